@@ -1,0 +1,290 @@
+"""Saving a run so that a kill at any moment loses nothing that was saved, and going on from there.
+
+A file is written beside its final name, flushed to the disk, renamed, and the folder is flushed:
+whatever happens, a name leads to a whole file. `step_<n>.pt` are the newest, `last.pt` is another
+name of the newest of them, `best.pt` of the one with the best evaluation.
+"""
+
+import contextlib
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from .config import FREE_TO_CHANGE, Config, UserError, flag, flatten, unflatten
+from .datasets.source import Source
+from .distributed import World
+from .state import TrainState
+
+
+class DamagedError(Exception):
+    """A file that is not a whole checkpoint."""
+
+
+class Checkpoints:
+    """The checkpoints of one run folder. Rank 0 writes them; every rank reads them."""
+
+    def __init__(self, config: Config, world: World, source: Source) -> None:
+        """Prepare to save a run of `config` on the training images `source`."""
+        self.folder = Path(config.run.dir, "checkpoints")
+        self.keep = config.run.keep
+        self.world = world
+        self.identity = {
+            "config": flatten(config),
+            "classes": list(source.classes),
+            "fingerprint": source.fingerprint(),
+        }
+        self.writer = ThreadPoolExecutor(max_workers=1)
+        self.pending: Future[None] | None = None
+
+    def resume(self, state: TrainState) -> dict[str, Any] | None:
+        """Make `state` the last that was saved, and return all that was saved with it.
+
+        None if nothing was: then the run begins. A damaged checkpoint is passed over for the one
+        before it.
+
+        Raises:
+            UserError: if the run was another one, or all of its checkpoints are damaged.
+        """
+        paths = [self.folder / "last.pt", *sorted(self.folder.glob("step_*.pt"), reverse=True)]
+        damage: list[str] = []
+        for path in paths:
+            if not path.exists():
+                continue
+            try:
+                saved = read_checkpoint(path)
+            except DamagedError as error:
+                damage.append(str(error))
+                continue
+            self.check_identity(saved)
+            state.load_state_dict(saved["state"])
+            if damage and self.world.is_main:
+                print(f"{damage[0]}; using {path} (step {state.step})")
+            return saved
+        if damage:
+            raise UserError(
+                f"no readable checkpoint in {self.folder}: {'; '.join(damage)}. "
+                "Move them away, or start over with --run.fresh"
+            )
+        return None
+
+    def check_identity(self, saved: dict[str, Any]) -> None:
+        """Refuse to go on with a run of another config or on other images."""
+        where = f"cannot continue {self.folder.parent}"
+        cure = "take another --run.dir, or start over with --run.fresh"
+        for knob, value in self.identity["config"].items():
+            was = saved["config"].get(knob)
+            if was != value and not knob.startswith(FREE_TO_CHANGE):
+                raise UserError(f"{where}: --{flag(knob)} was {was}, is {value}; {cure}")
+        if saved["classes"] != self.identity["classes"]:
+            was, now = saved["classes"], self.identity["classes"]
+            raise UserError(
+                f"{where}: its {len(was)} classes ({abbreviate(was)}) are not those of the data, "
+                f"which has {len(now)} ({abbreviate(now)}); {cure}"
+            )
+        if saved["fingerprint"] != self.identity["fingerprint"]:
+            raise UserError(f"{where}: the training images have changed; {cure}")
+
+    def save(self, state: TrainState, report: dict[str, float]) -> None:
+        """Save `state` and the report's. The file is written while training goes on."""
+        if not self.world.is_main:
+            return
+        self.wait()
+        saved = {
+            "state": to_host(state.state_dict()),
+            **self.identity,
+            "report": report,
+            "torch": str(torch.__version__),
+        }
+        weights = to_host(state.best_model.state_dict()) if state.is_best else None
+        self.pending = self.writer.submit(self._write, saved, state.step, weights)
+
+    def _write(self, saved: dict[str, Any], step: int, best: dict[str, Tensor] | None) -> None:
+        """Write one checkpoint and let go of the oldest."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step_{step:08d}.pt"
+        write_whole(path, lambda file: torch.save(saved, file))
+        give_name(path, self.folder / "last.pt")
+        if best is not None:
+            classes = {"classes": "\n".join(saved["classes"])}
+            weights = {name: tensor.contiguous() for name, tensor in best.items()}
+            content = save(weights, metadata=classes)
+            write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
+            give_name(path, self.folder / "best.pt")
+        for old in sorted(self.folder.glob("step_*.pt"))[: -self.keep]:
+            old.unlink()
+
+    def wait(self) -> None:
+        """Return when what was saved is on the disk.
+
+        Raises:
+            OSError: if it could not be written.
+        """
+        if self.pending:
+            self.pending.result()
+
+    def __enter__(self) -> "Checkpoints":
+        """Nothing more to do."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Finish the write that is under way."""
+        self.writer.shutdown(wait=True)
+        if error[0] is None:
+            self.wait()
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What was saved, as tensors in host memory and plain values; the one place that reads them.
+
+    Raises:
+        DamagedError: if the file is not what was written: `torch.load` checks no checksum.
+        UserError: if it holds anything but tensors and plain values.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
+    if damaged:
+        raise DamagedError(f"{path} is damaged: wrong checksum of {damaged!r}")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{path} holds something else than tensors and plain values, and is not read: {reason}"
+        ) from error
+    if not isinstance(saved, dict) or "state" not in saved:
+        raise UserError(f"{path} is not a checkpoint of this project")
+    return saved
+
+
+@dataclass(frozen=True)
+class Best:
+    """What is needed to use a trained model."""
+
+    weights: dict[str, Tensor]  # that were evaluated: the averaged ones where there are any
+    config: Config
+    classes: tuple[str, ...]
+    step: int
+
+
+def load_best(path: Path) -> Best:
+    """The weights of a checkpoint with all that is needed to use them.
+
+    Raises:
+        UserError: if there is no such file, or it can't be used.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {str(path)!a}")
+    try:
+        saved = read_checkpoint(path)
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    state = saved["state"]
+    return Best(
+        weights=state["ema"] or state["model"],
+        config=unflatten(saved["config"]),
+        classes=tuple(saved["classes"]),
+        step=state["step"],
+    )
+
+
+def init_from(path: str, model: nn.Module) -> str:
+    """Take the weights of a checkpoint, or of a `.safetensors` file, and return a line on it.
+
+    With no path they stay as they are. A last layer for another number of classes keeps its random weights.
+
+    Raises:
+        UserError: if the file is missing or damaged, or of another model.
+    """
+    if not path:
+        return "random weights"
+    try:
+        is_plain = path.endswith(".safetensors")
+        weights = load_file(path) if is_plain else load_best(Path(path)).weights
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--run.init-from {path!a}: {error}") from error
+    own = model.state_dict()
+    missing = sorted(own.keys() ^ weights.keys())
+    if missing:
+        raise UserError(
+            f"--run.init-from {path!a} has the weights of another model: "
+            f"only one of the two has {abbreviate(missing)}"
+        )
+    unlike = [name for name, tensor in own.items() if weights[name].shape != tensor.shape]
+    head = list(own)[-1].rpartition(".")[0]
+    others = [name for name in unlike if name.rpartition(".")[0] != head]
+    if others:
+        raise UserError(
+            f"--run.init-from {path!a} has the weights of another model: {others[0]} has "
+            f"shape {tuple(weights[others[0]].shape)}, not {tuple(own[others[0]].shape)}"
+        )
+    model.load_state_dict({k: v for k, v in weights.items() if k not in unlike}, strict=False)
+    kept = f"; {head} is new, for other classes" if unlike else ""
+    return f"weights from {path}{kept}"
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a file that appears under its name when all of it is on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # the data before the name
+        temporary.replace(path)
+        sync_folder(path.parent)  # and the name itself
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def give_name(path: Path, name: Path) -> None:
+    """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
+    temporary = name.with_name(f".{name.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.hardlink_to(path)
+    except OSError:  # a file system without links
+        with path.open("rb") as file:
+            write_whole(name, lambda copy: shutil.copyfileobj(file, copy))
+        return
+    temporary.replace(name)
+    sync_folder(name.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in `folder` to the disk, where the system can."""
+    with contextlib.suppress(OSError):  # Windows opens no folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def to_host(value: Any) -> Any:  # noqa: ANN401 - any nesting of plain values
+    """A copy in host memory, which training does not change. Waits for the device."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: to_host(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_host(inner) for inner in value)
+    return value
+
+
+def abbreviate(names: list[str], most: int = 3) -> str:
+    """The first few names."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

@@ -1,0 +1,220 @@
+"""Every knob of a run, on one page: the comment after a field is its `--help` text.
+
+A section is read only by the modules that its docstring names. Start from a preset
+(`presets.py`) and change what you need: `python train.py cifar10 --optim.lr 1.0`.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend; it is shown as one line, and the exit code is 2."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, and how they reach the device (`datasets/`, `loader.py`)."""
+
+    name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
+    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
+    limit: int = 0  # use only so many images of each split, to try things out; 0: all
+    image_size: int = 32  # side of the square that the model sees, in pixels
+    batch_size: int = 512  # images per optimizer step, over all processes
+    where: Literal["auto", "device", "host", "stream"] = "auto"  # images in device memory, in host
+    # memory, or decoded anew for every batch; auto: device if they fit
+    workers: int | Literal["auto"] = "auto"  # decoding processes per training process
+    prefetch_batches: int = 4  # that each worker keeps ready
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What is done to training images (`augment.py`, `loader.py`)."""
+
+    crop: Literal["none", "pad", "resized"] = "pad"  # shift by `pad`, or random resized crop
+    pad: int = 4  # pixels of shift in each direction
+    min_area: float = 0.35  # smallest share of the image that a resized crop may keep
+    flip: bool = True  # mirror every other image
+    policy: Literal["none", "randaugment", "trivialaugment"] = "none"  # streamed images only
+    cutout: int = 0  # side of a square that is blanked, in pixels; 0: none
+    mixup: float = 0.0  # alpha of the Beta distribution that blends pairs; 0: off
+    cutmix: float = 0.0  # alpha of the Beta distribution of pasted boxes; 0: off
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network (`models/`)."""
+
+    name: str = "resnet9"  # resnet9, or any classification model of torchvision, such as resnet50
+    width: int = 64  # channels of the first layer (resnet9 only)
+    norm: Literal["batch", "group"] = "batch"  # group: does not depend on how a batch is divided
+    # (resnet9 only)
+    stem: Literal["auto", "imagenet", "small"] = "auto"  # first layers of torchvision's models;
+    # small: keep full resolution; auto: small up to 64 pixels
+    dropout: float = 0.0  # before the last layer
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How the weights move (`optim.py`, `precision.py`, `state.py`)."""
+
+    name: Literal["sgd", "adamw", "muon"] = "sgd"  # sgd: with Nesterov momentum
+    lr: float = 0.5  # peak learning rate, for `data.batch_size` as it stands
+    momentum: float = 0.9  # beta1 for adamw
+    weight_decay: float = 5e-4  # of matrices and filters; never of biases and norms
+    schedule: Literal["cosine", "triangle"] = "cosine"  # how the learning rate falls to 0
+    warmup_epochs: float = 1.0  # linear from 0 to `lr`
+    label_smoothing: float = 0.0  # probability spread over all classes
+    clip_norm: float = 0.0  # largest norm of all gradients together; 0: no clipping
+    accumulate: int = 1  # parts that a batch is computed in, to need less memory
+    ema_decay: float = 0.0  # per step, of the averaged weights that are evaluated; 0: none
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """How the device is used (`distributed.py`, `precision.py`)."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
+    channels_last: bool = True  # memory layout that convolutions are fastest in
+    compile: bool = False  # torch.compile; pays back its first minute in longer runs
+    tf32: bool = True  # let float32 matrix products on a GPU round their inputs to 19 bits
+    cudnn_benchmark: bool = True  # try cuDNN's algorithms once and keep the fastest
+    sync_batchnorm: bool = False  # batch statistics over all GPUs instead of each one's own
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where a run lives and what it writes (`distributed.py`, `checkpoint.py`, `report.py`)."""
+
+    dir: str = ""  # the run folder: the same command continues it; default: runs/<preset>
+    processes: int | Literal["auto"] = "auto"  # one per GPU by default; any number on a CPU
+    fresh: bool = False  # start over: what the run folder holds of an earlier run is deleted
+    init_from: str = ""  # checkpoint whose weights are taken to start with
+    log_every_steps: int = 50  # progress line and row in metrics.jsonl
+    evaluate_every_epochs: float = 1.0  # on the validation images
+    save_every_steps: int = 0  # checkpoint; 0: only with every evaluation
+    keep: int = 2  # newest checkpoints kept beside the best
+    tensorboard: bool = True  # write curves for TensorBoard
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run: its results are a function of this and of nothing else."""
+
+    epochs: float = 10.0  # passes over the training images
+    seed: int = 0  # of weights, order and augmentation
+    deterministic: bool = False  # bit-identical runs on a GPU too; slower
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: bf16 where it is fast
+    profile: bool = False  # record a few steps with torch.profiler
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse values that no run can have, before any work is done.
+
+        Raises:
+            UserError: if a value is out of range or contradicts another.
+        """
+        for knob, (low, high) in RANGES.items():
+            value = knob_value(self, knob)
+            if isinstance(value, int | float) and not low <= value <= high:
+                raise UserError(f"--{flag(knob)} {value:g} is not in {low:g} .. {high:g}")
+        if self.augment.policy != "none" and self.data.where in ("device", "host"):
+            raise UserError(
+                f"--augment.policy {self.augment.policy} works on single images, so they must be "
+                f"streamed: --data.where auto or stream, not {self.data.where}"
+            )
+        if self.augment.crop == "pad" and self.augment.pad >= self.data.image_size:
+            raise UserError(
+                f"--augment.pad {self.augment.pad} is not less than "
+                f"--data.image-size {self.data.image_size}"
+            )
+        if self.optim.warmup_epochs > self.epochs:
+            raise UserError(
+                f"--optim.warmup-epochs {self.optim.warmup_epochs:g} is longer than the run: "
+                f"--epochs {self.epochs:g}"
+            )
+        if self.precision == "fp16" and self.compute.device == "cpu":
+            raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
+
+
+INFINITY = float("inf")
+RANGES: dict[str, tuple[float, float]] = {
+    "epochs": (1e-9, INFINITY),
+    "seed": (0, 2**63 - 1),
+    "data.val_fraction": (0.001, 0.9),
+    "data.limit": (0, INFINITY),
+    "data.image_size": (8, 4096),
+    "data.batch_size": (1, INFINITY),
+    "data.workers": (0, 4096),
+    "data.prefetch_batches": (1, 1000),
+    "augment.pad": (0, 4096),
+    "augment.min_area": (0.01, 1),
+    "augment.cutout": (0, 4096),
+    "augment.mixup": (0, 100),
+    "augment.cutmix": (0, 100),
+    "model.width": (8, 8192),
+    "model.dropout": (0, 0.99),
+    "optim.lr": (0, INFINITY),
+    "optim.momentum": (0, 0.9999),
+    "optim.weight_decay": (0, INFINITY),
+    "optim.warmup_epochs": (0, INFINITY),
+    "optim.label_smoothing": (0, 0.99),
+    "optim.clip_norm": (0, INFINITY),
+    "optim.accumulate": (1, INFINITY),
+    "optim.ema_decay": (0, 0.999999),
+    "run.processes": (1, 4096),
+    "run.log_every_steps": (1, INFINITY),
+    "run.evaluate_every_epochs": (1e-9, INFINITY),
+    "run.save_every_steps": (0, INFINITY),
+    "run.keep": (1, 1000),
+}
+# A knob that cannot change what is learned may differ when a run is continued.
+FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
+FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches")
+
+
+def knob_value(config: Config, knob: str) -> Any:  # noqa: ANN401 - knobs have many types
+    """The value of a knob by its dotted name, such as `optim.lr`."""
+    value: Any = config
+    for part in knob.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def flag(knob: str) -> str:
+    """The knob as the command line has it: `optim.warmup_epochs` -> `optim.warmup-epochs`."""
+    return knob.replace("_", "-")
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Every knob by its dotted name, in the order of this page."""
+    flat: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(config).items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def unflatten(flat: dict[str, Any]) -> Config:
+    """The config that `flatten` made `flat` from; knobs that are missing have their defaults."""
+    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+    values: dict[str, Any] = {}
+    for knob, value in flat.items():
+        section, _, name = knob.rpartition(".")
+        if section:
+            values.setdefault(section, {})[name] = value
+        else:
+            values[name] = value
+    for name, value in values.items():
+        if isinstance(value, dict):
+            values[name] = sections[name](**value)
+    return Config(**values)

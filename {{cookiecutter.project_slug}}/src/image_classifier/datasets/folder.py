@@ -1,0 +1,155 @@
+"""Your own images: `root/{train,val[,test]}/<class>/`, or `root/<class>/` split by file name."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ..config import DataConfig, UserError
+from ..decode import SUFFIXES
+from .source import PathList, Source
+
+VAL_NAMES = ("val", "valid", "validation")
+
+
+def folder(data: DataConfig, split: str) -> Source:
+    """The images below `data.root`; the folders in it, or in its `train`, are the classes.
+
+    Where there is no `val`, each training image falls to one side by a hash of its name: images
+    that are added never move the others.
+
+    Raises:
+        UserError: if folders are missing or empty, or the splits' classes differ.
+    """
+    root = Path(data.root)
+    if not root.is_dir():
+        raise UserError(f"--data.root {data.root!a}: there is no such folder")
+    train = root / "train" if (root / "train").is_dir() else root
+    val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
+    place = {"train": train, "val": val, "test": root / "test"}[split]
+    if train == root and split == "test":
+        raise UserError(f"{str(root)!a} has no test images: there is no folder 'test' in it")
+    classes = class_folders(train)
+    if split == "train" or place is None:
+        by_hash = data.val_fraction if val is None else None
+        return split_by_name(train, classes, by_hash, split)
+    return held_out(place, train, classes)
+
+
+def split_by_name(
+    place: Path, classes: list[bytes], val_fraction: float | None, split: str
+) -> Source:
+    """The training or validation part of `place`; all of it if there is no `val_fraction`."""
+    paths: list[bytes] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = image_files(place, name)
+        if not found:
+            where = ascii(str(place / os.fsdecode(name)))
+            raise UserError(
+                f"class {show(name)!r} has no images in {where}: add some, or remove the folder"
+            )
+        if val_fraction is not None:
+            chosen = [path for path in found if is_val(path, val_fraction) == (split == "val")]
+            if not chosen and split == "train":
+                raise UserError(
+                    f"class {show(name)!r}: all of its {len(found)} images fall to validation; "
+                    f"add some, or lower --data.val-fraction {val_fraction:g}"
+                )
+            found = chosen
+        paths += found
+        labels += [label] * len(found)
+    if not paths:
+        raise UserError(
+            f"no image of {str(place)!a} falls to validation: "
+            f"add images, or raise --data.val-fraction {val_fraction:g}"
+        )
+    note = f"split by file name: {len(paths)} images for {split}" if val_fraction else ""
+    return make_source(place, paths, labels, classes, (note,) if note else ())
+
+
+def held_out(place: Path, train: Path, classes: list[bytes]) -> Source:
+    """A split with a folder of its own, labelled as the training images are."""
+    if not place.is_dir():
+        raise UserError(f"{str(place.parent)!a} has no folder {place.name!r}")
+    unknown = sorted(set(class_folders(place)) - set(classes))
+    if unknown:
+        names = ", ".join(repr(show(name)) for name in unknown[:5])
+        raise UserError(f"{str(place)!a} has classes that {str(train)!a} has not: {names}")
+    paths: list[bytes] = []
+    labels: list[int] = []
+    missing = []
+    for label, name in enumerate(classes):
+        found = image_files(place, name) if (place / os.fsdecode(name)).is_dir() else []
+        if not found:
+            missing.append(show(name))
+        paths += found
+        labels += [label] * len(found)
+    if not paths:
+        raise UserError(f"{str(place)!a} has no images")
+    notes = ()
+    if missing:
+        notes = (f"no {place.name} images of: {', '.join(missing)}",)
+    return make_source(place, paths, labels, classes, notes)
+
+
+def make_source(
+    root: Path, paths: list[bytes], labels: list[int], classes: list[bytes], notes: tuple[str, ...]
+) -> Source:
+    """The source of files below `root`."""
+    return Source(
+        labels=torch.tensor(labels, dtype=torch.int64),
+        classes=tuple(show(name) for name in classes),
+        paths=PathList(root, paths),
+        notes=notes,
+    )
+
+
+def class_folders(place: Path) -> list[bytes]:
+    """The names of the folders in `place`, sorted; bytes, as they need not be valid text."""
+    with os.scandir(os.fsencode(place)) as entries:
+        names = sorted(e.name for e in entries if e.is_dir() and not is_junk(e.name))
+    if not names:
+        raise UserError(f"{str(place)!a} has no folders, one per class, with images in them")
+    return names
+
+
+def image_files(place: Path, name: bytes) -> list[bytes]:
+    """The image files below `place/name`, from `place`, sorted."""
+    start = os.path.join(os.fsencode(place), name)
+    skip = len(os.fsencode(place)) + 1
+    return sorted(path[skip:] for path in walk(start, set()))
+
+
+def walk(top: bytes, seen: set[tuple[int, int]]) -> Iterator[bytes]:
+    """Image files below `top`; a folder that links back to one above is entered once only."""
+    status = os.stat(top)
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    with os.scandir(top) as entries:
+        for entry in entries:
+            if is_junk(entry.name):
+                continue
+            if entry.is_dir():
+                yield from walk(entry.path, seen)
+            elif os.fsdecode(entry.name).lower().endswith(SUFFIXES) and entry.is_file():
+                yield entry.path
+
+
+def is_junk(name: bytes) -> bool:
+    """Whether systems and tools left this behind: `.ipynb_checkpoints`, `__MACOSX`, `._x.jpg`."""
+    return name.startswith((b".", b"__"))
+
+
+def is_val(path: bytes, val_fraction: float) -> bool:
+    """Whether the image is for validation; decided by its path from the root alone."""
+    digest = hashlib.blake2b(path, digest_size=8).digest()
+    return int.from_bytes(digest, "big") < val_fraction * 2**64
+
+
+def show(name: bytes) -> str:
+    """A file's name as text that can be printed and written anywhere."""
+    return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,101 @@
+"""How good a model is: every image of a split counted exactly once, on any number of processes."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from .augment import Normalize
+from .checkpoint import load_best
+from .config import ComputeConfig, UserError
+from .distributed import World, join_world
+from .loader import EvalData
+from .models import build_model
+from .precision import Precision
+from .report import scores_text
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The result of an evaluation, over all ranks."""
+
+    loss: float  # mean cross entropy, without label smoothing
+    top1: float  # fraction of the images whose most probable class is right
+    top5: float  # fraction of the images whose class is among the five most probable
+    confusion: Tensor  # (classes, classes) int64 on the host: row is the truth, column the answer
+
+    @property
+    def per_class(self) -> Tensor:
+        """Fraction of each class's images that are recognised: (classes,); nan without images."""
+        return self.confusion.diagonal() / self.confusion.sum(1)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers that are logged."""
+        return {"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5}
+
+
+def evaluate(
+    model: nn.Module,
+    data: EvalData,
+    normalize: Normalize,
+    precision: Precision,
+    world: World,
+) -> Scores:
+    """Evaluate `model` on all images of `data`. Waits for the device, once.
+
+    `model` is the bare one: what wraps it for training would wait for ranks that have no images
+    left. Its statistics are made those of rank 0 first.
+    """
+    was_training = model.training
+    world.broadcast_buffers(model)
+    model.eval()
+    classes = len(data.source.classes)
+    device = world.device
+    confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    sums = torch.zeros(2, dtype=wide, device=device)  # loss, and how many are in the first five
+    with torch.inference_mode():
+        for batch in data.batches():
+            with precision.autocast():
+                logits = model(normalize(batch.images))
+            logits, labels = logits.float(), batch.labels
+            answers = logits.topk(min(5, classes), dim=1).indices  # (batch, 5)
+            sums[0] += cross_entropy(logits, labels, reduction="sum")
+            sums[1] += (answers == labels[:, None]).sum()
+            places = labels * classes + answers[:, 0]
+            confusion.index_add_(0, places, torch.ones_like(places))
+    model.train(was_training)
+    loss, in_top5 = world.sum(sums).tolist()
+    confusion = world.sum(confusion).view(classes, classes).cpu()
+    count = len(data)
+    assert int(confusion.sum()) == count
+    return Scores(loss / count, int(confusion.diagonal().sum()) / count, in_top5 / count, confusion)
+
+
+def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:
+    """Evaluate the best weights of the run folder (or checkpoint) `run`, and print the scores.
+
+    Raises:
+        UserError: if there is no such run, or its images are not to be had or of other classes.
+    """
+    path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
+    with join_world(compute) as world:
+        best = load_best(path)
+        data = replace(best.config.data, root=root or best.config.data.root)
+        images = EvalData(data, split, world)
+        if images.source.classes != best.classes:
+            raise UserError(
+                f"{path} knows the classes {', '.join(best.classes[:5])}, ..., which are not those "
+                f"of the images: {', '.join(images.source.classes[:5])}, ..."
+            )
+        precision = Precision(best.config.precision, compute, best.config.optim, world.device)
+        model = build_model(best.config.model, len(best.classes), data.image_size)
+        model.load_state_dict(best.weights)
+        normalize = Normalize(images.source, data.image_size, world.device)
+        scores = evaluate(precision.place(model), images, normalize, precision, world)
+        if world.is_main:
+            print(scores_text(scores.metrics(), scores.per_class, best.classes))
+            print(f"{len(images):,} {split} images, weights of step {best.step} from {path}")
+    return scores

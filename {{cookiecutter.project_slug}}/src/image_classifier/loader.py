@@ -1,0 +1,397 @@
+"""Batches of images on the device, from memory or from files.
+
+Resident images are one uint8 tensor, and a batch is a gather. Streamed images are decoded by
+worker processes for every batch anew. Either way the place in the run alone decides which images
+a batch has: `batches(start, stop)` can start anywhere, and yields the same on any number of
+processes and workers.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+from torch.utils.data import DataLoader, Dataset
+
+from . import seeding
+from .config import AugmentConfig, Config, DataConfig, UserError
+from .datasets import open_dataset
+from .datasets.source import Source
+from .decode import centre_crop, crop, image_size, random_boxes
+from .distributed import World
+from .machine import device_memory_bytes, host_memory_bytes, num_cores
+
+MEMORY_SHARE = 0.4  # of the free memory that resident images may take
+WORKER_TIMEOUT_SECONDS = 300  # without a batch, after which a worker counts as hung
+
+
+@dataclass
+class Batch:
+    """Images and their labels; a batch of training images is this rank's part of the global one."""
+
+    images: Tensor  # (batch, 3, height, width) uint8, channels_last
+    labels: Tensor  # (batch,) int64
+
+
+class TrainData:
+    """The training images, in an order that depends on the seed and the epoch alone."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        """Open the dataset, and load it into memory if it is to be resident.
+
+        Raises:
+            UserError: if the images or the batch size are unusable.
+        """
+        data, augment = config.data, config.augment
+        self.data, self.world, self.seed = data, world, config.seed
+        self.source = open_source(data, "train", world)
+        self.batch_size = data.batch_size
+        check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
+        self.steps_per_epoch = len(self.source) // self.batch_size
+        side = common_side(self.source)
+        self.where, self.reason = choose_where(data, augment, self.source, side, world)
+        self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
+        if self.where == "stream":
+            self.workers = data.workers if data.workers != "auto" else auto_workers(world)
+            self.reason += f"; {self.workers} workers"
+            self.samples = Samples(self.source, data.image_size, augment, config.seed)
+        else:
+            keep = (augment.crop == "resized" and side) or data.image_size
+            pixels = load_shared(self.source, keep, world)
+            on = world.device if self.where == "device" else torch.device("cpu")
+            self.pixels = pixels.to(on)
+            self.labels = self.source.labels.to(on)
+        self.waited_seconds = 0.0  # that the loop stood still for want of a batch
+
+    def __len__(self) -> int:
+        """How many training images there are."""
+        return len(self.source)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the images have."""
+        return len(self.source.classes)
+
+    def steps_in(self, epochs: float) -> int:
+        """How many steps `epochs` take; at least one."""
+        return max(1, round(epochs * self.steps_per_epoch))
+
+    def indices_at(self, step: int, share: slice | None = None) -> Tensor:
+        """The images of global batch `step`, or of a rank's `share` of it: (batch,) int64."""
+        epoch, k = divmod(step, self.steps_per_epoch)
+        order = self._order(epoch)
+        batch = order[k * self.batch_size : (k + 1) * self.batch_size]
+        return batch[share if share is not None else self.world.share(self.batch_size)]
+
+    def _order(self, epoch: int) -> Tensor:
+        """`order_at`, remembered for the epoch."""
+        if getattr(self, "_remembered", (None,))[0] != epoch:
+            self._remembered = (epoch, seeding.order_at(self.seed, epoch, len(self.source)))
+        return self._remembered[1]
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """This rank's part of each global batch from step `start` up to, not including, `stop`."""
+        if self.where == "stream":
+            source = self._streamed(start, stop)
+        elif self.where == "host":
+            source = self._gathered(start, stop)
+        else:
+            source = self._resident(start, stop)
+        while True:
+            began = time.perf_counter()
+            with record_function("wait for data"):
+                batch = next(source, None)
+            self.waited_seconds += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+    def _resident(self, start: int, stop: int) -> Iterator[Batch]:
+        """Gathers on the device."""
+        for step in range(start, stop):
+            indices = self.indices_at(step).to(self.world.device, non_blocking=True)
+            yield Batch(as_nchw(self.pixels[indices]), self.labels[indices])
+
+    def _gathered(self, start: int, stop: int) -> Iterator[Batch]:
+        """Gathers in pinned host memory, and copies that overlap with computing."""
+
+        def host_batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for step in range(start, stop):
+                indices = self.indices_at(step)
+                shape = (len(indices), *self.pixels.shape[1:])
+                images = torch.empty(shape, dtype=torch.uint8, pin_memory=pins(self.world))
+                torch.index_select(self.pixels, 0, indices, out=images)
+                labels = self.labels[indices]
+                yield images, labels.pin_memory() if pins(self.world) else labels
+
+        return copy_ahead(host_batches(), self.world.device)
+
+    def _streamed(self, start: int, stop: int) -> Iterator[Batch]:
+        """Decoding in workers that live from the first step to the last."""
+        order = StepSampler(self, start, stop)
+        return copy_ahead(
+            stream(self.samples, order, self.workers, self.data, self.world), self.world.device
+        )
+
+
+class EvalData:
+    """The images of a split, each once over all ranks: rank r has images r, r + size, ..."""
+
+    def __init__(self, data: DataConfig, split: str, world: World) -> None:
+        """Open the dataset; its images are loaded when they are first asked for."""
+        self.data, self.world = data, world
+        self.source = open_source(data, split, world)
+        if len(self.source) == 0:
+            raise UserError(f"{split}: there are no images to evaluate on")
+        self.indices = torch.arange(world.rank, len(self.source), world.size)
+        self.labels = self.source.labels[self.indices].to(world.device)
+        self.pixels: Tensor | None = None
+        needed = len(self.indices) * data.image_size**2 * 3
+        fits = needed < MEMORY_SHARE * device_memory_bytes(world.device) / shares(world)
+        self.is_resident = fits and data.where != "stream"
+
+    def __len__(self) -> int:
+        """How many images there are, over all ranks."""
+        return len(self.source)
+
+    def batches(self) -> Iterator[Batch]:
+        """This rank's images in order; the last batch may be smaller."""
+        size = max(1, self.data.batch_size // self.world.size)
+        if self.is_resident:
+            # Their crop is always the same, so even photographs need decoding only once.
+            if self.pixels is None:
+                pixels = load(self.source, self.indices, self.data.image_size, self.world)
+                self.pixels = pixels.to(self.world.device)
+            for start in range(0, len(self.indices), size):
+                part = slice(start, start + size)
+                yield Batch(as_nchw(self.pixels[part]), self.labels[part])
+            return
+        samples = Samples(self.source, self.data.image_size, None, 0)
+        order = [[(0, i) for i in part.tolist()] for part in self.indices.split(size)]
+        auto = self.data.workers == "auto"
+        workers = auto_workers(self.world) if auto else int(self.data.workers)
+        yield from copy_ahead(
+            stream(samples, order, workers, self.data, self.world), self.world.device
+        )
+
+
+class Samples(Dataset):
+    """Single images as the workers make them: decoded, cropped to the model's size, uint8."""
+
+    def __init__(self, source: Source, size: int, augment: AugmentConfig | None, seed: int) -> None:
+        """Samples of side `size` pixels; augmented if `augment` is given."""
+        self.source, self.size, self.augment, self.seed = source, size, augment, seed
+        self.policy: Callable[[Tensor], Tensor] | None = None
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Image and label at `place`, which is (epoch, index): (size, size, 3) uint8, () int64."""
+        epoch, index = place
+        pixels, label = self.source.read(index), self.source.labels[index]
+        if self.augment is None or self.augment.crop != "resized":
+            pixels = centre_crop(pixels, self.size)
+        else:
+            generator = seeding.generator_at(seeding.SAMPLE, self.seed, epoch, index)
+            draws = torch.rand((1, 4), generator=generator)
+            height, width = pixels.shape[:2]
+            boxes = random_boxes(draws, height, width, self.augment.min_area)
+            pixels = crop(pixels, boxes[0], self.size)
+        if self.augment is not None and self.augment.policy != "none":
+            if self.policy is None:
+                self.policy = build_policy(self.augment.policy)
+            with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
+                pixels = self.policy(pixels.permute(2, 0, 1)).permute(1, 2, 0)
+        return pixels.contiguous(), label
+
+
+class StepSampler:
+    """The one stream of batches that workers follow over all epochs, as (epoch, index) pairs."""
+
+    def __init__(self, data: TrainData, start: int, stop: int) -> None:
+        """The batches of steps `start` to `stop`."""
+        self.data, self.start, self.stop = data, start, stop
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        """One list of places a step."""
+        for step in range(self.start, self.stop):
+            epoch = step // self.data.steps_per_epoch
+            yield [(epoch, index) for index in self.data.indices_at(step).tolist()]
+
+
+def open_source(data: DataConfig, split: str, world: World) -> Source:
+    """A split of the dataset; one process opens it before the others, as it may download it."""
+    with world.first_here():
+        return open_dataset(data, split)
+
+
+def stream(
+    samples: Samples,
+    order: StepSampler | list[list[tuple[int, int]]],
+    workers: int,
+    data: DataConfig,
+    world: World,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches in host memory, pinned if a GPU is to copy them: (batch, size, size, 3), (batch,).
+
+    Raises:
+        UserError: if a worker met an image that can't be read.
+    """
+    loader = DataLoader(
+        samples,
+        batch_sampler=order,
+        num_workers=workers,
+        prefetch_factor=data.prefetch_batches if workers else None,
+        pin_memory=pins(world),
+        timeout=WORKER_TIMEOUT_SECONDS if workers else 0,
+        worker_init_fn=start_worker,
+    )
+    try:
+        yield from loader
+    except UserError as error:
+        # A worker's error arrives with its whole traceback as text; the last line is what it said.
+        raise UserError(str(error).strip().splitlines()[-1].split("UserError: ")[-1]) from None
+
+
+def start_worker(_: int) -> None:
+    """Leave Ctrl-C to the main process, which says what was saved; the workers end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def copy_ahead(batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[Batch]:
+    """Put batches on the device, each while the one before it is computed with."""
+    if device.type != "cuda":
+        for images, labels in batches:
+            yield Batch(as_nchw(images.to(device)), labels.to(device))
+        return
+    side_stream = torch.cuda.Stream(device)
+
+    def copy(host: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        if host is None:
+            return None
+        with torch.cuda.stream(side_stream), record_function("copy"):
+            images, labels = (tensor.to(device, non_blocking=True) for tensor in host)
+            return images, labels
+
+    ahead = copy(next(batches, None))
+    while ahead is not None:
+        images, labels = ahead
+        # Computing waits for the copy; and the memory, which belongs to the side stream, is not
+        # used for another copy before computing is through with it.
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(side_stream)
+        images.record_stream(computing)
+        labels.record_stream(computing)
+        ahead = copy(next(batches, None))
+        yield Batch(as_nchw(images), labels)
+
+
+def choose_where(
+    data: DataConfig, augment: AugmentConfig, source: Source, side: int | None, world: World
+) -> tuple[str, str]:
+    """Where the training images live (device, host or stream), and why."""
+    if data.where != "auto":
+        return data.where, "as --data.where says"
+    if augment.policy != "none":
+        return "stream", f"{augment.policy} works on single images"
+    if side is None:
+        return "stream", "images of several sizes are cropped from their files"
+    needed = len(source) * side**2 * 3
+    megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
+    if world.agree(needed < MEMORY_SHARE * device_memory_bytes(world.device) / shares(world)):
+        return "device", megabytes
+    if world.agree(needed < MEMORY_SHARE * host_memory_bytes() / world.local_size):
+        return "host", f"{megabytes}, too much for the device"
+    return "stream", f"{megabytes}, too much for memory"
+
+
+def shares(world: World) -> int:
+    """Among how many processes the device's memory is shared: a GPU is used by one alone."""
+    return world.local_size if world.device.type == "cpu" else 1
+
+
+def common_side(source: Source, probes: int = 256) -> int | None:
+    """The side in pixels if all images seem to be squares of one size, else None."""
+    if source.pixels is not None:
+        height, width = source.pixels.shape[1:3]
+        return height if height == width else None
+    assert source.paths is not None
+    count = len(source)
+    picked = {count * probe // probes for probe in range(probes)}
+    sizes = {image_size(source.paths[index]) for index in sorted(picked)} - {None}
+    if len(sizes) != 1:
+        return None
+    height, width = sizes.pop()  # type: ignore[misc]
+    return height if height == width else None
+
+
+def check_batch_size(batch_size: int, count: int, processes: int, accumulate: int) -> None:
+    """Refuse a batch that `count` images don't fill or that can't be divided equally."""
+    if batch_size > count:
+        raise UserError(
+            f"--data.batch-size {batch_size} is more than there are training images: {count}"
+        )
+    parts = processes * accumulate
+    if batch_size % parts:
+        below = batch_size // parts * parts
+        near = " or ".join(str(size) for size in (below, below + parts) if size)
+        raise UserError(
+            f"--data.batch-size {batch_size} can't be divided into {parts} equal parts "
+            f"({processes} processes x --optim.accumulate {accumulate}); take {near}"
+        )
+
+
+def auto_workers(world: World) -> int:
+    """Decoding processes per training process: all cores, or half if the model needs them too."""
+    cores = num_cores() // world.local_size
+    return max(1, cores // 2 if world.device.type == "cpu" else cores)
+
+
+def load_shared(source: Source, side: int, world: World) -> Tensor:
+    """All images, of which each rank decodes its part: (count, side, side, 3) uint8."""
+    if source.pixels is not None or world.size == 1:
+        return load(source, torch.arange(len(source)), side, world)
+    mine = torch.arange(world.rank, len(source), world.size)
+    pixels = torch.zeros((len(source), side, side, 3), dtype=torch.uint8, device=world.device)
+    pixels[mine.to(world.device)] = load(source, mine, side, world).to(world.device)
+    return world.sum(pixels)
+
+
+def load(source: Source, indices: Tensor, side: int, world: World) -> Tensor:
+    """The images at `indices`, their middle squares scaled: (count, side, side, 3) uint8."""
+    if source.pixels is not None and source.pixels.shape[1:3] == (side, side):
+        whole = len(indices) == len(source)
+        return source.pixels if whole else source.pixels[indices]
+    pixels = torch.empty((len(indices), side, side, 3), dtype=torch.uint8)
+
+    def place(position: int) -> None:
+        pixels[position] = centre_crop(source.read(int(indices[position])), side)
+
+    # Pillow decodes without holding the interpreter's lock, so threads do.
+    with ThreadPoolExecutor(max(1, num_cores() // world.local_size)) as threads:
+        for _ in threads.map(place, range(len(indices))):
+            pass
+    return pixels
+
+
+def pins(world: World) -> bool:
+    """Whether batches go to page-locked memory, from which a GPU copies without the CPU's help."""
+    return world.device.type == "cuda"
+
+
+def as_nchw(pixels: Tensor) -> Tensor:
+    """(batch, height, width, 3) seen as (batch, 3, height, width): channels_last, nothing moves."""
+    return pixels.permute(0, 3, 1, 2)
+
+
+def build_policy(name: str) -> Callable[[Tensor], Tensor]:
+    """One of torchvision's augmentation policies for single images, (3, height, width) uint8."""
+    from torchvision.transforms import v2
+
+    return {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}[name]()

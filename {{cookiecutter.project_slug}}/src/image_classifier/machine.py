@@ -1,0 +1,95 @@
+"""What this machine, or the container we run in, really gives: cores and memory."""
+
+import os
+from pathlib import Path
+
+import torch
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def num_cores(cgroup: Path = CGROUP) -> int:
+    """Cores that this process may keep busy: affinity, and the container's quota if it has one.
+
+    `os.cpu_count` sees all cores of the host, and more threads than the quota allows get throttled.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        cores = os.cpu_count() or 1
+    quota = cgroup_quota(cgroup)
+    return max(1, min(cores, round(quota))) if quota else cores
+
+
+def cgroup_quota(cgroup: Path = CGROUP) -> float | None:
+    """The container's CPU quota in cores, or None: from cgroup v2's file, else v1's two."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if quota in ("max", "-1"):
+        return None
+    return int(quota) / int(period)
+
+
+def host_memory_bytes(cgroup: Path = CGROUP) -> int:
+    """Main memory that is free: the host's, and what the container's limit leaves of it."""
+    try:
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+        free = pages * os.sysconf("SC_PAGE_SIZE")
+        meminfo = Path("/proc/meminfo").read_text()
+        available = [line.split()[1] for line in meminfo.splitlines() if "MemAvailable" in line]
+        free = int(available[0]) * 1024 if available else free
+    except (OSError, ValueError, AttributeError):  # macOS, Windows: assume a small machine
+        free = 4 * 2**30
+    for limit_name, usage_name in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit = int((cgroup / limit_name).read_text())
+            free = min(free, limit - int((cgroup / usage_name).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return max(0, free)
+
+
+def shared_memory_bytes() -> int | None:
+    """What /dev/shm has free, through which workers hand over batches; None where there is none."""
+    try:
+        stats = os.statvfs("/dev/shm")
+    except (OSError, AttributeError):
+        return None
+    return stats.f_bavail * stats.f_frsize
+
+
+def device_memory_bytes(device: torch.device) -> int:
+    """Memory that is free on `device`, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return host_memory_bytes()
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 is faster than float32 there: Ampere and later, or a CPU with AMX tiles."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu":
+        try:
+            return " amx_bf16" in Path("/proc/cpuinfo").read_text()
+        except OSError:
+            return False
+    return False
+
+
+def device_name(device: torch.device) -> str:
+    """What a person calls the device: `NVIDIA H200`, `CPU, 2 cores`."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        return f"CPU, {num_cores()} cores"
+    return device.type

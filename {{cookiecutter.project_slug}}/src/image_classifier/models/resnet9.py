@@ -1,0 +1,55 @@
+"""A small residual network for tiny images, after David Page's entry for DAWNBench.
+
+https://myrtle.ai/learn/how-to-train-your-resnet/
+"""
+
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+
+
+class ResNet9(nn.Module):
+    """Eight convolutions, each with a norm and a ReLU, and a linear layer."""
+
+    def __init__(self, model: ModelConfig, num_classes: int) -> None:
+        """Four stages of `model.width` times 1, 2, 4 and 8 channels."""
+        super().__init__()
+        one, two, four, eight = (model.width * factor for factor in (1, 2, 4, 8))
+        norm = model.norm
+        self.stem = conv(3, one, norm)
+        self.stage1 = nn.Sequential(conv(one, two, norm), nn.MaxPool2d(2), Residual(two, norm))
+        self.stage2 = nn.Sequential(conv(two, four, norm), nn.MaxPool2d(2))
+        self.stage3 = nn.Sequential(conv(four, eight, norm), nn.MaxPool2d(2), Residual(eight, norm))
+        self.dropout = nn.Dropout(model.dropout)
+        self.head = nn.Linear(eight, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 3, height, width) -> (batch, num_classes)."""
+        features = self.stage3(self.stage2(self.stage1(self.stem(images))))
+        return self.head(self.dropout(features.amax(dim=(2, 3))))
+
+
+class Residual(nn.Module):
+    """Two convolutions whose result is added to their input."""
+
+    def __init__(self, channels: int, norm: str) -> None:
+        """Both keep the number of channels."""
+        super().__init__()
+        self.body = nn.Sequential(conv(channels, channels, norm), conv(channels, channels, norm))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, channels, height, width), in and out."""
+        return features + self.body(features)
+
+
+def conv(inputs: int, outputs: int, norm: str) -> nn.Sequential:
+    """A 3 x 3 convolution that keeps height and width, a norm and a ReLU."""
+    groups = nn.GroupNorm(8, outputs) if norm == "group" else nn.BatchNorm2d(outputs)
+    # The norm has a bias of its own, so the convolution needs none.
+    layer = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False)
+    return nn.Sequential(layer, groups, nn.ReLU(inplace=True))
+
+
+def resnet9(model: ModelConfig, num_classes: int, _image_size: int) -> nn.Module:
+    """The network; it suits images of any size, and 32 pixels best."""
+    return ResNet9(model, num_classes)

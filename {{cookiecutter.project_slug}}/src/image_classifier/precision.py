@@ -1,0 +1,84 @@
+"""Number formats and memory layout: how the model's arithmetic is done on the device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from .config import ComputeConfig, OptimConfig, UserError
+from .machine import has_fast_bf16
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """Mixed precision: weights stay float32, and what profits from fewer bits is computed in them.
+
+    https://arxiv.org/abs/1710.03740
+    """
+
+    def __init__(
+        self, name: str, compute: ComputeConfig, optim: OptimConfig, device: torch.device
+    ) -> None:
+        """Choose the format `name`; for `auto` bf16 where the device is fast at it, else fp32."""
+        if name == "auto":
+            name = "bf16" if has_fast_bf16(device) else "fp32"
+        if name == "fp16" and device.type == "cpu":
+            raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
+        self.name, self.compute, self.device = name, compute, device
+        self.clip_norm = optim.clip_norm
+        self.dtype = DTYPES[name]
+        # fp16 has so small a range that gradients vanish unless the loss is scaled up.
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+        torch.set_float32_matmul_precision("high" if compute.tf32 else "highest")
+        if device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = compute.tf32
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            torch.backends.cudnn.benchmark = compute.cudnn_benchmark and not deterministic
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """`model` on the device, in the layout and compiled as the config says."""
+        model = model.to(self.device)
+        if self.compute.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        if self.compute.compile:
+            model.compile()  # in place: the names of the weights stay as they are
+        return model
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """A block whose forward pass runs in the chosen format."""
+        with (
+            record_function("forward"),
+            torch.autocast(self.device.type, self.dtype, enabled=self.name != "fp32"),
+        ):
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss` to the weights'."""
+        with record_function("backward"):
+            self.scaler.scale(loss).backward()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradients if that is wanted, move the weights, and forget the gradients."""
+        with record_function("optimizer"):
+            if self.clip_norm or self.scaler.is_enabled():
+                self.scaler.unscale_(optimizer)
+            if self.clip_norm:
+                weights = [w for group in optimizer.param_groups for w in group["params"]]
+                nn.utils.clip_grad_norm_(weights, self.clip_norm)
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scaler's state; empty without one."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a saved scaler."""
+        if state and self.scaler.is_enabled():
+            self.scaler.load_state_dict(state)

@@ -1,0 +1,62 @@
+"""Named experiments. To add one: a function that returns a `Config`, and its name in `PRESETS`.
+
+The first line of its docstring says what it reaches, where and in how long, and is shown by
+`--help`. Derive one from another with `dataclasses.replace`.
+"""
+
+from collections.abc import Callable
+
+from .config import AugmentConfig, Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+
+def smoke() -> Config:
+    """Seconds on any CPU: whether everything works."""
+    return Config(
+        epochs=3,
+        precision="fp32",
+        data=DataConfig(batch_size=96, limit=960),
+        model=ModelConfig(width=8, norm="group"),
+        optim=OptimConfig(lr=0.02),
+        run=RunConfig(log_every_steps=5),
+    )
+
+
+def shapes() -> Config:
+    """The drawn shapes that come with this project."""
+    return Config(
+        epochs=8,
+        data=DataConfig(batch_size=256),
+        model=ModelConfig(width=32),
+        optim=OptimConfig(lr=0.2, schedule="triangle", warmup_epochs=2, label_smoothing=0.1),
+    )
+
+
+def cifar10() -> Config:
+    """CIFAR-10."""
+    return Config(
+        epochs=30,
+        data=DataConfig(name="cifar10"),
+        augment=AugmentConfig(cutout=8),
+        optim=OptimConfig(
+            lr=0.5, schedule="triangle", warmup_epochs=5, label_smoothing=0.1, ema_decay=0.998
+        ),
+    )
+
+
+def folder() -> Config:
+    """Your own photographs, from scratch: `--data.root FOLDER`."""
+    return Config(
+        epochs=30,
+        data=DataConfig(name="folder", image_size=128, batch_size=64),
+        augment=AugmentConfig(crop="resized"),
+        model=ModelConfig(name="resnet18"),
+        optim=OptimConfig(
+            name="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=2, label_smoothing=0.1
+        ),
+        run=RunConfig(log_every_steps=10),
+    )
+
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    preset.__name__: preset for preset in (smoke, shapes, cifar10, folder)
+}

@@ -1,0 +1,321 @@
+"""What a run says of itself: its folder, the lines it prints, `metrics.jsonl` and trackers.
+
+To add a tracker: a function of a folder and a step that returns a function to log metrics with,
+and a line in `build_trackers`.
+"""
+
+import contextlib
+import json
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import Config, RunConfig, UserError, flatten
+from .distributed import World
+from .loader import EvalData, TrainData
+from .machine import device_name
+from .precision import Precision
+
+Log = Callable[[int, dict[str, float]], None]
+
+# All that a run writes, and so all that `--run.fresh` deletes.
+WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
+WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
+
+
+def open_run(config: Config, world: World) -> None:
+    """Make the run folder, or find it writable, before any work; empty it for a fresh start.
+
+    Raises:
+        UserError: if it can't be written.
+    """
+    folder = Path(config.run.dir)
+    if world.is_main:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if config.run.fresh:
+                for name in WRITTEN:
+                    (folder / name).unlink(missing_ok=True)
+                for name in WRITTEN_FOLDERS:
+                    shutil.rmtree(folder / name, ignore_errors=True)
+            write_json(folder / ".writable", None)
+            (folder / ".writable").unlink()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
+                "set --run.dir to a folder that can be written"
+            ) from error
+    world.agree(True)  # nobody reads from the folder before it is as it should be
+
+
+class Report:
+    """Progress of one run, on the terminal and in its folder; ranks other than 0 are quiet."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        steps_per_epoch: int,
+        total_steps: int,
+        saved: dict[str, Any] | None,
+    ) -> None:
+        """Begin, or go on from a checkpoint: what was logged of later steps is forgotten."""
+        self.world, self.batch_size = world, config.data.batch_size
+        self.folder = Path(config.run.dir)
+        self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
+        self.start_step = start_step = saved["state"]["step"] if saved else 0
+        row = saved["report"] if saved else {"loss": 0.0, "step": 0}
+        self.loss = torch.full((), row["loss"], device=world.device)  # summed since `row_step`
+        self.row_step = row["step"]  # of the last row with a training loss
+        self.step = start_step
+        self.top1: float | None = None  # of the last evaluation
+        self.began = time.monotonic()
+        self.restart_clock(start_step, 0.0)
+        self.is_live = sys.stdout.isatty()
+        if not world.is_main:
+            return
+        forget_rows_after(self.folder / "metrics.jsonl", start_step)
+        self.rows = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
+        write_json(self.folder / "config.json", flatten(config))
+        write_json(self.folder / "environment.json", environment(world))
+        self.trackers = build_trackers(config.run, self.folder, start_step)
+
+    def __enter__(self) -> "Report":
+        """Say that the run is under way."""
+        self.write_status("running")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
+        """Say how it ended."""
+        if kind is None:
+            self.write_status("done")
+        elif issubclass(kind, KeyboardInterrupt):
+            self.write_status("interrupted")
+        else:
+            self.write_status("failed", f"{kind.__name__}: {error}")
+
+    def say(self, line: str) -> None:
+        """Print a line, once for all processes."""
+        if self.world.is_main:
+            print(("\r\033[K" if self.is_live else "") + line, flush=True)
+
+    def introduce(
+        self,
+        train_data: TrainData,
+        val_data: EvalData,
+        model: nn.Module,
+        precision: Precision,
+        *others: str,
+    ) -> None:
+        """Print what this run is made of."""
+        source, world = train_data.source, self.world
+        weights = sum(weight.numel() for weight in model.parameters())
+        processes = f"{world.size} processes" if world.size > 1 else "1 process"
+        self.say(
+            f"{len(train_data):,} training and {len(val_data):,} validation images of "
+            f"{train_data.num_classes} classes"
+        )
+        for note in (*source.notes, *val_data.source.notes):
+            self.say(note)
+        self.say(f"images: {train_data.where}: {train_data.reason}")
+        self.say(f"{type(model).__name__}: {weights:,} weights; {others[0]}")
+        self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {others[1]}")
+        self.say(f"{self.folder}: from step {self.start_step} of {self.total_steps}")
+
+    def count(self, loss: Tensor) -> None:
+        """Add the loss of a step, or of a part of it; it stays on the device."""
+        self.loss += loss.detach()
+
+    def write_progress(self, step: int, lr: float, waited_seconds: float) -> None:
+        """Log the mean loss since the last row and how fast it goes. Waits for the device."""
+        loss = float(self.world.sum(self.loss)) / self.world.size / (step - self.row_step)
+        now = time.monotonic()
+        rate = (step - self.marked_step) * self.batch_size / (now - self.marked)
+        waited = (waited_seconds - self.marked_wait) / (now - self.marked)
+        memory = memory_bytes(self.world.device)
+        metrics = {
+            "train/loss": loss,
+            "train/lr": lr,
+            "train/images_per_second": round(rate, 1),
+            "train/waited_fraction": round(waited, 4),
+            "memory_bytes": memory,
+        }
+        self.write(step, metrics)
+        left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
+        top1 = "" if self.top1 is None else f"  top-1 {self.top1:.1%}"
+        self.show(
+            f"{self.place(step)}  loss {loss:.4f}{top1}  lr {lr:.1e}  {rate:,.0f} images/s  "
+            f"waited {waited:.0%}  {memory / 2**30:.1f} GB  left {clock(left)}"
+        )
+        self.loss.zero_()
+        self.row_step = step
+        self.restart_clock(step, waited_seconds)
+
+    def write_scores(self, step: int, metrics: dict[str, float]) -> None:
+        """Log an evaluation."""
+        self.top1 = metrics["val/top1"]
+        self.write(step, metrics)
+        self.say(f"{self.place(step)}  validation: {phrase(metrics)}")
+
+    def finish(
+        self, metrics: dict[str, float], per_class: Tensor, classes: tuple[str, ...]
+    ) -> None:
+        """Print the result, class by class, and where the run is."""
+        self.say(scores_text(metrics, per_class, classes))
+        self.say(f"run folder: {self.folder}, {clock(time.monotonic() - self.began)}")
+
+    def place(self, step: int) -> str:
+        """Where in the run `step` is."""
+        width = len(str(self.total_steps))
+        epoch = step / self.steps_per_epoch
+        return f"step {step:>{width}}/{self.total_steps}  epoch {epoch:5.2f}"
+
+    def show(self, line: str) -> None:
+        """Print a line of progress: on a terminal in place of the last, in a log file below it."""
+        if self.world.is_main and self.is_live:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\033[K{line[:width]}", end="", flush=True)
+        else:
+            self.say(line)
+
+    def restart_clock(self, step: int, waited_seconds: float) -> None:
+        """Count images per second from here: evaluating and saving are not training."""
+        self.marked, self.marked_step, self.marked_wait = time.monotonic(), step, waited_seconds
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """One row of `metrics.jsonl`, and the same to the trackers."""
+        self.step = step
+        if self.world.is_main:
+            row = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), **metrics}
+            self.rows.write(json.dumps(row) + "\n")
+            self.rows.flush()
+            for log in self.trackers:
+                log(step, metrics)
+
+    def write_status(self, state: str, message: str = "") -> None:
+        """Say in `status.json` how it stands: running, done, interrupted or failed."""
+        if self.world.is_main:
+            status = {"state": state, "step": self.step, "message": message}
+            write_json(self.folder / "status.json", status)
+
+    def state_dict(self) -> dict[str, float]:
+        """What the next row needs of the steps before a save. Waits for device and ranks."""
+        mean = self.world.sum(self.loss.clone()) / self.world.size
+        return {"loss": float(mean), "step": self.row_step}
+
+
+def phrase(metrics: dict[str, float]) -> str:
+    """An evaluation in words."""
+    return (
+        f"top-1 {metrics['val/top1']:.2%}, top-5 {metrics['val/top5']:.2%}, "
+        f"loss {metrics['val/loss']:.4f}"
+    )
+
+
+def scores_text(
+    metrics: dict[str, float], per_class: Tensor, classes: tuple[str, ...], most: int = 20
+) -> str:
+    """An evaluation by class, worst first and `most` at the most, and in all."""
+    shares = zip(per_class.tolist(), classes, strict=True)
+    ranked = sorted((share, name) for share, name in shares if not isnan(share))
+    width = max(len(name) for name in classes)
+    lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]
+    if len(ranked) > most:
+        lines.append(f"  and {len(ranked) - most} classes that are recognised better")
+    return "\n".join([*lines, phrase(metrics)])
+
+
+def write_json(path: Path, value: object) -> None:
+    """A file of JSON that is never seen half written; ASCII, as names can hold anything."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
+    temporary.replace(path)
+
+
+def forget_rows_after(path: Path, step: int) -> None:
+    """Drop rows that a killed run wrote after its last save: their steps will be made again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):  # the kill may have cut the last row short
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+def build_trackers(run: RunConfig, folder: Path, start_step: int) -> list[Log]:
+    """The trackers that `run` asks for, beside `metrics.jsonl`."""
+    return [tensorboard(folder, start_step)] if run.tensorboard else []
+
+
+def tensorboard(folder: Path, start_step: int) -> Log:
+    """Curves for TensorBoard; what a killed run wrote after its last save is hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
+
+    def log(step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return log
+
+
+def environment(world: World) -> dict[str, Any]:
+    """What the result may depend on beside the config: versions, device and state of the code."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "platform": platform.platform(),
+        "device": device_name(world.device),
+        "processes": world.size,
+        "threads": torch.get_num_threads(),
+        "command": sys.argv,
+        "git": {
+            "commit": git("rev-parse", "HEAD"),
+            "changed": git("status", "--porcelain", "--untracked-files=no"),
+        },
+    }
+
+
+def git(*command: str) -> str | None:
+    """What git says of the code that runs, or None where there is no repository."""
+    try:
+        where = Path(__file__).parent
+        answer = subprocess.run(
+            ["git", *command], cwd=where, capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def memory_bytes(device: torch.device) -> int:
+    """The most memory used so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def clock(seconds: float) -> str:
+    """125 -> `2:05`; 3725 -> `1:02:05`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,93 @@
+"""All that a run must remember to go on exactly where it stopped."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import OptimConfig
+from .precision import Precision
+
+
+@dataclass
+class TrainState:
+    """What changes from step to step, and is therefore saved. Randomness is not: `seeding.py`."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    ema: nn.Module | None  # the average of past weights, if there is one
+    ema_decay: float
+    step: int = 0
+    best_top1: float = -1.0  # of all evaluations so far
+    best_step: int = -1  # when it was reached
+
+    @classmethod
+    def start(
+        cls,
+        optim: OptimConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+    ) -> "TrainState":
+        """The state before the first step."""
+        ema = deepcopy(model).requires_grad_(False) if optim.ema_decay else None
+        return cls(model, optimizer, precision, ema, optim.ema_decay)
+
+    @property
+    def best_model(self) -> nn.Module:
+        """The weights to evaluate and to keep: the averaged ones, if there are any."""
+        return self.ema or self.model
+
+    @property
+    def is_best(self) -> bool:
+        """Whether these weights are the best that were evaluated so far."""
+        return self.step == self.best_step
+
+    def note(self, top1: float) -> None:
+        """Remember the result of evaluating these weights, if it is the best."""
+        if top1 > self.best_top1:
+            self.best_top1, self.best_step = top1, self.step
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Count the step, and move the averaged weights towards the model's."""
+        self.step += 1
+        if self.ema is None:
+            return
+        # The average of a few steps is not held back by the weights that a run starts with.
+        decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
+        old, new = tensors(self.ema), tensors(self.model)
+        floats = [i for i, tensor in enumerate(new) if tensor.is_floating_point()]
+        torch._foreach_lerp_([old[i] for i in floats], [new[i] for i in floats], 1 - decay)
+        for i in set(range(len(new))) - set(floats):  # BatchNorm's count of batches
+            old[i].copy_(new[i])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values only, so that it can be read without running anybody's code."""
+        return {
+            "step": self.step,
+            "best_top1": self.best_top1,
+            "best_step": self.best_step,
+            "model": self.model.state_dict(),
+            "ema": self.ema.state_dict() if self.ema else None,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.precision.state_dict(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Become what was saved."""
+        self.step = saved["step"]
+        self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
+        self.model.load_state_dict(saved["model"])
+        if self.ema:
+            self.ema.load_state_dict(saved["ema"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.precision.load_state_dict(saved["scaler"])
+
+
+def tensors(model: nn.Module) -> list[Tensor]:
+    """Weights and buffers."""
+    return [*model.parameters(), *model.buffers()]
