@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .config import ComputeConfig, RunConfig, UserError
-from .machine import num_cores
+from .machine import keep_freed_memory, num_cores
 
 TIMEOUT = timedelta(seconds=300)  # after which a rank gives up waiting for another
 
@@ -96,6 +96,8 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
     device = choose_device(compute.device, local_rank, local_size)
     # More threads than cores slow each other down; torchrun's default of one leaves cores idle.
     torch.set_num_threads(max(1, num_cores() // local_size))
+    if device.type == "cpu":
+        keep_freed_memory()
     world = World(device, rank, size, local_rank, local_size)
     if size == 1:
         yield world

@@ -147,7 +147,7 @@ class EvalData:
         self.source = open_source(data, split, world)
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
-        self.indices = torch.arange(world.rank, len(self.source), world.size)
+        self.indices = torch.arange(len(self.source))[world.rank :: world.size]
         self.labels = self.source.labels[self.indices].to(world.device)
         self.pixels: Tensor | None = None
         needed = len(self.indices) * data.image_size**2 * 3
@@ -164,7 +164,8 @@ class EvalData:
         if self.is_resident:
             # Their crop is always the same, so even photographs need decoding only once.
             if self.pixels is None:
-                pixels = load(self.source, self.indices, self.data.image_size, self.world)
+                with torch.inference_mode(False):  # which threads that fill a tensor are not in
+                    pixels = load(self.source, self.indices, self.data.image_size, self.world)
                 self.pixels = pixels.to(self.world.device)
             for start in range(0, len(self.indices), size):
                 part = slice(start, start + size)

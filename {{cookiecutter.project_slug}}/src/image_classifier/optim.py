@@ -82,7 +82,9 @@ class Muon(torch.optim.AdamW):
         self, groups: list[dict[str, object]], lr: float, betas: tuple[float, float]
     ) -> None:
         """`groups` as of `weight_groups`: the first has the matrices."""
-        super().__init__(groups, lr=lr, betas=betas)
+        super().__init__(groups, lr=lr, betas=betas, fused=True)
+        # The scaler of fp16 leaves it to fused optimizers to pass over an overflow: Muon's can't.
+        self._step_supports_amp_scaling = False
         matrices = self.param_groups[0]["params"]
         self.hidden = {id(weight) for weight in matrices[1:-1]}
 
@@ -96,7 +98,8 @@ class Muon(torch.optim.AdamW):
             gradient = weight.grad.flatten(1)  # (outputs, inputs)
             state = self.state[weight]
             if not state:
-                state["momentum"] = torch.zeros_like(gradient)
+                # AdamW looks for its count of steps in the state of every weight.
+                state |= {"step": torch.tensor(0.0), "momentum": torch.zeros_like(gradient)}
             momentum = state["momentum"].lerp_(gradient, 1 - group["betas"][0])
             update = orthogonal(gradient.lerp(momentum, group["betas"][0]))
             scale = 0.2 * math.sqrt(max(update.shape))

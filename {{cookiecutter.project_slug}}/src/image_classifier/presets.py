@@ -24,10 +24,10 @@ def smoke() -> Config:
 def shapes() -> Config:
     """The drawn shapes that come with this project."""
     return Config(
-        epochs=8,
+        epochs=6,
         data=DataConfig(batch_size=256),
         model=ModelConfig(width=32),
-        optim=OptimConfig(lr=0.2, schedule="triangle", warmup_epochs=2, label_smoothing=0.1),
+        optim=OptimConfig(lr=0.3, schedule="triangle", warmup_epochs=1.2, label_smoothing=0.1),
     )
 
 

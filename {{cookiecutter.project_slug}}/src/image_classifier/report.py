@@ -70,7 +70,7 @@ class Report:
         saved: dict[str, Any] | None,
     ) -> None:
         """Begin, or go on from a checkpoint: what was logged of later steps is forgotten."""
-        self.world, self.batch_size = world, config.data.batch_size
+        self.world, self.run, self.batch_size = world, config.run, config.data.batch_size
         self.folder = Path(config.run.dir)
         self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
         self.start_step = start_step = saved["state"]["step"] if saved else 0
@@ -82,21 +82,25 @@ class Report:
         self.began = time.monotonic()
         self.restart_clock(start_step, 0.0)
         self.is_live = sys.stdout.isatty()
-        if not world.is_main:
-            return
-        forget_rows_after(self.folder / "metrics.jsonl", start_step)
-        self.rows = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-        write_json(self.folder / "config.json", flatten(config))
-        write_json(self.folder / "environment.json", environment(world))
-        self.trackers = build_trackers(config.run, self.folder, start_step)
+        self.trackers: list[Log] = []
+        self.files = contextlib.ExitStack()
+        if world.is_main:
+            write_json(self.folder / "config.json", flatten(config))
+            write_json(self.folder / "environment.json", environment(world))
 
     def __enter__(self) -> "Report":
-        """Say that the run is under way."""
+        """Say that the run is under way, and open what it is logged to."""
         self.write_status("running")
+        if self.world.is_main:
+            rows = self.folder / "metrics.jsonl"
+            forget_rows_after(rows, self.start_step)
+            self.rows = self.files.enter_context(rows.open("a", encoding="utf-8"))
+            self.trackers = build_trackers(self.run, self.folder, self.start_step)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Say how it ended."""
+        self.files.close()
         if kind is None:
             self.write_status("done")
         elif issubclass(kind, KeyboardInterrupt):

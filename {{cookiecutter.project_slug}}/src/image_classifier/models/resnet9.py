@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 
 
+LOGIT_SCALE = 0.25  # of the last layer, whose inputs are maxima: large learning rates diverge else
+
+
 class ResNet9(nn.Module):
     """Eight convolutions, each with a norm and a ReLU, and a linear layer."""
 
@@ -17,16 +20,16 @@ class ResNet9(nn.Module):
         one, two, four, eight = (model.width * factor for factor in (1, 2, 4, 8))
         norm = model.norm
         self.stem = conv(3, one, norm)
-        self.stage1 = nn.Sequential(conv(one, two, norm), nn.MaxPool2d(2), Residual(two, norm))
-        self.stage2 = nn.Sequential(conv(two, four, norm), nn.MaxPool2d(2))
-        self.stage3 = nn.Sequential(conv(four, eight, norm), nn.MaxPool2d(2), Residual(eight, norm))
+        self.stage1 = nn.Sequential(conv(one, two, norm, pool=True), Residual(two, norm))
+        self.stage2 = conv(two, four, norm, pool=True)
+        self.stage3 = nn.Sequential(conv(four, eight, norm, pool=True), Residual(eight, norm))
         self.dropout = nn.Dropout(model.dropout)
         self.head = nn.Linear(eight, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 3, height, width) -> (batch, num_classes)."""
         features = self.stage3(self.stage2(self.stage1(self.stem(images))))
-        return self.head(self.dropout(features.amax(dim=(2, 3))))
+        return self.head(self.dropout(features.amax(dim=(2, 3)))) * LOGIT_SCALE
 
 
 class Residual(nn.Module):
@@ -42,12 +45,18 @@ class Residual(nn.Module):
         return features + self.body(features)
 
 
-def conv(inputs: int, outputs: int, norm: str) -> nn.Sequential:
-    """A 3 x 3 convolution that keeps height and width, a norm and a ReLU."""
-    groups = nn.GroupNorm(8, outputs) if norm == "group" else nn.BatchNorm2d(outputs)
+def conv(inputs: int, outputs: int, norm: str, pool: bool = False) -> nn.Sequential:
+    """A 3 x 3 convolution, a norm and a ReLU; `pool` halves height and width.
+
+    Pooling comes before the norm, which so has a quarter of the work.
+    """
     # The norm has a bias of its own, so the convolution needs none.
-    layer = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False)
-    return nn.Sequential(layer, groups, nn.ReLU(inplace=True))
+    layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)]
+    if pool:
+        layers.append(nn.MaxPool2d(2))
+    layers.append(nn.GroupNorm(8, outputs) if norm == "group" else nn.BatchNorm2d(outputs))
+    layers.append(nn.ReLU(inplace=True))
+    return nn.Sequential(*layers)
 
 
 def resnet9(model: ModelConfig, num_classes: int, _image_size: int) -> nn.Module:

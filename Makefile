@@ -1,0 +1,50 @@
+# One environment for everything, made the first time: the generated project's, and ours on top.
+
+PROJECT := {{cookiecutter.project_slug}}
+DEMO := build/demo/image-classifier
+VENV ?= .venv
+
+BIN := $(abspath $(VENV))/bin
+INSTALLED := $(VENV)/.pretuned
+
+# The template folder is what people get: nothing that runs here leaves a cache in it.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+export RUFF_NO_CACHE := true
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test format environment clean
+
+help:
+	@echo 'make demo      make a project in $(DEMO) and train it'
+	@echo 'make test      lint, the import contract, and every test of the template'
+	@echo 'make format    let ruff write what it can'
+	@echo 'make clean     remove what was built; VENV stays'
+	@echo
+	@echo 'VENV=PATH                            environment to use or to make ($(VENV))'
+	@echo 'UV_TORCH_BACKEND=cpu|cu130|auto|...  build of torch to install; unset: as on PyPI'
+
+# A demo that has begun to train is continued, not replaced.
+demo: $(INSTALLED)
+	@[ -d $(DEMO)/runs ] || { rm -rf $(DEMO) \
+	    && $(BIN)/pretuned --no-input --output-dir $(dir $(DEMO)); }
+	$(MAKE) -C $(DEMO) train VENV=$(abspath $(VENV))
+
+test: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	cd '$(PROJECT)' && PYTHONPATH=src $(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+environment: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml $(PROJECT)/pyproject.toml
+	$(MAKE) -C '$(PROJECT)' environment VENV=$(abspath $(VENV))
+	PATH="$$PATH:$(BIN)" uv pip install --python $(BIN)/python --editable . --group dev
+	@touch $@
+
+clean:
+	rm -rf build dist .import_linter_cache .pytest_cache .ruff_cache

@@ -1,0 +1,99 @@
+"""Turn the copied folder, a project with the default answers, into the one that was asked for.
+
+Nothing in the folder is Jinja: the words of the default answers are what is replaced. Free text
+(names of people and of the project, the description) goes into pyproject.toml, Markdown and the
+licence alone, quoted for where it lands; all other files take only the slug and the package name.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+# JSON inside a JSON string: nothing that an answer holds can leave the literal.
+answers = json.loads({{cookiecutter | tojson | tojson}})
+template_folder = Path(json.loads({{template_folder | tojson | tojson}}))
+
+# The words that the folder was written with.
+DEFAULTS = json.loads((template_folder / "cookiecutter.json").read_text(encoding="utf-8"))
+DEFAULTS |= {"project_slug": "image-classifier", "package_name": "image_classifier"}
+NAMES = ("project_slug", "package_name")
+TEXTS = ("project_name", "description", "author", "email")
+
+# What each choice owns in the folder; parts/ holds what the other choices put in its place.
+OWNED = {"licence": ["LICENSE"], "docker": ["Dockerfile", ".dockerignore"], "ci": [".github"]}
+
+# A name of SPDX, or one of those it leaves to us.
+SPDX = {"proprietary": "LicenseRef-Proprietary"}
+
+# Left behind by whoever worked inside the template, and no part of the project.
+LEFTOVERS = (".venv", "build", "data", "dist", "runs", "**/__pycache__", "**/.*_cache")
+
+
+def main() -> None:
+    """Clear away, choose the parts, replace the words, name the package."""
+    for pattern in LEFTOVERS:
+        for path in list(Path.cwd().glob(pattern)):
+            shutil.rmtree(path)
+    for key, files in OWNED.items():
+        choose(key, files)
+    for path in list(Path.cwd().rglob("*")):
+        if path.is_file():
+            rewrite(path)
+    Path("src", DEFAULTS["package_name"]).rename(Path("src", answers["package_name"]))
+
+
+def choose(key: str, files: list[str]) -> None:
+    """Replace the `files` of the default choice by those of the chosen one, if it is another."""
+    default = DEFAULTS[key][0] if isinstance(DEFAULTS[key], list) else DEFAULTS[key]
+    if answers[key] == default:
+        return
+    for file in map(Path, files):
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    part = template_folder / "parts" / key / str(answers[key])
+    if part.is_dir():
+        shutil.copytree(part, Path.cwd(), dirs_exist_ok=True)
+
+
+def rewrite(path: Path) -> None:
+    """Replace the default words in one text file, all in one pass: an answer is not read again."""
+    words = {DEFAULTS[key]: answers[key] for key in NAMES}
+    quote = QUOTES.get(path.suffix or path.name)
+    if quote:
+        words |= {DEFAULTS[key]: quote(answers[key]) for key in TEXTS}
+    if path.name == "pyproject.toml":
+        words |= choices_in_toml()
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return  # an image, say
+    new = re.sub("|".join(map(re.escape, words)), lambda match: words[match[0]], text)
+    if new != text:
+        path.write_bytes(new.encode())
+
+
+def choices_in_toml() -> dict[str, str]:
+    """Return the lines of pyproject.toml that name a choice, and what they become."""
+    licence = answers["licence"]
+    return {
+        'license = "MIT"': f'license = "{SPDX.get(licence, licence)}"',
+        'licence = "MIT"': f'licence = "{licence}"',
+        "docker = true": f"docker = {str(answers['docker']).lower()}",
+        'ci = "GitHub Actions"': f'ci = "{answers["ci"]}"',
+    }
+
+
+def toml(value: str) -> str:
+    """Return `value` as it stands between the quotes of a TOML string."""
+    return value.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def markdown(value: str) -> str:
+    """Return `value` as Markdown that reads as it is written."""
+    return re.sub(r"([\\`*_\[\]<>&|~#$])", r"\\\1", value)
+
+
+QUOTES: dict[str, Callable[[str], str]] = {".toml": toml, ".md": markdown, "LICENSE": str}
+
+main()

@@ -1,0 +1,7 @@
+"""`python -m pretuned` is `pretuned`."""
+
+import sys
+
+from pretuned.cli import main
+
+sys.exit(main())

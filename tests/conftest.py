@@ -1,0 +1,60 @@
+"""What the tests of the template share: ways to render, and a way to compare folders."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cookiecutter.main import cookiecutter
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = ROOT / "{{cookiecutter.project_slug}}"
+
+# As long, as foreign and as hard to quote as the rules allow.
+LONG_NAMES = {
+    "project_name": "Zoë's “Photo-Sorter” \\ & Classifier of 名前 😀 for *All* under the Sun",
+    "project_slug": "photograph-sorter-for-everything-under-the-bright",
+    "package_name": "photograph_sorter_for_everything_under_the_bright",
+    "description": 'Sorts "photographs" \\ by what they show: 100 % [of the time], `here` <now>.',
+    "author": "Zoë O'Brien-D\"Arc \\ 名前 😀",
+    "email": "zoe.obrien+photographs@long-domain.example.org",
+}
+EVERY_OPTION_OFF = {"licence": "proprietary", "docker": "no", "ci": "none"}
+
+Render = Callable[..., Path]
+
+
+def render_with_cookiecutter(output_dir: Path, **answers: str) -> Path:
+    """Render the checkout as `cookiecutter . --no-input` does, without touching the home folder."""
+    scratch = str(output_dir.parent / "cookiecutter")
+    folder = cookiecutter(
+        str(ROOT),
+        no_input=True,
+        extra_context=answers,
+        output_dir=str(output_dir),
+        default_config={"replay_dir": scratch, "cookiecutters_dir": scratch},
+    )
+    return Path(folder)
+
+
+def tracked_files(folder: Path) -> set[Path]:
+    """Return the files of `folder` that git has or would take, relative to it."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    return {Path(name) for name in listing.split("\0") if name and (folder / name).exists()}
+
+
+def all_files(folder: Path) -> set[Path]:
+    """Return every file below `folder`, caches included, relative to it."""
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
+def contents(folder: Path, files: set[Path]) -> dict[Path, tuple[bytes, int]]:
+    """Return the bytes of each file, and its mode."""
+    return {file: ((folder / file).read_bytes(), (folder / file).stat().st_mode) for file in files}
+
+
+@pytest.fixture
+def render(tmp_path: Path) -> Render:
+    """Return a function that renders some answers into a new folder."""
+    return lambda **answers: render_with_cookiecutter(tmp_path / "output", **answers)

@@ -1,0 +1,53 @@
+"""A project lives on under its own name: it checks, tests and trains as the template does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import EVERY_OPTION_OFF, LONG_NAMES, render_with_cookiecutter
+
+# With the shortest names, lines that were broken would fit: the formatter sees that, too.
+SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "author": "Q"}
+
+
+@pytest.fixture(scope="module")
+def long_and_bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Render with long names and every option off."""
+    output = tmp_path_factory.mktemp("long") / "output"
+    return render_with_cookiecutter(output, **LONG_NAMES, **EVERY_OPTION_OFF)
+
+
+@pytest.fixture(scope="module")
+def short_and_full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Render with short names and every option on."""
+    return render_with_cookiecutter(tmp_path_factory.mktemp("short") / "output", **SHORT_NAMES)
+
+
+def test_a_project_with_long_names_and_no_options_passes_its_own_tests(long_and_bare: Path) -> None:
+    make(long_and_bare, "test")
+
+
+def test_a_project_with_long_names_and_no_options_trains(long_and_bare: Path) -> None:
+    make(long_and_bare, "train", "ARGS=smoke")
+
+
+def test_a_project_with_short_names_and_all_options_passes_its_checks(short_and_full: Path) -> None:
+    make(short_and_full, "check")
+
+
+def test_a_project_with_short_names_and_all_options_trains(short_and_full: Path) -> None:
+    make(short_and_full, "train", "ARGS=smoke")
+
+
+def make(folder: Path, target: str, *variables: str) -> None:
+    """Run `make` in the environment of these tests, with nothing installed into it."""
+    installed = Path(sys.prefix, f".{folder.name}")
+    command = ["make", f"--old-file={installed}", target, f"VENV={sys.prefix}", *variables]
+    # An outer make would hand down its own variables and its jobs.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    result = subprocess.run(
+        command, cwd=folder, check=False, capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-6000:]

@@ -1,0 +1,116 @@
+"""Hostile and hapless answers: refused in one line and without a trace, or kept as they are."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, render_with_cookiecutter
+
+from pretuned import cli
+
+BAD_SLUGS = [
+    "", ".", "..", "../x", "../../x", "/tmp/x", "a/b", "a\\b", "-x", "x-", "a--b", "x y", "X",
+    "3d", "x.", ".x", "~", "$HOME", "$(touch x)", "`touch x`", "a;b", "a\nb", "a'b", 'a"b', "ünde",
+    "名前", "😀", "con", "nul", "com1", "torch", "x" * 51, "x" * 300,
+]  # fmt: skip
+BAD_PACKAGES = [
+    "", "class", "match", "None", "json", "torch", "torchvision", "numpy", "tests", "src", "train",
+    "3d", "a-b", "a.b", "_x", "X", "../x", "aux", "lpt9", "ñ", "x" * 51,
+]  # fmt: skip
+BAD_TEXTS = [
+    "", " ", "a\nb", "a\rb", "a\tb", "a\0b", "a\x7fb", "a\u2028b", "a\u202eb", "a\u200eb",
+    "\ud800", "x" * 201, "{{ 1 }}", "{% raw %}", "{# a #}", "a {{",
+]  # fmt: skip
+CODE = "{{ cycler.__init__.__globals__.os.mkdir('executed') }}"
+BAD_EMAILS = ["ada", "ada@", "@b.c", "a b@c.d", "a@b", "a@b.c\n", 'a"@b.c', "a@b.c, d@e.f"]
+REFUSED = [
+    *(("project_slug", slug) for slug in BAD_SLUGS),
+    *(("package_name", package) for package in BAD_PACKAGES),
+    *((key, text) for text in BAD_TEXTS for key in ("author", "description", "project_name")),
+    *(("email", email) for email in BAD_EMAILS),
+    *((key, CODE) for key in ("project_name", "project_slug", "package_name", "author", "email")),
+]
+
+ODD_TEXTS = [
+    'O"Brien', "D'Arc", "back\\slash", "tail\\", "Zoë 😀 名前", "👩\u200d🔬", "a # b", "%s {0} {x}",
+    "</script>", "'''", '"""', '"; __import__("os").mkdir("executed") #', "$(mkdir executed)",
+    "`mkdir executed`", "\\N{BULLET} \\x00 \\u0000", "x" * 200, "Ada Lovelace", "[a](b)", "= [1]",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be where a relative path that escapes would be seen, and with an output folder below."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), REFUSED)
+@pytest.mark.parametrize("way", ["cookiecutter", "pretuned"])
+def test_a_refused_answer_leaves_one_line_and_nothing_else(
+    way: str, key: str, value: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a" / "b" / "output"
+    if way == "pretuned":
+        code = cli.main(["--no-input", "--output-dir", str(output), f"{key}={value}"])
+    else:
+        with pytest.raises(SystemExit) as ending:
+            render_with_cookiecutter(output, **{key: value})
+        code = ending.value.code
+    assert code == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("ERROR: ")
+    assert lines[0].isascii()
+    # Cookiecutter's own folder of past answers is the one that it was told to use.
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_an_odd_but_lawful_text_is_kept_as_it_is(text: str, tmp_path: Path) -> None:
+    arguments = [f"{key}={text}" for key in ("project_name", "description", "author")]
+    names = ["project_slug=odd", "package_name=odd"]
+    assert cli.main(["--no-input", "--output-dir", "output", *names, *arguments]) == 0
+    project = tomllib.loads(Path("output/odd/pyproject.toml").read_text(encoding="utf-8"))
+    answers = project["tool"]["pretuned"]["answers"]
+    assert [answers["project_name"], answers["description"], answers["author"]] == [text] * 3
+    assert project["project"]["authors"][0]["name"] == text
+    assert text in Path("output/odd/LICENSE").read_text(encoding="utf-8")
+    assert not list(tmp_path.rglob("executed"))
+
+
+def test_a_suggested_name_passes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for key, values in (("project_slug", BAD_SLUGS), ("package_name", BAD_PACKAGES)):
+        for value in values:
+            cli.main(["--no-input", f"{key}={value}"])
+            suggestion = capfd.readouterr().err.rsplit("try ", 1)[1].strip().strip("'")
+            cli.check({key: suggestion})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", [[], ["--overwrite-if-exists"], ["--skip-if-file-exists", "-f"]])
+def test_a_folder_with_something_in_it_is_left_alone(option: list[str], tmp_path: Path) -> None:
+    mine = tmp_path / "image-classifier" / "src" / "mine.py"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("my work")
+    command = [sys.executable, "-m", "cookiecutter", str(ROOT), "--no-input", *option]
+    environment = os.environ | {"HOME": str(tmp_path / "home")}
+    result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert "exists" in result.stdout or "is not empty" in result.stderr
+    files = [path for path in (tmp_path / "image-classifier").rglob("*") if path.is_file()]
+    assert files == [mine]
+    assert mine.read_text() == "my work"
+
+
+def test_the_command_says_that_a_folder_is_there(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--no-input"]) == 0
+    capfd.readouterr()
+    assert cli.main(["--no-input"]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("ERROR: ")
+    assert "already exists" in error
+    assert error.count("\n") == 1

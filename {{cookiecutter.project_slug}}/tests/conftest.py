@@ -1,0 +1,113 @@
+"""What several tests need: processes that start at once, tiny configs, photographs."""
+
+import multiprocessing
+import os
+import pickle
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from image_classifier.config import Config
+from image_classifier.presets import smoke
+
+# A server that has imported torch, from which a process forks in milliseconds and clean: no thread
+# of this process is cut off in it. A fresh interpreter would take seconds.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch.nn.parallel", "torch.profiler", "torch.utils.data"]
+)
+
+
+def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) -> None:  # noqa: ANN401
+    os.environ |= rank
+    torch.set_num_threads(1)
+    pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
+
+
+def start(function: Callable, *arguments: object, rank: dict[str, str] | None = None) -> tuple:
+    """Begin `function(*arguments)` in a process of its own: the process, and a pipe from it."""
+    receiver, sender = SERVER.Pipe(duplex=False)
+    process = SERVER.Process(target=_run, args=(function, arguments, rank or {}, sender))
+    process.start()
+    sender.close()
+    return process, receiver
+
+
+def run_alone(function: Callable, *arguments: object) -> tuple[int, Any]:
+    """Exit code and result (None after a kill) of `function(*arguments)` in its own process."""
+    process, receiver = start(function, *arguments)
+    try:
+        result = pickle.loads(receiver.recv_bytes())
+    except EOFError:
+        result = None
+    process.join()
+    return process.exitcode, result
+
+
+def run_ranks(size: int, function: Callable, *arguments: object) -> list[Any]:
+    """What `function(*arguments)` returns on each of `size` ranks."""
+    job = {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_PORT": "0",
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+    }
+    ranks = [
+        start(function, *arguments, rank=job | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(size)
+    ]
+    results = [pickle.loads(receiver.recv_bytes()) for _, receiver in ranks]
+    for process, _ in ranks:
+        process.join()
+    return results
+
+
+def changed(config: Config, **knobs: object) -> Config:
+    """`config` with other values; `data__limit=5` is `data.limit`."""
+    for name, value in knobs.items():
+        section, _, knob = name.rpartition("__")
+        if section:
+            inner = replace(getattr(config, section), **{knob: value})
+            config = replace(config, **{section: inner})
+        else:
+            config = replace(config, **{knob: value})
+    return config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A run of a second: two epochs of four steps on drawn shapes, at CPU's exact precision."""
+    return changed(
+        smoke(),
+        epochs=2,
+        data__limit=64,
+        data__batch_size=16,
+        optim__warmup_epochs=1,
+        run__dir=str(tmp_path / "run"),
+        run__tensorboard=False,
+    )
+
+
+def write_photo(path: Path, seed: int, size: tuple[int, int] = (90, 70)) -> None:
+    """A JPEG of coloured noise that is smooth enough to look like something."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randint(0, 256, (6, 8, 3), dtype=torch.uint8, generator=generator)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(noise.numpy()).resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of photographs of several sizes: 2 classes, 12 to train on and 4 for validation."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(16):
+        split = "train" if number < 12 else "val"
+        name = root / split / ("ant", "bee")[number % 2] / f"{number}.jpg"
+        write_photo(name, number, size=(60 + 5 * number, 90 - 3 * number))
+    return root

@@ -1,0 +1,77 @@
+"""Evaluation counts every image once, on any number of processes, and only looks."""
+
+import pytest
+import torch
+from conftest import changed, run_ranks
+
+from image_classifier.augment import Normalize
+from image_classifier.config import Config
+from image_classifier.distributed import join_world
+from image_classifier.evaluate import Scores, evaluate
+from image_classifier.loader import EvalData
+from image_classifier.models import build_model
+from image_classifier.precision import Precision
+
+SIZES = (1, 2, 3, 4, 7, 23)
+
+
+def evaluated(config: Config, sizes: tuple[int, ...]) -> list[Scores]:
+    """The scores of an untrained model on sets of these sizes."""
+    with join_world(config.compute) as world:
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        torch.manual_seed(world.rank)  # ranks differ in their statistics, as in training
+        model = build_model(config.model, 10, 32)
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.uniform_(0.5, 1.5)
+        torch.manual_seed(0)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
+        scores = []
+        for size in sizes:
+            data = EvalData(changed(config, data__limit=size).data, "val", world)
+            normalize = Normalize(data.source, 32, world.device)
+            scores.append(evaluate(model, data, normalize, precision, world))
+        return scores
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_image_counts_once_on_any_number_of_ranks(config: Config, world_size: int) -> None:
+    config = changed(config, model__norm="batch")
+    alone = evaluated(config, SIZES)
+    for rank in run_ranks(world_size, evaluated, config, SIZES):
+        for size, one, other in zip(SIZES, alone, rank, strict=True):
+            assert int(other.confusion.sum()) == size
+            assert torch.equal(other.confusion, one.confusion)
+            assert other.loss == pytest.approx(one.loss, rel=1e-6)
+            assert other.top5 == one.top5
+
+
+def test_streamed_and_resident_images_score_the_same(config: Config) -> None:
+    streamed = changed(config, data__where="stream", data__workers=1)
+    (one,), (other,) = evaluated(config, (23,)), evaluated(streamed, (23,))
+    assert torch.equal(one.confusion, other.confusion)
+
+
+def test_evaluation_only_looks(config: Config) -> None:
+    with join_world(config.compute) as world:
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        data = EvalData(config.data, "val", world)
+        normalize = Normalize(data.source, 32, world.device)
+        model = build_model(changed(config, model__norm="batch", model__dropout=0.5).model, 10, 32)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        logits: list[torch.Tensor] = []
+        model.register_forward_hook(lambda _module, _inputs, output: logits.append(output))
+        first = evaluate(model, data, normalize, precision, world)
+        second = evaluate(model, data, normalize, precision, world)
+    assert first.loss == second.loss  # dropout is off
+    assert all(output.is_inference() and output.grad_fn is None for output in logits)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])  # BatchNorm's statistics stand still
+    assert model.training
+
+
+def test_scores_by_class_come_from_the_confusion_matrix() -> None:
+    scores = Scores(0.5, 0.75, 1.0, torch.tensor([[2, 1, 0], [0, 1, 0], [0, 0, 0]]))
+    assert scores.per_class[:2].tolist() == pytest.approx([2 / 3, 1.0])
+    assert scores.per_class[2].isnan()

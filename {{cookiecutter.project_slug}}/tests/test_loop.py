@@ -1,0 +1,196 @@
+"""The loop: it never waits for the device, and divides a batch without changing its gradients."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import changed, run_ranks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from image_classifier.config import Config
+from image_classifier.loader import Batch, TrainData
+from image_classifier.optim import build_loss, build_optimizer, build_schedule
+from image_classifier.precision import Precision
+from image_classifier.report import Report
+from image_classifier.state import TrainState
+from image_classifier.train import train
+
+# What makes the host read a value that a GPU may not have computed yet.
+WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
+
+
+class Waits(TorchDispatchMode):
+    """Names the operations that would have waited for the device, while it is `counting`."""
+
+    def __init__(self) -> None:
+        """Not counting yet."""
+        super().__init__()
+        self.counting, self.found = False, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204, ARG002
+        """Look at the operation, and do it."""
+        name = func.overloadpacket.__name__
+        if self.counting and name in WAITING:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def waits_in_the_loop(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations that wait in a run's steps, of which none logs, evaluates or saves."""
+    batches = TrainData.batches
+
+    def watched(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+        for step, batch in enumerate(batches(data, start, stop), start=1):
+            waits.counting = step < stop  # the last step logs and evaluates
+            yield batch
+            waits.counting = False
+
+    monkeypatch.setattr(TrainData, "batches", watched)
+    with Waits() as waits:
+        train(config)
+    return waits.found
+
+
+@pytest.fixture
+def quiet(config: Config) -> Config:
+    """A run with all that may happen in a step, and nothing beside it before the last."""
+    return changed(
+        config,
+        optim__ema_decay=0.9,
+        optim__clip_norm=1.0,
+        optim__accumulate=2,
+        augment__cutout=4,
+        augment__mixup=0.2,
+        model__dropout=0.1,
+        run__log_every_steps=100,
+        run__evaluate_every_epochs=100.0,
+    )
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_no_step_waits_for_the_device(
+    quiet: Config, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert waits_in_the_loop(changed(quiet, optim__name=name), monkeypatch) == []
+
+
+def test_a_planted_item_is_noticed(quiet: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = Report.count
+
+    def count_and_look(report: Report, loss: torch.Tensor) -> None:
+        count(report, loss)
+        loss.item()
+
+    monkeypatch.setattr(Report, "count", count_and_look)
+    assert "_local_scalar_dense" in waits_in_the_loop(quiet, monkeypatch)
+
+
+def trained_weights(config: Config) -> dict[str, torch.Tensor]:
+    """The weights after a run, from memory."""
+    states: list[TrainState] = []
+    start = TrainState.start
+
+    def remember(*arguments: object) -> TrainState:
+        states.append(start(*arguments))
+        return states[-1]
+
+    TrainState.start = remember
+    try:
+        train(config)
+    finally:
+        TrainState.start = start
+    return {name: tensor.clone() for name, tensor in states[0].model.state_dict().items()}
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Equal but for rounding."""
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.fixture
+def one_step(config: Config) -> Config:
+    """A single step of plain gradient descent: the change of the weights is their gradient."""
+    return changed(
+        config,
+        optim__momentum=0.0,
+        optim__weight_decay=0.0,
+        optim__warmup_epochs=0.0,
+        optim__lr=0.1,
+        epochs=0.25,
+    )
+
+
+def test_accumulation_is_a_large_batch(one_step: Config) -> None:
+    whole = trained_weights(one_step)
+    assert_close(trained_weights(changed(one_step, run__fresh=True, optim__accumulate=4)), whole)
+
+
+def test_gradients_of_two_ranks_are_those_of_one_process(one_step: Config) -> None:
+    whole = trained_weights(one_step)
+    for accumulate in (1, 2):
+        divided = changed(one_step, run__fresh=True, optim__accumulate=accumulate)
+        one, other = run_ranks(2, trained_weights, divided)
+        assert_close(one, whole)
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name])
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2)
+    )
+    optimizer = build_optimizer(Config().optim, model)
+    decaying, others = optimizer.param_groups
+    assert [weight.ndim for weight in decaying["params"]] == [4, 2]
+    assert decaying["weight_decay"] > 0 == others["weight_decay"]
+    assert len(others["params"]) == 4
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "triangle"])
+def test_the_learning_rate_rises_then_falls_to_nothing(schedule: str) -> None:
+    optim = replace(Config().optim, lr=1.0, warmup_epochs=2.0, schedule=schedule)
+    lr_at = build_schedule(optim, steps_per_epoch=10, total_steps=100)
+    rates = [lr_at(step) for step in range(101)]
+    assert rates[:21] == sorted(rates[:21])
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+    assert rates[20] == 1.0 > rates[99] > rates[100] == pytest.approx(0.0)
+    assert rates[0] > 0
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_every_optimizer_learns(config: Config, name: str) -> None:
+    lr = {"sgd": 0.05, "adamw": 3e-3, "muon": 3e-3}[name]
+    config = changed(config, data__limit=128, augment__flip=False, augment__crop="none")
+    config = changed(config, epochs=12, optim__name=name, optim__lr=lr)
+    losses: list[float] = []
+    loss_of = build_loss(config.optim)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 32), torch.nn.ReLU())
+        model.append(torch.nn.Linear(32, 32)).append(torch.nn.Linear(32, 4))
+        inputs, labels = torch.randn(32, 3, 2, 2), torch.arange(32) % 4
+    optimizer = build_optimizer(config.optim, model)
+    precision = Precision("fp32", config.compute, config.optim, torch.device("cpu"))
+    for _ in range(60):
+        loss = loss_of(model(inputs), labels)
+        precision.backward(loss)
+        precision.step(optimizer)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] / 2
+
+
+def test_averaged_weights_follow_the_model(config: Config) -> None:
+    model = torch.nn.Linear(2, 2)
+    optim = changed(config, optim__ema_decay=0.5).optim
+    precision = Precision("fp32", config.compute, optim, torch.device("cpu"))
+    state = TrainState.start(optim, model, build_optimizer(optim, model), precision)
+    before = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    for _ in range(30):
+        state.advance()
+    assert not torch.equal(state.best_model.weight, before)
+    torch.testing.assert_close(state.best_model.weight, model.weight.detach())
+    assert not state.best_model.weight.requires_grad

@@ -1,0 +1,123 @@
+"""What a run sees is decided by the place in it: not by workers, ranks, or where it began."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, run_ranks
+
+from image_classifier import seeding
+from image_classifier.augment import build_augment
+from image_classifier.config import Config
+from image_classifier.distributed import join_world
+from image_classifier.loader import TrainData
+
+
+def seen(config: Config, start: int = 0, stop: int = 8) -> list[tuple[list[int], list[str]]]:
+    """For each step: the numbers of this rank's images, and a digest of each as the model sees it."""
+    with join_world(config.compute) as world:
+        data = TrainData(config, world)
+        augment = build_augment(config.augment, data, world, config.seed)
+        steps = []
+        for step, batch in enumerate(data.batches(start, stop), start=start):
+            images, labels = augment(batch, step)
+            digests = [
+                hashlib.sha256(image.contiguous().numpy().tobytes()).hexdigest()[:16] + str(label)
+                for image, label in zip(images, labels.tolist(), strict=True)
+            ]
+            steps.append((data.indices_at(step).tolist(), digests))
+        return steps
+
+
+def joined(lists: Iterable[list]) -> list:
+    """One list of all."""
+    return [item for part in lists for item in part]
+
+
+def test_an_epoch_visits_every_image_once() -> None:
+    order = seeding.order_at(seed=3, epoch=5, count=1000)
+    assert sorted(order.tolist()) == list(range(1000))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = [seeding.order_at(seed, epoch, 100) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+
+
+def test_the_order_never_changes_between_versions() -> None:
+    assert seeding.mix(1, 2, 3) == 0x6AE515C1C0AC7E37
+    assert seeding.order_at(seed=0, epoch=0, count=10).tolist() == [6, 0, 7, 4, 5, 3, 9, 2, 1, 8]
+
+
+def test_every_word_of_a_key_counts() -> None:
+    keys = [(0,), (0, 0), (0, 1), (1, 0), (1,), (2**40,), (0, 2**40)]
+    assert len({seeding.seed_at(*key) for key in keys}) == len(keys)
+
+
+def test_seeded_draws_leave_other_draws_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    first = torch.rand(1)
+    with seeding.seeded(1, 2):
+        inside = torch.rand(1)
+    with seeding.seeded(1, 2):
+        assert torch.equal(inside, torch.rand(1))
+    assert torch.equal(torch.cat((first, torch.rand(1))), expected)
+
+
+def test_a_run_can_begin_at_any_step(config: Config) -> None:
+    assert seen(config, 5, 8) == seen(config)[5:]
+
+
+def test_each_epoch_augments_anew(config: Config) -> None:
+    steps = seen(config)
+    first, second = (
+        dict(zip(joined(indices), joined(digests), strict=True))
+        for indices, digests in (zip(*epoch, strict=True) for epoch in (steps[:4], steps[4:]))
+    )
+    assert first.keys() == second.keys()
+    assert sum(first[image] == second[image] for image in first) < 5
+
+
+def test_resident_and_streamed_images_are_the_same(config: Config) -> None:
+    resident = seen(config)
+    for where, workers in (("host", 0), ("stream", 0), ("stream", 2)):
+        assert seen(changed(config, data__where=where, data__workers=workers)) == resident
+
+
+@pytest.mark.parametrize("policy", ["randaugment", "trivialaugment"])
+def test_workers_do_not_change_the_crops_of_photographs(
+    config: Config, photos: Path, policy: str
+) -> None:
+    config = changed(
+        config,
+        data__name="folder",
+        data__root=str(photos),
+        data__batch_size=4,
+        augment__crop="resized",
+        augment__policy=policy,
+    )
+    alone = seen(changed(config, data__workers=0))
+    for workers in (1, 2):
+        assert seen(changed(config, data__workers=workers)) == alone
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_share_the_batches_that_one_process_sees(config: Config, size: int) -> None:
+    config = changed(config, data__batch_size=12, augment__cutout=8)
+    alone = seen(config)
+    ranks = run_ranks(size, seen, config)
+    for step, (indices, digests) in enumerate(alone):
+        assert joined(rank[step][0] for rank in ranks) == indices
+        assert joined(rank[step][1] for rank in ranks) == digests
+
+
+def test_mixed_images_do_not_depend_on_ranks(config: Config) -> None:
+    config = changed(config, augment__mixup=0.4, augment__cutmix=1.0)
+    alone = seen(config)
+    ranks = run_ranks(2, seen, config)
+    for step, (_, digests) in enumerate(alone):
+        assert joined(rank[step][1] for rank in ranks) == digests

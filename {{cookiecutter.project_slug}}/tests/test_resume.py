@@ -1,0 +1,277 @@
+"""Nothing that was saved is lost, and a run that was killed ends where an unbroken one ends."""
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, run_alone, run_ranks
+
+from image_classifier import checkpoint
+from image_classifier.checkpoint import DamagedError, load_best, read_checkpoint, write_whole
+from image_classifier.config import Config, UserError
+from image_classifier.report import Report
+from image_classifier.train import train
+
+
+def train_until(config: Config, step: int, kill: bool = True) -> None:
+    """Train, and die by SIGKILL in the middle of step `step`; or leave as after Ctrl-C."""
+    count, seen = Report.count, []
+
+    def count_or_stop(report: Report, loss: torch.Tensor) -> None:
+        count(report, loss)
+        seen.append(loss)
+        if report.start_step + len(seen) > step:
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+
+    Report.count = count_or_stop
+    with contextlib.suppress(KeyboardInterrupt):
+        train(config)
+
+
+def scored(config: Config) -> float:
+    """Train, and return the fraction of validation images that are recognised."""
+    return train(config).top1
+
+
+def final(config: Config) -> dict:
+    """The last checkpoint of a run, without what may differ: where it lies."""
+    saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
+    del saved["config"]["run.dir"]
+    return saved
+
+
+def rows(config: Config) -> list[dict]:
+    """What a run logged, without its speed."""
+    lines = Path(config.run.dir, "metrics.jsonl").read_text().splitlines()
+    speed = ("train/images_per_second", "train/waited_fraction", "memory_bytes")
+    return [{k: v for k, v in json.loads(line).items() if k not in speed} for line in lines]
+
+
+def assert_same(one: object, other: object, where: str = "") -> None:
+    """Both are equal to the last bit, whatever they are made of."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key, value in one.items():
+            assert_same(value, other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for number, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{where}/{number}")
+    else:
+        assert one == other, where
+
+
+@pytest.fixture
+def eventful(config: Config, photos: Path) -> Config:
+    """A run that uses all that has a memory or draws numbers: workers, EMA, dropout, mixing."""
+    return changed(
+        config,
+        data__name="folder",
+        data__root=str(photos),
+        data__batch_size=2,
+        data__workers=2,
+        augment__crop="resized",
+        augment__policy="trivialaugment",
+        augment__cutmix=1.0,
+        model__dropout=0.2,
+        optim__name="muon",
+        optim__lr=1e-3,
+        optim__ema_decay=0.9,
+        run__save_every_steps=2,
+        run__log_every_steps=3,
+    )
+
+
+def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(
+    eventful: Config, tmp_path: Path
+) -> None:
+    unbroken = changed(eventful, run__dir=str(tmp_path / "unbroken"))
+    code, top1 = run_alone(scored, unbroken)
+    assert code == 0
+    for last_step, workers in ((3, 2), (5, 1)):
+        code, _ = run_alone(train_until, changed(eventful, data__workers=workers), last_step)
+        assert code == -signal.SIGKILL
+    assert run_alone(scored, changed(eventful, data__workers=0)) == (0, top1)
+    one, other = final(eventful), final(unbroken)
+    del one["config"]["data.workers"], other["config"]["data.workers"]
+    assert_same(one, other)
+    assert rows(eventful) == rows(unbroken)
+
+
+def test_a_run_on_two_ranks_resumes_on_one(config: Config, tmp_path: Path) -> None:
+    unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
+    train(unbroken)
+    half = changed(config, run__save_every_steps=1)
+    run_ranks(2, train_until, half, 3, False)
+    train(half)
+    for one, other in zip(rows(half)[-3:], rows(unbroken)[-3:], strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+def test_a_finished_run_is_not_trained_again(config: Config) -> None:
+    first = train(config)
+    before = final(config)
+    again = train(config)
+    assert (again.top1, again.loss) == (first.top1, first.loss)
+    assert_same(final(config), before)
+
+
+def test_fresh_starts_over(config: Config) -> None:
+    train(config)
+    other = changed(config, optim__lr=0.01, run__fresh=True)
+    train(other)
+    assert rows(other)[0]["step"] < final(other)["state"]["step"]
+    assert final(other)["config"]["optim.lr"] == 0.01
+
+
+def test_fresh_leaves_other_peoples_files_alone(config: Config) -> None:
+    folder = Path(config.run.dir)
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    train(changed(config, optim__warmup_epochs=0, epochs=0.25, run__fresh=True))
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_another_config_is_not_mixed_into_a_run(config: Config) -> None:
+    train(config)
+    with pytest.raises(UserError, match=r"--optim.lr was 0.02, is 0.1.*--run.fresh"):
+        train(changed(config, optim__lr=0.1))
+
+
+def test_other_images_are_not_mixed_into_a_run(config: Config, photos: Path) -> None:
+    train(config)
+    with pytest.raises(UserError, match=r"--data.name was shapes, is folder"):
+        train(changed(config, data__name="folder", data__root=str(photos), data__batch_size=4))
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config)
+    last = Path(config.run.dir, "checkpoints", "last.pt")
+    previous = sorted(last.parent.glob("step_*.pt"))[-2]
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1  # of the file, so under both of its names
+    last.write_bytes(content)
+    train(config)
+    assert f"using {previous} (step 4)" in capsys.readouterr().out
+    assert final(config)["state"]["step"] == 8
+
+
+def test_damage_is_never_loaded(config: Config) -> None:
+    train(config)
+    path = Path(config.run.dir, "checkpoints", "last.pt")
+    whole = path.read_bytes()
+    for cut in (0, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DamagedError):
+            read_checkpoint(path)
+
+
+def test_if_all_checkpoints_are_damaged_nothing_is_overwritten(config: Config) -> None:
+    train(config)
+    for path in Path(config.run.dir, "checkpoints").glob("*.pt"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"no readable checkpoint.*--run.fresh"):
+        train(config)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple:
+            return (os.mkdir, (str(tmp_path / "owned"),))
+
+    torch.save({"state": Payload()}, tmp_path / "evil.pt")
+    with pytest.raises(UserError, match="not read"):
+        read_checkpoint(tmp_path / "evil.pt")
+    (tmp_path / "bare.pt").write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(DamagedError):
+        read_checkpoint(tmp_path / "bare.pt")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_data_reaches_the_disk_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        events.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        sync(descriptor)
+
+    def rename(path: Path, target: Path) -> Path:
+        events.append(f"name {target.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", rename)
+    write_whole(tmp_path / "last.pt", lambda file: file.write(b"weights"))
+    assert events == ["sync .last.pt.tmp", "name last.pt", f"sync {tmp_path.name}"]
+
+
+def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(b"before")
+
+    def fail(file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, fail)
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+    assert path.read_bytes() == b"before"
+
+
+def test_only_the_newest_checkpoints_are_kept(config: Config) -> None:
+    train(changed(config, run__save_every_steps=1, run__keep=3))
+    names = sorted(path.name for path in Path(config.run.dir, "checkpoints").iterdir())
+    numbered = [f"step_0000000{step}.pt" for step in (6, 7, 8)]
+    assert names == ["best.pt", "best.safetensors", "last.pt", *numbered]
+
+
+def test_weights_of_a_run_start_another(config: Config, tmp_path: Path) -> None:
+    train(config)
+    trained = load_best(Path(config.run.dir, "checkpoints", "best.pt")).weights
+    for name in ("best.pt", "best.safetensors"):
+        other = changed(
+            config,
+            optim__lr=0.0,
+            optim__warmup_epochs=0,
+            epochs=0.25,
+            run__dir=str(tmp_path / name),
+            run__init_from=f"{config.run.dir}/checkpoints/{name}",
+        )
+        train(other)
+        assert_same(final(other)["state"]["model"], trained)
+
+
+def test_weights_of_another_model_are_refused(config: Config, tmp_path: Path) -> None:
+    train(config)
+    path = f"{config.run.dir}/checkpoints/best.pt"
+    other = changed(config, run__dir=str(tmp_path / "b"), run__init_from=path)
+    with pytest.raises(UserError, match="weights of another model"):
+        train(changed(other, model__width=16))
+    with pytest.raises(UserError, match="weights of another model"):
+        train(changed(other, model__name="squeezenet1_1"))
+
+
+def test_the_one_place_that_loads_tensors_is_safe() -> None:
+    package = Path(checkpoint.__file__).parent
+    calls = [
+        (path.name, line)
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "torch.load(" in line or "pickle.load" in line or "weights_only=False" in line
+    ]
+    assert [name for name, _ in calls] == ["checkpoint.py"]
+    assert "weights_only=True" in calls[0][1]
