@@ -20,7 +20,7 @@ from image_classifier.presets import smoke
 # of this process is cut off in it. A fresh interpreter would take seconds.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch.nn.parallel", "torch.profiler", "torch.utils.data"]
+    ["torch._dynamo", "torch.distributed", "torch.nn.parallel", "torchvision"]
 )
 
 
@@ -62,10 +62,12 @@ def run_ranks(size: int, function: Callable, *arguments: object) -> list[Any]:
         start(function, *arguments, rank=job | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(size)
     ]
-    results = [pickle.loads(receiver.recv_bytes()) for _, receiver in ranks]
-    for process, _ in ranks:
-        process.join()
-    return results
+    try:
+        return [pickle.loads(receiver.recv_bytes()) for _, receiver in ranks]
+    finally:
+        for process, _ in ranks:
+            process.join(timeout=10)
+            process.kill()
 
 
 def changed(config: Config, **knobs: object) -> Config:

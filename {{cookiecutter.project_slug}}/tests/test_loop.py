@@ -28,7 +28,7 @@ class Waits(TorchDispatchMode):
         super().__init__()
         self.counting, self.found = False, []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204, ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
         """Look at the operation, and do it."""
         name = func.overloadpacket.__name__
         if self.counting and name in WAITING:

@@ -16,7 +16,7 @@ from image_classifier.loader import TrainData
 
 
 def seen(config: Config, start: int = 0, stop: int = 8) -> list[tuple[list[int], list[str]]]:
-    """For each step: the numbers of this rank's images, and a digest of each as the model sees it."""
+    """For each step: this rank's images by number, and by a digest of what the model sees."""
     with join_world(config.compute) as world:
         data = TrainData(config, world)
         augment = build_augment(config.augment, data, world, config.seed)

@@ -203,7 +203,7 @@ def load_best(path: Path) -> Best:
 def init_from(path: str, model: nn.Module) -> str:
     """Take the weights of a checkpoint, or of a `.safetensors` file, and return a line on it.
 
-    With no path they stay as they are. A last layer for another number of classes keeps its random weights.
+    With no path they stay as they are. A last layer for another number of classes stays random.
 
     Raises:
         UserError: if the file is missing or damaged, or of another model.

@@ -139,7 +139,7 @@ def parse(
         pass
     _, message, *rest = re.split(r"\n *[-─]{8,} *\n?", account.getvalue())
     message = " ".join(message.split()).removeprefix(f"Error parsing {kind.__name__}: ")
-    near = re.search(r"Perhaps you meant:\s+(--\S+)", " ".join(rest))
+    near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", " ".join(rest))
     raise UserError(message + (f"; did you mean {near[1]}?" if near else ""))
 
 

@@ -58,7 +58,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights move (`optim.py`, `precision.py`, `state.py`)."""
+    """How the weights move (`optim.py`, `precision.py`, `state.py`, `loader.py`, `train.py`)."""
 
     name: Literal["sgd", "adamw", "muon"] = "sgd"  # sgd: with Nesterov momentum
     lr: float = 0.5  # peak learning rate, for `data.batch_size` as it stands
@@ -86,7 +86,10 @@ class ComputeConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where a run lives and what it writes (`distributed.py`, `checkpoint.py`, `report.py`)."""
+    """Where a run lives, and what it writes when.
+
+    (`distributed.py`, `checkpoint.py`, `report.py`, `train.py`)
+    """
 
     dir: str = ""  # the run folder: the same command continues it; default: runs/<preset>
     processes: int | Literal["auto"] = "auto"  # one per GPU by default; any number on a CPU

@@ -186,7 +186,8 @@ class Samples(Dataset):
     def __init__(self, source: Source, size: int, augment: AugmentConfig | None, seed: int) -> None:
         """Samples of side `size` pixels; augmented if `augment` is given."""
         self.source, self.size, self.augment, self.seed = source, size, augment, seed
-        self.policy: Callable[[Tensor], Tensor] | None = None
+        # Built before workers are forked: each would take seconds to import torchvision.
+        self.policy = build_policy(augment.policy) if augment else None
 
     def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Image and label at `place`, which is (epoch, index): (size, size, 3) uint8, () int64."""
@@ -200,9 +201,7 @@ class Samples(Dataset):
             height, width = pixels.shape[:2]
             boxes = random_boxes(draws, height, width, self.augment.min_area)
             pixels = crop(pixels, boxes[0], self.size)
-        if self.augment is not None and self.augment.policy != "none":
-            if self.policy is None:
-                self.policy = build_policy(self.augment.policy)
+        if self.policy is not None:
             with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
                 pixels = self.policy(pixels.permute(2, 0, 1)).permute(1, 2, 0)
         return pixels.contiguous(), label
@@ -391,8 +390,10 @@ def as_nchw(pixels: Tensor) -> Tensor:
     return pixels.permute(0, 3, 1, 2)
 
 
-def build_policy(name: str) -> Callable[[Tensor], Tensor]:
+def build_policy(name: str) -> Callable[[Tensor], Tensor] | None:
     """One of torchvision's augmentation policies for single images, (3, height, width) uint8."""
+    if name == "none":
+        return None
     from torchvision.transforms import v2
 
     return {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}[name]()

@@ -5,6 +5,7 @@ The first line of its docstring says what it reaches, where and in how long, and
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .config import AugmentConfig, Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
@@ -24,10 +25,10 @@ def smoke() -> Config:
 def shapes() -> Config:
     """The drawn shapes that come with this project."""
     return Config(
-        epochs=6,
+        epochs=5,
         data=DataConfig(batch_size=256),
         model=ModelConfig(width=32),
-        optim=OptimConfig(lr=0.3, schedule="triangle", warmup_epochs=1.2, label_smoothing=0.1),
+        optim=OptimConfig(lr=0.3, schedule="triangle", warmup_epochs=1, label_smoothing=0.1),
     )
 
 
@@ -41,6 +42,12 @@ def cifar10() -> Config:
             lr=0.5, schedule="triangle", warmup_epochs=5, label_smoothing=0.1, ema_decay=0.998
         ),
     )
+
+
+def cifar100() -> Config:
+    """CIFAR-100, as `cifar10`."""
+    same = cifar10()
+    return replace(same, data=replace(same.data, name="cifar100"))
 
 
 def folder() -> Config:
@@ -58,5 +65,5 @@ def folder() -> Config:
 
 
 PRESETS: dict[str, Callable[[], Config]] = {
-    preset.__name__: preset for preset in (smoke, shapes, cifar10, folder)
+    preset.__name__: preset for preset in (smoke, shapes, cifar10, cifar100, folder)
 }

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 
-
 LOGIT_SCALE = 0.25  # of the last layer, whose inputs are maxima: large learning rates diverge else
 
 

@@ -1,0 +1,201 @@
+"""The command line: quick to answer, one line for a mistake, the same run however it is started."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_photo
+
+from image_classifier.cli import main
+from image_classifier.config import Config, UserError, flatten, unflatten
+from image_classifier.presets import PRESETS
+
+PROJECT = Path(__file__).parent.parent
+
+
+def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    """Begin a command as a user would give it."""
+    paths = f"{PROJECT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+SMOKE = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+BROKEN = """
+import os, sys
+from image_classifier.cli import main
+from image_classifier.report import Report
+
+def fail(report, loss):
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("the disk is on fire")
+
+Report.count = fail
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def background(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Commands of several processes each, which take their time while other tests run."""
+    folder = tmp_path_factory.mktemp("background")
+    (folder / "broken.py").write_text(BROKEN)
+    script = str(PROJECT / "train.py")
+    torchrun = "-m torch.distributed.run --nproc-per-node 2"
+    commands = {
+        "launched": f"{script} {SMOKE} --run.processes 2 --run.dir launched",
+        "torchrun": f"{torchrun} {script} {SMOKE} --run.dir torchrun",
+        "broken": f"broken.py {SMOKE} --run.processes 2 --run.dir broken",
+    }
+    processes = {name: start(*words.split(), cwd=folder) for name, words in commands.items()}
+    yield processes | {"folder": folder}
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
+def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path: Path) -> None:
+    answer = "import sys; from image_classifier.cli import main; main(['train', '--help'])"
+    command = start("-X", "importtime", "-c", answer, cwd=tmp_path)
+    shown, imported = command.communicate(timeout=60)
+    assert command.returncode == 0
+    assert " torch" not in imported  # which takes seconds
+    for word in (*PRESETS, "--optim.lr", "peak learning rate", "--run.processes"):
+        assert word in shown
+
+
+def test_every_preset_answers_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in PRESETS:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", name, "--help"])
+        assert stop.value.code == 0
+        assert f"train.py {name}" in capsys.readouterr().out
+
+
+MISTAKES = {
+    "smok": "no preset 'smok'; there are: smoke",
+    "smoke --optim.lrr 1": "did you mean --optim.lr?",
+    "smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
+    "smoke --epochs many": "--epochs",
+    "smoke --optim.lr": "--optim.lr",
+    "smoke --epochs -1": "--epochs -1 is not in",
+    "smoke --data.name cifr10": "did you mean cifar10?",
+    "smoke --model.name resnt18": "did you mean resnet18",
+    "smoke --data.batch-size 961": "more than there are training images: 960",
+    "smoke --data.batch-size 10 --optim.accumulate 3": "take 9 or 12",
+    "smoke --data.where device --augment.policy randaugment": "--data.where auto or stream",
+    "smoke --optim.warmup-epochs 9": "longer than the run",
+    "smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",
+    "smoke --precision fp16 --compute.device cpu": "bf16 or fp32",
+    "smoke --run.dir /proc/nowhere": "cannot write to the run folder '/proc/nowhere'",
+    "smoke --run.init-from nowhere.pt": "no checkpoint 'nowhere.pt'",
+    "folder --data.root nowhere": "--data.root 'nowhere': there is no such folder",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_answered_in_one_line(
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("error: ")
+    assert MISTAKES[words] in said
+
+
+def test_a_bad_image_stops_the_run_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(24):
+        split = "train" if number < 16 else "val"
+        size = (40 + number, 30)
+        write_photo(tmp_path / split / ("ant", "bee")[number % 2] / f"{number}.jpg", number, size)
+    (tmp_path / "train" / "ant" / "4.jpg").write_bytes(b"<html>")
+    words = "folder --data.root . --data.image-size 32 --data.batch-size 8 --model.name resnet9"
+    for workers in ("0", "1"):
+        assert main(["train", *words.split(), "--data.workers", workers]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert said == [
+            "error: cannot read image 'train/ant/4.jpg': not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
+        ]
+
+
+def test_evaluate_repeats_the_result_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *SMOKE.split()]) == 0
+    rows = map(json.loads, Path("runs/smoke/metrics.jsonl").read_text().splitlines())
+    best = max(row["val/top1"] for row in rows if "val/top1" in row)
+    capsys.readouterr()
+    assert main(["evaluate", "runs/smoke"]) == 0
+    assert f"top-1 {best:.2%}" in capsys.readouterr().out
+    assert main(["evaluate", "runs/smoke", "--split", "test"]) == 0
+    assert main(["evaluate", "runs/nowhere"]) == 2
+
+
+def test_a_run_folder_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "smoke", "--data.limit", "192", "--profile"]) == 0
+    folder = Path("runs/smoke")
+    config = unflatten(json.loads((folder / "config.json").read_text()))
+    assert config.data.limit == 192
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment.keys() >= {"torch", "device", "threads", "git"}
+    assert list((folder / "tensorboard").glob("events*"))
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
+    assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}
+
+
+def test_a_config_survives_being_written_down() -> None:
+    for preset in PRESETS.values():
+        assert unflatten(json.loads(json.dumps(flatten(preset())))) == preset()
+
+
+def test_a_config_that_contradicts_itself_is_refused_when_it_is_built() -> None:
+    with pytest.raises(UserError, match="longer than the run"):
+        Config(epochs=0.5)
+
+
+def test_processes_are_started_one_way_or_the_other_and_learn_the_same(
+    background: dict[str, Any], tmp_path: Path
+) -> None:
+    assert main(["train", *SMOKE.split(), "--run.dir", str(tmp_path)]) == 0
+    folders = {"alone": tmp_path}
+    for name in ("launched", "torchrun"):
+        said, complaint = background[name].communicate(timeout=120)
+        assert background[name].returncode == 0, complaint
+        assert said.count("top-1") == 2  # other ranks are quiet
+        folders[name] = background["folder"] / name
+    losses = []
+    for folder in folders.values():
+        rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        losses.append([row.get("train/loss") or row["val/loss"] for row in rows])
+        assert json.loads((folder / "status.json").read_text())["state"] == "done"
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[1] == losses[2]
+
+
+def test_a_failing_rank_is_what_the_user_sees(background: dict[str, Any]) -> None:
+    _, complaint = background["broken"].communicate(timeout=120)
+    assert background["broken"].returncode == 1
+    assert "RuntimeError: the disk is on fire" in complaint
+    assert "failed on rank 1" in complaint
+    assert complaint.count("Traceback") == 1

@@ -1,0 +1,106 @@
+"""The rules of the house, and that its papers are true."""
+
+import ast
+import dataclasses
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from image_classifier import config as config_module
+from image_classifier.cli import EvaluateOptions, parse
+from image_classifier.config import Config, DataConfig, flatten
+from image_classifier.datasets import open_dataset
+from image_classifier.presets import PRESETS
+
+PROJECT = Path(__file__).parent.parent
+PACKAGE = Path(config_module.__file__).parent
+MODULES = {str(path.relative_to(PACKAGE)): path.read_text() for path in PACKAGE.rglob("*.py")}
+README = (PROJECT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The README's blocks of code in `language`."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def test_imports_point_downwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    linter = pytest.importorskip("importlinter.cli")
+    monkeypatch.chdir(PROJECT)
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT / "src"))
+    assert linter.lint_imports(no_cache=True) == 0
+
+
+@pytest.mark.parametrize("knob", flatten(Config()))
+def test_every_knob_is_read_where_its_section_says(knob: str) -> None:
+    section, _, name = knob.rpartition(".")
+    if section:
+        kind = next(f.default_factory for f in dataclasses.fields(Config) if f.name == section)
+        readers = re.findall(r"`([\w/]+(?:\.py)?)`", kind.__doc__)
+    else:
+        readers = ["train.py", "loader.py", "profiling.py", "evaluate.py"]
+    texts = [text for path, text in MODULES.items() if path.startswith(tuple(readers))]
+    assert any(re.search(rf"\.{name}\b", text) for text in texts)
+
+
+def test_the_package_never_names_itself() -> None:
+    name = PACKAGE.name
+    assert [path for path, text in MODULES.items() if re.search(rf"\b{name}\b", text)] == []
+
+
+def test_all_that_is_public_says_what_it_is() -> None:
+    for path, text in MODULES.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                name = getattr(node, "name", path)
+                inner = name[0].islower() and "self" not in ast.dump(node)[:300]
+                if not name.startswith("_") and not inner:
+                    assert ast.get_docstring(node), f"{path}: {name}"
+
+
+def test_the_shapes_are_the_same_bytes_everywhere() -> None:
+    source = open_dataset(DataConfig(limit=256), "train")
+    digest = hashlib.sha256(source.pixels.numpy().tobytes() + source.labels.numpy().tobytes())
+    expected = "ea4717f671641dbe03792556206b88dca7d8b823577e0119c9aa35c7d2b09e9e"
+    assert digest.hexdigest() == expected
+
+
+def test_every_command_of_the_readme_is_understood() -> None:
+    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    found = 0
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        if "train.py" in words:
+            words = words[words.index("train.py") + 1 :]
+            parse(Config, words[1:], prog="train", about="", default=PRESETS[words[0]]())
+            found += 1
+        elif "evaluate" in words:
+            words = words[words.index("evaluate") + 1 :]
+            parse(EvaluateOptions, words, prog="evaluate", about="")
+            found += 1
+    assert found >= 5
+
+
+def test_every_extension_of_the_readme_works(tmp_path: Path) -> None:
+    shutil.copytree(PROJECT / "src", tmp_path / "src")
+    shutil.copy(PROJECT / "train.py", tmp_path)
+    patches = blocks("diff")
+    assert len(patches) >= 6
+    for patch in patches:
+        subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "train.py", "mine", "--data.root", str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train/loss" in (tmp_path / "runs" / "mine" / "mine.csv").read_text()

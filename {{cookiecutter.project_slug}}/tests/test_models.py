@@ -1,0 +1,51 @@
+"""Any network by name, fitted to the images and the classes."""
+
+import pytest
+import torch
+from torch import nn
+
+from image_classifier.config import ModelConfig, UserError
+from image_classifier.models import build_model
+from image_classifier.presets import PRESETS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_model_of_every_preset_builds(name: str) -> None:
+    config = PRESETS[name]()
+    size = config.data.image_size
+    with torch.inference_mode():
+        logits = build_model(config.model, 7, size).eval()(torch.zeros(1, 3, size, size))
+    assert logits.shape == (1, 7)
+
+
+# One of each kind of head and of first layer.
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "googlenet"])
+def test_models_of_torchvision_get_a_head_and_dropout(name: str) -> None:
+    model = build_model(ModelConfig(name=name, dropout=0.5), 3, 64)
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    assert any(isinstance(layer, nn.Dropout) and layer.p == 0.5 for layer in model.modules())
+
+
+def test_small_images_keep_their_resolution() -> None:
+    small = build_model(ModelConfig(name="resnet18"), 3, 32)
+    assert small.conv1.stride == (1, 1)
+    assert isinstance(small.maxpool, nn.Identity)
+    large = build_model(ModelConfig(name="resnet18"), 3, 96)
+    assert large.conv1.stride == (2, 2)
+    forced = build_model(ModelConfig(name="resnet18", stem="imagenet"), 3, 32)
+    assert forced.conv1.stride == (2, 2)
+
+
+def test_a_wrong_name_says_which_is_right() -> None:
+    with pytest.raises(UserError, match=r"no model 'resnt18'; did you mean resnet18"):
+        build_model(ModelConfig(name="resnt18"), 3, 32)
+
+
+def test_a_model_that_cannot_take_the_images_is_refused() -> None:
+    with pytest.raises(UserError, match=r"alexnet can't take images of --data.image-size 16"):
+        build_model(ModelConfig(name="alexnet", stem="imagenet"), 3, 16)
+
+
+def test_a_stem_that_cannot_be_small_is_refused() -> None:
+    with torch.device("meta"), pytest.raises(UserError, match=r"--model.stem small: vit_b_16"):
+        build_model(ModelConfig(name="vit_b_16", stem="small"), 3, 32)
