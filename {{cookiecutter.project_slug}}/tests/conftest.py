@@ -6,6 +6,7 @@ import pickle
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,15 @@ SERVER.set_forkserver_preload(
 )
 
 
+def pytest_sessionstart() -> None:
+    """Let the server import while the first tests run."""
+    forkserver.ensure_running()
+
+
 def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) -> None:  # noqa: ANN401
     os.environ |= rank
+    if "fork" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
 

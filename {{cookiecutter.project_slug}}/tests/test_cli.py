@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,16 +33,20 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 SMOKE = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+SMOKE += " --run.log-every-steps 1"
 BROKEN = """
 import os, sys
 from image_classifier.cli import main
 from image_classifier.report import Report
 
-def fail(report, loss):
-    if os.environ["RANK"] == "1":
-        raise RuntimeError("the disk is on fire")
+count = Report.count
 
-Report.count = fail
+def fail_later(report, loss):
+    if os.environ["RANK"] == "1" and report.row_step == 1:
+        raise RuntimeError("the disk is on fire")
+    count(report, loss)
+
+Report.count = fail_later
 sys.exit(main(["train", *sys.argv[1:]]))
 """
 
@@ -51,18 +56,22 @@ def background(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, A
     """Commands of several processes each, which take their time while other tests run."""
     folder = tmp_path_factory.mktemp("background")
     (folder / "broken.py").write_text(BROKEN)
-    script = str(PROJECT / "train.py")
-    torchrun = "-m torch.distributed.run --nproc-per-node 2"
+    torchrun = f"-m torch.distributed.run --nproc-per-node 2 {PROJECT / 'train.py'}"
     commands = {
-        "launched": f"{script} {SMOKE} --run.processes 2 --run.dir launched",
-        "torchrun": f"{torchrun} {script} {SMOKE} --run.dir torchrun",
-        "broken": f"broken.py {SMOKE} --run.processes 2 --run.dir broken",
+        "torchrun": [*shlex.split(torchrun), *SMOKE.split(), "--run.dir", "torchrun"],
+        "broken": ["broken.py", *SMOKE.split(), "--run.processes", "2", "--run.dir", "broken"],
     }
-    processes = {name: start(*words.split(), cwd=folder) for name, words in commands.items()}
+    processes = {name: start(*words, cwd=folder) for name, words in commands.items()}
     yield processes | {"folder": folder}
     for process in processes.values():
         process.kill()
         process.communicate()
+
+
+def losses(folder: Path) -> list[float]:
+    """The losses that a run logged."""
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
 def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path: Path) -> None:
@@ -174,28 +183,25 @@ def test_a_config_that_contradicts_itself_is_refused_when_it_is_built() -> None:
         Config(epochs=0.5)
 
 
-def test_processes_are_started_one_way_or_the_other_and_learn_the_same(
+def test_processes_started_by_torchrun_learn_what_one_learns(
     background: dict[str, Any], tmp_path: Path
 ) -> None:
     assert main(["train", *SMOKE.split(), "--run.dir", str(tmp_path)]) == 0
-    folders = {"alone": tmp_path}
-    for name in ("launched", "torchrun"):
-        said, complaint = background[name].communicate(timeout=120)
-        assert background[name].returncode == 0, complaint
-        assert said.count("top-1") == 2  # other ranks are quiet
-        folders[name] = background["folder"] / name
-    losses = []
-    for folder in folders.values():
-        rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        losses.append([row.get("train/loss") or row["val/loss"] for row in rows])
-        assert json.loads((folder / "status.json").read_text())["state"] == "done"
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert losses[1] == losses[2]
+    said, complaint = background["torchrun"].communicate(timeout=120)
+    assert background["torchrun"].returncode == 0, complaint
+    assert said.count("top-1") == 2  # other ranks are quiet
+    folder = background["folder"] / "torchrun"
+    assert losses(folder) == pytest.approx(losses(tmp_path), rel=1e-4)
+    assert json.loads((folder / "status.json").read_text())["state"] == "done"
 
 
-def test_a_failing_rank_is_what_the_user_sees(background: dict[str, Any]) -> None:
+def test_processes_started_by_ourselves_do_the_same_until_one_fails(
+    background: dict[str, Any],
+) -> None:
     _, complaint = background["broken"].communicate(timeout=120)
     assert background["broken"].returncode == 1
     assert "RuntimeError: the disk is on fire" in complaint
     assert "failed on rank 1" in complaint
     assert complaint.count("Traceback") == 1
+    background["torchrun"].wait()
+    assert losses(background["folder"] / "broken") == losses(background["folder"] / "torchrun")[:1]
