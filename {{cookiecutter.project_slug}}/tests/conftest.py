@@ -21,12 +21,14 @@ from image_classifier.presets import smoke
 # of this process is cut off in it. A fresh interpreter would take seconds.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed", "torch.nn.parallel", "torchvision"]
+    ["torch._dynamo", "torchvision.transforms.v2", "image_classifier.train"]
 )
 
 
 def pytest_sessionstart() -> None:
-    """Let the server import while the first tests run."""
+    """Let the server import while the first tests run, and all processes from this folder."""
+    source = str(Path(__file__).parent.parent / "src")
+    os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     forkserver.ensure_running()
 
 
@@ -50,11 +52,8 @@ def start(function: Callable, *arguments: object, rank: dict[str, str] | None = 
 def run_alone(function: Callable, *arguments: object) -> tuple[int, Any]:
     """Exit code and result (None after a kill) of `function(*arguments)` in its own process."""
     process, receiver = start(function, *arguments)
-    try:
-        result = pickle.loads(receiver.recv_bytes())
-    except EOFError:
-        result = None
-    process.join()
+    process.join()  # not until the pipe is closed: data workers outlive a kill by seconds
+    result = pickle.loads(receiver.recv_bytes()) if process.exitcode == 0 else None
     return process.exitcode, result
 
 

@@ -1,7 +1,6 @@
 """The command line: quick to answer, one line for a mistake, the same run however it is started."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -21,11 +20,9 @@ PROJECT = Path(__file__).parent.parent
 
 def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
     """Begin a command as a user would give it."""
-    paths = f"{PROJECT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     return subprocess.Popen(
         [sys.executable, *words],
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": paths},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
