@@ -21,7 +21,11 @@ from image_classifier.presets import smoke
 # of this process is cut off in it. A fresh interpreter would take seconds.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["torch._dynamo", "torchvision.transforms.v2", "image_classifier.train"]
+    [
+        "torch._dynamo",
+        "torchvision.transforms.v2",
+        "image_classifier.train",
+    ]
 )
 
 

@@ -10,7 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.config import Config
 from image_classifier.loader import Batch, TrainData
-from image_classifier.optim import build_loss, build_optimizer, build_schedule
+from image_classifier.optim import (
+    build_loss,
+    build_optimizer,
+    build_schedule,
+)
 from image_classifier.precision import Precision
 from image_classifier.report import Report
 from image_classifier.state import TrainState

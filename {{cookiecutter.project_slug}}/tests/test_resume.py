@@ -12,7 +12,12 @@ import torch
 from conftest import changed, run_alone, run_ranks
 
 from image_classifier import checkpoint
-from image_classifier.checkpoint import DamagedError, load_best, read_checkpoint, write_whole
+from image_classifier.checkpoint import (
+    DamagedError,
+    load_best,
+    read_checkpoint,
+    write_whole,
+)
 from image_classifier.config import Config, UserError
 from image_classifier.report import Report
 from image_classifier.train import train

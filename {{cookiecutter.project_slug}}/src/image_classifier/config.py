@@ -15,7 +15,7 @@ class UserError(ValueError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, and how they reach the device (`datasets/`, `loader.py`)."""
+    """Which images, and how they reach the device (`datasets/`, `loader.py`, `stream.py`)."""
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
@@ -31,7 +31,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What is done to training images (`augment.py`, `loader.py`)."""
+    """What is done to training images (`augment.py`, `stream.py`)."""
 
     crop: Literal["none", "pad", "resized"] = "pad"  # shift by `pad`, or random resized crop
     pad: int = 4  # pixels of shift in each direction

@@ -6,27 +6,25 @@ a batch has: `batches(start, stop)` can start anywhere, and yields the same on a
 processes and workers.
 """
 
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
-from torch.utils.data import DataLoader, Dataset
 
 from . import seeding
 from .config import AugmentConfig, Config, DataConfig, UserError
 from .datasets import open_dataset
 from .datasets.source import Source
-from .decode import centre_crop, crop, image_size, random_boxes
+from .decode import centre_crop, image_size
 from .distributed import World
 from .machine import device_memory_bytes, host_memory_bytes, num_cores
+from .stream import Samples, num_workers, pins, stream
 
 MEMORY_SHARE = 0.4  # of the free memory that resident images may take
-WORKER_TIMEOUT_SECONDS = 300  # without a batch, after which a worker counts as hung
 
 
 @dataclass
@@ -54,17 +52,18 @@ class TrainData:
         self.steps_per_epoch = len(self.source) // self.batch_size
         side = common_side(self.source)
         self.where, self.reason = choose_where(data, augment, self.source, side, world)
+        # Where batches are gathered, and so where the order of an epoch is kept.
+        self.home = world.device if self.where == "device" else torch.device("cpu")
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
-            self.workers = data.workers if data.workers != "auto" else auto_workers(world)
+            self.workers = num_workers(data, world)
             self.reason += f"; {self.workers} workers"
             self.samples = Samples(self.source, data.image_size, augment, config.seed)
         else:
             keep = (augment.crop == "resized" and side) or data.image_size
-            pixels = load_shared(self.source, keep, world)
-            on = world.device if self.where == "device" else torch.device("cpu")
-            self.pixels = pixels.to(on)
-            self.labels = self.source.labels.to(on)
+            self.pixels = load_shared(self.source, keep, world).to(self.home)
+            self.labels = self.source.labels.to(self.home)
+        self.order: tuple[int, Tensor] | None = None  # of the epoch that is under way
         self.waited_seconds = 0.0  # that the loop stood still for want of a batch
 
     def __len__(self) -> int:
@@ -80,18 +79,23 @@ class TrainData:
         """How many steps `epochs` take; at least one."""
         return max(1, round(epochs * self.steps_per_epoch))
 
-    def indices_at(self, step: int, share: slice | None = None) -> Tensor:
-        """The images of global batch `step`, or of a rank's `share` of it: (batch,) int64."""
+    def indices_at(self, step: int) -> Tensor:
+        """This rank's images of batch `step`: (batch,) int64."""
         epoch, k = divmod(step, self.steps_per_epoch)
-        order = self._order(epoch)
-        batch = order[k * self.batch_size : (k + 1) * self.batch_size]
-        return batch[share if share is not None else self.world.share(self.batch_size)]
+        batch = self._order(epoch)[k * self.batch_size : (k + 1) * self.batch_size]
+        return batch[self.world.share(self.batch_size)]
+
+    def places_at(self, step: int) -> list[tuple[int, int]]:
+        """This rank's images of batch `step` as (epoch, index), which is all a worker must know."""
+        epoch = step // self.steps_per_epoch
+        return [(epoch, index) for index in self.indices_at(step).tolist()]
 
     def _order(self, epoch: int) -> Tensor:
-        """`order_at`, remembered for the epoch."""
-        if getattr(self, "_remembered", (None,))[0] != epoch:
-            self._remembered = (epoch, seeding.order_at(self.seed, epoch, len(self.source)))
-        return self._remembered[1]
+        """The order of the epoch, kept for its steps."""
+        if self.order is None or self.order[0] != epoch:
+            order = seeding.order_at(self.seed, epoch, len(self.source))
+            self.order = epoch, order.to(self.home)
+        return self.order[1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """This rank's part of each global batch from step `start` up to, not including, `stop`."""
@@ -113,7 +117,7 @@ class TrainData:
     def _resident(self, start: int, stop: int) -> Iterator[Batch]:
         """Gathers on the device."""
         for step in range(start, stop):
-            indices = self.indices_at(step).to(self.world.device, non_blocking=True)
+            indices = self.indices_at(step)
             yield Batch(as_nchw(self.pixels[indices]), self.labels[indices])
 
     def _gathered(self, start: int, stop: int) -> Iterator[Batch]:
@@ -132,9 +136,9 @@ class TrainData:
 
     def _streamed(self, start: int, stop: int) -> Iterator[Batch]:
         """Decoding in workers that live from the first step to the last."""
-        order = StepSampler(self, start, stop)
+        places = (self.places_at(step) for step in range(start, stop))
         return copy_ahead(
-            stream(self.samples, order, self.workers, self.data, self.world), self.world.device
+            stream(self.samples, places, self.workers, self.data, self.world), self.world.device
         )
 
 
@@ -172,96 +176,17 @@ class EvalData:
                 yield Batch(as_nchw(self.pixels[part]), self.labels[part])
             return
         samples = Samples(self.source, self.data.image_size, None, 0)
-        order = [[(0, i) for i in part.tolist()] for part in self.indices.split(size)]
-        auto = self.data.workers == "auto"
-        workers = auto_workers(self.world) if auto else int(self.data.workers)
+        places = [[(0, i) for i in part.tolist()] for part in self.indices.split(size)]
+        workers = num_workers(self.data, self.world)
         yield from copy_ahead(
-            stream(samples, order, workers, self.data, self.world), self.world.device
+            stream(samples, places, workers, self.data, self.world), self.world.device
         )
-
-
-class Samples(Dataset):
-    """Single images as the workers make them: decoded, cropped to the model's size, uint8."""
-
-    def __init__(self, source: Source, size: int, augment: AugmentConfig | None, seed: int) -> None:
-        """Samples of side `size` pixels; augmented if `augment` is given."""
-        self.source, self.size, self.augment, self.seed = source, size, augment, seed
-        # Built before workers are forked: each would take seconds to import torchvision.
-        self.policy = build_policy(augment.policy) if augment else None
-
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Image and label at `place`, which is (epoch, index): (size, size, 3) uint8, () int64."""
-        epoch, index = place
-        pixels, label = self.source.read(index), self.source.labels[index]
-        if self.augment is None or self.augment.crop != "resized":
-            pixels = centre_crop(pixels, self.size)
-        else:
-            generator = seeding.generator_at(seeding.SAMPLE, self.seed, epoch, index)
-            draws = torch.rand((1, 4), generator=generator)
-            height, width = pixels.shape[:2]
-            boxes = random_boxes(draws, height, width, self.augment.min_area)
-            pixels = crop(pixels, boxes[0], self.size)
-        if self.policy is not None:
-            with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
-                pixels = self.policy(pixels.permute(2, 0, 1)).permute(1, 2, 0)
-        return pixels.contiguous(), label
-
-
-class StepSampler:
-    """The one stream of batches that workers follow over all epochs, as (epoch, index) pairs."""
-
-    def __init__(self, data: TrainData, start: int, stop: int) -> None:
-        """The batches of steps `start` to `stop`."""
-        self.data, self.start, self.stop = data, start, stop
-
-    def __len__(self) -> int:
-        """How many batches there are."""
-        return self.stop - self.start
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        """One list of places a step."""
-        for step in range(self.start, self.stop):
-            epoch = step // self.data.steps_per_epoch
-            yield [(epoch, index) for index in self.data.indices_at(step).tolist()]
 
 
 def open_source(data: DataConfig, split: str, world: World) -> Source:
     """A split of the dataset; one process opens it before the others, as it may download it."""
     with world.first_here():
         return open_dataset(data, split)
-
-
-def stream(
-    samples: Samples,
-    order: StepSampler | list[list[tuple[int, int]]],
-    workers: int,
-    data: DataConfig,
-    world: World,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches in host memory, pinned if a GPU is to copy them: (batch, size, size, 3), (batch,).
-
-    Raises:
-        UserError: if a worker met an image that can't be read.
-    """
-    loader = DataLoader(
-        samples,
-        batch_sampler=order,
-        num_workers=workers,
-        prefetch_factor=data.prefetch_batches if workers else None,
-        pin_memory=pins(world),
-        timeout=WORKER_TIMEOUT_SECONDS if workers else 0,
-        worker_init_fn=start_worker,
-    )
-    try:
-        yield from loader
-    except UserError as error:
-        # A worker's error arrives with its whole traceback as text; the last line is what it said.
-        raise UserError(str(error).strip().splitlines()[-1].split("UserError: ")[-1]) from None
-
-
-def start_worker(_: int) -> None:
-    """Leave Ctrl-C to the main process, which says what was saved; the workers end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def copy_ahead(batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[Batch]:
@@ -347,12 +272,6 @@ def check_batch_size(batch_size: int, count: int, processes: int, accumulate: in
         )
 
 
-def auto_workers(world: World) -> int:
-    """Decoding processes per training process: all cores, or half if the model needs them too."""
-    cores = num_cores() // world.local_size
-    return max(1, cores // 2 if world.device.type == "cpu" else cores)
-
-
 def load_shared(source: Source, side: int, world: World) -> Tensor:
     """All images, of which each rank decodes its part: (count, side, side, 3) uint8."""
     if source.pixels is not None or world.size == 1:
@@ -380,20 +299,6 @@ def load(source: Source, indices: Tensor, side: int, world: World) -> Tensor:
     return pixels
 
 
-def pins(world: World) -> bool:
-    """Whether batches go to page-locked memory, from which a GPU copies without the CPU's help."""
-    return world.device.type == "cuda"
-
-
 def as_nchw(pixels: Tensor) -> Tensor:
     """(batch, height, width, 3) seen as (batch, 3, height, width): channels_last, nothing moves."""
     return pixels.permute(0, 3, 1, 2)
-
-
-def build_policy(name: str) -> Callable[[Tensor], Tensor] | None:
-    """One of torchvision's augmentation policies for single images, (3, height, width) uint8."""
-    if name == "none":
-        return None
-    from torchvision.transforms import v2
-
-    return {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}[name]()

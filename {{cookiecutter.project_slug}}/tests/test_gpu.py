@@ -1,0 +1,144 @@
+"""What only a GPU can show: every precision, no hidden waits, overlap that is right, exactness."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, write_photo
+
+from image_classifier.checkpoint import read_checkpoint
+from image_classifier.config import Config
+from image_classifier.loader import Batch, TrainData, copy_ahead
+from image_classifier.train import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture
+def on_gpu(config: Config) -> Config:
+    """A short run with all that may happen in a step."""
+    return changed(
+        config,
+        compute__device="cuda",
+        optim__ema_decay=0.9,
+        optim__clip_norm=1.0,
+        augment__cutout=4,
+        augment__mixup=0.2,
+        augment__cutmix=0.5,
+        model__norm="batch",
+        model__dropout=0.1,
+        run__processes=1,
+    )
+
+
+def weights(config: Config) -> dict[str, torch.Tensor]:
+    """The weights that a run ended with."""
+    saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
+    return saved["state"]["model"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_run_ends_well_in_every_precision(on_gpu: Config, precision: str, compiled: bool) -> None:
+    scores = train(changed(on_gpu, precision=precision, compute__compile=compiled))
+    assert scores.loss < 10
+    assert all(tensor.isfinite().all() for tensor in weights(on_gpu).values())
+
+
+@pytest.mark.parametrize("where", ["device", "host", "stream"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_no_step_waits_for_the_device(
+    on_gpu: Config, monkeypatch: pytest.MonkeyPatch, where: str, name: str
+) -> None:
+    batches = TrainData.batches
+
+    def watched(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+        for step, batch in enumerate(batches(data, start, stop), start=1):
+            # The first step tunes and allocates, the last one logs and evaluates.
+            torch.cuda.set_sync_debug_mode("error" if 1 < step < stop else "default")
+            yield batch
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(TrainData, "batches", watched)
+    quiet = changed(on_gpu, run__log_every_steps=100, run__evaluate_every_epochs=100.0)
+    quiet = changed(quiet, precision="bf16", data__where=where, optim__name=name)
+    train(changed(quiet, data__workers=2))
+
+
+def test_copies_that_overlap_bring_the_right_images() -> None:
+    device = torch.device("cuda", 0)
+    host = [torch.full((64, 64, 64, 3), step, dtype=torch.uint8) for step in range(100)]
+    pairs = ((images.pin_memory(), torch.tensor([0])) for images in host)
+    busy = torch.randn(2000, 2000, device=device)
+    sums = []
+    for batch in copy_ahead(pairs, device):
+        for _ in range(5):
+            busy = busy @ busy / 2000  # the device falls behind the host
+        sums.append(batch.images.float().mean())
+    assert torch.stack(sums).tolist() == list(range(100))
+
+
+def test_resident_host_and_streamed_images_train_alike(on_gpu: Config, tmp_path: Path) -> None:
+    ends = []
+    for where in ("device", "host", "stream"):
+        run = changed(on_gpu, data__where=where, deterministic=True, data__workers=2)
+        run = changed(run, run__dir=str(tmp_path / where))
+        train(run)
+        ends.append(weights(run))
+    for other in ends[1:]:
+        for name, tensor in ends[0].items():
+            assert torch.equal(tensor, other[name]), name
+
+
+def test_a_deterministic_run_repeats_to_the_last_bit(on_gpu: Config, tmp_path: Path) -> None:
+    ends = []
+    for folder in ("one", "other"):
+        run = changed(on_gpu, deterministic=True, precision="bf16")
+        run = changed(run, run__dir=str(tmp_path / folder))
+        train(run)
+        ends.append(weights(run))
+    for name, tensor in ends[0].items():
+        assert torch.equal(tensor, ends[1][name]), name
+
+
+def test_a_resumed_run_ends_as_an_unbroken_one(
+    on_gpu: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = changed(on_gpu, deterministic=True, run__save_every_steps=1)
+    unbroken = changed(exact, run__dir=str(tmp_path / "unbroken"))
+    train(unbroken)
+    batches = TrainData.batches
+
+    def cut_short(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+        for step, batch in enumerate(batches(data, start, stop), start=start):
+            if step == 3:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(TrainData, "batches", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        train(exact)
+    monkeypatch.undo()
+    train(exact)
+    for name, tensor in weights(unbroken).items():
+        assert torch.equal(tensor, weights(exact)[name]), name
+
+
+def test_the_profiler_sees_the_device(on_gpu: Config) -> None:
+    train(changed(on_gpu, epochs=6, profile=True))
+    folder = Path(on_gpu.run.dir, "profile")
+    assert (folder / "trace.json.gz").stat().st_size > 1000
+    assert (folder / "memory.pickle").stat().st_size > 1000
+
+
+def test_photographs_train_on_the_device(on_gpu: Config, tmp_path: Path) -> None:
+    for number in range(24):
+        split = "train" if number < 16 else "val"
+        size = (60 + number, 50)
+        write_photo(tmp_path / split / ("ant", "bee")[number % 2] / f"{number}.jpg", number, size)
+    photos = changed(on_gpu, data__name="folder", data__root=str(tmp_path), data__batch_size=4)
+    train(changed(photos, augment__crop="resized", augment__policy="randaugment"))
