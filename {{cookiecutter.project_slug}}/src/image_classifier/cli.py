@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULT
     except KeyboardInterrupt:
-        print("\ninterrupted: the same command continues from the last save", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print("\ninterrupted: the same command goes on from the last save", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -1,7 +1,6 @@
 """Image files to pixels, the same way in training, evaluation and prediction."""
 
 import os
-import warnings
 from pathlib import Path
 
 import torch
@@ -26,14 +25,11 @@ def read_image(path: Path) -> Tensor:
         UserError: if the file is missing, damaged, of another format, or suspiciously large.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of oddities that it copes with
-            with Image.open(path, formats=FORMATS) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise ValueError(
-                        f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}"
-                    )
-                rgb = to_rgb(image)
+        with Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                size = f"{image.width} x {image.height} pixels"
+                raise ValueError(f"{size}, more than {MAX_PIXELS:,}")
+            rgb = to_rgb(image)
     except Exception as error:  # Pillow's decoders raise errors of many kinds on damaged files
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if "cannot identify image file" in reason:
@@ -55,7 +51,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         grey = image.convert("I")
         highest = grey.getextrema()[1]
         image = grey.point(lambda value: value * (1 / 256 if highest > 255 else 1)).convert("L")
-    if image.getexif().get(ORIENTATION, 1) != 1:
+    has_exif = "exif" in image.info or image.format == "TIFF"  # to parse it takes time
+    if has_exif and image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode == "RGB":
         image.load()
@@ -70,10 +67,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def image_size(path: Path) -> tuple[int, int] | None:
     """(height, width) as the file's header has them, or None if it can't be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(path, formats=FORMATS) as image:
-                return image.height, image.width
+        with Image.open(path, formats=FORMATS) as image:
+            return image.height, image.width
     except Exception:  # whatever is wrong, `read_image` will say it
         return None
 

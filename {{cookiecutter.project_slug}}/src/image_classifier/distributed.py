@@ -65,7 +65,9 @@ class World:
         """`model`, wrapped if there are other processes: backward then averages the gradients."""
         if self.size == 1:
             return model
-        if compute.sync_batchnorm and self.device.type == "cuda":
+        if compute.sync_batchnorm:
+            if self.device.type != "cuda":
+                raise UserError("--compute.sync-batchnorm works between GPUs only")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return nn.parallel.DistributedDataParallel(
             model,
@@ -181,8 +183,8 @@ def launch(processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The ranks say what is the matter; the agent's account of the same comes on top of it.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # The ranks say what is the matter; the agent's account of the same would come on top of it.
+    logging.disable(logging.ERROR)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # until `join_world` knows better
     with tempfile.TemporaryDirectory() as folder:
