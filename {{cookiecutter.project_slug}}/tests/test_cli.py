@@ -169,7 +169,7 @@ def test_a_run_folder_says_what_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     config = unflatten(json.loads((folder / "config.json").read_text()))
     assert config.data.limit == 192
     environment = json.loads((folder / "environment.json").read_text())
-    assert environment.keys() >= {"torch", "device", "threads", "git"}
+    assert environment.keys() >= {"torch", "device", "threads", "commit"}
     assert list((folder / "tensorboard").glob("events*"))
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}

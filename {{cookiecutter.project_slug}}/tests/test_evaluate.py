@@ -11,6 +11,7 @@ from image_classifier.evaluate import Scores, evaluate
 from image_classifier.loader import EvalData
 from image_classifier.models import build_model
 from image_classifier.precision import Precision
+from image_classifier.report import scores_text
 
 SIZES = (1, 2, 3, 4, 7, 23)
 
@@ -71,7 +72,9 @@ def test_evaluation_only_looks(config: Config) -> None:
     assert model.training
 
 
-def test_scores_by_class_come_from_the_confusion_matrix() -> None:
-    scores = Scores(0.5, 0.75, 1.0, torch.tensor([[2, 1, 0], [0, 1, 0], [0, 0, 0]]))
-    assert scores.per_class[:2].tolist() == pytest.approx([2 / 3, 1.0])
-    assert scores.per_class[2].isnan()
+def test_classes_are_listed_from_the_worst() -> None:
+    scores = Scores(0.5, 0.75, 1.0, torch.tensor([[2, 1, 0], [0, 0, 1], [0, 0, 0]]))
+    lines = scores_text(scores.metrics(), scores.confusion, ("ant", "bee", "cat")).splitlines()
+    assert [line.split() for line in lines[:2]] == [["bee", "0.00%"], ["ant", "66.67%"]]
+    assert len(lines) == 3  # nothing is known of cats
+    assert "75.00%" in lines[2]

@@ -16,10 +16,10 @@ from image_classifier.checkpoint import (
     DamagedError,
     load_best,
     read_checkpoint,
-    write_whole,
 )
 from image_classifier.config import Config, UserError
 from image_classifier.report import Report
+from image_classifier.run import write_whole
 from image_classifier.train import train
 
 

@@ -1,19 +1,14 @@
 """Saving a run so that a kill at any moment loses nothing that was saved, and going on from there.
 
-A file is written beside its final name, flushed to the disk, renamed, and the folder is flushed:
-whatever happens, a name leads to a whole file. `step_<n>.pt` are the newest, `last.pt` is another
-name of the newest of them, `best.pt` of the one with the best evaluation.
+Whatever happens, a name leads to a whole file (`run.write_whole`). `step_<n>.pt` are the newest,
+`last.pt` is another name of the newest of them, `best.pt` of the one with the best evaluation.
 """
 
-import contextlib
-import os
-import shutil
 import zipfile
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +18,7 @@ from torch import Tensor, nn
 from .config import FREE_TO_CHANGE, Config, UserError, flag, flatten, unflatten
 from .datasets.source import Source
 from .distributed import World
+from .run import give_name, write_whole
 from .state import TrainState
 
 
@@ -233,45 +229,6 @@ def init_from(path: str, model: nn.Module) -> str:
     model.load_state_dict({k: v for k, v in weights.items() if k not in unlike}, strict=False)
     kept = f"; {head} is new, for other classes" if unlike else ""
     return f"weights from {path}{kept}"
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a file that appears under its name when all of it is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())  # the data before the name
-        temporary.replace(path)
-        sync_folder(path.parent)  # and the name itself
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def give_name(path: Path, name: Path) -> None:
-    """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
-    temporary = name.with_name(f".{name.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        temporary.hardlink_to(path)
-    except OSError:  # a file system without links
-        with path.open("rb") as file:
-            write_whole(name, lambda copy: shutil.copyfileobj(file, copy))
-        return
-    temporary.replace(name)
-    sync_folder(name.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in `folder` to the disk, where the system can."""
-    with contextlib.suppress(OSError):  # Windows opens no folders
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def to_host(value: Any) -> Any:  # noqa: ANN401 - any nesting of plain values

@@ -26,11 +26,6 @@ class Scores:
     top5: float  # fraction of the images whose class is among the five most probable
     confusion: Tensor  # (classes, classes) int64 on the host: row is the truth, column the answer
 
-    @property
-    def per_class(self) -> Tensor:
-        """Fraction of each class's images that are recognised: (classes,); nan without images."""
-        return self.confusion.diagonal() / self.confusion.sum(1)
-
     def metrics(self) -> dict[str, float]:
         """The numbers that are logged."""
         return {"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5}
@@ -96,6 +91,6 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         normalize = Normalize(images.source, data.image_size, world.device)
         scores = evaluate(precision.place(model), images, normalize, precision, world)
         if world.is_main:
-            print(scores_text(scores.metrics(), scores.per_class, best.classes))
+            print(scores_text(scores.metrics(), scores.confusion, best.classes))
             print(f"{len(images):,} {split} images, weights of step {best.step} from {path}")
     return scores

@@ -6,10 +6,8 @@ and a line in `build_trackers`.
 
 import contextlib
 import json
-import platform
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,42 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .config import Config, RunConfig, UserError, flatten
+from .config import Config, RunConfig, flatten
 from .distributed import World
 from .loader import EvalData, TrainData
 from .machine import device_name
+from .page import write_page
 from .precision import Precision
+from .run import write_json, write_whole
 
 Log = Callable[[int, dict[str, float]], None]
-
-# All that a run writes, and so all that `--run.fresh` deletes.
-WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
-WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
-
-
-def open_run(config: Config, world: World) -> None:
-    """Make the run folder, or find it writable, before any work; empty it for a fresh start.
-
-    Raises:
-        UserError: if it can't be written.
-    """
-    folder = Path(config.run.dir)
-    if world.is_main:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if config.run.fresh:
-                for name in WRITTEN:
-                    (folder / name).unlink(missing_ok=True)
-                for name in WRITTEN_FOLDERS:
-                    shutil.rmtree(folder / name, ignore_errors=True)
-            write_json(folder / ".writable", None)
-            (folder / ".writable").unlink()
-        except OSError as error:
-            raise UserError(
-                f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
-                "set --run.dir to a folder that can be written"
-            ) from error
-    world.agree(True)  # nobody reads from the folder before it is as it should be
 
 
 class Report:
@@ -86,7 +57,6 @@ class Report:
         self.files = contextlib.ExitStack()
         if world.is_main:
             write_json(self.folder / "config.json", flatten(config))
-            write_json(self.folder / "environment.json", environment(world))
 
     def __enter__(self) -> "Report":
         """Say that the run is under way, and open what it is logged to."""
@@ -172,11 +142,14 @@ class Report:
         self.say(f"{self.place(step)}  validation: {phrase(metrics)}")
 
     def finish(
-        self, metrics: dict[str, float], per_class: Tensor, classes: tuple[str, ...]
+        self, metrics: dict[str, float], confusion: Tensor, classes: tuple[str, ...]
     ) -> None:
-        """Print the result, class by class, and where the run is."""
-        self.say(scores_text(metrics, per_class, classes))
-        self.say(f"run folder: {self.folder}, {clock(time.monotonic() - self.began)}")
+        """Print the result, class by class, and where the run is; write its page."""
+        self.say(scores_text(metrics, confusion, classes))
+        took = clock(time.monotonic() - self.began)
+        self.say(f"run folder: {self.folder}, report: {self.folder / 'report.html'}, {took}")
+        if self.world.is_main:
+            write_page(self.folder, classes, confusion)
 
     def place(self, step: int) -> str:
         """Where in the run `step` is."""
@@ -227,23 +200,20 @@ def phrase(metrics: dict[str, float]) -> str:
 
 
 def scores_text(
-    metrics: dict[str, float], per_class: Tensor, classes: tuple[str, ...], most: int = 20
+    metrics: dict[str, float], confusion: Tensor, classes: tuple[str, ...], most: int = 20
 ) -> str:
-    """An evaluation by class, worst first and `most` at the most, and in all."""
-    shares = zip(per_class.tolist(), classes, strict=True)
-    ranked = sorted((share, name) for share, name in shares if not isnan(share))
+    """An evaluation by class, worst first and `most` at the most, and in all.
+
+    `confusion` is (classes, classes): row is the truth, column the answer.
+    """
+    recall = (confusion.diagonal() / confusion.sum(1)).tolist()  # nan without images
+    pairs = zip(recall, classes, strict=True)
+    ranked = sorted((share, name) for share, name in pairs if not isnan(share))
     width = max(len(name) for name in classes)
     lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]
     if len(ranked) > most:
         lines.append(f"  and {len(ranked) - most} classes that are recognised better")
     return "\n".join([*lines, phrase(metrics)])
-
-
-def write_json(path: Path, value: object) -> None:
-    """A file of JSON that is never seen half written; ASCII, as names can hold anything."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
-    temporary.replace(path)
 
 
 def forget_rows_after(path: Path, step: int) -> None:
@@ -255,9 +225,7 @@ def forget_rows_after(path: Path, step: int) -> None:
         with contextlib.suppress(ValueError):  # the kill may have cut the last row short
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, lambda file: file.write("".join(kept).encode()))
 
 
 def build_trackers(run: RunConfig, folder: Path, start_step: int) -> list[Log]:
@@ -277,37 +245,6 @@ def tensorboard(folder: Path, start_step: int) -> Log:
         writer.flush()
 
     return log
-
-
-def environment(world: World) -> dict[str, Any]:
-    """What the result may depend on beside the config: versions, device and state of the code."""
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "platform": platform.platform(),
-        "device": device_name(world.device),
-        "processes": world.size,
-        "threads": torch.get_num_threads(),
-        "command": sys.argv,
-        "git": {
-            "commit": git("rev-parse", "HEAD"),
-            "changed": git("status", "--porcelain", "--untracked-files=no"),
-        },
-    }
-
-
-def git(*command: str) -> str | None:
-    """What git says of the code that runs, or None where there is no repository."""
-    try:
-        where = Path(__file__).parent
-        answer = subprocess.run(
-            ["git", *command], cwd=where, capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -39,7 +39,7 @@ class TrainState:
     @property
     def best_model(self) -> nn.Module:
         """The weights to evaluate and to keep: the averaged ones, if there are any."""
-        return self.ema or self.model
+        return self.model if self.ema is None else self.ema
 
     @property
     def is_best(self) -> bool:
@@ -72,7 +72,7 @@ class TrainState:
             "best_top1": self.best_top1,
             "best_step": self.best_step,
             "model": self.model.state_dict(),
-            "ema": self.ema.state_dict() if self.ema else None,
+            "ema": None if self.ema is None else self.ema.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.precision.state_dict(),
         }
@@ -82,7 +82,7 @@ class TrainState:
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
         self.model.load_state_dict(saved["model"])
-        if self.ema:
+        if self.ema is not None:
             self.ema.load_state_dict(saved["ema"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.precision.load_state_dict(saved["scaler"])

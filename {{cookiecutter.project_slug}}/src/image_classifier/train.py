@@ -14,7 +14,8 @@ from .models import build_model
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
 from .precision import Precision
 from .profiling import profiler
-from .report import Report, open_run
+from .report import Report
+from .run import open_run
 from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .state import TrainState
 
@@ -88,7 +89,7 @@ def train(config: Config) -> Scores:
                     report.restart_clock(state.step, train_data.waited_seconds)
 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
-            report.finish(scores.metrics(), scores.per_class, train_data.source.classes)
+            report.finish(scores.metrics(), scores.confusion, train_data.source.classes)
         return scores
 
 

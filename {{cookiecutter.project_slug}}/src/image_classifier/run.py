@@ -1,0 +1,120 @@
+"""The run folder: made and found writable before any work, and never seen half written."""
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from .config import Config, UserError
+from .distributed import World
+from .machine import device_name
+
+# All that a run writes, and so all that `--run.fresh` deletes.
+WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
+WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
+
+
+def open_run(config: Config, world: World) -> None:
+    """Make the run folder, or find it writable, before any work; empty it for a fresh start.
+
+    Raises:
+        UserError: if it can't be written.
+    """
+    folder = Path(config.run.dir)
+    if world.is_main:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if config.run.fresh:
+                for name in WRITTEN:
+                    (folder / name).unlink(missing_ok=True)
+                for name in WRITTEN_FOLDERS:
+                    shutil.rmtree(folder / name, ignore_errors=True)
+            write_json(folder / "environment.json", environment(world))
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
+                "set --run.dir to a folder that can be written"
+            ) from error
+    world.agree(True)  # nobody reads from the folder before it is as it should be
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a file that appears under its name when all of it is on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # the data before the name
+        temporary.replace(path)
+        sync_folder(path.parent)  # and the name itself
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """A file of JSON; in ASCII, as names can hold anything."""
+    text = json.dumps(value, indent=2) + "\n"
+    write_whole(path, lambda file: file.write(text.encode("ascii")))
+
+
+def give_name(path: Path, name: Path) -> None:
+    """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
+    temporary = name.with_name(f".{name.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.hardlink_to(path)
+    except OSError:  # a file system without links
+        with path.open("rb") as file:
+            write_whole(name, lambda copy: shutil.copyfileobj(file, copy))
+        return
+    temporary.replace(name)
+    sync_folder(name.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in `folder` to the disk, where the system can."""
+    with contextlib.suppress(OSError):  # Windows opens no folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def environment(world: World) -> dict[str, Any]:
+    """What the result may depend on beside the config: versions, device and state of the code."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "platform": platform.platform(),
+        "device": device_name(world.device),
+        "processes": world.size,
+        "threads": torch.get_num_threads(),
+        "command": sys.argv,
+        "commit": git("rev-parse", "HEAD"),
+        "changed": git("status", "--porcelain", "--untracked-files=no"),
+    }
+
+
+def git(*command: str) -> str | None:
+    """What git says of the code that runs, or None where there is no repository."""
+    try:
+        where = Path(__file__).parent
+        answer = subprocess.run(
+            ["git", *command], cwd=where, capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
