@@ -13,9 +13,14 @@ from image_classifier.augment import (
     resized_crop,
     shift_and_flip,
 )
-from image_classifier.config import AugmentConfig
+from image_classifier.config import AugmentConfig, Config
 from image_classifier.datasets.source import Source
-from image_classifier.decode import centre_crop, crop, random_boxes
+from image_classifier.decode import (
+    centre_crop,
+    crop,
+    random_boxes,
+)
+from image_classifier.precision import Precision
 
 
 @pytest.fixture
@@ -92,7 +97,9 @@ def test_normalised_pixels_have_mean_0_and_deviation_1(images: torch.Tensor) -> 
         mean=tuple(pixels.mean(dim=(0, 1, 2)).tolist()),
         std=tuple(pixels.std(dim=(0, 1, 2)).tolist()),
     )
-    normal = Normalize(source, 12, torch.device("cpu"))(images.permute(0, 3, 1, 2))
+    config = Config()
+    precision = Precision("fp32", config.compute, config.optim, torch.device("cpu"))
+    normal = Normalize(source, 12, precision)(images.permute(0, 3, 1, 2))
     assert normal.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(normal.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.std(dim=(0, 2, 3)), torch.ones(3), atol=1e-4, rtol=0)

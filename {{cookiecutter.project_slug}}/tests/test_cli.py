@@ -106,6 +106,8 @@ MISTAKES = {
     "smoke --data.batch-size 961": "more than there are training images: 960",
     "smoke --data.batch-size 10 --optim.accumulate 3": "take 9 or 12",
     "smoke --data.where device --augment.policy randaugment": "--data.where auto or stream",
+    "smoke --epochs inf": "--epochs inf is not in",
+    "smoke --model.name vit_b_32 --data.image-size 40": "vit_b_32 can't take images of",
     "smoke --optim.warmup-epochs 9": "longer than the run",
     "smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",
     "smoke --precision fp16 --compute.device cpu": "bf16 or fp32",
@@ -162,15 +164,21 @@ def test_evaluate_repeats_the_result_of_a_run(
     assert main(["evaluate", "runs/nowhere"]) == 2
 
 
-def test_a_run_folder_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "smoke", "--data.limit", "192", "--profile"]) == 0
+    words = "smoke --data.limit 96 --data.batch-size 24 --epochs 5 --profile"
+    assert main(["train", *words.split()]) == 0
     folder = Path("runs/smoke")
     config = unflatten(json.loads((folder / "config.json").read_text()))
-    assert config.data.limit == 192
+    assert config.data.limit == 96
     environment = json.loads((folder / "environment.json").read_text())
     assert environment.keys() >= {"torch", "device", "threads", "commit"}
     assert list((folder / "tensorboard").glob("events*"))
+    assert (folder / "profile" / "trace.json.gz").stat().st_size > 1000
+    said = capsys.readouterr().out
+    assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}
 

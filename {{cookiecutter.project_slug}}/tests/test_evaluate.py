@@ -31,14 +31,16 @@ def evaluated(config: Config, sizes: tuple[int, ...]) -> list[Scores]:
         scores = []
         for size in sizes:
             data = EvalData(changed(config, data__limit=size).data, "val", world)
-            normalize = Normalize(data.source, 32, world.device)
+            normalize = Normalize(data.source, 32, precision)
             scores.append(evaluate(model, data, normalize, precision, world))
         return scores
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_every_image_counts_once_on_any_number_of_ranks(config: Config, world_size: int) -> None:
-    config = changed(config, model__norm="batch")
+@pytest.mark.parametrize(("world_size", "where"), [(2, "auto"), (3, "auto"), (2, "stream")])
+def test_every_image_counts_once_on_any_number_of_ranks(
+    config: Config, world_size: int, where: str
+) -> None:
+    config = changed(config, model__norm="batch", data__where=where, data__workers=0)
     alone = evaluated(config, SIZES)
     for rank in run_ranks(world_size, evaluated, config, SIZES):
         for size, one, other in zip(SIZES, alone, rank, strict=True):
@@ -54,11 +56,30 @@ def test_streamed_and_resident_images_score_the_same(config: Config) -> None:
     assert torch.equal(one.confusion, other.confusion)
 
 
+def test_scores_are_those_of_the_logits(config: Config) -> None:
+    config = changed(config, data__limit=40)
+    with join_world(config.compute) as world:
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        data = EvalData(config.data, "val", world)
+        normalize = Normalize(data.source, 32, precision)
+        model = build_model(config.model, 10, 32).eval()
+        scores = evaluate(model, data, normalize, precision, world)
+        with torch.no_grad():
+            logits = model(normalize(data.source.pixels.permute(0, 3, 1, 2)))
+    labels = data.source.labels
+    ranked = logits.argsort(dim=1, descending=True)
+    assert scores.top1 == pytest.approx((ranked[:, 0] == labels).float().mean().item())
+    five = (ranked[:, :5] == labels[:, None]).any(1).float().mean().item()
+    assert scores.top5 == pytest.approx(five)
+    assert scores.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
+    assert int(scores.confusion[labels[0], ranked[0, 0]]) >= 1
+
+
 def test_evaluation_only_looks(config: Config) -> None:
     with join_world(config.compute) as world:
         precision = Precision("fp32", config.compute, config.optim, world.device)
         data = EvalData(config.data, "val", world)
-        normalize = Normalize(data.source, 32, world.device)
+        normalize = Normalize(data.source, 32, precision)
         model = build_model(changed(config, model__norm="batch", model__dropout=0.5).model, 10, 32)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         logits: list[torch.Tensor] = []

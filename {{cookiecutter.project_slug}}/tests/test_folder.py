@@ -62,6 +62,18 @@ def test_validation_comes_from_training_images_where_only_a_test_set_is_apart(fl
     assert len(names(flat, "train") | names(flat, "val")) == 80
 
 
+@pytest.mark.parametrize("part", ["val", "Test", "training"])
+def test_a_part_of_a_dataset_is_no_class(flat: Path, part: str) -> None:
+    write_photo(flat / part / "ant" / "1.jpg", 0)
+    with pytest.raises(UserError, match=f"has a folder '{part}' but none called 'train'"):
+        names(flat, "train")
+
+
+def test_a_test_set_can_stand_alone(tmp_path: Path) -> None:
+    write_photo(tmp_path / "test" / "ant" / "1.jpg", 0)
+    assert names(tmp_path, "test") == {"ant/1.jpg"}
+
+
 def test_what_systems_leave_behind_is_no_image(flat: Path) -> None:
     before = names(flat, "train")
     write_photo(flat / ".ipynb_checkpoints" / "1.jpg", 0)
@@ -90,7 +102,10 @@ def test_a_limit_takes_from_every_class(flat: Path) -> None:
         (lambda root: (root / "train" / "cat").mkdir(), r"class 'cat' has no images"),
         (lambda root: write_photo(root / "val" / "cat" / "1.jpg", 0), r"has not: 'cat'"),
         (lambda root: [p.unlink() for p in root.glob("val/*/*")], r"val' has no images"),
-        (lambda root: (root / "train").rename(root / "other"), r"no images|no folders|has not"),
+        (
+            lambda root: (root / "train").rename(root / "other"),
+            r"has a folder 'val' but none called 'train'",
+        ),
     ],
 )
 def test_an_unusable_folder_is_named(tmp_path: Path, change: object, message: str) -> None:

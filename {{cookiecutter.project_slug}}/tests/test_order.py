@@ -9,17 +9,20 @@ import torch
 from conftest import changed, run_ranks
 
 from image_classifier import seeding
-from image_classifier.augment import build_augment
+from image_classifier.augment import Normalize, build_augment
 from image_classifier.config import Config
 from image_classifier.distributed import join_world
 from image_classifier.loader import TrainData
+from image_classifier.precision import Precision
 
 
 def seen(config: Config, start: int = 0, stop: int = 8) -> list[tuple[list[int], list[str]]]:
     """For each step: this rank's images by number, and by a digest of what the model sees."""
     with join_world(config.compute) as world:
         data = TrainData(config, world)
-        augment = build_augment(config.augment, data, world, config.seed)
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        normalize = Normalize(data.source, config.data.image_size, precision)
+        augment = build_augment(config.augment, data, normalize, world, config.seed)
         steps = []
         for step, batch in enumerate(data.batches(start, stop), start=start):
             images, labels = augment(batch, step)

@@ -12,6 +12,7 @@ import torch
 from conftest import changed, run_alone, run_ranks
 
 from image_classifier import checkpoint
+from image_classifier import train as train_module
 from image_classifier.checkpoint import (
     DamagedError,
     load_best,
@@ -138,6 +139,49 @@ def test_fresh_starts_over(config: Config) -> None:
     train(other)
     assert rows(other)[0]["step"] < final(other)["state"]["step"]
     assert final(other)["config"]["optim.lr"] == 0.01
+
+
+def test_a_mistake_in_a_fresh_start_costs_nothing(config: Config) -> None:
+    train(config)
+    before = final(config)
+    with pytest.raises(UserError):
+        train(changed(config, run__fresh=True, model__name="resnt18"))
+    assert_same(final(config), before)
+    own = f"{config.run.dir}/checkpoints/best.pt"
+    train(changed(config, run__fresh=True, run__init_from=own))
+    assert final(config)["state"]["step"] == 8
+
+
+def test_a_kill_before_the_best_is_saved_does_not_lose_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, write: object) -> None:
+        if path.name == "best.safetensors":
+            raise KeyboardInterrupt
+        write_whole(path, write)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(checkpoint, "write_whole", fail)
+        train(config)
+    train(config)
+    assert Path(config.run.dir, "checkpoints", "best.pt").exists()
+    assert Path(config.run.dir, "checkpoints", "best.safetensors").exists()
+
+
+def test_a_model_that_was_edited_meanwhile_is_named(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config)
+    build = train_module.build_model
+
+    def edited(*arguments: object) -> torch.nn.Module:
+        model = build(*arguments)
+        model.head = torch.nn.Sequential(torch.nn.Linear(64, 10))
+        return model
+
+    monkeypatch.setattr(train_module, "build_model", edited)
+    with pytest.raises(UserError, match=r"another model: Missing key.*--run.fresh"):
+        train(config)
 
 
 def test_fresh_leaves_other_peoples_files_alone(config: Config) -> None:

@@ -21,6 +21,7 @@ from .datasets.source import Source
 from .decode import random_boxes
 from .distributed import World
 from .loader import Batch, TrainData
+from .precision import Precision
 
 NUM_DRAWS = 9  # of each image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
 
@@ -28,22 +29,24 @@ NUM_DRAWS = 9  # of each image: 1 for the flip, 2 for the shift, 4 for the crop,
 class Normalize:
     """Pixels from 0..255 to numbers of mean 0 and deviation 1 in each colour over the dataset."""
 
-    def __init__(self, source: Source, size: int, device: torch.device) -> None:
-        """For images of `size` pixels, on `device`."""
+    def __init__(self, source: Source, size: int, precision: Precision) -> None:
+        """For images of `size` pixels, in the memory layout of the model."""
+        device, self.memory_format = precision.device, precision.memory_format
         # Rows rather than single pixels: a last dimension of 3 is too short for vector units.
         self.scale = torch.tensor([1 / (255 * s) for s in source.std], device=device).repeat(size)
         shift = [m / s for m, s in zip(source.mean, source.std, strict=True)]
         self.shift = torch.tensor(shift, device=device).repeat(size)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(batch, 3, size, size) uint8 or float -> float32, both channels_last."""
+        """(batch, 3, size, size), channels_last uint8 or float -> float32."""
         rows = images.permute(0, 2, 3, 1).flatten(2)
         rows = rows.float() if rows.dtype == torch.uint8 else rows
-        return rows.mul_(self.scale).sub_(self.shift).unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
+        images = rows.mul_(self.scale).sub_(self.shift).unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
+        return images.contiguous(memory_format=self.memory_format)
 
 
 def build_augment(
-    augment: AugmentConfig, data: TrainData, world: World, seed: int
+    augment: AugmentConfig, data: TrainData, normalize: Normalize, world: World, seed: int
 ) -> Callable[[Batch, int], tuple[Tensor, Tensor]]:
     """A function of a batch and its step that returns what the model learns from.
 
@@ -54,7 +57,6 @@ def build_augment(
         UserError: if images can't be mixed in pairs because a process's share of them is odd.
     """
     size, device, share = data.data.image_size, world.device, world.share(data.batch_size)
-    normalize = Normalize(data.source, size, device)
     num_classes = len(data.source.classes)
     mixes = augment.mixup > 0 or augment.cutmix > 0
     if mixes and (share.stop - share.start) % 2:

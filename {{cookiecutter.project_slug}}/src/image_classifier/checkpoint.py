@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from .config import FREE_TO_CHANGE, Config, UserError, flag, flatten, unflatten
+from .config import FREE_TO_CHANGE, Config, RunConfig, UserError, flag, flatten, unflatten
 from .datasets.source import Source
 from .distributed import World
-from .run import give_name, write_whole
+from .run import clear_run, give_name, write_whole
 from .state import TrainState
 
 
@@ -32,7 +32,7 @@ class Checkpoints:
     def __init__(self, config: Config, world: World, source: Source) -> None:
         """Prepare to save a run of `config` on the training images `source`."""
         self.folder = Path(config.run.dir, "checkpoints")
-        self.keep = config.run.keep
+        self.run = config.run
         self.world = world
         self.identity = {
             "config": flatten(config),
@@ -45,12 +45,14 @@ class Checkpoints:
     def resume(self, state: TrainState) -> dict[str, Any] | None:
         """Make `state` the last that was saved, and return all that was saved with it.
 
-        None if nothing was: then the run begins. A damaged checkpoint is passed over for the one
-        before it.
+        None if nothing was, or with `--run.fresh`: then the run begins, and what an earlier one
+        left is deleted. A damaged checkpoint is passed over for the one before it.
 
         Raises:
             UserError: if the run was another one, or all of its checkpoints are damaged.
         """
+        if self.run.fresh:
+            clear_run(self.folder.parent, self.world)
         paths = [self.folder / "last.pt", *sorted(self.folder.glob("step_*.pt"), reverse=True)]
         damage: list[str] = []
         for path in paths:
@@ -62,7 +64,13 @@ class Checkpoints:
                 damage.append(str(error))
                 continue
             self.check_identity(saved)
-            state.load_state_dict(saved["state"])
+            try:
+                state.load_state_dict(saved["state"])
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise UserError(
+                    f"cannot continue {self.folder.parent}: {misfit(path, error)}; "
+                    "take another --run.dir, or start over with --run.fresh"
+                ) from error
             if damage and self.world.is_main:
                 print(f"{damage[0]}; using {path} (step {state.step})")
             return saved
@@ -79,7 +87,10 @@ class Checkpoints:
         cure = "take another --run.dir, or start over with --run.fresh"
         for knob, value in self.identity["config"].items():
             was = saved["config"].get(knob)
-            if was != value and not knob.startswith(FREE_TO_CHANGE):
+            is_free = knob.startswith(FREE_TO_CHANGE)
+            if knob == "data.where":  # workers cut resized crops otherwise than the device
+                is_free = self.identity["config"]["augment.crop"] != "resized"
+            if was != value and not is_free:
                 raise UserError(f"{where}: --{flag(knob)} was {was}, is {value}; {cure}")
         if saved["classes"] != self.identity["classes"]:
             was, now = saved["classes"], self.identity["classes"]
@@ -109,14 +120,15 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:08d}.pt"
         write_whole(path, lambda file: torch.save(saved, file))
-        give_name(path, self.folder / "last.pt")
         if best is not None:
             classes = {"classes": "\n".join(saved["classes"])}
             weights = {name: tensor.contiguous() for name, tensor in best.items()}
             content = save(weights, metadata=classes)
             write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
             give_name(path, self.folder / "best.pt")
-        for old in sorted(self.folder.glob("step_*.pt"))[: -self.keep]:
+        # Last, so that a run that goes on from it has all that belongs to it.
+        give_name(path, self.folder / "last.pt")
+        for old in sorted(self.folder.glob("step_*.pt"))[: -self.run.keep]:
             old.unlink()
 
     def wait(self) -> None:
@@ -160,7 +172,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} holds something else than tensors and plain values, and is not read: {reason}"
         ) from error
-    if not isinstance(saved, dict) or "state" not in saved:
+    state = saved.get("state") if isinstance(saved, dict) else None
+    if not isinstance(state, dict) or not {"model", "ema", "step"} <= state.keys():
         raise UserError(f"{path} is not a checkpoint of this project")
     return saved
 
@@ -188,24 +201,38 @@ def load_best(path: Path) -> Best:
     except DamagedError as error:
         raise UserError(str(error)) from error
     state = saved["state"]
+    try:
+        config = unflatten(saved["config"])
+    except TypeError as error:  # a knob that there is no more
+        raise UserError(f"{path} is of another version of this project: {error}") from error
     return Best(
         weights=state["ema"] or state["model"],
-        config=unflatten(saved["config"]),
+        config=config,
         classes=tuple(saved["classes"]),
         step=state["step"],
     )
 
 
-def init_from(path: str, model: nn.Module) -> str:
+def misfit(path: Path, error: Exception) -> str:
+    """What to say when a checkpoint's weights don't fit the model: the first of torch's reasons."""
+    reasons = [line.strip() for line in str(error).splitlines()]
+    return f"{path} holds another model: {reasons[1] if len(reasons) > 1 else reasons[0]}"
+
+
+def init_from(run: RunConfig, model: nn.Module) -> str:
     """Take the weights of a checkpoint, or of a `.safetensors` file, and return a line on it.
 
-    With no path they stay as they are. A last layer for another number of classes stays random.
+    With no path, or where the run goes on, they stay as they are. A last layer for another number
+    of classes stays random.
 
     Raises:
         UserError: if the file is missing or damaged, or of another model.
     """
+    path = run.init_from
     if not path:
         return "random weights"
+    if Path(run.dir, "checkpoints", "last.pt").exists() and not run.fresh:
+        return "weights of this run; --run.init-from was for its start"
     try:
         is_plain = path.endswith(".safetensors")
         weights = load_file(path) if is_plain else load_best(Path(path)).weights

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return DONE
         return choose("verb", words[0], VERBS)(words[1:])
     except UserError as mistake:
-        wait_for_first_rank()
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(1)  # rank 0 says the same first, if it is of the same opinion
         print(f"error: {mistake}", file=sys.stderr)
         return MISTAKE
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -97,25 +99,19 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
             return launch(processes)
     try:
         work()
-    except UserError:
+    except (UserError, BrokenPipeError):
         raise
     except Exception as error:
-        if is_echo(error):
-            wait_for_first_rank(always=True)
         rank = os.environ.get("RANK")
         where = f" on rank {rank}" if rank else ""
+        account = traceback.format_exc()
+        if is_echo(error):
+            time.sleep(10)  # until the rank that has gone has said why, and all are stopped
+            account = "the connection to another rank is lost"
         # In one piece, so that the accounts of several ranks do not mix.
-        print(f"{traceback.format_exc()}\nfailed{where}", file=sys.stderr)
+        print(f"{account}\nfailed{where}", file=sys.stderr)
         return FAULT
     return DONE
-
-
-def wait_for_first_rank(always: bool = False) -> None:
-    """Let the rank that says what is the matter do so and end; the others are stopped then."""
-    if always or os.environ.get("RANK", "0") != "0":
-        import time
-
-        time.sleep(2)
 
 
 def parse(

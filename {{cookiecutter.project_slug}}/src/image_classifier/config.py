@@ -147,14 +147,14 @@ class Config:
             raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
 
 
-INFINITY = float("inf")
+LARGE = 1e9
 RANGES: dict[str, tuple[float, float]] = {
-    "epochs": (1e-9, INFINITY),
+    "epochs": (1e-9, LARGE),
     "seed": (0, 2**63 - 1),
     "data.val_fraction": (0.001, 0.9),
-    "data.limit": (0, INFINITY),
+    "data.limit": (0, LARGE),
     "data.image_size": (8, 4096),
-    "data.batch_size": (1, INFINITY),
+    "data.batch_size": (1, LARGE),
     "data.workers": (0, 4096),
     "data.prefetch_batches": (1, 1000),
     "augment.pad": (0, 4096),
@@ -164,18 +164,18 @@ RANGES: dict[str, tuple[float, float]] = {
     "augment.cutmix": (0, 100),
     "model.width": (8, 8192),
     "model.dropout": (0, 0.99),
-    "optim.lr": (0, INFINITY),
+    "optim.lr": (0, LARGE),
     "optim.momentum": (0, 0.9999),
-    "optim.weight_decay": (0, INFINITY),
-    "optim.warmup_epochs": (0, INFINITY),
+    "optim.weight_decay": (0, LARGE),
+    "optim.warmup_epochs": (0, LARGE),
     "optim.label_smoothing": (0, 0.99),
-    "optim.clip_norm": (0, INFINITY),
-    "optim.accumulate": (1, INFINITY),
+    "optim.clip_norm": (0, LARGE),
+    "optim.accumulate": (1, LARGE),
     "optim.ema_decay": (0, 0.999999),
     "run.processes": (1, 4096),
-    "run.log_every_steps": (1, INFINITY),
-    "run.evaluate_every_epochs": (1e-9, INFINITY),
-    "run.save_every_steps": (0, INFINITY),
+    "run.log_every_steps": (1, LARGE),
+    "run.evaluate_every_epochs": (1e-9, LARGE),
+    "run.save_every_steps": (0, LARGE),
     "run.keep": (1, 1000),
 }
 # A knob that cannot change what is learned may differ when a run is continued.

@@ -104,9 +104,10 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
     if size == 1:
         yield world
         return
+    store = open_store(rank, size, local_size)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
-        store=open_store(rank, size, local_size),
+        store=store,
         rank=rank,
         world_size=size,
         timeout=TIMEOUT,
@@ -116,6 +117,8 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
         yield world
     finally:
         dist.destroy_process_group()
+        if isinstance(store, dist.FileStore) and rank == 0:
+            Path(store.path).unlink(missing_ok=True)
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:

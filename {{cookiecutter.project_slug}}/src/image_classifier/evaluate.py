@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from .augment import Normalize
-from .checkpoint import load_best
+from .checkpoint import load_best, misfit
 from .config import ComputeConfig, UserError
 from .distributed import World, join_world
 from .loader import EvalData
@@ -85,10 +85,15 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
                 f"{path} knows the classes {', '.join(best.classes[:5])}, ..., which are not those "
                 f"of the images: {', '.join(images.source.classes[:5])}, ..."
             )
-        precision = Precision(best.config.precision, compute, best.config.optim, world.device)
+        name = best.config.precision
+        name = "auto" if name == "fp16" and world.device.type == "cpu" else name  # has no fp16
+        precision = Precision(name, compute, best.config.optim, world.device)
         model = build_model(best.config.model, len(best.classes), data.image_size)
-        model.load_state_dict(best.weights)
-        normalize = Normalize(images.source, data.image_size, world.device)
+        try:
+            model.load_state_dict(best.weights)
+        except RuntimeError as error:
+            raise UserError(misfit(path, error)) from error
+        normalize = Normalize(images.source, data.image_size, precision)
         scores = evaluate(precision.place(model), images, normalize, precision, world)
         if world.is_main:
             print(scores_text(scores.metrics(), scores.confusion, best.classes))

@@ -25,6 +25,7 @@ from .machine import device_memory_bytes, host_memory_bytes, num_cores
 from .stream import Samples, num_workers, pins, stream
 
 LOADED_TOGETHER = 64  # images that a thread decodes between two looks at its queue
+SHARED_TOGETHER = 4096  # images that ranks exchange at once
 MEMORY_SHARE = 0.4  # of the free memory that resident images may take
 
 
@@ -95,7 +96,8 @@ class TrainData:
         """The order of the epoch, kept for its steps."""
         if self.order is None or self.order[0] != epoch:
             order = seeding.order_at(self.seed, epoch, len(self.source))
-            self.order = epoch, order.to(self.home)
+            order = order.pin_memory() if self.home.type == "cuda" else order
+            self.order = epoch, order.to(self.home, non_blocking=True)
         return self.order[1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
@@ -177,7 +179,8 @@ class EvalData:
                 yield Batch(as_nchw(self.pixels[part]), self.labels[part])
             return
         samples = Samples(self.source, self.data.image_size, None, 0)
-        places = [[(0, i) for i in part.tolist()] for part in self.indices.split(size)]
+        parts = [part.tolist() for part in self.indices.split(size) if len(part)]
+        places = [[(0, index) for index in part] for part in parts]
         workers = num_workers(self.data, self.world)
         yield from copy_ahead(
             stream(samples, places, workers, self.data, self.world), self.world.device
@@ -226,8 +229,9 @@ def choose_where(
         return data.where, "as --data.where says"
     if augment.policy != "none":
         return "stream", f"{augment.policy} works on single images"
-    if side is None:
-        return "stream", "images of several sizes are cropped from their files"
+    # Never by memory where it would change the pixels: the device cuts crops otherwise.
+    if augment.crop == "resized" or side is None:
+        return "stream", "crops are cut from the whole image"
     needed = len(source) * side**2 * 3
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
     if world.agree(needed < MEMORY_SHARE * device_memory_bytes(world.device) / shares(world)):
@@ -277,10 +281,13 @@ def load_shared(source: Source, side: int, world: World) -> Tensor:
     """All images, of which each rank decodes its part: (count, side, side, 3) uint8."""
     if source.pixels is not None or world.size == 1:
         return load(source, torch.arange(len(source)), side, world)
-    mine = torch.arange(world.rank, len(source), world.size)
-    pixels = torch.zeros((len(source), side, side, 3), dtype=torch.uint8, device=world.device)
-    pixels[mine.to(world.device)] = load(source, mine, side, world).to(world.device)
-    return world.sum(pixels)
+    pixels = torch.empty((len(source), side, side, 3), dtype=torch.uint8)
+    for numbers in torch.arange(len(source)).split(SHARED_TOGETHER):
+        shared = torch.zeros((len(numbers), side, side, 3), dtype=torch.uint8, device=world.device)
+        mine = load(source, numbers[world.rank :: world.size], side, world)
+        shared[world.rank :: world.size] = mine.to(world.device)
+        pixels[numbers] = world.sum(shared).cpu()
+    return pixels
 
 
 def load(source: Source, indices: Tensor, side: int, world: World) -> Tensor:

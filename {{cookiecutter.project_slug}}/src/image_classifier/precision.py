@@ -31,6 +31,8 @@ class Precision:
         self.name, self.compute, self.device = name, compute, device
         self.clip_norm = optim.clip_norm
         self.dtype = DTYPES[name]
+        channels_last = compute.channels_last
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         # fp16 has so small a range that gradients vanish unless the loss is scaled up.
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         torch.set_float32_matmul_precision("high" if compute.tf32 else "highest")
@@ -41,9 +43,7 @@ class Precision:
 
     def place(self, model: nn.Module) -> nn.Module:
         """`model` on the device, in the layout and compiled as the config says."""
-        model = model.to(self.device)
-        if self.compute.channels_last:
-            model = model.to(memory_format=torch.channels_last)
+        model = model.to(self.device, memory_format=self.memory_format)
         if self.compute.compile:
             model.compile()  # in place: the names of the weights stay as they are
         return model

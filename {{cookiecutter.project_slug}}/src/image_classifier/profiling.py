@@ -31,7 +31,10 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
     target.mkdir(exist_ok=True)
     is_cuda = world.device.type == "cuda"
 
+    recordings = []
+
     def finish(recorded: profile) -> None:
+        recordings.append(recorded)
         recorded.export_chrome_trace(str(target / "trace.json.gz"))
         if is_cuda:
             torch.cuda.memory._dump_snapshot(str(target / "memory.pickle"))
@@ -53,6 +56,9 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
         with_stack=True,
     ) as recorder:
         yield recorder.step
+    if not recordings:
+        needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
+        print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
 
 

@@ -24,7 +24,7 @@ from .loader import EvalData, TrainData
 from .machine import device_name
 from .page import write_page
 from .precision import Precision
-from .run import write_json, write_whole
+from .run import environment, write_json, write_whole
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -57,6 +57,7 @@ class Report:
         self.files = contextlib.ExitStack()
         if world.is_main:
             write_json(self.folder / "config.json", flatten(config))
+            write_json(self.folder / "environment.json", environment(world))
 
     def __enter__(self) -> "Report":
         """Say that the run is under way, and open what it is logged to."""

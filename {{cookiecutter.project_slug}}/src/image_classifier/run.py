@@ -23,7 +23,7 @@ WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
 
 
 def open_run(config: Config, world: World) -> None:
-    """Make the run folder, or find it writable, before any work; empty it for a fresh start.
+    """Make the run folder, or find it writable, before any work.
 
     Raises:
         UserError: if it can't be written.
@@ -32,18 +32,23 @@ def open_run(config: Config, world: World) -> None:
     if world.is_main:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if config.run.fresh:
-                for name in WRITTEN:
-                    (folder / name).unlink(missing_ok=True)
-                for name in WRITTEN_FOLDERS:
-                    shutil.rmtree(folder / name, ignore_errors=True)
-            write_json(folder / "environment.json", environment(world))
+            write_json(folder / ".writable", None)
+            (folder / ".writable").unlink()
         except OSError as error:
             raise UserError(
                 f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
                 "set --run.dir to a folder that can be written"
             ) from error
-    world.agree(True)  # nobody reads from the folder before it is as it should be
+
+
+def clear_run(folder: Path, world: World) -> None:
+    """Delete what an earlier run wrote, and nothing else that may lie there."""
+    if world.is_main:
+        for name in WRITTEN:
+            (folder / name).unlink(missing_ok=True)
+        for name in WRITTEN_FOLDERS:
+            shutil.rmtree(folder / name, ignore_errors=True)
+    world.agree(True)  # nobody reads from the folder before it is empty
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -36,8 +36,8 @@ def train(config: Config) -> Scores:
 
         train_data = TrainData(config, world)
         val_data = EvalData(config.data, "val", world)
-        augment = build_augment(config.augment, train_data, world, config.seed)
-        normalize = Normalize(train_data.source, config.data.image_size, world.device)
+        normalize = Normalize(train_data.source, config.data.image_size, precision)
+        augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         steps_per_epoch, total_steps = (
             train_data.steps_per_epoch,
             train_data.steps_in(config.epochs),
@@ -47,7 +47,7 @@ def train(config: Config) -> Scores:
 
         with seeded(WEIGHTS, config.seed):
             model = build_model(config.model, train_data.num_classes, config.data.image_size)
-        origin = init_from(config.run.init_from, model)
+        origin = init_from(config.run, model)
         model = precision.place(model)
         loss_of = build_loss(config.optim)
         optimizer = build_optimizer(config.optim, model)

@@ -12,6 +12,7 @@ from ..decode import SUFFIXES
 from .source import PathList, Source
 
 VAL_NAMES = ("val", "valid", "validation")
+PART_NAMES = ("training", "test", "testing", *VAL_NAMES)  # of a dataset, as nobody calls a class
 
 
 def folder(data: DataConfig, split: str) -> Source:
@@ -26,16 +27,30 @@ def folder(data: DataConfig, split: str) -> Source:
     root = Path(data.root)
     if not root.is_dir():
         raise UserError(f"--data.root {data.root!a}: there is no such folder")
-    train = root / "train" if (root / "train").is_dir() else root
     val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
-    place = {"train": train, "val": val, "test": root / "test"}[split]
-    if train == root and split == "test":
-        raise UserError(f"{str(root)!a} has no test images: there is no folder 'test' in it")
+    place = {"train": None, "val": val, "test": root / "test"}[split]
+    train = root / "train"
+    if not train.is_dir():
+        if place is not None and place.is_dir():  # only to evaluate on: its classes are all
+            return held_out(place, place, class_folders(place))
+        train = undivided(root)
     classes = class_folders(train)
     if split == "train" or place is None:
         by_hash = data.val_fraction if val is None else None
         return split_by_name(train, classes, by_hash, split)
     return held_out(place, train, classes)
+
+
+def undivided(root: Path) -> Path:
+    """`root` itself, if the folders in it are classes and not parts of a dataset.
+
+    Raises:
+        UserError: if they are called as parts are.
+    """
+    parts = [show(name) for name in class_folders(root) if show(name).lower() in PART_NAMES]
+    if parts:
+        raise UserError(f"{str(root)!a} has a folder {parts[0]!r} but none called 'train'")
+    return root
 
 
 def split_by_name(

@@ -38,7 +38,7 @@ def zoo(
         options["input_size"] = (image_size, image_size)
     try:
         network = models.get_model(model.name, weights=None, **options)
-    except ValueError as error:  # a transformer whose patches don't fit the image
+    except (ValueError, AssertionError) as error:  # a transformer whose patches don't fit the image
         raise UserError(misfit(model, image_size, error)) from error
     if model.stem == "small" or (model.stem == "auto" and image_size <= SMALL_IMAGE):
         has_small = keep_resolution(network)
@@ -49,7 +49,10 @@ def zoo(
     try:
         with torch.inference_mode():
             network.eval()(torch.zeros(1, 3, image_size, image_size))
-    except RuntimeError as error:  # so many halvings that nothing is left of the image
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # halved until nothing is left
         raise UserError(misfit(model, image_size, error)) from error
     return network.train()
 
