@@ -146,11 +146,11 @@ class Report:
         self, metrics: dict[str, float], confusion: Tensor, classes: tuple[str, ...]
     ) -> None:
         """Print the result, class by class, and where the run is; write its page."""
+        if self.world.is_main:
+            write_page(self.folder, classes, confusion)
         self.say(scores_text(metrics, confusion, classes))
         took = clock(time.monotonic() - self.began)
         self.say(f"run folder: {self.folder}, report: {self.folder / 'report.html'}, {took}")
-        if self.world.is_main:
-            write_page(self.folder, classes, confusion)
 
     def place(self, step: int) -> str:
         """Where in the run `step` is."""
