@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import EVERY_OPTION_OFF, LONG_NAMES, render_with_cookiecutter
+from PIL import Image
 
 # With the shortest names, lines that were broken would fit: the formatter sees that, too.
 SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "author": "Q"}
@@ -39,6 +40,22 @@ def test_a_project_with_short_names_and_all_options_passes_its_checks(short_and_
 
 def test_a_project_with_short_names_and_all_options_trains(short_and_full: Path) -> None:
     make(short_and_full, "train", "ARGS=smoke")
+
+
+def test_a_mistake_that_one_process_meets_is_one_line(short_and_full: Path, tmp_path: Path) -> None:
+    for number in range(16):
+        split = "train" if number < 8 else "val"
+        path = tmp_path / split / ("ant", "bee")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(path)
+    (tmp_path / "train" / "ant" / "2.png").write_bytes(b"<html>")  # the second image: rank 1's
+    words = f"folder --data.root {tmp_path} --data.image-size 32 --data.batch-size 4"
+    words += f" --augment.crop pad --model.name resnet9 --run.processes 2 --run.dir {tmp_path}/run"
+    command = [sys.executable, "train.py", *words.split()]
+    done = subprocess.run(command, cwd=short_and_full, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "cannot read image" in done.stderr
 
 
 def make(folder: Path, target: str, *variables: str) -> None:

@@ -166,7 +166,7 @@ def is_launched() -> bool:
 
 def is_echo(error: Exception) -> bool:
     """Whether `error` only says that another rank has gone, which has its own account of why."""
-    return isinstance(error, dist.DistError) or "onnection closed by peer" in str(error)
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
