@@ -54,6 +54,7 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
         record_shapes=True,
         profile_memory=True,
         with_stack=True,
+        acc_events=True,  # or else torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
         yield recorder.step
     if not recordings:
