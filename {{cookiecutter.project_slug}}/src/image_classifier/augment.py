@@ -57,7 +57,6 @@ def build_augment(
         UserError: if images can't be mixed in pairs because a process's share of them is odd.
     """
     size, device, share = data.data.image_size, world.device, world.share(data.batch_size)
-    num_classes = len(data.source.classes)
     mixes = augment.mixup > 0 or augment.cutmix > 0
     if mixes and (share.stop - share.start) % 2:
         raise UserError(
@@ -81,7 +80,7 @@ def build_augment(
             cutout(images, draws[:, 7:9], augment.cutout)
         if mixes:
             chance = random.Random(seeding.seed_at(seeding.BATCH, seed, step, 1))
-            return mix_pairs(images, batch.labels, augment, num_classes, chance)
+            return mix_pairs(images, batch.labels, augment, data.num_classes, chance)
         return images, batch.labels
 
     return apply

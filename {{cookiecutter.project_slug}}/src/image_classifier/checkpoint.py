@@ -67,10 +67,7 @@ class Checkpoints:
             try:
                 state.load_state_dict(saved["state"])
             except (RuntimeError, ValueError, KeyError) as error:
-                raise UserError(
-                    f"cannot continue {self.folder.parent}: {misfit(path, error)}; "
-                    "take another --run.dir, or start over with --run.fresh"
-                ) from error
+                raise self.refusal(misfit(path, error)) from error
             if damage and self.world.is_main:
                 print(f"{damage[0]}; using {path} (step {state.step})")
             return saved
@@ -83,23 +80,28 @@ class Checkpoints:
 
     def check_identity(self, saved: dict[str, Any]) -> None:
         """Refuse to go on with a run of another config or on other images."""
-        where = f"cannot continue {self.folder.parent}"
-        cure = "take another --run.dir, or start over with --run.fresh"
         for knob, value in self.identity["config"].items():
             was = saved["config"].get(knob)
             is_free = knob.startswith(FREE_TO_CHANGE)
             if knob == "data.where":  # workers cut resized crops otherwise than the device
                 is_free = self.identity["config"]["augment.crop"] != "resized"
             if was != value and not is_free:
-                raise UserError(f"{where}: --{flag(knob)} was {was}, is {value}; {cure}")
+                raise self.refusal(f"--{flag(knob)} was {was}, is {value}")
         if saved["classes"] != self.identity["classes"]:
             was, now = saved["classes"], self.identity["classes"]
-            raise UserError(
-                f"{where}: its {len(was)} classes ({abbreviate(was)}) are not those of the data, "
-                f"which has {len(now)} ({abbreviate(now)}); {cure}"
+            raise self.refusal(
+                f"its {len(was)} classes ({abbreviate(was)}) are not those of the data, "
+                f"which has {len(now)} ({abbreviate(now)})"
             )
         if saved["fingerprint"] != self.identity["fingerprint"]:
-            raise UserError(f"{where}: the training images have changed; {cure}")
+            raise self.refusal("the training images have changed")
+
+    def refusal(self, reason: str) -> UserError:
+        """What to raise where this run can't go on from its checkpoints."""
+        return UserError(
+            f"cannot continue {self.folder.parent}: {reason}; "
+            "take another --run.dir, or start over with --run.fresh"
+        )
 
     def save(self, state: TrainState, report: dict[str, float]) -> None:
         """Save `state` and the report's. The file is written while training goes on."""

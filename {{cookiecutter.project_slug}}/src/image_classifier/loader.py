@@ -158,8 +158,7 @@ class EvalData:
         self.labels = self.source.labels[self.indices].to(world.device)
         self.pixels: Tensor | None = None
         needed = len(self.indices) * data.image_size**2 * 3
-        fits = needed < MEMORY_SHARE * device_memory_bytes(world.device) / shares(world)
-        self.is_resident = fits and data.where != "stream"
+        self.is_resident = fits_device(needed, world) and data.where != "stream"
 
     def __len__(self) -> int:
         """How many images there are, over all ranks."""
@@ -234,16 +233,17 @@ def choose_where(
         return "stream", "crops are cut from the whole image"
     needed = len(source) * side**2 * 3
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
-    if world.agree(needed < MEMORY_SHARE * device_memory_bytes(world.device) / shares(world)):
+    if world.agree(fits_device(needed, world)):
         return "device", megabytes
     if world.agree(needed < MEMORY_SHARE * host_memory_bytes() / world.local_size):
         return "host", f"{megabytes}, too much for the device"
     return "stream", f"{megabytes}, too much for memory"
 
 
-def shares(world: World) -> int:
-    """Among how many processes the device's memory is shared: a GPU is used by one alone."""
-    return world.local_size if world.device.type == "cpu" else 1
+def fits_device(needed_bytes: int, world: World) -> bool:
+    """Whether so much may be resident; processes share the memory of a CPU, not that of a GPU."""
+    sharers = world.local_size if world.device.type == "cpu" else 1
+    return needed_bytes < MEMORY_SHARE * device_memory_bytes(world.device) / sharers
 
 
 def common_side(source: Source, probes: int = 256) -> int | None:
