@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from .config import FREE_TO_CHANGE, Config, RunConfig, UserError, flag, flatten, unflatten
-from .datasets.source import Source
+from .datasets.source import Source, difference
 from .distributed import World
 from .run import clear_run, give_name, write_whole
 from .state import TrainState
@@ -94,7 +94,7 @@ class Checkpoints:
                 f"which has {len(now)} ({abbreviate(now)})"
             )
         if saved["fingerprint"] != self.identity["fingerprint"]:
-            raise self.refusal("the training images have changed")
+            raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
 
     def refusal(self, reason: str) -> UserError:
         """What to raise where this run can't go on from its checkpoints."""

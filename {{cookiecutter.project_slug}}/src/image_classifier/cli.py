@@ -11,13 +11,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from .config import ComputeConfig, Config, RunConfig, UserError
+from .config import ComputeConfig, Config, DataConfig, RunConfig, UserError
 from .presets import PRESETS
 
 DONE, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -86,7 +87,92 @@ def evaluate_verb(words: list[str]) -> int:
     return run_in_processes(work, RunConfig(processes=options.processes), compute)
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {"train": train_verb, "evaluate": evaluate_verb}
+@dataclass(frozen=True)
+class PrepareData:
+    """Which images, and where to; as for `train`."""
+
+    name: str = "folder"  # a dataset of files
+    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
+    cache: str = ""  # folder to write to; default: ROOT.cache, beside `root`
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What to prepare, and how."""
+
+    data: PrepareData = field(default_factory=PrepareData)
+    splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
+    side: int = 256  # pixels of the shorter side; smaller images stay as they are
+    format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
+    quality: int = 90  # of jpeg, up to 100
+
+
+def prepare_verb(words: list[str]) -> int:
+    """Write images once as training needs them: `prepare [PRESET] --data.root FOLDER`."""
+    name = words.pop(0) if words and not words[0].startswith("-") else "folder"
+    data = choose("preset", name, PRESETS)().data
+    known = PrepareData(data.name, data.root, data.val_fraction, data.cache)
+    default, about = PrepareOptions(known), summary(prepare_verb)
+    options = parse(PrepareOptions, words, prog=f"prepare {name}", about=about, default=default)
+    for knob, value, low, high in (
+        ("side", options.side, 8, 4096),
+        ("quality", options.quality, 1, 100),
+    ):
+        if not low <= value <= high:
+            raise UserError(f"--{knob} {value} is not in {low} .. {high}")
+    config = Config(data=DataConfig(**asdict(options.data)))
+
+    def work() -> None:
+        from .datasets.prepared import Recipe
+        from .prepare import prepare
+
+        recipe = Recipe(options.format, options.side, options.quality)
+        prepare(config.data, options.splits, recipe)
+
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+
+
+@dataclass(frozen=True)
+class BenchOptions(Config):
+    """What to measure, and every knob of training."""
+
+    quick: bool = False  # in less than 2 minutes, and less exactly
+    rows: tuple[str, ...] = ()  # only these tips, by the names that --tips prints
+    dir: str = "runs/bench"  # folder to write bench.json, bench.md and bench.svg to
+    tips: bool = False  # only print what each tip is, and measure nothing
+
+
+def bench_verb(words: list[str]) -> int:
+    """Measure what each performance tip buys here: `bench [PRESET] [--quick]`."""
+    name = words.pop(0) if words and not words[0].startswith("-") else "shapes"
+    preset = choose("preset", name, PRESETS)()
+    sections = [knob.name for knob in fields(Config)]
+    default = BenchOptions(**{section: getattr(preset, section) for section in sections})
+    about = summary(bench_verb)
+    options = parse(BenchOptions, words, prog=f"bench {name}", about=about, default=default)
+    config = Config(**{section: getattr(options, section) for section in sections})
+    command = f"python train.py {name}"
+
+    def work() -> None:
+        from .bench import FULL, QUICK, bench
+        from .tips import page
+
+        if options.tips:
+            print(page(), end="")
+            return
+        effort = QUICK if options.quick else FULL
+        bench(config, preset, command, Path(options.dir), names=options.rows, effort=effort)
+
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "train": train_verb,
+    "evaluate": evaluate_verb,
+    "prepare": prepare_verb,
+    "bench": bench_verb,
+}
 
 
 def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeConfig) -> int:

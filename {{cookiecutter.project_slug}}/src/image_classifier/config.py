@@ -20,35 +20,42 @@ class DataConfig:
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
     val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
+    prepared: bool = True  # use what `prepare` wrote of the images, where it is there
+    cache: str = ""  # folder for that and for what was measured; default: ROOT.cache, beside `root`
     limit: int = 0  # use only so many images of each split, to try things out; 0: all
     image_size: int = 32  # side of the square that the model sees, in pixels
     batch_size: int = 512  # images per optimizer step, over all processes
     where: Literal["auto", "device", "host", "stream"] = "auto"  # images in device memory, in host
     # memory, or decoded anew for every batch; auto: device if they fit
     workers: int | Literal["auto"] = "auto"  # decoding processes per training process
-    prefetch_batches: int = 4  # that each worker keeps ready
+    prefetch_batches: int = 4  # decoded ahead of the one that is in use
+    decode: Literal["exact", "reduced"] = "exact"  # reduced: files of four times the size that is
+    # needed, or more, at 1/2, 1/4 or 1/8 of it: faster, and slightly other pixels
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What is done to training images (`augment.py`, `stream.py`)."""
+    """What is done to training images, and how a test sees images (`augment.py`, `stream.py`)."""
 
     crop: Literal["none", "pad", "resized"] = "pad"  # shift by `pad`, or random resized crop
     pad: int = 4  # pixels of shift in each direction
     min_area: float = 0.35  # smallest share of the image that a resized crop may keep
-    flip: bool = True  # mirror every other image
+    flip: Literal["none", "random", "alternating"] = "random"  # mirror half of the images;
+    # alternating: those that were not mirrored in the epoch before
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"  # streamed images only
     cutout: int = 0  # side of a square that is blanked, in pixels; 0: none
     mixup: float = 0.0  # alpha of the Beta distribution that blends pairs; 0: off
     cutmix: float = 0.0  # alpha of the Beta distribution of pasted boxes; 0: off
+    tta: Literal["none", "flip", "shift"] = "none"  # at test time, average the answers to an image
+    # and its mirror image; shift: and to both moved by a pixel, 6 views in all
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The network (`models/`)."""
 
-    name: str = "resnet9"  # resnet9, or any classification model of torchvision, such as resnet50
-    width: int = 64  # channels of the first layer (resnet9 only)
+    name: str = "resnet9"  # resnet9, airbench, or any of torchvision's, such as resnet50
+    width: int = 64  # channels of the first layer (resnet9, airbench)
     norm: Literal["batch", "group"] = "batch"  # group: does not depend on how a batch is divided
     # (resnet9 only)
     stem: Literal["auto", "imagenet", "small"] = "auto"  # first layers of torchvision's models;
@@ -181,6 +188,8 @@ RANGES: dict[str, tuple[float, float]] = {
 # A knob that cannot change what is learned may differ when a run is continued.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
 FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches")
+# The pixels of prepared images are others, but that is told from the images themselves.
+FREE_TO_CHANGE += ("data.prepared", "data.cache")
 
 
 def knob_value(config: Config, knob: str) -> Any:  # noqa: ANN401 - knobs have many types

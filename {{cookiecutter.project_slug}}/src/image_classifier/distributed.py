@@ -8,10 +8,11 @@ import logging
 import os
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1  # processes on this machine
+    began: float = field(default_factory=time.monotonic)  # when it joined, in seconds
 
     @property
     def is_main(self) -> bool:

@@ -22,7 +22,8 @@ from .datasets.source import Source
 from .decode import centre_crop, image_size
 from .distributed import World
 from .machine import device_memory_bytes, host_memory_bytes, num_cores
-from .stream import Samples, num_workers, pins, stream
+from .stream import Samples, Stream
+from .workers import choose_workers
 
 LOADED_TOGETHER = 64  # images that a thread decodes between two looks at its queue
 SHARED_TOGETHER = 4096  # images that ranks exchange at once
@@ -33,8 +34,16 @@ MEMORY_SHARE = 0.4  # of the free memory that resident images may take
 class Batch:
     """Images and their labels; a batch of training images is this rank's part of the global one."""
 
-    images: Tensor  # (batch, 3, height, width) uint8, channels_last
+    pixels: Tensor  # (count, height, width, 3) uint8: the images, or all that a dataset has
     labels: Tensor  # (batch,) int64
+    indices: Tensor | None = None  # (batch,) int64, their numbers; only of training images
+    rows: Tensor | None = None  # (batch,) int64, where in `pixels` they are, if it has others too
+
+    @property
+    def images(self) -> Tensor:
+        """(batch, 3, height, width) uint8, channels_last."""
+        pixels = self.pixels if self.rows is None else self.pixels.index_select(0, self.rows)
+        return as_nchw(pixels)
 
 
 class TrainData:
@@ -58,9 +67,13 @@ class TrainData:
         self.home = world.device if self.where == "device" else torch.device("cpu")
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
-            self.workers = num_workers(data, world)
-            self.reason += f"; {self.workers} workers"
-            self.samples = Samples(self.source, data.image_size, augment, config.seed)
+            reduced = data.decode == "reduced"
+            samples = Samples(self.source, data.image_size, config.seed, augment, reduced)
+            self.workers, why = choose_workers(data, samples, world)
+            workers = f"{self.workers} workers" if self.workers != 1 else "1 worker"
+            self.reason += f"; {workers}: {why}"
+            share = data.batch_size // world.size
+            self.stream = Stream(samples, share, self.workers, data.prefetch_batches, pins(world))
         else:
             keep = (augment.crop == "resized" and side) or data.image_size
             self.pixels = load_shared(self.source, keep, world).to(self.home)
@@ -77,6 +90,13 @@ class TrainData:
         """How many classes the images have."""
         return len(self.source.classes)
 
+    @property
+    def ceiling(self) -> float | None:
+        """Images per second that this rank's workers could make; None if it is not theirs to do."""
+        if self.where != "stream" or not self.stream.num_filled:
+            return None
+        return max(1, self.workers) * self.stream.num_filled / self.stream.busy_seconds
+
     def steps_in(self, epochs: float) -> int:
         """How many steps `epochs` take; at least one."""
         return max(1, round(epochs * self.steps_per_epoch))
@@ -87,10 +107,14 @@ class TrainData:
         batch = self._order(epoch)[k * self.batch_size : (k + 1) * self.batch_size]
         return batch[self.world.share(self.batch_size)]
 
-    def places_at(self, step: int) -> list[tuple[int, int]]:
-        """This rank's images of batch `step` as (epoch, index), which is all a worker must know."""
-        epoch = step // self.steps_per_epoch
-        return [(epoch, index) for index in self.indices_at(step).tolist()]
+    def sample(self, count: int) -> Tensor:
+        """Up to `count` images spread evenly, as evaluation sees them, the same on every rank.
+
+        (count, 3, size, size) uint8, channels_last, on the device.
+        """
+        spread = self.source.thinned(min(count, len(self)))
+        pixels = load(spread, torch.arange(len(spread)), self.data.image_size, self.world)
+        return as_nchw(pixels.to(self.world.device))
 
     def _order(self, epoch: int) -> Tensor:
         """The order of the epoch, kept for its steps."""
@@ -118,31 +142,33 @@ class TrainData:
             yield batch
 
     def _resident(self, start: int, stop: int) -> Iterator[Batch]:
-        """Gathers on the device."""
+        """No more than indices: augmentation gathers, in the pass in which it moves pixels."""
         for step in range(start, stop):
             indices = self.indices_at(step)
-            yield Batch(as_nchw(self.pixels[indices]), self.labels[indices])
+            yield Batch(self.pixels, self.labels[indices], indices, rows=indices)
 
     def _gathered(self, start: int, stop: int) -> Iterator[Batch]:
         """Gathers in pinned host memory, and copies that overlap with computing."""
 
-        def host_batches() -> Iterator[tuple[Tensor, Tensor]]:
+        def host_batches() -> Iterator[tuple[Tensor, ...]]:
             for step in range(start, stop):
                 indices = self.indices_at(step)
                 shape = (len(indices), *self.pixels.shape[1:])
                 images = torch.empty(shape, dtype=torch.uint8, pin_memory=pins(self.world))
                 torch.index_select(self.pixels, 0, indices, out=images)
                 labels = self.labels[indices]
-                yield images, labels.pin_memory() if pins(self.world) else labels
+                if pins(self.world):
+                    labels, indices = labels.pin_memory(), indices.pin_memory()
+                yield images, labels, indices
 
         return copy_ahead(host_batches(), self.world.device)
 
     def _streamed(self, start: int, stop: int) -> Iterator[Batch]:
         """Decoding in workers that live from the first step to the last."""
-        places = (self.places_at(step) for step in range(start, stop))
-        return copy_ahead(
-            stream(self.samples, places, self.workers, self.data, self.world), self.world.device
+        places = (
+            (step // self.steps_per_epoch, self.indices_at(step)) for step in range(start, stop)
         )
+        return copy_ahead(self.stream.batches(places), self.world.device)
 
 
 class EvalData:
@@ -157,6 +183,7 @@ class EvalData:
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
         self.labels = self.source.labels[self.indices].to(world.device)
         self.pixels: Tensor | None = None
+        self.stream: Stream | None = None  # once it was needed, to the end of the run
         needed = len(self.indices) * data.image_size**2 * 3
         self.is_resident = fits_device(needed, world) and data.where != "stream"
 
@@ -175,15 +202,18 @@ class EvalData:
                 self.pixels = pixels.to(self.world.device)
             for start in range(0, len(self.indices), size):
                 part = slice(start, start + size)
-                yield Batch(as_nchw(self.pixels[part]), self.labels[part])
+                yield Batch(self.pixels[part], self.labels[part])
             return
-        samples = Samples(self.source, self.data.image_size, None, 0)
-        parts = [part.tolist() for part in self.indices.split(size) if len(part)]
-        places = [[(0, index) for index in part] for part in parts]
-        workers = num_workers(self.data, self.world)
-        yield from copy_ahead(
-            stream(samples, places, workers, self.data, self.world), self.world.device
-        )
+        if self.stream is None:
+            samples = Samples(
+                self.source, self.data.image_size, reduced=self.data.decode == "reduced"
+            )
+            workers, _ = choose_workers(self.data, samples, self.world)
+            depth = self.data.prefetch_batches
+            self.stream = Stream(samples, size, workers, depth, pins(self.world))
+        places = ((0, part) for part in self.indices.split(size))
+        for batch in copy_ahead(self.stream.batches(places), self.world.device):
+            yield Batch(batch.pixels, batch.labels)
 
 
 def open_source(data: DataConfig, split: str, world: World) -> Source:
@@ -192,32 +222,35 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
         return open_dataset(data, split)
 
 
-def copy_ahead(batches: Iterator[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[Batch]:
+def copy_ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> Iterator[Batch]:
     """Put batches on the device, each while the one before it is computed with."""
     if device.type != "cuda":
-        for images, labels in batches:
-            yield Batch(as_nchw(images.to(device)), labels.to(device))
+        for images, *others in batches:
+            yield Batch(images.to(device), *(tensor.to(device) for tensor in others))
         return
-    side_stream = torch.cuda.Stream(device)
+    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
 
-    def copy(host: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+    def copy(host: tuple[Tensor, ...] | None) -> tuple[Tensor, ...] | None:
         if host is None:
             return None
         with torch.cuda.stream(side_stream), record_function("copy"):
-            images, labels = (tensor.to(device, non_blocking=True) for tensor in host)
-            return images, labels
+            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
+            copied.record()
+            return copies
 
     ahead = copy(next(batches, None))
     while ahead is not None:
-        images, labels = ahead
+        images, *others = ahead
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
         computing.wait_stream(side_stream)
-        images.record_stream(computing)
-        labels.record_stream(computing)
+        for tensor in ahead:
+            tensor.record_stream(computing)
+        # The next batch may be put where this one was. Its copy began a step ago, and is through.
+        copied.synchronize()
         ahead = copy(next(batches, None))
-        yield Batch(as_nchw(images), labels)
+        yield Batch(images, *others)
 
 
 def choose_where(
@@ -251,6 +284,9 @@ def common_side(source: Source, probes: int = 256) -> int | None:
     if source.pixels is not None:
         height, width = source.pixels.shape[1:3]
         return height if height == width else None
+    if source.prepared is not None:
+        height, width = source.prepared.sizes[0].tolist()
+        return height if (source.prepared.sizes == height).all() else None
     assert source.paths is not None
     count = len(source)
     picked = {count * probe // probes for probe in range(probes)}
@@ -299,12 +335,17 @@ def load(source: Source, indices: Tensor, side: int, world: World) -> Tensor:
 
     def fill(part: Tensor, numbers: Tensor) -> None:
         for place, number in zip(part, numbers.tolist(), strict=True):
-            place.copy_(centre_crop(source.read(number), side))
+            centre_crop(source.read(number), place)
 
-    # Pillow decodes without holding the interpreter's lock, so threads do.
+    # Decoders do not hold the interpreter's lock, so threads do.
     with ThreadPoolExecutor(max(1, num_cores() // world.local_size)) as threads:
         list(threads.map(fill, pixels.split(LOADED_TOGETHER), indices.split(LOADED_TOGETHER)))
     return pixels
+
+
+def pins(world: World) -> bool:
+    """Whether batches go to page-locked memory, from which a GPU copies without the CPU's help."""
+    return world.device.type == "cuda"
 
 
 def as_nchw(pixels: Tensor) -> Tensor:

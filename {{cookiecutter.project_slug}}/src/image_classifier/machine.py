@@ -66,12 +66,27 @@ def keep_freed_memory() -> None:
     glibc hands large blocks back to the kernel at once, so that on a CPU each step faults in all
     of its activations anew; see `mallopt(3)`.
     """
+    set_malloc(mmap_threshold=2**30, trim_threshold=2**31 - 1, top_pad=2**27)
+
+
+def return_freed_memory() -> None:
+    """Let it hand memory back as glibc does by itself, after it has seen large blocks.
+
+    By then it has raised its thresholds as far as it ever does.
+    """
+    set_malloc(mmap_threshold=2**25, trim_threshold=2**26, top_pad=2**17)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def set_malloc(mmap_threshold: int, trim_threshold: int, top_pad: int) -> None:
+    """From which size on glibc asks the kernel for a block, and when it hands back; in bytes."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         for parameter, value in (
-            (-3, 2**30),  # M_MMAP_THRESHOLD: blocks up to 1 GiB come from the heap
-            (-1, 2**31 - 1),  # M_TRIM_THRESHOLD: which is not trimmed
-            (-2, 2**27),  # M_TOP_PAD: and grows by 128 MiB
+            (-3, mmap_threshold),  # M_MMAP_THRESHOLD: smaller blocks come from the heap
+            (-1, trim_threshold),  # M_TRIM_THRESHOLD: which is cut when so much at its end is free
+            (-2, top_pad),  # M_TOP_PAD: and grows by so much
         ):
             mallopt(parameter, value)
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,21 @@ def mix(*key: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
         state ^= state >> 31
     return state
+
+
+def draws_at(*key: int, indices: np.ndarray, count: int) -> np.ndarray:
+    """Uniform draws from 0 to 1 for each of `indices`: (len(indices), count) float32.
+
+    Those for an image depend on `key` and its index alone: `mix(*key, index, number) / 2**64`. All
+    at once, as a generator for each would take longer than to crop the image.
+    """
+    state = np.full((len(indices), 1), mix(*key), dtype=np.uint64)
+    for word in (indices[:, None].astype(np.uint64), np.arange(count, dtype=np.uint64)):
+        state = state + word + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    return (state >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
 def seed_at(*key: int) -> int:

@@ -1,100 +1,291 @@
-"""Images that worker processes decode, crop and augment, anew for every batch.
+"""Images that workers decode, crop and augment, anew for every batch.
 
-What becomes of an image depends on the seed, the epoch and its number alone, so any number of
-workers makes the same.
+A batch is assembled once, in place: workers fill the rows of a slot of shared memory, which the
+device copies from. What becomes of an image depends on the seed, the epoch and its number alone, so
+any number of workers makes the same.
 """
 
+import gc
+import math
+import mmap
+import os
+import select
 import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from . import seeding
-from .config import AugmentConfig, DataConfig, UserError
+from .config import AugmentConfig
 from .datasets.source import Source
-from .decode import centre_crop, crop, random_boxes
-from .distributed import World
-from .machine import num_cores
+from .decode import centre_crop, crop, place_box, random_sides
 
-WORKER_TIMEOUT_SECONDS = 300  # without a batch, after which a worker counts as hung
+HUNG_SECONDS = 300  # without a sign of life from any worker
+PART_SIZES = (8, 32)  # fewest and most images that a worker is given at once
+TASK = struct.Struct("<4q")  # slot, first and last row, epoch
+ANSWER = struct.Struct("<4q?d")  # the task, whether it failed, and the seconds that it took
+ANSWERS_AT_ONCE = 64
+# A worker is forked where that is safe, and so starts at once and shares what it reads. Elsewhere
+# it is a thread: decoding and cropping do not hold the interpreter's lock.
+FORKS = sys.platform == "linux"
 
 
-class Samples(Dataset):
-    """Single images as the workers make them: decoded, cropped to the model's size, uint8."""
+class Samples:
+    """Single images as training sees them: decoded, cropped to the model's size, uint8."""
 
-    def __init__(self, source: Source, size: int, augment: AugmentConfig | None, seed: int) -> None:
-        """Samples of side `size` pixels; augmented if `augment` is given."""
-        self.source, self.size, self.augment, self.seed = source, size, augment, seed
+    def __init__(
+        self,
+        source: Source,
+        size: int,
+        seed: int = 0,
+        augment: AugmentConfig | None = None,
+        reduced: bool = False,
+    ) -> None:
+        """Samples of side `size` pixels, augmented if `augment` is given.
+
+        Where files are much larger, `reduced` allows to decode them at a part of their size.
+        """
+        self.source, self.size, self.seed = source, size, seed
+        self.keep = 2 * size if reduced else None
+        self.min_area = augment.min_area if augment and augment.crop == "resized" else None
         # Built before workers are forked: each would take seconds to import torchvision.
         self.policy = build_policy(augment.policy) if augment else None
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Image and label at `place`, which is (epoch, index): (size, size, 3) uint8, () int64."""
-        epoch, index = place
-        pixels, label = self.source.read(index), self.source.labels[index]
-        if self.augment is None or self.augment.crop != "resized":
-            pixels = centre_crop(pixels, self.size)
+    def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> None:
+        """Write the images at `indices` as `epoch` has them to `out`, (count, size, size, 3) uint8.
+
+        Raises:
+            UserError: if the file of one can't be read, naming it.
+        """
+        if self.min_area is not None:
+            key = (seeding.SAMPLE, self.seed, epoch)
+            draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=4))
+            sides, places = random_sides(draws, self.min_area).tolist(), draws[:, 2:].tolist()
+        for row, index in enumerate(indices.tolist()):
+            pixels = self.source.read(index, self.keep)
+            if self.min_area is None:
+                centre_crop(pixels, out[row])
+            else:
+                box = place_box(sides[row], places[row], *pixels.shape[:2])
+                crop(pixels, box, out[row])
+            if self.policy is not None:
+                with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
+                    changed = self.policy(out[row].permute(2, 0, 1))
+                out[row].copy_(changed.permute(1, 2, 0))
+
+
+class Stream:
+    """A ring of batches in shared memory, and the workers that fill it."""
+
+    def __init__(
+        self, samples: Samples, batch_size: int, workers: int, prefetch_batches: int, pin: bool
+    ) -> None:
+        """Batches of up to `batch_size`; page-locked if `pin`, for a GPU to copy from."""
+        self.samples, self.num_workers, self.pin = samples, workers, pin
+        self.part_size = min(max(batch_size // max(1, workers), PART_SIZES[0]), PART_SIZES[1])
+        slots = 1 + (prefetch_batches if workers else 0)  # one is in use
+        size = samples.size
+        self.images = shared((slots, batch_size, size, size, 3), torch.uint8)
+        self.numbers = shared((2, slots, batch_size), torch.int64)  # labels, and indices
+        self.num_pending = 0  # images that workers still have to answer for
+        self.num_filled, self.busy_seconds = 0, 0.0  # since the beginning, over all workers
+        self.is_started = False
+        self.pids: list[int] = []
+
+    def batches(
+        self, places: Iterable[tuple[int, Tensor]]
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images, labels and indices of a batch for each of `places`: its epoch and indices.
+
+        (batch, size, size, 3) uint8 and twice (batch,) int64, all in host memory. They are
+        overwritten after the next batch is asked for.
+
+        Raises:
+            UserError: if an image can't be read.
+            RuntimeError: if a worker was killed, or none does anything any more.
+        """
+        if not self.is_started:
+            self.start()
+        while self.num_pending:  # of an earlier call that was given up
+            self.collect()
+        places = iter(places)
+        free, line = deque(range(len(self.images))), deque()
+        left = dict.fromkeys(free, 0)  # rows of each slot that are to be filled
+        while True:
+            while free and (place := next(places, None)) is not None:
+                slot = free.popleft()
+                left[slot] = self.ask(slot, *place)
+                line.append((slot, len(place[1])))
+            if not line:
+                return
+            slot, count = line.popleft()
+            while left[slot]:
+                for answered, rows in self.collect():
+                    left[answered] -= rows
+            labels, indices = self.numbers[:, slot, :count]
+            yield self.images[slot, :count], labels, indices
+            free.append(slot)
+
+    def start(self) -> None:
+        """Let the workers begin to wait for tasks."""
+        self.is_started = True
+        if self.num_workers and FORKS:
+            self.tasks, send = os.pipe()
+            receive, self.answers = os.pipe()
+            self.pids = [self.fork(send, receive) for _ in range(self.num_workers)]
+            os.close(self.tasks)
+            os.close(self.answers)
+            os.set_blocking(receive, False)
+            self.ends = send, receive
+            self.send: Callable[[bytes], object] = lambda task: os.write(send, task)
+            self.receive: Callable[[], bytes] = lambda: self.read_pipe(receive)
         else:
-            generator = seeding.generator_at(seeding.SAMPLE, self.seed, epoch, index)
-            draws = torch.rand((1, 4), generator=generator)
-            height, width = pixels.shape[:2]
-            boxes = random_boxes(draws, height, width, self.augment.min_area)
-            pixels = crop(pixels, boxes[0], self.size)
-        if self.policy is not None:
-            with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
-                pixels = self.policy(pixels.permute(2, 0, 1)).permute(1, 2, 0)
-        return pixels.contiguous(), label
+            tasks, answers = SimpleQueue[bytes](), SimpleQueue[bytes]()
+            self.send, self.receive = tasks.put, answers.get
+            for _ in range(self.num_workers):
+                threading.Thread(
+                    target=self.work, args=(tasks.get, answers.put), daemon=True
+                ).start()
+        if self.pin:
+            for tensor in (self.images, self.numbers):
+                page_lock(tensor)
+
+    def close(self) -> None:
+        """Let the workers end."""
+        if self.pin and self.is_started:
+            for tensor in (self.images, self.numbers):
+                torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        if self.pids:
+            for end in self.ends:
+                os.close(end)
+            for pid in self.pids:
+                os.waitpid(pid, 0)
+        elif self.is_started:
+            for _ in range(self.num_workers):
+                self.send(b"")
+        self.pids = []
+
+    def fork(self, *parents_ends: int) -> int:
+        """Start a worker process, which ends with this one or when it is told to; its number."""
+        with warnings.catch_warnings():
+            # Python warns that locks of other threads stay locked: a worker takes none of theirs.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid:
+            return pid
+        try:
+            # While any process can still write tasks, their end does not show.
+            for end in parents_ends:
+                os.close(end)
+            # Signals to the whole group are for the main process, which says what was saved.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            gc.freeze()  # a collection would write to, and so copy, every object that is shared
+            self.work(
+                lambda: os.read(self.tasks, TASK.size), lambda text: os.write(self.answers, text)
+            )
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(0)  # never into what the main process would do next
+
+    def work(self, get: Callable[[], bytes], put: Callable[[bytes], object]) -> None:
+        """Fill rows of slots as long as there are tasks: the life of a worker."""
+        torch.set_num_threads(1)
+        while task := get():
+            slot, first, last, epoch = TASK.unpack(task)
+            began = time.perf_counter()
+            failed = False
+            try:
+                self.fill(slot, first, last, epoch)
+            except Exception:
+                failed = True
+            seconds = time.perf_counter() - began
+            put(ANSWER.pack(slot, first, last, epoch, failed, seconds))
+
+    def fill(self, slot: int, first: int, last: int, epoch: int) -> None:
+        """Fill some rows of a slot."""
+        indices = self.numbers[1, slot, first:last].numpy()
+        self.samples.fill(self.images[slot, first:last], epoch, indices)
+
+    def ask(self, slot: int, epoch: int, indices: Tensor) -> int:
+        """Have a slot filled; how many of its rows workers will answer for."""
+        count = len(indices)
+        self.numbers[0, slot, :count] = self.samples.source.labels[indices]
+        self.numbers[1, slot, :count] = indices
+        if not self.num_workers:
+            began = time.perf_counter()
+            self.fill(slot, 0, count, epoch)
+            self.busy_seconds += time.perf_counter() - began
+            self.num_filled += count
+            return 0
+        for first in range(0, count, self.part_size):
+            self.send(TASK.pack(slot, first, min(first + self.part_size, count), epoch))
+        self.num_pending += count
+        return count
+
+    def collect(self) -> list[tuple[int, int]]:
+        """Wait for answers: the slot of each, and how many of its rows are filled."""
+        filled = []
+        for slot, first, last, epoch, failed, seconds in ANSWER.iter_unpack(self.receive()):
+            if failed:
+                self.fill(slot, first, last, epoch)  # fails here too, with the whole account of why
+            self.num_pending -= last - first
+            self.num_filled += last - first
+            self.busy_seconds += seconds
+            filled.append((slot, last - first))
+        return filled
+
+    def read_pipe(self, receive: int) -> bytes:
+        """The next answers of worker processes, of which there may be several.
+
+        Raises:
+            RuntimeError: if one was killed, or none does anything any more.
+        """
+        end = time.monotonic() + HUNG_SECONDS
+        while time.monotonic() < end:
+            try:
+                answers = os.read(receive, ANSWER.size * ANSWERS_AT_ONCE)
+            except BlockingIOError:
+                select.select([receive], [], [], 1)
+            else:
+                if answers:
+                    return answers
+                time.sleep(0.01)  # no worker is left: the system will soon know how they ended
+            for pid in self.pids:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    number = os.waitstatus_to_exitcode(status)
+                    how = f"by signal {-number} (out of memory?)" if number < 0 else "from within"
+                    raise RuntimeError(f"a data worker (process {pid}) was ended {how}")
+        raise RuntimeError(
+            f"no image for {HUNG_SECONDS} s: a data worker hangs "
+            "(a slow disk, or a file that never ends)"
+        )
 
 
-def stream(
-    samples: Samples,
-    places: Iterable[list[tuple[int, int]]],
-    workers: int,
-    data: DataConfig,
-    world: World,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches in host memory, pinned if a GPU is to copy them: (batch, size, size, 3), (batch,).
+def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in memory that forked workers share; unlike /dev/shm it has no limit of its own."""
+    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
-    Raises:
-        UserError: if a worker met an image that can't be read.
+
+def page_lock(tensor: Tensor) -> None:
+    """Keep the memory of `tensor` in place, so that a GPU can copy from it by itself.
+
+    Where the system refuses (`ulimit -l`), copies are as right, but wait.
     """
-    loader = DataLoader(
-        samples,
-        batch_sampler=places,
-        num_workers=workers,
-        prefetch_factor=data.prefetch_batches if workers else None,
-        pin_memory=pins(world),
-        timeout=WORKER_TIMEOUT_SECONDS if workers else 0,
-        worker_init_fn=start_worker,
-    )
-    try:
-        yield from loader
-    except UserError as error:
-        # A worker's error arrives with its whole traceback as text; the last line is what it said.
-        raise UserError(str(error).strip().splitlines()[-1].split("UserError: ")[-1]) from None
-
-
-def start_worker(_: int) -> None:
-    """Leave Ctrl-C to the main process, which says what was saved; the workers end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def pins(world: World) -> bool:
-    """Whether batches go to page-locked memory, from which a GPU copies without the CPU's help."""
-    return world.device.type == "cuda"
-
-
-def num_workers(data: DataConfig, world: World) -> int:
-    """Workers per training process: as asked for, else its cores, or half if the model needs them.
-
-    On a CPU the model needs them too.
-    """
-    if data.workers != "auto":
-        return data.workers
-    cores = num_cores() // world.local_size
-    return max(1, cores // 2 if world.device.type == "cpu" else cores)
+    torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
 
 
 def build_policy(name: str) -> Callable[[Tensor], Tensor] | None:

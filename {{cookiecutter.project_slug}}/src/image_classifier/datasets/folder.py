@@ -9,7 +9,8 @@ import torch
 
 from ..config import DataConfig, UserError
 from ..decode import SUFFIXES
-from .source import PathList, Source
+from .paths import PathList
+from .source import Source
 
 VAL_NAMES = ("val", "valid", "validation")
 PART_NAMES = ("training", "test", "testing", *VAL_NAMES)  # of a dataset, as nobody calls a class

@@ -1,48 +1,16 @@
 """What every dataset gives: labels, class names, and images that are in memory or in files."""
 
 import hashlib
-import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..decode import read_image
+from .paths import PathList
+from .prepared import Prepared
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-class PathList:
-    """Paths as one array of bytes: forked workers share its memory, however often they read it.
-
-    A Python list of strings would be copied into each worker by reference counting alone, a page
-    at a time (https://github.com/pytorch/pytorch/issues/13246).
-    """
-
-    def __init__(self, root: Path, paths: list[bytes]) -> None:
-        """Keep `paths`, which are relative to `root` and need not be valid text."""
-        self.root = root
-        lengths = torch.tensor([len(path) for path in paths], dtype=torch.int64)
-        self.ends = lengths.cumsum(0)
-        self.bytes = torch.frombuffer(bytearray(b"".join(paths)), dtype=torch.uint8)
-
-    def __len__(self) -> int:
-        """How many paths there are."""
-        return len(self.ends)
-
-    def relative(self, index: int) -> bytes:
-        """The path of image `index`, from `root`."""
-        start = int(self.ends[index - 1]) if index else 0
-        return self.bytes[start : int(self.ends[index])].numpy().tobytes()
-
-    def picked(self, indices: Tensor) -> "PathList":
-        """The paths at `indices` alone."""
-        return PathList(self.root, [self.relative(index) for index in indices.tolist()])
-
-    def __getitem__(self, index: int) -> Path:
-        """The path of image `index`."""
-        return self.root / os.fsdecode(self.relative(index))
 
 
 @dataclass(frozen=True)
@@ -53,6 +21,7 @@ class Source:
     classes: tuple[str, ...]
     pixels: Tensor | None = None  # (count, height, width, 3) uint8
     paths: PathList | None = None
+    prepared: Prepared | None = None  # those at `paths`, to be read instead
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of red, green and blue, from 0 to 1
     std: tuple[float, float, float] = IMAGENET_STD
     notes: tuple[str, ...] = field(default=(), compare=False)  # what the user should know of it
@@ -61,29 +30,49 @@ class Source:
         """How many images there are."""
         return len(self.labels)
 
-    def read(self, index: int) -> Tensor:
-        """Image `index`: (height, width, 3) uint8.
+    def read(self, index: int, keep: int | None = None) -> Tensor:
+        """Image `index`: (height, width, 3) uint8. A file may be reduced to `keep`: `read_image`.
 
         Raises:
             UserError: if its file can't be read, naming it.
         """
+        if self.prepared is not None:
+            return self.prepared.read(index, keep)
         if self.pixels is not None:
             return self.pixels[index]
         assert self.paths is not None
-        return read_image(self.paths[index])
+        return read_image(self.paths[index], keep)
 
     def thinned(self, count: int) -> "Source":
         """Only `count` of the images, spread evenly, so that all classes keep their share."""
         picked = torch.arange(count) * len(self) // count
-        paths = self.paths and self.paths.picked(picked)
-        pixels = None if self.pixels is None else self.pixels[picked]
-        return replace(self, labels=self.labels[picked], pixels=pixels, paths=paths)
+        return replace(
+            self,
+            labels=self.labels[picked],
+            pixels=None if self.pixels is None else self.pixels[picked],
+            paths=self.paths and self.paths.picked(picked),
+            prepared=self.prepared and self.prepared.picked(picked),
+        )
 
     def fingerprint(self) -> str:
-        """A short name for exactly these images and labels: their pixels, or their paths."""
+        """A short name for exactly these images and labels: their pixels, or their paths.
+
+        Of prepared images it says so, as their pixels are others than those of the files.
+        """
         digest = hashlib.blake2b(self.labels.numpy().tobytes(), digest_size=8)
         digest.update("\0".join(self.classes).encode())
         content = self.pixels if self.paths is None else self.paths.bytes
         assert content is not None
         digest.update(content.numpy().data)
-        return digest.hexdigest()
+        return digest.hexdigest() + (
+            f" {self.prepared.recipe}" if self.prepared is not None else ""
+        )
+
+
+def difference(was: str, now: str) -> str:
+    """In which way the images of two fingerprints differ."""
+    (images, _, recipe), (new_images, _, new_recipe) = was.partition(" "), now.partition(" ")
+    if images != new_images:
+        return "the training images have changed"
+    form, new_form = (f"prepared images ({r})" if r else "the files" for r in (recipe, new_recipe))
+    return f"it learned from {form}, not from {new_form}: see `prepare` and --data.no-prepared"

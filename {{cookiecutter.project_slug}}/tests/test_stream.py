@@ -1,0 +1,205 @@
+"""Workers: what they decode is right, they are few enough, and their end is never a riddle."""
+
+import io
+import json
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import changed, run_alone, write_photo
+from PIL import Image, ImageOps
+
+from image_classifier import stream as stream_module
+from image_classifier import workers
+from image_classifier.config import Config, UserError
+from image_classifier.datasets import open_dataset
+from image_classifier.decode import decode, decode_jpeg, read_image
+from image_classifier.distributed import World
+from image_classifier.loader import TrainData
+from image_classifier.stream import Samples, Stream
+
+CPU = World(torch.device("cpu"))
+
+
+def by_pillow(encoded: bytes) -> np.ndarray | None:
+    """What Pillow makes of a JPEG; None if it refuses it."""
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def as_jpeg(orientation: int = 1, **options: object) -> bytes:
+    """A small photograph in a file."""
+    gradient = np.arange(40 * 56 * 3, dtype=np.uint32).reshape(40, 56, 3) * 37 % 251
+    image = Image.fromarray(gradient.astype(np.uint8)).resize((33, 50))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    target = io.BytesIO()
+    image.save(target, "JPEG", exif=exif, **options)
+    return target.getvalue()
+
+
+@pytest.fixture
+def streamed(config: Config, photos: Path) -> Config:
+    """Photographs that one worker decodes, four to a batch."""
+    return changed(
+        config,
+        data__name="folder",
+        data__root=str(photos),
+        data__where="stream",
+        data__workers=1,
+        data__batch_size=4,
+        augment__crop="resized",
+    )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_jpeg_has_the_pixels_that_pillow_sees(orientation: int) -> None:
+    encoded = as_jpeg(orientation, quality=80, progressive=orientation % 2 == 0)
+    fast = decode_jpeg(encoded)
+    assert fast is not None
+    assert np.array_equal(fast, by_pillow(encoded))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of damage that it passes over
+def test_a_damaged_jpeg_is_taken_or_refused_as_pillow_does() -> None:
+    chance = random.Random(0)
+    refused = 0
+    for number in range(200):
+        encoded = bytearray(as_jpeg(quality=80, progressive=number % 3 == 0))
+        for _ in range(chance.choice((1, 3, 10))):
+            encoded[chance.randrange(len(encoded))] = chance.randrange(256)
+        if number % 5 == 0:
+            del encoded[chance.randrange(len(encoded)) :]
+        expected = by_pillow(bytes(encoded))
+        if expected is None:
+            refused += 1
+            with pytest.raises(Exception):  # noqa: B017, PT011 - Pillow has many kinds
+                decode(bytes(encoded))
+        else:
+            assert np.array_equal(decode(bytes(encoded)).numpy(), expected)
+    assert 40 < refused < 160
+
+
+def test_a_reduced_jpeg_keeps_what_is_needed(tmp_path: Path) -> None:
+    write_photo(tmp_path / "large.jpg", 0, size=(640, 480))
+    whole = read_image(tmp_path / "large.jpg")
+    sizes = {keep: read_image(tmp_path / "large.jpg", keep).shape[0] for keep in (480, 240, 100)}
+    assert sizes == {480: 480, 240: 240, 100: 120}
+    small = read_image(tmp_path / "large.jpg", 100).float()
+    means = whole.float().view(120, 4, 160, 4, 3).mean(dim=(1, 3))
+    assert (small - means).abs().mean() < 1
+
+
+def test_threads_make_what_processes_make(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_processes = [batch.images.clone() for batch in TrainData(streamed, CPU).batches(0, 6)]
+    monkeypatch.setattr(stream_module, "FORKS", False)
+    by_threads = [batch.images.clone() for batch in TrainData(streamed, CPU).batches(0, 6)]
+    assert torch.equal(torch.stack(by_processes), torch.stack(by_threads))
+
+
+def test_a_pass_that_is_given_up_leaves_the_next_one_right(streamed: Config) -> None:
+    data = TrainData(streamed, CPU)
+    first = next(data.batches(0, 6)).images.clone()
+    next(data.batches(2, 6))
+    assert torch.equal(next(data.batches(0, 6)).images, first)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_named(streamed: Config, tmp_path: Path, workers: int) -> None:
+    for number in range(8):
+        write_photo(tmp_path / "train" / "ant" / f"{number}.jpg", number)
+    (tmp_path / "train" / "ant" / "3.jpg").write_bytes(b"\xff\xd8\xff\xe0 no JPEG")
+    streamed = changed(streamed, data__root=str(tmp_path), data__workers=workers)
+    streamed = changed(streamed, data__val_fraction=0.001)
+    with pytest.raises(UserError, match=r"cannot read image .*3\.jpg"):
+        list(TrainData(streamed, CPU).batches(0, 2))
+
+
+def test_a_worker_that_was_killed_is_told(streamed: Config) -> None:
+    data = TrainData(streamed, CPU)
+    batches = data.batches(0, 100)
+    next(batches)
+    os.kill(data.stream.pids[0], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"data worker .* signal 9 \(out of memory\?\)"):
+        list(batches)
+
+
+def killed_with_workers(config: Config, path: Path) -> None:
+    """Begin to stream, write the workers' numbers to a file, and be killed."""
+    data = TrainData(changed(config, data__workers=2), CPU)
+    next(data.batches(0, 100))
+    path.write_text(json.dumps(data.stream.pids))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_end_with_the_process_that_they_serve(streamed: Config, tmp_path: Path) -> None:
+    code, _ = run_alone(killed_with_workers, streamed, tmp_path / "pids")
+    assert code == -signal.SIGKILL
+    end = time.monotonic() + 5
+    pids = json.loads((tmp_path / "pids").read_text())
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that is only not yet waited for does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_the_number_of_workers_is_measured_once(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = []
+
+    def rate(_: Samples, count: int) -> float:
+        measured.append(count)
+        return {1: 100, 2: 190, 4: 300, 8: 310}[count]
+
+    monkeypatch.setattr(workers, "WORTH_SECONDS", 0)
+    monkeypatch.setattr(workers, "rate", rate)
+    monkeypatch.setattr(workers, "num_cores", lambda: 8)
+    monkeypatch.setattr(workers, "device_name", lambda _: "a GPU")
+    data = replace(streamed.data, workers="auto", cache=str(tmp_path / "cache"))
+    samples = Samples(open_dataset(data, "train"), 32)
+    world = replace(CPU, device=torch.device("cuda"))
+    count, why = workers.choose_workers(data, samples, world)
+    assert count == 4
+    assert "4 (4 x GPUs): 300" in why
+    assert measured == [1, 2, 4, 8]
+    assert workers.choose_workers(data, samples, world) == (count, why)
+    assert measured == [1, 2, 4, 8]
+
+
+def test_few_images_are_not_worth_a_measurement(streamed: Config) -> None:
+    streamed = changed(streamed, data__workers="auto")
+    assert "not worth measuring" in TrainData(streamed, CPU).reason
+
+
+def test_a_rate_is_measured_with_real_workers(streamed: Config) -> None:
+    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    assert workers.rate(samples, 1) > 10
+
+
+def test_a_ring_of_one_batch_is_enough(streamed: Config) -> None:
+    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    indices = torch.arange(12)
+    stream = Stream(samples, 5, workers=2, prefetch_batches=1, pin=False)
+    places = ((0, part) for part in indices.split(5))
+    seen = [numbers.tolist() for _, _, numbers in stream.batches(places)]
+    stream.close()
+    assert seen == [part.tolist() for part in indices.split(5)]
