@@ -10,7 +10,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from .config import Config, RunConfig, flatten
 from .distributed import World
-from .loader import EvalData, TrainData
+from .loader import Batch, EvalData, TrainData
 from .machine import device_name
 from .page import write_page
 from .precision import Precision
 from .run import environment, write_json, write_whole
+from .watch import Watch
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -36,14 +37,15 @@ class Report:
         self,
         config: Config,
         world: World,
-        steps_per_epoch: int,
+        train_data: TrainData,
         total_steps: int,
         saved: dict[str, Any] | None,
     ) -> None:
         """Begin, or go on from a checkpoint: what was logged of later steps is forgotten."""
+        self.train_data, self.watch = train_data, Watch(config, world, train_data)
         self.world, self.run, self.batch_size = world, config.run, config.data.batch_size
         self.folder = Path(config.run.dir)
-        self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
+        self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, total_steps
         self.start_step = start_step = saved["state"]["step"] if saved else 0
         row = saved["report"] if saved else {"loss": 0.0, "step": 0}
         self.loss = torch.full((), row["loss"], device=world.device)  # summed since `row_step`
@@ -51,7 +53,8 @@ class Report:
         self.step = start_step
         self.top1: float | None = None  # of the last evaluation
         self.began = time.monotonic()
-        self.restart_clock(start_step, 0.0)
+        self.epoch = [0.0, 0.0, 0.0]  # images, seconds and seconds without images since a verdict
+        self.restart_clock(start_step)
         self.is_live = sys.stdout.isatty()
         self.trackers: list[Log] = []
         self.files = contextlib.ExitStack()
@@ -86,37 +89,53 @@ class Report:
 
     def introduce(
         self,
-        train_data: TrainData,
         val_data: EvalData,
         model: nn.Module,
         precision: Precision,
         *others: str,
     ) -> None:
         """Print what this run is made of."""
-        source, world = train_data.source, self.world
+        train_data, world = self.train_data, self.world
         weights = sum(weight.numel() for weight in model.parameters())
         processes = f"{world.size} processes" if world.size > 1 else "1 process"
         self.say(
             f"{len(train_data):,} training and {len(val_data):,} validation images of "
             f"{train_data.num_classes} classes"
         )
-        for note in (*source.notes, *val_data.source.notes):
+        for note in (*train_data.source.notes, *val_data.source.notes):
             self.say(note)
         self.say(f"images: {train_data.where}: {train_data.reason}")
         self.say(f"{type(model).__name__}: {weights:,} weights; {others[0]}")
         self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {others[1]}")
         self.say(f"{self.folder}: from step {self.start_step} of {self.total_steps}")
 
+    def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; what is done with them is looked at."""
+        steps = self.watch.steps(batches)
+        for step, (batch, is_timed) in enumerate(steps, start=self.start_step + 1):
+            yield batch
+            if step == self.start_step + 1:
+                self.say(self.watch.start())
+            if not is_timed:
+                self.restart_clock(step)
+
     def count(self, loss: Tensor) -> None:
         """Add the loss of a step, or of a part of it; it stays on the device."""
         self.loss += loss.detach()
 
-    def write_progress(self, step: int, lr: float, waited_seconds: float) -> None:
-        """Log the mean loss since the last row and how fast it goes. Waits for the device."""
+    def write_progress(self, step: int, lr: float) -> None:
+        """Log the mean loss since the last row and how fast it goes. Waits for the device.
+
+        At the end of an epoch it also says what bounds the speed.
+        """
         loss = float(self.world.sum(self.loss)) / self.world.size / (step - self.row_step)
         now = time.monotonic()
-        rate = (step - self.marked_step) * self.batch_size / (now - self.marked)
-        waited = (waited_seconds - self.marked_wait) / (now - self.marked)
+        spent = (
+            (step - self.marked_step) * self.batch_size,
+            now - self.marked,
+            self.train_data.waited_seconds - self.marked_wait,
+        )
+        rate, waited = speed(*spent)
         memory = memory_bytes(self.world.device)
         metrics = {
             "train/loss": loss,
@@ -132,9 +151,13 @@ class Report:
             f"{self.place(step)}  loss {loss:.4f}{top1}  lr {lr:.1e}  {rate:,.0f} images/s  "
             f"waited {waited:.0%}  {memory / 2**30:.1f} GB  left {clock(left)}"
         )
+        self.epoch = [sum(pair) for pair in zip(self.epoch, spent, strict=True)]
+        if step % self.steps_per_epoch == 0:
+            self.say(f"{self.place(step)}  {self.watch.verdict(*speed(*self.epoch))}")
+            self.epoch = [0.0, 0.0, 0.0]
         self.loss.zero_()
         self.row_step = step
-        self.restart_clock(step, waited_seconds)
+        self.restart_clock(step)
 
     def write_scores(self, step: int, metrics: dict[str, float]) -> None:
         """Log an evaluation."""
@@ -166,9 +189,10 @@ class Report:
         else:
             self.say(line)
 
-    def restart_clock(self, step: int, waited_seconds: float) -> None:
+    def restart_clock(self, step: int) -> None:
         """Count images per second from here: evaluating and saving are not training."""
-        self.marked, self.marked_step, self.marked_wait = time.monotonic(), step, waited_seconds
+        self.marked, self.marked_step = time.monotonic(), step
+        self.marked_wait = self.train_data.waited_seconds
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """One row of `metrics.jsonl`, and the same to the trackers."""
@@ -190,6 +214,11 @@ class Report:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
         mean = self.world.sum(self.loss.clone()) / self.world.size
         return {"loss": float(mean), "step": self.row_step}
+
+
+def speed(num_images: float, seconds: float, waited_seconds: float) -> tuple[float, float]:
+    """Images per second, and the share of the time that was spent waiting for them."""
+    return num_images / seconds, waited_seconds / seconds
 
 
 def phrase(metrics: dict[str, float]) -> str:

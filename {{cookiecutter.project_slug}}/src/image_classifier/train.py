@@ -36,7 +36,7 @@ def train(config: Config) -> Scores:
 
         train_data = TrainData(config, world)
         val_data = EvalData(config.data, "val", world)
-        normalize = Normalize(train_data.source, config.data.image_size, precision)
+        normalize = Normalize(train_data.source, config.data.image_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         steps_per_epoch, total_steps = (
             train_data.steps_per_epoch,
@@ -46,7 +46,12 @@ def train(config: Config) -> Scores:
         save_every = config.run.save_every_steps or evaluate_every
 
         with seeded(WEIGHTS, config.seed):
-            model = build_model(config.model, train_data.num_classes, config.data.image_size)
+            model = build_model(
+                config.model,
+                train_data.num_classes,
+                config.data.image_size,
+                sample=lambda count: normalize(train_data.sample(count)),
+            )
         origin = init_from(config.run, model)
         model = precision.place(model)
         loss_of = build_loss(config.optim)
@@ -56,13 +61,13 @@ def train(config: Config) -> Scores:
         state = TrainState.start(config.optim, model, optimizer, precision)
         checkpoints = Checkpoints(config, world, train_data.source)
         saved = checkpoints.resume(state)
-        report = Report(config, world, steps_per_epoch, total_steps, saved)
-        report.introduce(train_data, val_data, model, precision, origin, promise)
+        report = Report(config, world, train_data, total_steps, saved)
+        report.introduce(val_data, model, precision, origin, promise)
         learner = world.parallelize(model, config.compute)  # the same weights, shared gradients
         scores = None
 
         with report, checkpoints, profiler(config, world) as profile_step:
-            for batch in train_data.batches(state.step, total_steps):
+            for batch in report.watched(train_data.batches(state.step, total_steps)):
                 lr = set_lr(optimizer, lr_at(state.step))
                 seed_layers(config.seed, state.step, world.rank, world.device)
                 parts = split(augment(batch, state.step), config.optim.accumulate)
@@ -78,15 +83,15 @@ def train(config: Config) -> Scores:
                 state.advance()
 
                 profile_step()
-                if is_due(state.step, config.run.log_every_steps, total_steps):
-                    report.write_progress(state.step, lr, train_data.waited_seconds)
-                if is_due(state.step, evaluate_every, total_steps):
+                if is_due(state.step, total_steps, config.run.log_every_steps, steps_per_epoch):
+                    report.write_progress(state.step, lr)
+                if is_due(state.step, total_steps, evaluate_every):
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
                     report.write_scores(state.step, scores.metrics())
                     state.note(scores.top1)
-                if is_due(state.step, save_every, total_steps) or state.is_best:
+                if is_due(state.step, total_steps, save_every) or state.is_best:
                     checkpoints.save(state, report.state_dict())
-                    report.restart_clock(state.step, train_data.waited_seconds)
+                    report.restart_clock(state.step)
 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
             report.finish(scores.metrics(), scores.confusion, train_data.source.classes)
@@ -100,6 +105,6 @@ def split(batch: tuple[Tensor, Tensor], parts: int) -> Iterator[tuple[Tensor, Te
         yield images, labels, number == parts
 
 
-def is_due(step: int, every: int, total_steps: int) -> bool:
-    """Whether something that is done every `every` steps, and at the end, is due after `step`."""
-    return step % every == 0 or step == total_steps
+def is_due(step: int, total_steps: int, *every: int) -> bool:
+    """Whether what is done every so many steps, and at the end, is due after `step`."""
+    return step == total_steps or any(step % steps == 0 for steps in every)

@@ -1,0 +1,74 @@
+"""What a run says of its own speed: what bounds it, where it waits, and what its start took."""
+
+import re
+import time
+
+import pytest
+import torch
+from conftest import changed
+
+from image_classifier.config import Config
+from image_classifier.datasets.source import Source
+from image_classifier.models.resnet9 import ResNet9
+from image_classifier.report import Report
+from image_classifier.train import train
+
+
+def verdicts(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What a run of one epoch says at the end of it."""
+    train(changed(config, epochs=1, data__limit=96, data__prefetch_batches=1))
+    return re.findall(r"\w+-bound.*", capsys.readouterr().out)
+
+
+def test_a_slow_decoder_is_found(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = Source.read
+
+    def read_slowly(*arguments: object) -> torch.Tensor:
+        time.sleep(0.015)
+        return read(*arguments)
+
+    monkeypatch.setattr(Source, "read", read_slowly)
+    said = verdicts(changed(config, data__where="stream", data__workers=1), capsys)
+    assert [line.split(",")[0] for line in said] == ["input-bound"]
+    assert 40 < float(re.findall(r"loader (\d+)", said[0])[0]) < 67  # images/s, of 67 at most
+
+
+def test_a_slow_model_is_found(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward = ResNet9.forward
+
+    def forward_slowly(model: ResNet9, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return forward(model, images)
+
+    monkeypatch.setattr(ResNet9, "forward", forward_slowly)
+    said = verdicts(changed(config, data__where="stream", data__workers=1), capsys)
+    assert [line.split(":")[0] for line in said] == ["compute-bound"]
+    assert "--compute.compile" in said[0]
+
+
+def test_a_value_read_back_in_each_step_is_found_with_its_line(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = Report.count
+
+    def count_and_look(report: Report, loss: torch.Tensor) -> None:
+        count(report, loss)
+        loss.item()
+
+    monkeypatch.setattr(Report, "count", count_and_look)
+    said = verdicts(config, capsys)
+    line = count_and_look.__code__.co_firstlineno + 2
+    assert [text.split(":")[0] for text in said] == ["sync-bound"]
+    assert f"{__file__}:{line}" in said[0]
+
+
+def test_a_run_says_what_its_start_took(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    train(changed(config, epochs=1))
+    said = capsys.readouterr().out
+    parts = r"imports ([\d.]+), data and model ([\d.]+), first batch ([\d.]+), .* itself ([\d.]+)"
+    total = float(re.findall(r"first step after ([\d.]+) s", said)[0])
+    assert sum(map(float, re.findall(parts, said)[0])) == pytest.approx(total, abs=0.3)
