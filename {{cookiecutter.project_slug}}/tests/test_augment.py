@@ -2,12 +2,17 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
+from conftest import changed
+from PIL import Image
 from torch.nn.functional import pad
 
 from image_classifier.augment import (
     Normalize,
+    Windows,
+    build_augment,
     cutout,
     mix_pairs,
     resized_crop,
@@ -18,8 +23,12 @@ from image_classifier.datasets.source import Source
 from image_classifier.decode import (
     centre_crop,
     crop,
+    place_box,
     random_boxes,
+    random_sides,
 )
+from image_classifier.distributed import join_world
+from image_classifier.loader import TrainData
 from image_classifier.precision import Precision
 
 
@@ -40,21 +49,28 @@ def draws(count: int, width: int) -> torch.Tensor:
 def test_an_image_is_padded_cropped_and_mirrored(
     images: torch.Tensor, margin: int, flip: bool
 ) -> None:
-    chance = draws(6, 3)
-    shifted = shift_and_flip(images, chance, margin, flip)
-    for image, (coin, down, right), found in zip(images, chance, shifted, strict=True):
+    shifts = torch.randint(-margin, margin + 1, (6, 2))
+    mirrored = torch.arange(6) % 2 == 1 if flip else None
+    shifted = shift_and_flip(images, shifts, mirrored)
+    for number, (image, (down, right)) in enumerate(zip(images, shifts, strict=True)):
         padded = pad(image.permute(2, 0, 1).float(), [margin] * 4, mode="reflect")
-        top, left = int(down * (2 * margin + 1)), int(right * (2 * margin + 1))
-        if flip and coin < 0.5:
-            padded = padded.flip(2)
-            left = 2 * margin - left
+        top, left = margin + int(down), margin + int(right)
+        padded = padded.flip(2) if flip and number % 2 else padded
         expected = padded[:, top : top + 12, left : left + 12].permute(1, 2, 0)
-        assert torch.equal(found.float(), expected)
+        assert torch.equal(shifted[number].float(), expected)
 
 
-def test_every_shift_and_both_sides_occur() -> None:
-    image = torch.arange(12 * 12 * 3, dtype=torch.uint8).view(1, 12, 12, 3)
-    many = shift_and_flip(image.expand(600, -1, -1, -1), draws(600, 3), 2, flip=True)
+@pytest.mark.parametrize("flip", ["random", "alternating"])
+def test_every_shift_and_both_sides_occur(config: Config, flip: str) -> None:
+    config = changed(config, data__limit=600, data__batch_size=600)
+    config = changed(config, augment__pad=2, augment__flip=flip)
+    with join_world(config.compute) as world:
+        data = TrainData(config, world)
+        data.pixels = data.pixels[:1].repeat(600, 1, 1, 1)
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        normalize = Normalize(data.source, 32, precision)
+        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        many, _ = augment(next(data.batches(0, 1)), 0)
     assert len(many.flatten(1).unique(dim=0)) == 5 * 5 * 2
 
 
@@ -75,10 +91,41 @@ def test_boxes_lie_in_the_image_and_have_the_area_that_was_asked_for() -> None:
 
 
 def test_a_photograph_is_cropped_like_a_batch(images: torch.Tensor) -> None:
-    box = torch.tensor([2.0, 3.0, 6.0, 6.0])
-    assert torch.equal(crop(images[0], box, 6), images[0, 2:8, 3:9])
-    assert centre_crop(images[0, :, :8], 8).shape == (8, 8, 3)
-    assert torch.equal(centre_crop(images[0, :, :8], 8), images[0, 2:10, :8])
+    out = torch.empty(6, 6, 3, dtype=torch.uint8)
+    crop(images[0], (2, 3, 6, 6), out)
+    assert torch.equal(out, images[0, 2:8, 3:9])
+    out = torch.empty(8, 8, 3, dtype=torch.uint8)
+    centre_crop(images[0, :, :8], out)
+    assert torch.equal(out, images[0, 2:10, :8])
+
+
+def test_a_crop_is_what_pillow_makes_of_it() -> None:
+    pixels = torch.randint(0, 256, (90, 120, 3), dtype=torch.uint8)
+    out = torch.empty(48, 48, 3, dtype=torch.uint8)
+    crop(pixels, (10, 7, 64, 101), out)
+    image = Image.fromarray(pixels[10:74, 7:108].numpy())
+    expected = np.asarray(image.resize((48, 48), Image.Resampling.BILINEAR))
+    difference = np.abs(out.numpy().astype(int) - expected)
+    assert difference.max() <= 1
+    assert difference.mean() < 0.05
+
+
+def test_workers_place_boxes_as_a_batch_does() -> None:
+    uniform = draws(100, 4)
+    boxes = random_boxes(uniform, height=60, width=100, min_area=0.3)
+    sides, places = random_sides(uniform, 0.3).tolist(), uniform[:, 2:].tolist()
+    placed = [place_box(*pair, 60, 100) for pair in zip(sides, places, strict=True)]
+    assert (torch.tensor(placed) - boxes).abs().max() <= 1
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+@pytest.mark.parametrize("flip", [False, True])
+def test_windows_move_whole_rows_as_pixels_are_moved(pad: int, flip: bool) -> None:
+    pixels = torch.randint(0, 256, (20, 9, 12, 3), dtype=torch.uint8)
+    numbers, shifts = torch.randint(0, 20, (30,)), torch.randint(-pad, pad + 1, (30, 2))
+    mirrored = torch.rand(30) < 0.5 if flip else None
+    expected = shift_and_flip(pixels, shifts, mirrored, numbers)
+    assert torch.equal(Windows(pixels, pad)(numbers, shifts, mirrored), expected)
 
 
 def test_cutout_blanks_a_square_and_nothing_else() -> None:
