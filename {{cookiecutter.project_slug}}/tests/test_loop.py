@@ -303,3 +303,27 @@ def test_averaged_weights_follow_the_model(config: Config) -> None:
     assert not torch.equal(state.best_model.weight, before)
     torch.testing.assert_close(state.best_model.weight, model.weight.detach())
     assert not state.best_model.weight.requires_grad
+
+
+def test_later_epochs_compile_nothing_anew(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    from image_classifier import train as story
+
+    compile_module, evaluate = torch.nn.Module.compile, story.evaluate
+    graphs = []
+
+    def evaluate_and_count(*arguments: object) -> object:
+        scores = evaluate(*arguments)
+        graphs.append(counters["stats"]["unique_graphs"])
+        return scores
+
+    # As any backend would, but without minutes of compiling.
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager")
+    )
+    monkeypatch.setattr(story, "evaluate", evaluate_and_count)
+    counters.clear()
+    # 68 images: the last batch of an evaluation is smaller than the others.
+    story.train(changed(config, epochs=3, data__limit=68, compute__compile=True))
+    assert graphs == [3, 3, 3]  # training, evaluation, and evaluation of any number of images

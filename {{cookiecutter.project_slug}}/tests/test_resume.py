@@ -174,8 +174,8 @@ def test_a_model_that_was_edited_meanwhile_is_named(
     train(config)
     build = train_module.build_model
 
-    def edited(*arguments: object) -> torch.nn.Module:
-        model = build(*arguments)
+    def edited(*arguments: object, **options: object) -> torch.nn.Module:
+        model = build(*arguments, **options)
         model.head = torch.nn.Sequential(torch.nn.Linear(64, 10))
         return model
 

@@ -16,7 +16,7 @@ from image_classifier.train import train
 
 def verdicts(config: Config, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What a run of one epoch says at the end of it."""
-    train(changed(config, epochs=1, data__limit=96, data__prefetch_batches=1))
+    train(changed(config, epochs=1, data__limit=64, data__prefetch_batches=1))
     return re.findall(r"\w+-bound.*", capsys.readouterr().out)
 
 

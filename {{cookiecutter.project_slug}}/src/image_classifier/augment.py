@@ -23,6 +23,7 @@ from .distributed import World
 from .loader import Batch, TrainData, fits_device
 from .precision import Precision
 
+CACHED = 2**18  # float32 numbers that a core's cache holds beside others
 NUM_DRAWS = 9  # of each image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
 
 # How a test looks at an image: weight, shift in pixels along the diagonal, whether it is mirrored.
@@ -61,8 +62,12 @@ class Normalize:
     def __call__(self, images: Tensor) -> Tensor:
         """(batch, 3, size, size), channels_last uint8 or float -> float32."""
         rows = images.permute(0, 2, 3, 1).flatten(2)
-        rows = torch.addcmul(self.shift, rows.float(), self.scale)
-        images = rows.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
+        normal = torch.empty(rows.shape, device=rows.device)
+        # On a CPU a few images at a time, so that they are still in its cache for the second pass.
+        together = max(1, CACHED // rows[0].numel()) if rows.device.type == "cpu" else len(rows)
+        for part, target in zip(rows.split(together), normal.split(together), strict=True):
+            torch.addcmul(self.shift, part.float(), self.scale, out=target)
+        images = normal.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format)
 
     def views(self, images: Tensor) -> Iterator[tuple[Tensor, float]]:
@@ -126,12 +131,11 @@ def build_move(
     size, device = data.data.image_size, data.world.device
     crops = augment.crop == "resized" and not data.crops_in_workers
     pad = augment.pad if augment.crop == "pad" else 0
-    moves = pad > 0 or augment.flip != "none"
+    moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # as those flip too
     windows = (
         Windows(data.pixels, pad) if moves and not crops and Windows.serve(data, pad) else None
     )
-    generator = seeding.generator_at(seeding.SAMPLE, seed, device=device)
-    coins = torch.rand(len(data), generator=generator, device=device)  # thrown once for all epochs
+    sides = seeding.sides_at(seed, len(data), device)
 
     def mirrored(batch: Batch, draws: Tensor, step: int) -> Tensor | None:
         """Which images are mirrored: (batch,) bool, or None for none. `draws` is (batch,)."""
@@ -139,9 +143,7 @@ def build_move(
             return None
         if augment.flip == "random":
             return draws < 0.5
-        # Two epochs in a row show both sides of each image: https://arxiv.org/abs/2404.00498
-        is_odd = step // data.steps_per_epoch % 2
-        return (coins[batch.indices] < 0.5) != is_odd
+        return sides[batch.indices] ^ bool(step // data.steps_per_epoch % 2)
 
     def move(batch: Batch, draws: Tensor, step: int) -> Tensor:
         pixels, rows = batch.pixels, batch.rows
@@ -151,10 +153,10 @@ def build_move(
         if not moves:
             return pixels if rows is None else pixels.index_select(0, rows)
         shifts = (draws[:, 1:3] * (2 * pad + 1)).long() - pad
-        sides = mirrored(batch, draws[:, 0], step)
+        flips = mirrored(batch, draws[:, 0], step)
         if windows is not None:
-            return windows(rows, shifts, sides)
-        return shift_and_flip(pixels, shifts, sides, rows)
+            return windows(rows, shifts, flips)
+        return shift_and_flip(pixels, shifts, flips, rows)
 
     return move
 

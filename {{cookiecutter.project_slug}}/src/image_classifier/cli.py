@@ -164,7 +164,11 @@ def bench_verb(words: list[str]) -> int:
         effort = QUICK if options.quick else FULL
         bench(config, preset, command, Path(options.dir), names=options.rows, effort=effort)
 
-    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    try:
+        return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: {options.dir}/bench.json has what was measured", file=sys.stderr)
+        return INTERRUPTED
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {

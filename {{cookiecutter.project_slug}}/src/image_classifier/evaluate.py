@@ -54,8 +54,9 @@ def evaluate(
     with torch.inference_mode():
         for batch in data.batches():
             with precision.autocast():
-                logits = model(normalize(batch.images))
-            logits, labels = logits.float(), batch.labels
+                views = normalize.views(batch.images)
+                logits = sum(weight * model(view).float() for view, weight in views)
+            labels = batch.labels
             answers = logits.topk(min(5, classes), dim=1).indices  # (batch, 5)
             sums[0] += cross_entropy(logits, labels, reduction="sum")
             sums[1] += (answers == labels[:, None]).sum()
@@ -93,7 +94,8 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
             model.load_state_dict(best.weights)
         except RuntimeError as error:
             raise UserError(misfit(path, error)) from error
-        normalize = Normalize(images.source, data.image_size, precision)
+        augment = best.config.augment
+        normalize = Normalize(images.source, data.image_size, precision, augment)
         scores = evaluate(precision.place(model), images, normalize, precision, world)
         if world.is_main:
             print(scores_text(scores.metrics(), scores.confusion, best.classes))

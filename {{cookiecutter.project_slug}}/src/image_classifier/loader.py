@@ -211,7 +211,7 @@ class EvalData:
             workers, _ = choose_workers(self.data, samples, self.world)
             depth = self.data.prefetch_batches
             self.stream = Stream(samples, size, workers, depth, pins(self.world))
-        places = ((0, part) for part in self.indices.split(size))
+        places = ((0, part) for part in self.indices.split(size) if len(part))
         for batch in copy_ahead(self.stream.batches(places), self.world.device):
             yield Batch(batch.pixels, batch.labels)
 

@@ -68,8 +68,13 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """A file of JSON; in ASCII, as names can hold anything."""
-    text = json.dumps(value, indent=2) + "\n"
-    write_whole(path, lambda file: file.write(text.encode("ascii")))
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    r"""A file of text. A path in it may hold bytes that are none: they are shown as `\udcff`."""
+    content = text.encode("utf-8", "backslashreplace")
+    write_whole(path, lambda file: file.write(content))
 
 
 def give_name(path: Path, name: Path) -> None:

@@ -63,6 +63,16 @@ def order_at(seed: int, epoch: int, count: int) -> Tensor:
     return torch.randperm(count, generator=generator_at(ORDER, seed, epoch))
 
 
+def sides_at(seed: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Which of `count` images are mirrored in even epochs if flips alternate: (count,) bool.
+
+    In odd epochs it is the others: https://arxiv.org/abs/2404.00498
+    """
+    return (
+        torch.rand(count, generator=generator_at(SAMPLE, seed, device=device), device=device) < 0.5
+    )
+
+
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
     """Make draws from torch's global CPU generator depend on `key`, then put it back.

@@ -5,6 +5,7 @@ device copies from. What becomes of an image depends on the seed, the epoch and 
 any number of workers makes the same.
 """
 
+import contextlib
 import gc
 import math
 import mmap
@@ -33,6 +34,7 @@ from .decode import centre_crop, crop, place_box, random_sides
 HUNG_SECONDS = 300  # without a sign of life from any worker
 PART_SIZES = (8, 32)  # fewest and most images that a worker is given at once
 TASK = struct.Struct("<4q")  # slot, first and last row, epoch
+STOP = TASK.pack(-1, 0, 0, 0)  # in place of a task
 ANSWER = struct.Struct("<4q?d")  # the task, whether it failed, and the seconds that it took
 ANSWERS_AT_ONCE = 64
 # A worker is forked where that is safe, and so starts at once and shares what it reads. Elsewhere
@@ -57,7 +59,11 @@ class Samples:
         """
         self.source, self.size, self.seed = source, size, seed
         self.keep = 2 * size if reduced else None
-        self.min_area = augment.min_area if augment and augment.crop == "resized" else None
+        # Where workers crop they flip too; else the device does both, to all images of a batch.
+        crops = augment if augment and augment.crop == "resized" else None
+        self.min_area, self.flip = (crops.min_area, crops.flip) if crops else (None, "none")
+        alternates = self.flip == "alternating"
+        self.sides = seeding.sides_at(seed, len(source)).numpy() if alternates else None
         # Built before workers are forked: each would take seconds to import torchvision.
         self.policy = build_policy(augment.policy) if augment else None
 
@@ -69,19 +75,27 @@ class Samples:
         """
         if self.min_area is not None:
             key = (seeding.SAMPLE, self.seed, epoch)
-            draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=4))
-            sides, places = random_sides(draws, self.min_area).tolist(), draws[:, 2:].tolist()
+            draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=5))
+            sides, others = random_sides(draws, self.min_area).tolist(), draws[:, 2:].tolist()
         for row, index in enumerate(indices.tolist()):
             pixels = self.source.read(index, self.keep)
             if self.min_area is None:
                 centre_crop(pixels, out[row])
             else:
-                box = place_box(sides[row], places[row], *pixels.shape[:2])
+                box = place_box(sides[row], others[row], *pixels.shape[:2])
                 crop(pixels, box, out[row])
+                if self.is_mirrored(index, epoch, others[row][2]):
+                    out[row].copy_(out[row].flip(1))
             if self.policy is not None:
                 with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
                     changed = self.policy(out[row].permute(2, 0, 1))
                 out[row].copy_(changed.permute(1, 2, 0))
+
+    def is_mirrored(self, index: int, epoch: int, draw: float) -> bool:
+        """Whether an image is mirrored in `epoch`; `draw` is from 0 to 1."""
+        if self.sides is not None:
+            return bool(self.sides[index]) != epoch % 2
+        return self.flip == "random" and draw < 0.5
 
 
 class Stream:
@@ -165,14 +179,17 @@ class Stream:
         if self.pin and self.is_started:
             for tensor in (self.images, self.numbers):
                 torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        if self.is_started:
+            # Closed pipes would not do: workers of other streams that were forked later hold them.
+            with contextlib.suppress(BrokenPipeError):  # none is left
+                for _ in range(self.num_workers):
+                    self.send(STOP)
+        for pid in self.pids:
+            with contextlib.suppress(ChildProcessError):  # it was ended before
+                os.waitpid(pid, 0)
         if self.pids:
             for end in self.ends:
                 os.close(end)
-            for pid in self.pids:
-                os.waitpid(pid, 0)
-        elif self.is_started:
-            for _ in range(self.num_workers):
-                self.send(b"")
         self.pids = []
 
     def fork(self, *parents_ends: int) -> int:
@@ -202,7 +219,7 @@ class Stream:
     def work(self, get: Callable[[], bytes], put: Callable[[bytes], object]) -> None:
         """Fill rows of slots as long as there are tasks: the life of a worker."""
         torch.set_num_threads(1)
-        while task := get():
+        while (task := get()) not in (b"", STOP):
             slot, first, last, epoch = TASK.unpack(task)
             began = time.perf_counter()
             failed = False

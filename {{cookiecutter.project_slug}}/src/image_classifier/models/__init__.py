@@ -8,25 +8,37 @@ Any other name is looked up among torchvision's classification models.
 
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..config import ModelConfig
+from .airbench import airbench
 from .resnet9 import resnet9
 from .zoo import zoo
 
 MODELS: dict[str, Callable[[ModelConfig, int, int], nn.Module]] = {
-    network.__name__: network for network in (resnet9,)
+    network.__name__: network for network in (resnet9, airbench)
 }
+IMAGES_TO_FIT = 2000
 
 
-def build_model(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+def build_model(
+    model: ModelConfig,
+    num_classes: int,
+    image_size: int,
+    sample: Callable[[int], Tensor] | None = None,
+) -> nn.Module:
     """The network that `model` names, with random weights.
 
-    It maps (batch, 3, image_size, image_size) float32 to (batch, num_classes) logits.
+    It maps (batch, 3, image_size, image_size) float32 to (batch, num_classes) logits. A network
+    that takes first weights from training images asks `sample` for so many of them, normalised;
+    without it, such weights must be loaded.
 
     Raises:
         UserError: for a name that neither `MODELS` nor torchvision has, or a knob it can't follow.
     """
-    if model.name in MODELS:
-        return MODELS[model.name](model, num_classes, image_size)
-    return zoo(model, num_classes, image_size, own=tuple(MODELS))
+    if model.name not in MODELS:
+        return zoo(model, num_classes, image_size, own=tuple(MODELS))
+    network = MODELS[model.name](model, num_classes, image_size)
+    if sample is not None and hasattr(network, "fit"):
+        network.fit(sample(IMAGES_TO_FIT))
+    return network

@@ -28,7 +28,10 @@ class ResNet9(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 3, height, width) -> (batch, num_classes)."""
         features = self.stage3(self.stage2(self.stage1(self.stem(images))))
-        return self.head(self.dropout(features.amax(dim=(2, 3)))) * LOGIT_SCALE
+        # Not amax: in bf16, fused by the compiler, its gradient can be 0/0 where this one's index
+        # is right (https://github.com/pytorch/pytorch/issues/195214).
+        features = features.flatten(2).max(dim=2).values
+        return self.head(self.dropout(features)) * LOGIT_SCALE
 
 
 class Residual(nn.Module):

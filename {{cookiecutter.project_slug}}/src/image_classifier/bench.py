@@ -1,0 +1,213 @@
+"""What each tip buys, measured on this machine, with the user's preset and images."""
+
+import math
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from .config import Config, UserError, flag, flatten
+from .distributed import is_launched, join_world, num_processes
+from .precision import Precision
+from .run import environment, open_run, write_json, write_text
+from .stream import Samples
+from .tips import SAMPLE, SLOW, TIPS, Case, NotHereError, Variants
+from .tips.case import with_knobs
+from .tips.result import about, bars, markdown, row_json, row_lines
+from .tips.rounds import CONFIDENCE, FULL, QUICK, Effort, Row, measure
+from .tips.trial import DataShelf, Variant, kept_switches
+from .workers import choose_workers
+
+OWN_KNOBS = ("data.name", "data.root", "data.cache")  # of images that only `bench` has
+
+
+def bench(
+    config: Config,
+    default: Config,
+    command: str,
+    folder: Path,
+    *,
+    names: Sequence[str] = (),
+    effort: Effort = FULL,
+) -> None:
+    """Measure the tips `names`, or all, and write what was found to `folder`.
+
+    `command` trains the preset, whose config is `default`; the user made `config` of it.
+
+    Raises:
+        UserError: if there is no such tip, or the config, the data or the folder can't be used.
+    """
+    check_names(names)
+    if is_launched():
+        raise UserError("bench starts the processes that it needs by itself: no torchrun")
+    began = time.monotonic()
+    with kept_switches(), join_world(config.compute) as world:
+        open_run(replace(config, run=replace(config.run, dir=str(folder))), world)
+        shelf = DataShelf(world)
+        try:
+            case = open_case(config, shelf, folder)
+            chosen = dict.fromkeys(names or TIPS)
+            rows = [plan_row(name, case, name in names, effort) for name in chosen]
+            introduce(case, rows, effort, pace_of(case, shelf, effort))
+            report = {
+                "command": command,
+                "environment": environment(world),
+                "config": flatten(case.config),
+            }
+            left = sum(not row.reason for row in rows) + 1  # and the best setting
+            best = Row("best")
+            for number, row in enumerate([*rows, best], start=1):
+                if row is best:
+                    row.variants = compose(case, rows)
+                if row.variants:
+                    spare = effort.total_seconds - (time.monotonic() - began)
+                    budget_seconds = min(effort.row_seconds, spare / left)
+                    row.timings = measure(row.variants, shelf, effort, budget_seconds)
+                    left -= 1
+                for line in row_lines(row):
+                    print(line, flush=True)
+                report["rows"] = [row_json(row) for row in rows[:number]]
+                write_json(folder / "bench.json", report)
+        finally:
+            shutil.rmtree(folder / SAMPLE, ignore_errors=True)
+        sentence = conclude(best, case, config, default, command)
+        write_json(folder / "bench.json", report | {"best": row_json(best), "verdict": sentence})
+        write_text(folder / "bench.md", markdown(case, rows, sentence))
+        write_text(folder / "bench.svg", bars(rows))
+        print(f"\nwritten: {folder}/bench.md, bench.json and bench.svg")
+        print(sentence)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a tip that there is not.
+
+    Raises:
+        UserError: for the first.
+    """
+    for name in names:
+        if name not in TIPS:
+            near = get_close_matches(name, TIPS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"--rows: no tip {name!r}; there are: {', '.join(TIPS)}{hint}")
+
+
+def open_case(config: Config, shelf: DataShelf, folder: Path) -> Case:
+    """The user's preset with its images open, and with what is `auto` settled as in training.
+
+    Raises:
+        UserError: if it can't be.
+    """
+    world = shelf.world
+    processes = num_processes(config.run, config.compute)
+    share = max(1, config.data.batch_size // processes)
+    data = shelf.open(with_knobs(config, {"data.workers": 0}))
+    precision = Precision(config.precision, config.compute, config.optim, world.device)
+    reduced = config.data.decode == "reduced"
+    samples = Samples(data.source, config.data.image_size, config.seed, config.augment, reduced)
+    workers, _ = choose_workers(config.data, samples, world)
+    settled = {"data.where": data.where, "data.workers": workers, "precision": precision.name}
+    whole = with_knobs(config, settled)
+    part = with_knobs(whole, {"data.batch_size": share})
+    num_gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
+    return Case(part, whole, world, shelf.open(part), folder, num_gpus)
+
+
+def pace_of(case: Case, shelf: DataShelf, effort: Effort) -> float:
+    """Seconds that a step of the preset takes.
+
+    Raises:
+        UserError: if it can't be trained here.
+    """
+    timing = measure({"preset": Variant(case.config)}, shelf, effort, 0)["preset"]
+    if timing.failure:
+        raise UserError(f"the preset can't be trained as it stands: {timing.failure}")
+    return median(timing.seconds)
+
+
+def plan_row(name: str, case: Case, is_asked: bool, effort: Effort) -> Row:
+    """What is to be measured of a tip, or the reason why it can't be."""
+    if name in SLOW and effort is QUICK and not is_asked:
+        return Row(name, reason=f"takes a minute: without --quick, or with --rows {name}")
+    try:
+        variants = TIPS[name](case)
+    except NotHereError as error:
+        return Row(name, reason=str(error))
+    preset = flatten(case.config)
+    first, *others = (flatten(variant.config) for variant in variants.values())
+    shared = {
+        knob: value
+        for knob, value in first.items()
+        if knob not in OWN_KNOBS and value != preset[knob] and all(o[knob] == value for o in others)
+    }
+    return Row(name, note=" ".join(flags(shared)), variants=variants)
+
+
+def introduce(case: Case, rows: list[Row], effort: Effort, pace: float) -> None:
+    """Say what will be measured, and about how long it takes if a step takes `pace` seconds."""
+    measured = [row for row in rows if not row.reason]
+    turns = effort.rounds[0] + 3  # with the first steps, that are not counted
+    least = (sum(len(row.variants) for row in measured) + 2) * turns * pace
+    seconds = max(least, min(effort.total_seconds, (len(measured) + 1) * effort.row_seconds))
+    seconds += 60 * sum(row.name in SLOW for row in measured)
+    print(
+        f"{about(case)}: {case.config.data.batch_size / pace:,.0f} images/s\n"
+        f"{len(measured)} of {len(rows)} tips can be measured here, in about "
+        f"{math.ceil(seconds / 60)} min; each is compared with what stands first in it: the median "
+        f"of the ratios, and where it lies with {CONFIDENCE:.0%} confidence\n",
+        flush=True,
+    )
+
+
+def compose(case: Case, rows: list[Row]) -> Variants:
+    """The preset, and all knobs together that were found to be better; nothing without any."""
+    now, knobs = flatten(case.config), {}
+    for row in rows:
+        plain = {
+            name: variant.config
+            for name, variant in row.variants.items()
+            if variant.change is None and variant.is_choice and row.timings[name].seconds
+        }
+        current = next((name for name, config in plain.items() if config == case.config), None)
+        if current is None:  # it was not the preset that was measured
+            continue
+        better = {name: row.gain(current, name) for name in plain}
+        better = {name: g.median for name, g in better.items() if g.is_effect and g.median > 1}
+        if better:
+            winner = flatten(plain[max(better, key=better.__getitem__)])
+            knobs |= {knob: value for knob, value in winner.items() if value != now[knob]}
+    if not knobs:
+        return {}
+    return {"preset": Variant(case.config), "best": Variant(with_knobs(case.config, knobs))}
+
+
+def flags(knobs: dict[str, Any]) -> list[str]:
+    """Knobs as words of a command line."""
+    words = []
+    for knob, value in knobs.items():
+        section, dot, name = flag(knob).rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{section}{dot}{'' if value else 'no-'}{name}")
+        else:
+            words += [f"--{section}{dot}{name}", str(value)]
+    return words
+
+
+def conclude(best: Row, case: Case, config: Config, default: Config, command: str) -> str:
+    """The last line: the command line of the best setting that was found."""
+    gain, knobs = best.gains().get("best"), {}
+    if gain is not None and gain.is_effect and gain.median > 1:
+        before, after = flatten(case.config), flatten(best.variants["best"].config)
+        knobs = {knob: value for knob, value in after.items() if value != before[knob]}
+    preset, chosen = flatten(default), flatten(config) | knobs
+    changed = {knob: value for knob, value in chosen.items() if value != preset[knob]}
+    line = shlex.join([*shlex.split(command), *flags(changed)])
+    if knobs:
+        return f"best setting, {gain} against the preset: {line}"
+    return f"no knob gains anything here, the preset is best as it stands: {line}"

@@ -1,0 +1,135 @@
+"""The fast recipe for CIFAR-10: its first layer, its flips, its views of a test image."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, run_ranks
+from torch import Tensor
+
+from image_classifier.augment import (
+    VIEWS,
+    Normalize,
+    build_augment,
+)
+from image_classifier.config import AugmentConfig, Config, ModelConfig, UserError
+from image_classifier.distributed import join_world
+from image_classifier.evaluate import evaluate_run
+from image_classifier.loader import TrainData
+from image_classifier.models import build_model
+from image_classifier.models.airbench import Airbench
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
+from image_classifier.presets import cifar10_speed
+from image_classifier.train import train
+
+AIRBENCH = ModelConfig(name="airbench", width=8)
+
+
+@pytest.fixture
+def fast(config: Config) -> Config:
+    """The recipe on drawn shapes, small."""
+    recipe = changed(cifar10_speed(), augment__pad=1)
+    return changed(config, model=AIRBENCH, augment=recipe.augment, optim=recipe.optim)
+
+
+def smooth(count: int) -> Tensor:
+    """Images whose neighbouring pixels and colours are much alike: (count, 3, 12, 12)."""
+    generator = torch.Generator().manual_seed(0)
+    grey, noise = torch.randn((2, count, 3, 12, 12), generator=generator)
+    return grey[:, :1] + grey[:, :1].roll(1, 3) + noise / 2
+
+
+@pytest.mark.parametrize("size", [9, 32, 40])
+def test_airbench_takes_images_from_9_pixels_on(size: int) -> None:
+    assert build_model(AIRBENCH, 7, size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
+
+
+def test_smaller_images_are_refused() -> None:
+    with pytest.raises(UserError, match=r"airbench can't take images of --data.image-size 8"):
+        build_model(AIRBENCH, 7, 8)
+
+
+def test_the_first_layer_whitens_the_training_images() -> None:
+    images = smooth(400)
+    model = build_model(AIRBENCH, 7, 12, sample=lambda count: images[:count])
+    outputs = model.whiten(images).transpose(0, 1).flatten(1)  # (filters, places)
+    raw = images.transpose(0, 1).flatten(1)
+    assert torch.corrcoef(raw)[0, 1] > 0.8
+    expected = torch.eye(12)
+    found = outputs @ outputs.T / outputs.shape[1]
+    torch.testing.assert_close(found[:12, :12], expected, atol=0.01, rtol=0)
+    torch.testing.assert_close(found[:12, 12:], -expected, atol=0.01, rtol=0)
+
+
+def test_what_the_recipe_freezes_does_not_move(fast: Config) -> None:
+    model = build_model(AIRBENCH, 7, 12, sample=smooth)
+    optimizer = build_optimizer(fast.optim, model)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    for _ in range(2):
+        model(smooth(8)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    same = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
+    scales = {f"stages.{number}.{layer}.weight" for number in (1, 2, 3) for layer in (2, 5)}
+    assert same == {"whiten.weight"} | scales
+
+
+def sides(config: Config) -> dict[tuple[int, int], bool]:
+    """Whether an image was mirrored, by its epoch and number, of this rank's in two epochs."""
+    with join_world(config.compute) as world:
+        data = TrainData(config, world)
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        normalize = Normalize(data.source, 32, precision)
+        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        found = {}
+        for step, batch in enumerate(data.batches(0, 2 * data.steps_per_epoch)):
+            plain = normalize(batch.images)
+            for index, image, seen in zip(
+                data.indices_at(step).tolist(), plain, augment(batch, step)[0], strict=True
+            ):
+                is_mirrored = torch.equal(seen, image.flip(2))
+                assert is_mirrored or torch.equal(seen, image)
+                found[step // data.steps_per_epoch, index] = is_mirrored
+        return found
+
+
+def test_each_epoch_shows_the_other_side_of_every_image_on_any_rank(fast: Config) -> None:
+    fast = changed(fast, augment__crop="none")
+    alone = sides(fast)
+    mirrored = [index for (epoch, index), is_mirrored in alone.items() if is_mirrored and not epoch]
+    assert 16 < len(mirrored) < 48
+    assert all(alone[0, index] != alone[1, index] for index in range(64))
+    assert sides(changed(fast, data__where="stream", data__workers=0)) == alone
+    one, other = run_ranks(2, sides, fast)
+    assert one | other == alone
+
+
+@pytest.mark.parametrize("tta", VIEWS)
+def test_the_views_of_an_image_weigh_1_together(config: Config, tta: str) -> None:
+    with join_world(config.compute) as world:
+        source = TrainData(config, world).source
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        normalize = Normalize(source, 32, precision, AugmentConfig(tta=tta))
+    images = source.pixels[:4].permute(0, 3, 1, 2)
+    seen, weights = zip(*normalize.views(images), strict=True)
+    assert sum(weights) == 1
+    assert torch.equal(seen[0], normalize(images))
+    assert len({view.sum(dtype=torch.float64).item() for view in seen}) >= len(seen) / 2
+    # Whatever the model answers to an image, it answers to its mirror image.
+    whole = sum(weight * view[:, :, 8:20, 8:12] for view, weight in normalize.views(images))
+    views = normalize.views(images.flip(3))
+    turned = sum(weight * view[:, :, 8:20, 8:12] for view, weight in views)
+    assert torch.allclose(whole, turned, atol=1e-5) == (tta != "none")
+
+
+def test_a_run_goes_on_and_is_evaluated_with_the_first_layer_it_had(
+    fast: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = train(fast)
+    monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())
+    assert train(fast).loss == scores.loss
+    best = evaluate_run(fast.run.dir, "val", "", fast.compute)
+    rows = Path(fast.run.dir, "metrics.jsonl").read_text().splitlines()
+    assert best.top1 == max(json.loads(row).get("val/top1", 0) for row in rows)
