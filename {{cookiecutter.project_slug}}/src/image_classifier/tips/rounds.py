@@ -33,7 +33,7 @@ class Effort:
     total_seconds: float = math.inf  # for all tips, about
 
 
-QUICK = Effort(row_seconds=10, round_seconds=0.2, rounds=(5, 11), total_seconds=90)
+QUICK = Effort(row_seconds=10, round_seconds=0.2, rounds=(5, 11), total_seconds=75)
 FULL = Effort(row_seconds=40, round_seconds=1.0, rounds=(11, 25), warmup_seconds=2)
 
 
