@@ -13,7 +13,12 @@ from image_classifier.augment import (
     Normalize,
     build_augment,
 )
-from image_classifier.config import AugmentConfig, Config, ModelConfig, UserError
+from image_classifier.config import (
+    AugmentConfig,
+    Config,
+    ModelConfig,
+    UserError,
+)
 from image_classifier.distributed import join_world
 from image_classifier.evaluate import evaluate_run
 from image_classifier.loader import TrainData

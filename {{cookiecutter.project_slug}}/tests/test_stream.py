@@ -19,7 +19,11 @@ from image_classifier import stream as stream_module
 from image_classifier import workers
 from image_classifier.config import Config, UserError
 from image_classifier.datasets import open_dataset
-from image_classifier.decode import decode, decode_jpeg, read_image
+from image_classifier.decode import (
+    decode,
+    decode_jpeg,
+    read_image,
+)
 from image_classifier.distributed import World
 from image_classifier.loader import TrainData
 from image_classifier.stream import Samples, Stream
