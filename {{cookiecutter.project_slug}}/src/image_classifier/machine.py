@@ -91,15 +91,6 @@ def set_malloc(mmap_threshold: int, trim_threshold: int, top_pad: int) -> None:
             mallopt(parameter, value)
 
 
-def shared_memory_bytes() -> int | None:
-    """What /dev/shm has free, through which workers hand over batches; None where there is none."""
-    try:
-        stats = os.statvfs("/dev/shm")
-    except (OSError, AttributeError):
-        return None
-    return stats.f_bavail * stats.f_frsize
-
-
 def device_memory_bytes(device: torch.device) -> int:
     """Memory that is free on `device`, in bytes."""
     if device.type == "cuda":
