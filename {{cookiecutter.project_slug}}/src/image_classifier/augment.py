@@ -135,15 +135,14 @@ def build_move(
     windows = (
         Windows(data.pixels, pad) if moves and not crops and Windows.serve(data, pad) else None
     )
-    sides = seeding.sides_at(seed, len(data), device)
+    alternates = augment.flip == "alternating"
+    sides = seeding.sides_at(seed, len(data), device) if alternates else None
 
     def mirrored(batch: Batch, draws: Tensor, step: int) -> Tensor | None:
         """Which images are mirrored: (batch,) bool, or None for none. `draws` is (batch,)."""
-        if augment.flip == "none":
-            return None
-        if augment.flip == "random":
-            return draws < 0.5
-        return sides[batch.indices] ^ bool(step // data.steps_per_epoch % 2)
+        if sides is not None:
+            return sides[batch.indices] ^ bool(step // data.steps_per_epoch % 2)
+        return draws < 0.5 if augment.flip == "random" else None
 
     def move(batch: Batch, draws: Tensor, step: int) -> Tensor:
         pixels, rows = batch.pixels, batch.rows

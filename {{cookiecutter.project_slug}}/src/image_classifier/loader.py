@@ -107,6 +107,11 @@ class TrainData:
         batch = self._order(epoch)[k * self.batch_size : (k + 1) * self.batch_size]
         return batch[self.world.share(self.batch_size)]
 
+    def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """Epoch and `indices_at` of each step from `start` up to, not including, `stop`."""
+        for step in range(start, stop):
+            yield step // self.steps_per_epoch, self.indices_at(step)
+
     def sample(self, count: int) -> Tensor:
         """Up to `count` images spread evenly, as evaluation sees them, the same on every rank.
 
@@ -165,10 +170,7 @@ class TrainData:
 
     def _streamed(self, start: int, stop: int) -> Iterator[Batch]:
         """Decoding in workers that live from the first step to the last."""
-        places = (
-            (step // self.steps_per_epoch, self.indices_at(step)) for step in range(start, stop)
-        )
-        return copy_ahead(self.stream.batches(places), self.world.device)
+        return copy_ahead(self.stream.batches(self.places(start, stop)), self.world.device)
 
 
 class EvalData:
@@ -225,8 +227,8 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
 def copy_ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> Iterator[Batch]:
     """Put batches on the device, each while the one before it is computed with."""
     if device.type != "cuda":
-        for images, *others in batches:
-            yield Batch(images.to(device), *(tensor.to(device) for tensor in others))
+        for host in batches:
+            yield Batch(*(tensor.to(device) for tensor in host))
         return
     side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
 
@@ -240,17 +242,17 @@ def copy_ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> I
 
     ahead = copy(next(batches, None))
     while ahead is not None:
-        images, *others = ahead
+        here = ahead
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
         computing.wait_stream(side_stream)
-        for tensor in ahead:
+        for tensor in here:
             tensor.record_stream(computing)
         # The next batch may be put where this one was. Its copy began a step ago, and is through.
         copied.synchronize()
         ahead = copy(next(batches, None))
-        yield Batch(images, *others)
+        yield Batch(*here)
 
 
 def choose_where(

@@ -6,7 +6,6 @@ in the folder of the dataset's cache.
 
 import contextlib
 import json
-import os
 import platform
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from .config import DataConfig
 from .datasets.prepared import cache_folder
 from .distributed import World
 from .machine import device_name, num_cores
+from .run import write_json
 from .stream import Samples, Stream
 
 PROBE_SECONDS = 0.5  # for each number of workers that is tried
@@ -122,6 +122,4 @@ def remember(memory: Path, known: dict[str, dict[str, int]]) -> None:
     """Keep what was measured, where that is possible."""
     with contextlib.suppress(OSError):  # a folder that can't be written: it is measured again
         memory.parent.mkdir(exist_ok=True)
-        temporary = memory.with_name(f".{memory.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(memory)
+        write_json(memory, known)

@@ -20,8 +20,6 @@ from ..workers import candidates
 from .case import Case, NotHereError, Variants, need_gpu, streamed, with_knobs
 from .trial import Trial, Variant
 
-Places = Iterator[tuple[int, Tensor]]  # epoch and images of batches
-
 SAMPLE = "sample"  # folder for a part of the images
 SAMPLED_IMAGES = 512  # that are prepared to see what it buys, or two batches
 RESIDENT_IMAGES = 2048  # that are decoded to see the same, where all of them are streamed
@@ -131,9 +129,8 @@ def block(trial: Trial) -> None:
     """Copy a batch when it is its turn, and wait."""
 
     def batches(start: int, stop: int) -> Iterator[Batch]:
-        for host in trial.data.stream.batches(places(trial, start, stop)):
-            images, *others = (tensor.to(trial.world.device) for tensor in host)
-            yield Batch(images, *others)
+        for host in trial.data.stream.batches(trial.data.places(start, stop)):
+            yield Batch(*(tensor.to(trial.world.device) for tensor in host))
 
     trial.batches = batches
 
@@ -237,22 +234,15 @@ def use_dataloader(trial: Trial) -> None:
     def batches(start: int, stop: int) -> Iterator[Batch]:
         batch_sampler[:] = [
             [(epoch, index) for index in indices.tolist()]
-            for epoch, indices in places(trial, start, stop)
+            for epoch, indices in trial.data.places(start, stop)
         ]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             ready = iter(loader)
         for host in ready:
-            images, *others = (tensor.to(device, non_blocking=True) for tensor in host)
-            yield Batch(images, *others)
+            yield Batch(*(tensor.to(device, non_blocking=True) for tensor in host))
 
     trial.batches = batches
-
-
-def places(trial: Trial, start: int, stop: int) -> Places:
-    """Epoch and images of each batch."""
-    for step in range(start, stop):
-        yield step // trial.data.steps_per_epoch, trial.data.indices_at(step)
 
 
 def resident(case: Case) -> Variants:
