@@ -208,7 +208,6 @@ def spdl(task: Task) -> Batches:
     """
     import spdl.io
     import torch
-    from spdl.pipeline import PipelineBuilder
     from torchvision.transforms import Normalize, RandomResizedCrop
 
     normalize = Normalize(mean=MEAN, std=STD)
@@ -232,22 +231,12 @@ def spdl(task: Task) -> Batches:
         images = normalize(images.float() / 255) if task.ready else images
         return images, torch.tensor(labels)
 
-    pipeline = (
-        PipelineBuilder()
-        .add_source(labelled_paths(task))
-        .pipe(decode, concurrency=task.workers)
-        .aggregate(task.batch)
-        .pipe(convert)
-        .add_sink(task.workers)
-        .build(num_threads=task.workers, max_failures=0)
-    )
-    return run_pipeline(pipeline)
+    return run_pipeline(task, decode, convert)
 
 
 def spdl_v2(task: Task) -> Batches:
     """Its pipeline of threads around torchvision's decoder and v2 transforms: no FFmpeg needed."""
     import torch
-    from spdl.pipeline import PipelineBuilder
 
     transform = v2_transform(task)
 
@@ -259,6 +248,13 @@ def spdl_v2(task: Task) -> Batches:
         return torch.stack(images), torch.tensor(labels)
 
     torch.set_num_threads(1)  # each of its threads has one image; torch's own would be in the way
+    return run_pipeline(task, decode, collate)
+
+
+def run_pipeline(task: Task, decode: Callable, collate: Callable) -> Batches:
+    """What comes out of a pipeline of spdl, which is stopped at the end."""
+    from spdl.pipeline import PipelineBuilder
+
     pipeline = (
         PipelineBuilder()
         .add_source(labelled_paths(task))
@@ -268,11 +264,6 @@ def spdl_v2(task: Task) -> Batches:
         .add_sink(task.workers)
         .build(num_threads=task.workers, max_failures=0)
     )
-    return run_pipeline(pipeline)
-
-
-def run_pipeline(pipeline: Any) -> Batches:  # noqa: ANN401 - of a library not imported up here
-    """What comes out of a pipeline of spdl, which is stopped at the end."""
     with pipeline.auto_stop():
         yield from pipeline
 
@@ -516,15 +507,20 @@ def goals(results: rounds.Results) -> str:
     return "\n".join(lines)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Let a comparison choose its photographs; `training.py` does too."""
+    parser.add_argument("--root", type=Path, help="folder with train/<class>/; default: generated")
+    parser.add_argument("--distinct", type=int, default=512, help="generated files (512)")
+    parser.add_argument("--min-area", type=float, default=0.08, help="of random crops (0.08)")
+    parser.add_argument("--scratch", type=Path, help="keep here what is made, for the next time")
+
+
 def main() -> None:
     """Compare."""
     parser = rounds.parser(__doc__, rounds=5)
-    parser.add_argument("--root", type=Path, help="folder with train/<class>/; default: generated")
+    add_options(parser)
     parser.add_argument("--images", type=int, default=3072, help="timed per round (3072)")
-    parser.add_argument("--distinct", type=int, default=512, help="generated files (512)")
-    parser.add_argument("--min-area", type=float, default=0.08, help="of random crops (0.08)")
     parser.add_argument("--pixels", action="store_true", help="compare pixels, measure no time")
-    parser.add_argument("--scratch", type=Path, help="keep here what is made, for the next time")
     options = parser.parse_args()
     if options.contender:
         contend(options)

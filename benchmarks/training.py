@@ -320,11 +320,8 @@ CONTENDERS: dict[str, Callable[[Course], None]] = {
 def main() -> None:
     """Compare."""
     parser = rounds.parser(__doc__, rounds=3)
-    parser.add_argument("--root", type=Path, help="folder with train/<class>/; default: generated")
+    loaders.add_options(parser)
     parser.add_argument("--steps", type=int, default=100, help="per run, a multiple of 10 (100)")
-    parser.add_argument("--distinct", type=int, default=512, help="generated files (512)")
-    parser.add_argument("--min-area", type=float, default=0.08, help="of random crops (0.08)")
-    parser.add_argument("--scratch", type=Path, help="keep here what is made, for the next time")
     options = parser.parse_args()
     if options.contender:
         warnings.simplefilter("ignore")  # such as that there is no GPU to pin memory for
