@@ -124,7 +124,7 @@ def main() -> None:
     """Compare."""
     parser = rounds.parser(__doc__, rounds=5)
     parser.add_argument("--blocks", type=int, default=80, help="of 50 steps, per round (80)")
-    parser.add_argument("--batch", type=int, default=16, help="images per step (16)")
+    parser.add_argument("--batch", type=int, default=8, help="images per step (8)")
     parser.add_argument("--width", type=int, default=8, help="of the network (8)")
     options = parser.parse_args()
     if options.contender:

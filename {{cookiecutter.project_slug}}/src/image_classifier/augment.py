@@ -13,7 +13,6 @@ from math import sqrt
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
-from torch.profiler import record_function
 
 from . import seeding
 from .config import AugmentConfig, UserError
@@ -21,6 +20,7 @@ from .datasets.source import Source
 from .decode import random_boxes
 from .distributed import World
 from .loader import Batch, TrainData, fits_device
+from .phases import phase
 from .precision import Precision
 
 CACHED = 2**18  # float32 numbers that a core's cache holds beside others
@@ -104,19 +104,27 @@ def build_augment(
             f"of the {world.size} processes an even number of images"
         )
     move = build_move(augment, data, seed)
+    is_moved_here = not data.crops_in_workers and (augment.crop, augment.flip) != ("none", "none")
+    draws_any = is_moved_here or augment.cutout > 0
+    no_draws = torch.empty((0, NUM_DRAWS), device=device)
 
-    @record_function("augment")
-    def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+    def draws_at(step: int) -> Tensor:
+        """Of this rank's images, from 0 to 1: (batch, NUM_DRAWS)."""
+        if not draws_any:
+            return no_draws
         generator = seeding.generator_at(seeding.BATCH, seed, step, device=device)
-        draws = torch.rand((data.batch_size, NUM_DRAWS), generator=generator, device=device)
-        draws = draws[share]
-        images = normalize(move(batch, draws, step).permute(0, 3, 1, 2))
-        if augment.cutout:
-            cutout(images, draws[:, 7:9], augment.cutout)
-        if mixes:
-            chance = random.Random(seeding.seed_at(seeding.BATCH, seed, step, 1))
-            return mix_pairs(images, batch.labels, augment, data.num_classes, chance)
-        return images, batch.labels
+        return torch.rand((data.batch_size, NUM_DRAWS), generator=generator, device=device)[share]
+
+    def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        with phase("augment"):
+            draws = draws_at(step)
+            images = normalize(move(batch, draws, step).permute(0, 3, 1, 2))
+            if augment.cutout:
+                cutout(images, draws[:, 7:9], augment.cutout)
+            if mixes:
+                chance = random.Random(seeding.seed_at(seeding.BATCH, seed, step, 1))
+                return mix_pairs(images, batch.labels, augment, data.num_classes, chance)
+            return images, batch.labels
 
     return apply
 

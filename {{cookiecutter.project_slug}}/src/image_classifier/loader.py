@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from . import seeding
 from .config import AugmentConfig, Config, DataConfig, UserError
@@ -22,6 +21,7 @@ from .datasets.source import Source
 from .decode import centre_crop, image_size
 from .distributed import World
 from .machine import device_memory_bytes, host_memory_bytes, num_cores
+from .phases import phase
 from .stream import Samples, Stream
 from .workers import choose_workers
 
@@ -139,7 +139,7 @@ class TrainData:
             source = self._resident(start, stop)
         while True:
             began = time.perf_counter()
-            with record_function("wait for data"):
+            with phase("wait for data"):
                 batch = next(source, None)
             self.waited_seconds += time.perf_counter() - began
             if batch is None:
@@ -235,7 +235,7 @@ def copy_ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> I
     def copy(host: tuple[Tensor, ...] | None) -> tuple[Tensor, ...] | None:
         if host is None:
             return None
-        with torch.cuda.stream(side_stream), record_function("copy"):
+        with torch.cuda.stream(side_stream), phase("copy"):
             copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
             copied.record()
             return copies

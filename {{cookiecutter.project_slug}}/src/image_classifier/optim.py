@@ -18,9 +18,15 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def build_loss(optim: OptimConfig) -> nn.Module:
-    """Cross entropy, of logits with labels or with probabilities of each class."""
-    return nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
+def build_loss(optim: OptimConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """Cross entropy, of logits with labels or with probabilities of each class.
+
+    Where a batch is computed in parts, a part's share of the mean over the batch.
+    """
+    mean = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
+    if optim.accumulate == 1:
+        return mean
+    return lambda logits, targets: mean(logits, targets) / optim.accumulate
 
 
 def build_schedule(

@@ -1,15 +1,15 @@
 """Number formats and memory layout: how the model's arithmetic is done on the device."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from .config import ComputeConfig, OptimConfig, UserError
 from .machine import has_fast_bf16
+from .phases import phase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -51,20 +51,19 @@ class Precision:
     @contextmanager
     def autocast(self) -> Iterator[None]:
         """A block whose forward pass runs in the chosen format."""
-        with (
-            record_function("forward"),
-            torch.autocast(self.device.type, self.dtype, enabled=self.name != "fp32"),
-        ):
+        is_mixed = self.dtype != torch.float32
+        cast = torch.autocast(self.device.type, self.dtype) if is_mixed else nullcontext()
+        with phase("forward"), cast:
             yield
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss` to the weights'."""
-        with record_function("backward"):
+        with phase("backward"):
             self.scaler.scale(loss).backward()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients if that is wanted, move the weights, and forget the gradients."""
-        with record_function("optimizer"):
+        with phase("optimizer"):
             if self.clip_norm or self.scaler.is_enabled():
                 self.scaler.unscale_(optimizer)
             if self.clip_norm:

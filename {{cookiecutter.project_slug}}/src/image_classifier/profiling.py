@@ -10,9 +10,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from .config import Config
 from .distributed import World
+from .phases import PHASES
 
-# The names that `record_function` gives to the phases of a step, in `loader.py` and `precision.py`.
-PHASES = ("wait for data", "copy", "augment", "forward", "backward", "optimizer")
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
 
 

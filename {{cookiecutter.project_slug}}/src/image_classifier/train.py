@@ -76,7 +76,7 @@ def train(config: Config) -> Scores:
                     # DDP's no_sync() toggles; a model that is not wrapped takes no notice of it.
                     learner.require_backward_grad_sync = is_last
                     with precision.autocast():
-                        loss = loss_of(learner(images), labels) / config.optim.accumulate
+                        loss = loss_of(learner(images), labels)
                     precision.backward(loss)
                     report.count(loss)
                 precision.step(optimizer)

@@ -126,7 +126,7 @@ class Trial:
         for images, labels, is_last in split(self.augment(batch, state.step), optim.accumulate):
             self.learner.require_backward_grad_sync = is_last
             with state.precision.autocast():
-                loss = self.loss_of(self.learner(images), labels) / optim.accumulate
+                loss = self.loss_of(self.learner(images), labels)
             state.precision.backward(loss)
             self.loss += loss.detach()
         state.precision.step(state.optimizer)
