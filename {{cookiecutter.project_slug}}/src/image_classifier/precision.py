@@ -1,7 +1,7 @@
 """Number formats and memory layout: how the model's arithmetic is done on the device."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -48,12 +48,13 @@ class Precision:
             model.compile()  # in place: the names of the weights stay as they are
         return model
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager:
         """A block whose forward pass runs in the chosen format."""
-        is_mixed = self.dtype != torch.float32
-        cast = torch.autocast(self.device.type, self.dtype) if is_mixed else nullcontext()
-        with phase("forward"), cast:
+        return phase("forward") if self.dtype == torch.float32 else self._mixed()
+
+    @contextmanager
+    def _mixed(self) -> Iterator[None]:
+        with phase("forward"), torch.autocast(self.device.type, self.dtype):
             yield
 
     def backward(self, loss: Tensor) -> None:

@@ -100,6 +100,9 @@ def train(config: Config) -> Scores:
 
 def split(batch: tuple[Tensor, Tensor], parts: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Images and labels of a batch in equal `parts`, and whether it is the last."""
+    if parts == 1:
+        yield *batch, True
+        return
     chunks = zip(*(tensor.chunk(parts) for tensor in batch), strict=True)
     for number, (images, labels) in enumerate(chunks, start=1):
         yield images, labels, number == parts
