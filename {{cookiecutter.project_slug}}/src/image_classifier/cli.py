@@ -105,7 +105,7 @@ class PrepareOptions:
     splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
     side: int = 256  # pixels of the shorter side; smaller images stay as they are
     format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
-    quality: int = 90  # of jpeg, up to 100
+    quality: int = 85  # of jpeg, up to 100
 
 
 def prepare_verb(words: list[str]) -> int:

@@ -71,12 +71,8 @@ def decode_jpeg(encoded: bytes, keep: int | None = None) -> np.ndarray | None:
         return None
     height, width, orientation = frame
     check_size(height, width)
-    factor = 1
-    while keep and factor < 8 and min(height, width) // (2 * factor) >= keep:
-        factor *= 2
-    least = {} if factor == 1 else {"min_height": height // factor, "min_width": width // factor}
     try:
-        pixels = simplejpeg.decode_jpeg(encoded, "RGB", min_factor=factor, **least)
+        pixels = unpack_jpeg(encoded, height, width, keep)
     except ValueError:  # damaged, even if only a little: Pillow says how, or takes it
         return None
     if orientation in (2, 3, 7, 8):
@@ -86,6 +82,21 @@ def decode_jpeg(encoded: bytes, keep: int | None = None) -> np.ndarray | None:
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
     return np.ascontiguousarray(pixels)
+
+
+def unpack_jpeg(
+    encoded: bytes | np.ndarray, height: int, width: int, keep: int | None
+) -> np.ndarray:
+    """The pixels of a JPEG of a known size, as they lie in it; for `keep` see `read_image`.
+
+    Raises:
+        ValueError: if it is damaged, even if only a little.
+    """
+    factor = 1
+    while keep and factor < 8 and min(height, width) // (2 * factor) >= keep:
+        factor *= 2
+    least = {} if factor == 1 else {"min_height": height // factor, "min_width": width // factor}
+    return simplejpeg.decode_jpeg(encoded, "RGB", min_factor=factor, **least)
 
 
 def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
@@ -156,13 +167,17 @@ def image_size(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def crop(pixels: Tensor, box: tuple[int, int, int, int], out: Tensor) -> None:
+def crop(
+    pixels: Tensor, box: tuple[int, int, int, int], out: Tensor, mirrored: bool = False
+) -> None:
     """Scale a box of an image (top, left, height, width) to fill `out`, (height, width, 3) uint8.
 
     Bilinear and antialiased: what Pillow makes of it, up to rounding.
     """
     top, left, height, width = box
     part = pixels[top : top + height, left : left + width]
+    if mirrored:  # before it is scaled, which copies the box anyway
+        part = part.flip(1)
     if part.shape == out.shape:
         out.copy_(part)
         return

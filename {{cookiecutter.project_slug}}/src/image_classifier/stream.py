@@ -83,9 +83,7 @@ class Samples:
                 centre_crop(pixels, out[row])
             else:
                 box = place_box(sides[row], others[row], *pixels.shape[:2])
-                crop(pixels, box, out[row])
-                if self.is_mirrored(index, epoch, others[row][2]):
-                    out[row].copy_(out[row].flip(1))
+                crop(pixels, box, out[row], self.is_mirrored(index, epoch, others[row][2]))
             if self.policy is not None:
                 with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
                     changed = self.policy(out[row].permute(2, 0, 1))
