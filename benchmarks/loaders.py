@@ -427,7 +427,7 @@ def compare_pixels(task: Task, count: int) -> str:
     import numpy as np
     import torch
     from image_classifier import seeding
-    from image_classifier.decode import place_box, random_sides
+    from image_classifier.decode import BOX_DRAWS, place_box, random_sides
     from image_classifier.distributed import join_world
     from image_classifier.loader import TrainData
     from PIL import Image
@@ -441,14 +441,14 @@ def compare_pixels(task: Task, count: int) -> str:
         data = TrainData(config, world)
     data.stream.samples.fill(images, 0, indices)
     draws = torch.from_numpy(
-        seeding.draws_at(seeding.SAMPLE, config.seed, 0, indices=indices, count=4)
+        seeding.draws_at(seeding.SAMPLE, config.seed, 0, indices=indices, count=BOX_DRAWS)
     )
-    sides = random_sides(draws, task.min_area).tolist()
+    sides = random_sides(draws[:, 2:], task.min_area).tolist()
     differences = []
     for index, ours in enumerate(images.numpy()):
         with Image.open(data.source.paths[index]) as file:
             image = file.convert("RGB")
-        box = place_box(sides[index], draws[index, 2:].tolist(), image.height, image.width)
+        box = place_box(sides[index], draws[index, :2].tolist(), image.height, image.width)
         theirs = resized_crop(image, *box, [task.size, task.size], InterpolationMode.BILINEAR)
         difference = np.abs(ours.astype(int) - np.asarray(theirs).astype(int))
         differences.append((difference.mean(), difference.max()))

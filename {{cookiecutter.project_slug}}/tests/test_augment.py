@@ -8,6 +8,7 @@ import torch
 from conftest import changed
 from PIL import Image
 from torch.nn.functional import pad
+from torchvision.transforms import RandomResizedCrop
 
 from image_classifier.augment import (
     Normalize,
@@ -21,6 +22,7 @@ from image_classifier.augment import (
 from image_classifier.config import AugmentConfig, Config
 from image_classifier.datasets.source import Source
 from image_classifier.decode import (
+    BOX_DRAWS,
     centre_crop,
     crop,
     place_box,
@@ -75,12 +77,12 @@ def test_every_shift_and_both_sides_occur(config: Config, flip: str) -> None:
 
 
 def test_a_crop_of_all_of_the_image_is_the_image(images: torch.Tensor) -> None:
-    whole = resized_crop(images, torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(6, 4), 12, 1.0)
+    whole = resized_crop(images, torch.full((6, BOX_DRAWS), 0.5), 12, 1.0)
     torch.testing.assert_close(whole, images.float(), atol=1e-3, rtol=0)
 
 
 def test_boxes_lie_in_the_image_and_have_the_area_that_was_asked_for() -> None:
-    boxes = random_boxes(draws(1000, 4), height=60, width=100, min_area=0.3)
+    boxes = random_boxes(draws(1000, BOX_DRAWS), height=60, width=100, min_area=0.3)
     top, left, height, width = boxes.T
     assert (boxes >= 0).all()
     assert (top + height <= 60.001).all()
@@ -88,6 +90,22 @@ def test_boxes_lie_in_the_image_and_have_the_area_that_was_asked_for() -> None:
     area = height * width / 6000
     assert area.max() <= 1.001
     assert area[(height < 60) & (width < 100)].min() >= 0.3 - 1e-4
+
+
+def test_boxes_are_as_large_as_torchvisions() -> None:
+    image = torch.empty(3, 60, 100)
+    torch.manual_seed(0)
+    theirs = [RandomResizedCrop.get_params(image, (0.08, 1), (3 / 4, 4 / 3)) for _ in range(2000)]
+    boxes = random_boxes(draws(2000, BOX_DRAWS), height=60, width=100, min_area=0.08)
+    sizes, their_sizes = boxes[:, 2:].log(), torch.tensor(theirs)[:, 2:].log()
+    torch.testing.assert_close(sizes.mean(0), their_sizes.mean(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(sizes.std(0), their_sizes.std(0), atol=0.03, rtol=0)
+
+
+def test_a_panorama_is_cropped_too() -> None:
+    boxes = random_boxes(draws(50, BOX_DRAWS), height=10, width=100, min_area=0.9)
+    assert (boxes[:, 2] == 10).all()
+    assert (boxes[:, 3] < 100).all()
 
 
 def test_a_photograph_is_cropped_like_a_batch(images: torch.Tensor) -> None:
@@ -111,9 +129,9 @@ def test_a_crop_is_what_pillow_makes_of_it() -> None:
 
 
 def test_workers_place_boxes_as_a_batch_does() -> None:
-    uniform = draws(100, 4)
+    uniform = draws(100, BOX_DRAWS)
     boxes = random_boxes(uniform, height=60, width=100, min_area=0.3)
-    sides, places = random_sides(uniform, 0.3).tolist(), uniform[:, 2:].tolist()
+    sides, places = random_sides(uniform[:, 2:], 0.3).tolist(), uniform[:, :2].tolist()
     placed = [place_box(*pair, 60, 100) for pair in zip(sides, places, strict=True)]
     assert (torch.tensor(placed) - boxes).abs().max() <= 1
 

@@ -49,6 +49,12 @@ def test_a_run_ends_well_in_every_precision(on_gpu: Config, precision: str, comp
     assert all(tensor.isfinite().all() for tensor in weights(on_gpu).values())
 
 
+def test_airbench_trains_compiled(on_gpu: Config) -> None:
+    config = changed(on_gpu, model__name="airbench", model__width=8)
+    train(changed(config, precision="bf16", compute__compile=True))
+    assert all(tensor.isfinite().all() for tensor in weights(config).values())
+
+
 @pytest.mark.parametrize("where", ["device", "host", "stream"])
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 def test_no_step_waits_for_the_device(

@@ -25,7 +25,7 @@ from image_classifier.decode import (
     read_image,
 )
 from image_classifier.distributed import World
-from image_classifier.loader import TrainData
+from image_classifier.loader import EvalData, TrainData
 from image_classifier.stream import Samples, Stream
 
 CPU = World(torch.device("cpu"))
@@ -101,6 +101,22 @@ def test_a_reduced_jpeg_keeps_what_is_needed(tmp_path: Path) -> None:
     small = read_image(tmp_path / "large.jpg", 100).float()
     means = whole.float().view(120, 4, 160, 4, 3).mean(dim=(1, 3))
     assert (small - means).abs().mean() < 1
+
+
+def test_reduced_images_are_the_same_wherever_they_are_kept(
+    streamed: Config,
+) -> None:
+    reduced = changed(streamed, data__image_size=8, data__decode="reduced")
+    decoded, kept, exact = (
+        torch.cat([batch.images.clone() for batch in EvalData(data, "val", CPU).batches()])
+        for data in (
+            reduced.data,
+            replace(reduced.data, where="auto"),
+            replace(reduced.data, where="auto", decode="exact"),
+        )
+    )
+    assert torch.equal(decoded, kept)
+    assert not torch.equal(kept, exact)
 
 
 def test_threads_make_what_processes_make(
@@ -179,7 +195,7 @@ def test_the_number_of_workers_is_measured_once(
     monkeypatch.setattr(workers, "num_cores", lambda: 8)
     monkeypatch.setattr(workers, "device_name", lambda _: "a GPU")
     data = replace(streamed.data, workers="auto", cache=str(tmp_path / "cache"))
-    samples = Samples(open_dataset(data, "train"), 32)
+    samples = Samples(open_dataset(data, "train"), data)
     world = replace(CPU, device=torch.device("cuda"))
     count, why = workers.choose_workers(data, samples, world)
     assert count == 4
@@ -195,12 +211,12 @@ def test_few_images_are_not_worth_a_measurement(streamed: Config) -> None:
 
 
 def test_a_rate_is_measured_with_real_workers(streamed: Config) -> None:
-    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
     assert workers.rate(samples, 1) > 10
 
 
 def test_a_ring_of_one_batch_is_enough(streamed: Config) -> None:
-    samples = Samples(open_dataset(streamed.data, "train"), 32)
+    samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
     indices = torch.arange(12)
     stream = Stream(samples, 5, workers=2, prefetch_batches=1, pin=False)
     places = ((0, part) for part in indices.split(5))

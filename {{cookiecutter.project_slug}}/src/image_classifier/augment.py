@@ -17,7 +17,7 @@ from torch.nn.functional import grid_sample
 from . import seeding
 from .config import AugmentConfig, UserError
 from .datasets.source import Source
-from .decode import random_boxes
+from .decode import BOX_DRAWS, random_boxes
 from .distributed import World
 from .loader import Batch, TrainData, fits_device
 from .phases import phase
@@ -104,20 +104,12 @@ def build_augment(
             f"of the {world.size} processes an even number of images"
         )
     move = build_move(augment, data, seed)
-    is_moved_here = not data.crops_in_workers and (augment.crop, augment.flip) != ("none", "none")
-    draws_any = is_moved_here or augment.cutout > 0
-    no_draws = torch.empty((0, NUM_DRAWS), device=device)
-
-    def draws_at(step: int) -> Tensor:
-        """Of this rank's images, from 0 to 1: (batch, NUM_DRAWS)."""
-        if not draws_any:
-            return no_draws
-        generator = seeding.generator_at(seeding.BATCH, seed, step, device=device)
-        return torch.rand((data.batch_size, NUM_DRAWS), generator=generator, device=device)[share]
 
     def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with phase("augment"):
-            draws = draws_at(step)
+            generator = seeding.generator_at(seeding.BATCH, seed, step, device=device)
+            draws = torch.rand((data.batch_size, NUM_DRAWS), generator=generator, device=device)
+            draws = draws[share]
             images = normalize(move(batch, draws, step).permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout)
@@ -137,6 +129,7 @@ def build_move(
     Draws are (batch, NUM_DRAWS) from 0 to 1, the images (batch, size, size, 3) uint8 or float32.
     """
     size, device = data.data.image_size, data.world.device
+    share = data.world.share(data.batch_size)
     crops = augment.crop == "resized" and not data.crops_in_workers
     pad = augment.pad if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # as those flip too
@@ -145,6 +138,12 @@ def build_move(
     )
     alternates = augment.flip == "alternating"
     sides = seeding.sides_at(seed, len(data), device) if alternates else None
+
+    def further_tries(step: int) -> Tensor:
+        """What crops are drawn from if the first does not fit: (batch, BOX_DRAWS - 4)."""
+        generator = seeding.generator_at(seeding.BATCH, seed, step, 2, device=device)
+        shape = data.batch_size, BOX_DRAWS - 4
+        return torch.rand(shape, generator=generator, device=device)[share]
 
     def mirrored(batch: Batch, draws: Tensor, step: int) -> Tensor | None:
         """Which images are mirrored: (batch,) bool, or None for none. `draws` is (batch,)."""
@@ -156,7 +155,8 @@ def build_move(
         pixels, rows = batch.pixels, batch.rows
         if crops:
             pixels, rows = batch.images.permute(0, 2, 3, 1), None
-            pixels = resized_crop(pixels, draws[:, 3:7], size, augment.min_area)
+            boxes = torch.cat((draws[:, 3:7], further_tries(step)), dim=1)
+            pixels = resized_crop(pixels, boxes, size, augment.min_area)
         if not moves:
             return pixels if rows is None else pixels.index_select(0, rows)
         shifts = (draws[:, 1:3] * (2 * pad + 1)).long() - pad
@@ -241,7 +241,10 @@ def reflect(index: Tensor, count: int) -> Tensor:
 
 
 def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> Tensor:
-    """A random box of each image scaled to `size`, bilinear: float32. `draws` is (batch, 4)."""
+    """A random box of each image scaled to `size`, bilinear: float32.
+
+    `draws` is (batch, BOX_DRAWS).
+    """
     height, width = images.shape[1:3]
     top, left, box_height, box_width = random_boxes(draws, height, width, min_area).T
     # Pixel centres of the output, from 0 to 1 of the box, then in grid_sample's -1..1 of the image.

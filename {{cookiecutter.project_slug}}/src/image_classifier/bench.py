@@ -109,8 +109,7 @@ def open_case(config: Config, shelf: DataShelf, folder: Path) -> Case:
     share = max(1, config.data.batch_size // processes)
     data = shelf.open(with_knobs(config, {"data.workers": 0}))
     precision = Precision(config.precision, config.compute, config.optim, world.device)
-    reduced = config.data.decode == "reduced"
-    samples = Samples(data.source, config.data.image_size, config.seed, config.augment, reduced)
+    samples = Samples(data.source, config.data, config.seed, config.augment)
     workers, _ = choose_workers(config.data, samples, world)
     settled = {"data.where": data.where, "data.workers": workers, "precision": precision.name}
     whole = with_knobs(config, settled)
@@ -125,7 +124,8 @@ def pace_of(case: Case, shelf: DataShelf, effort: Effort) -> float:
     Raises:
         UserError: if it can't be trained here.
     """
-    timing = measure({"preset": Variant(case.config)}, shelf, effort, 0)["preset"]
+    once = replace(effort, rounds=(1, 1))
+    timing = measure({"preset": Variant(case.config)}, shelf, once, 0)["preset"]
     if timing.failure:
         raise UserError(f"the preset can't be trained as it stands: {timing.failure}")
     return median(timing.seconds)

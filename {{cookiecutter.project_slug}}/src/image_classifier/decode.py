@@ -11,12 +11,14 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from .config import UserError
+from .config import DataConfig, UserError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 64_000_000  # a file of a few kB can claim far more: a decompression bomb
 ORIENTATION = 0x0112  # EXIF's tag
+TRIES = 10  # at a random box that fits, as many as torchvision makes
+BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
 
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START, JPEG_EXIF, JPEG_SCAN = b"\xff\xd8\xff", 0xE1, 0xDA
@@ -97,6 +99,11 @@ def unpack_jpeg(
         factor *= 2
     least = {} if factor == 1 else {"min_height": height // factor, "min_width": width // factor}
     return simplejpeg.decode_jpeg(encoded, "RGB", min_factor=factor, **least)
+
+
+def pixels_to_keep(data: DataConfig, side: int) -> int | None:
+    """What `read_image` is to keep of the shorter side for images of `side` pixels; None: all."""
+    return 2 * side if data.decode == "reduced" else None
 
 
 def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
@@ -209,26 +216,34 @@ def centre_crop(pixels: Tensor, out: Tensor) -> None:
 def random_boxes(draws: Tensor, height: int, width: int, min_area: float) -> Tensor:
     """Boxes of random area and shape at random places, for random resized crops.
 
-    `draws` is (count, 4) from 0 to 1. Returns (count, 4) float32: top, left, height, width in
-    pixels. The area is uniform from `min_area` to 1 of the image, the aspect ratio log-uniform from
-    3/4 to 4/3 (https://arxiv.org/abs/1409.4842); a box too long for the image is cut to fit it.
+    `draws` is (count, BOX_DRAWS) from 0 to 1. Returns (count, 4) float32: top, left, height, width
+    in pixels. The area is uniform from `min_area` to 1 of the image, the aspect ratio log-uniform
+    from 3/4 to 4/3 (https://arxiv.org/abs/1409.4842). As everywhere, a box too long for the image
+    is drawn anew, so that boxes are smaller on average than `min_area` says; the last is cut.
     """
-    sides = random_sides(draws, min_area) * math.sqrt(height * width)
-    heights, widths = sides[:, 0].clamp(max=height), sides[:, 1].clamp(max=width)
+    sides = random_sides(draws[:, 2:], min_area) * math.sqrt(height * width)
+    fits = (sides[..., 0] <= height) & (sides[..., 1] <= width)  # (count, TRIES)
+    fits[:, -1] = True
+    first = fits.int().argmax(dim=1)
+    heights, widths = sides[torch.arange(len(sides), device=sides.device), first].T
+    heights, widths = heights.clamp(max=height), widths.clamp(max=width)
     return torch.stack(
-        (draws[:, 2] * (height - heights), draws[:, 3] * (width - widths), heights, widths), dim=1
+        (draws[:, 0] * (height - heights), draws[:, 1] * (width - widths), heights, widths), dim=1
     )
 
 
 def random_sides(draws: Tensor, min_area: float) -> Tensor:
-    """Height and width of random boxes in an image of area 1: (count, 2) float32."""
-    area = min_area + (1 - min_area) * draws[:, 0]
-    aspect = (4 / 3) ** (2 * draws[:, 1] - 1)  # width / height
-    return torch.stack((area / aspect, area * aspect), dim=1).sqrt()
+    """Height and width of random boxes in an image of area 1, `TRIES` to choose from.
+
+    (count, 2 * TRIES) from 0 to 1 -> (count, TRIES, 2) float32.
+    """
+    area = min_area + (1 - min_area) * draws[:, 0::2]
+    aspect = (4 / 3) ** (2 * draws[:, 1::2] - 1)  # width / height
+    return torch.stack((area / aspect, area * aspect), dim=2).sqrt()
 
 
 def place_box(
-    sides: list[float], draws: list[float], height: int, width: int
+    sides: list[list[float]], draws: list[float], height: int, width: int
 ) -> tuple[int, int, int, int]:
     """One of `random_boxes`, in whole pixels: top, left, height, width.
 
@@ -236,7 +251,8 @@ def place_box(
     as workers meet images of all sizes, one at a time.
     """
     side = math.sqrt(height * width)
-    box_height = min(height, max(1, round(side * sides[0])))
-    box_width = min(width, max(1, round(side * sides[1])))
+    fitting = (pair for pair in sides if side * pair[0] <= height and side * pair[1] <= width)
+    box_height, box_width = (round(side * length) for length in next(fitting, sides[-1]))
+    box_height, box_width = min(height, max(1, box_height)), min(width, max(1, box_width))
     top, left = round(draws[0] * (height - box_height)), round(draws[1] * (width - box_width))
     return top, left, box_height, box_width

@@ -98,6 +98,8 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         normalize = Normalize(images.source, data.image_size, precision, augment)
         scores = evaluate(precision.place(model), images, normalize, precision, world)
         if world.is_main:
+            for note in images.source.notes:
+                print(note)
             print(scores_text(scores.metrics(), scores.confusion, best.classes))
             print(f"{len(images):,} {split} images, weights of step {best.step} from {path}")
     return scores

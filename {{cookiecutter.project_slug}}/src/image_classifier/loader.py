@@ -18,7 +18,7 @@ from . import seeding
 from .config import AugmentConfig, Config, DataConfig, UserError
 from .datasets import open_dataset
 from .datasets.source import Source
-from .decode import centre_crop, image_size
+from .decode import centre_crop, image_size, pixels_to_keep
 from .distributed import World
 from .machine import device_memory_bytes, host_memory_bytes, num_cores
 from .phases import phase
@@ -67,8 +67,7 @@ class TrainData:
         self.home = world.device if self.where == "device" else torch.device("cpu")
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
-            reduced = data.decode == "reduced"
-            samples = Samples(self.source, data.image_size, config.seed, augment, reduced)
+            samples = Samples(self.source, data, config.seed, augment)
             self.workers, why = choose_workers(data, samples, world)
             workers = f"{self.workers} workers" if self.workers != 1 else "1 worker"
             self.reason += f"; {workers}: {why}"
@@ -76,7 +75,7 @@ class TrainData:
             self.stream = Stream(samples, share, self.workers, data.prefetch_batches, pins(world))
         else:
             keep = (augment.crop == "resized" and side) or data.image_size
-            self.pixels = load_shared(self.source, keep, world).to(self.home)
+            self.pixels = load_shared(self.source, data, keep, world).to(self.home)
             self.labels = self.source.labels.to(self.home)
         self.order: tuple[int, Tensor] | None = None  # of the epoch that is under way
         self.waited_seconds = 0.0  # that the loop stood still for want of a batch
@@ -118,7 +117,9 @@ class TrainData:
         (count, 3, size, size) uint8, channels_last, on the device.
         """
         spread = self.source.thinned(min(count, len(self)))
-        pixels = load(spread, torch.arange(len(spread)), self.data.image_size, self.world)
+        pixels = load(
+            spread, torch.arange(len(spread)), self.data, self.data.image_size, self.world
+        )
         return as_nchw(pixels.to(self.world.device))
 
     def _order(self, epoch: int) -> Tensor:
@@ -200,16 +201,16 @@ class EvalData:
             # Their crop is always the same, so even photographs need decoding only once.
             if self.pixels is None:
                 with torch.inference_mode(False):  # which threads that fill a tensor are not in
-                    pixels = load(self.source, self.indices, self.data.image_size, self.world)
+                    pixels = load(
+                        self.source, self.indices, self.data, self.data.image_size, self.world
+                    )
                 self.pixels = pixels.to(self.world.device)
             for start in range(0, len(self.indices), size):
                 part = slice(start, start + size)
                 yield Batch(self.pixels[part], self.labels[part])
             return
         if self.stream is None:
-            samples = Samples(
-                self.source, self.data.image_size, reduced=self.data.decode == "reduced"
-            )
+            samples = Samples(self.source, self.data)
             workers, _ = choose_workers(self.data, samples, self.world)
             depth = self.data.prefetch_batches
             self.stream = Stream(samples, size, workers, depth, pins(self.world))
@@ -315,29 +316,30 @@ def check_batch_size(batch_size: int, count: int, processes: int, accumulate: in
         )
 
 
-def load_shared(source: Source, side: int, world: World) -> Tensor:
+def load_shared(source: Source, data: DataConfig, side: int, world: World) -> Tensor:
     """All images, of which each rank decodes its part: (count, side, side, 3) uint8."""
     if source.pixels is not None or world.size == 1:
-        return load(source, torch.arange(len(source)), side, world)
+        return load(source, torch.arange(len(source)), data, side, world)
     pixels = torch.empty((len(source), side, side, 3), dtype=torch.uint8)
     for numbers in torch.arange(len(source)).split(SHARED_TOGETHER):
         shared = torch.zeros((len(numbers), side, side, 3), dtype=torch.uint8, device=world.device)
-        mine = load(source, numbers[world.rank :: world.size], side, world)
+        mine = load(source, numbers[world.rank :: world.size], data, side, world)
         shared[world.rank :: world.size] = mine.to(world.device)
         pixels[numbers] = world.sum(shared).cpu()
     return pixels
 
 
-def load(source: Source, indices: Tensor, side: int, world: World) -> Tensor:
+def load(source: Source, indices: Tensor, data: DataConfig, side: int, world: World) -> Tensor:
     """The images at `indices`, their middle squares scaled: (count, side, side, 3) uint8."""
     if source.pixels is not None and source.pixels.shape[1:3] == (side, side):
         whole = len(indices) == len(source)
         return source.pixels if whole else source.pixels[indices]
     pixels = torch.empty((len(indices), side, side, 3), dtype=torch.uint8)
+    keep = pixels_to_keep(data, side)
 
     def fill(part: Tensor, numbers: Tensor) -> None:
         for place, number in zip(part, numbers.tolist(), strict=True):
-            centre_crop(source.read(number), place)
+            centre_crop(source.read(number, keep), place)
 
     # Decoders do not hold the interpreter's lock, so threads do.
     with ThreadPoolExecutor(max(1, num_cores() // world.local_size)) as threads:

@@ -33,7 +33,8 @@ class TrainState:
         precision: Precision,
     ) -> "TrainState":
         """The state before the first step."""
-        ema = deepcopy(model).requires_grad_(False) if optim.ema_decay else None
+        # A copy of what is compiled is not, and is to be evaluated as fast.
+        ema = precision.place(deepcopy(model).requires_grad_(False)) if optim.ema_decay else None
         return cls(model, optimizer, precision, ema, optim.ema_decay)
 
     @property

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from . import seeding
-from .config import AugmentConfig
+from .config import AugmentConfig, DataConfig
 from .datasets.source import Source
-from .decode import centre_crop, crop, place_box, random_sides
+from .decode import BOX_DRAWS, centre_crop, crop, pixels_to_keep, place_box, random_sides
 
 HUNG_SECONDS = 300  # without a sign of life from any worker
 PART_SIZES = (8, 32)  # fewest and most images that a worker is given at once
@@ -46,19 +46,11 @@ class Samples:
     """Single images as training sees them: decoded, cropped to the model's size, uint8."""
 
     def __init__(
-        self,
-        source: Source,
-        size: int,
-        seed: int = 0,
-        augment: AugmentConfig | None = None,
-        reduced: bool = False,
+        self, source: Source, data: DataConfig, seed: int = 0, augment: AugmentConfig | None = None
     ) -> None:
-        """Samples of side `size` pixels, augmented if `augment` is given.
-
-        Where files are much larger, `reduced` allows to decode them at a part of their size.
-        """
-        self.source, self.size, self.seed = source, size, seed
-        self.keep = 2 * size if reduced else None
+        """Samples of side `data.image_size` pixels, augmented if `augment` is given."""
+        self.source, self.size, self.seed = source, data.image_size, seed
+        self.keep = pixels_to_keep(data, data.image_size)
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         crops = augment if augment and augment.crop == "resized" else None
         self.min_area, self.flip = (crops.min_area, crops.flip) if crops else (None, "none")
@@ -75,15 +67,16 @@ class Samples:
         """
         if self.min_area is not None:
             key = (seeding.SAMPLE, self.seed, epoch)
-            draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=5))
-            sides, others = random_sides(draws, self.min_area).tolist(), draws[:, 2:].tolist()
+            draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=BOX_DRAWS + 1))
+            sides = random_sides(draws[:, 2:-1], self.min_area).tolist()
+            corners, flips = draws[:, :2].tolist(), draws[:, -1].tolist()
         for row, index in enumerate(indices.tolist()):
             pixels = self.source.read(index, self.keep)
             if self.min_area is None:
                 centre_crop(pixels, out[row])
             else:
-                box = place_box(sides[row], others[row], *pixels.shape[:2])
-                crop(pixels, box, out[row], self.is_mirrored(index, epoch, others[row][2]))
+                box = place_box(sides[row], corners[row], *pixels.shape[:2])
+                crop(pixels, box, out[row], self.is_mirrored(index, epoch, flips[row]))
             if self.policy is not None:
                 with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
                     changed = self.policy(out[row].permute(2, 0, 1))
