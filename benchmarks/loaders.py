@@ -46,6 +46,7 @@ class Task:
     min_area: float = 0.08
     workers: int = 2
     ready: bool = True  # normalised float32, else uint8
+    device: str = "cpu"  # where a loader puts its batches, if it does
 
 
 Batches = Iterator[tuple[Any, Any]]  # images and labels, both tensors
@@ -132,7 +133,7 @@ def timm_loader(task: Task, prefetcher: bool = True) -> Batches:
         mean=MEAN,
         std=STD,
         num_workers=task.workers,
-        device=torch.device("cpu"),
+        device=torch.device(task.device),
         use_prefetcher=prefetcher,
     )
     # Its prefetcher takes uint8 batches from the workers, and normalises them in this process.

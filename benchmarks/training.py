@@ -1,14 +1,16 @@
 # ruff: noqa: PLC0415 - a contender's process imports what that contender needs, and nothing else
-"""Whole training: ResNet-18 at 128 pixels, batches of 64 photographs, on the CPU.
+"""Whole training: ResNet-18 at 128 pixels on the CPU, or ResNet-50 at 224 pixels on a GPU.
 
     python benchmarks/training.py                    # generated photographs, 500 x 375
     python benchmarks/training.py --root FOLDER      # yours: FOLDER/train/<class>/*.jpg
+    python benchmarks/training.py --device cuda
     python benchmarks/training.py --rounds 1 --steps 20 --only examples ours     # a quick look
 
 Everybody trains the same network from torchvision with the same crops, flips and batches, by SGD
 with Nesterov momentum at a constant learning rate, so that losses at equal steps can be compared;
-round r is the run with seed r. Two workers where a loader asks for a number. The clock runs from
-the tenth step to the last; neither imports nor evaluation are in it.
+round r is the run with seed r. Where a loader asks for a number of workers it is two, or on a GPU
+the number of cores. The clock runs from the tenth step to the last; neither imports nor evaluation
+are in it. On a GPU all but `examples`, which has no such switch, compile the network.
 
 - `examples`: the loop of pytorch/examples, which is in float32
 - `timm`: the components of timm and the loop of its train.py, channels_last, bf16
@@ -16,13 +18,16 @@ the tenth step to the last; neither imports nor evaluation are in it.
 - `ours-streamed`: `train` of a generated project, from the same files
 - `ours-fp32-nchw`: from the raw cache of `prepare`, all else as in `examples`
 - `ours-fp32`: and channels_last
-- `ours`: and bf16 where the CPU is fast at it: what the preset `folder` does on its own
+- `ours`: and bf16 where the device is fast at it: what the preset `folder` does on its own
+- `ours-jpeg`: from the smaller cache of JPEGs
+- `ours-synthetic`: from noise that lies in the device's memory: what the network alone could do
 
-Prints and writes `results/training.md` (`training-<folder>.md` with `--root`).
+Prints and writes `results/training.md` (`training-cuda.md` on a GPU, `-<folder>` with `--root`).
 """
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import warnings
@@ -35,11 +40,35 @@ import loaders
 import pictures
 import rounds
 
-SIZE, BATCH, WORKERS = 128, 64, 2
 LR, MOMENTUM, WEIGHT_DECAY = 0.02, 0.9, 1e-4
 SKIPPED = 10  # steps before the clock starts
 LOGGED = 10  # steps in a row of our log: its loss is their mean
 COMPARED = 20  # last steps whose mean loss is compared
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained on a kind of device."""
+
+    network: str
+    title: str
+    size: int
+    batch: int
+    workers: int
+    compiled: bool
+
+
+SETUPS = {
+    "cpu": Setup("resnet18", "ResNet-18", size=128, batch=64, workers=2, compiled=False),
+    "cuda": Setup(
+        "resnet50",
+        "ResNet-50",
+        size=224,
+        batch=256,
+        workers=len(os.sched_getaffinity(0)),
+        compiled=True,
+    ),
+}
 
 
 @dataclass
@@ -51,13 +80,29 @@ class Course:
     steps: int
     seed: int
     min_area: float
+    device: str
     readings: list[rounds.Reading] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # of each step, or of each few
+    waited: float | None = None  # share of the time without images, of those who tell
+
+    @property
+    def setup(self) -> Setup:
+        """What is trained there."""
+        return SETUPS[self.device]
 
     @property
     def task(self) -> loaders.Task:
         """What the loaders are asked for."""
-        return loaders.Task(self.root, self.scratch, SIZE, BATCH, self.min_area, WORKERS)
+        setup = self.setup
+        return loaders.Task(
+            self.root,
+            self.scratch,
+            setup.size,
+            setup.batch,
+            self.min_area,
+            setup.workers,
+            device=self.device,
+        )
 
     @property
     def num_classes(self) -> int:
@@ -69,19 +114,28 @@ class Course:
         batches = iter(batches)
         for step in range(self.steps):
             if step == SKIPPED:
-                self.readings.append(rounds.Reading.now())
+                self.read()
             yield next(batches)
+        self.read()
+
+    def read(self) -> None:
+        """Read the clock, when the device has done all that it was told to."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
         self.readings.append(rounds.Reading.now())
 
     def result(self) -> dict[str, float]:
         """Speed, and the mean loss of the last steps."""
         began, ended = self.readings
-        took, count = ended.since(began), (self.steps - SKIPPED) * BATCH
+        took, count = ended.since(began), (self.steps - SKIPPED) * self.setup.batch
         last = self.losses[-COMPARED * len(self.losses) // self.steps :]
         return {
             "images_per_second": count / took.seconds,
             "cpu_ms": 1e3 * took.cpu_seconds / count,
             "loss": statistics.mean(last),
+            **({} if self.waited is None else {"waited": self.waited}),
         }
 
 
@@ -116,10 +170,10 @@ def accuracy(output: Any, target: Any, ranks: tuple[int, ...]) -> list[Any]:  # 
 def network(course: Course) -> Any:  # noqa: ANN401 - a module, but torch is not imported up here
     """The network that everybody trains."""
     import torch
-    from torchvision.models import resnet18
+    from torchvision.models import get_model
 
     torch.manual_seed(course.seed)
-    return resnet18(num_classes=course.num_classes)
+    return get_model(course.setup.network, num_classes=course.num_classes).to(course.device)
 
 
 def examples(course: Course) -> None:
@@ -136,7 +190,7 @@ def examples(course: Course) -> None:
     optimizer = torch.optim.SGD(
         model.parameters(), LR, momentum=MOMENTUM, nesterov=True, weight_decay=WEIGHT_DECAY
     )
-    device = torch.device("cpu")
+    device = torch.device(course.device)
     names = ("time", "data", "loss", "top1", "top5")
     meters = {name: Meter() for name in names}
     model.train()
@@ -169,7 +223,7 @@ def timm(course: Course) -> None:
     """The loop of timm's train.py, restated, with its loader and its optimizer.
 
     https://github.com/huggingface/pytorch-image-models/blob/main/train.py with
-    `--channels-last --amp --amp-dtype bfloat16 --opt sgd --device cpu`.
+    `--channels-last --amp --amp-dtype bfloat16 --opt sgd --device cpu`, or `cuda --torchcompile`.
     """
     import torch
     from timm.optim import create_optimizer_v2
@@ -179,13 +233,15 @@ def timm(course: Course) -> None:
     optimizer = create_optimizer_v2(
         model, opt="sgd", lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
     )
+    if course.setup.compiled:
+        model = torch.compile(model)
     criterion = torch.nn.CrossEntropyLoss()
     losses = AverageMeter()
     model.train()
     optimizer.zero_grad()
     for batch, target in course.watched(loaders.timm_loader(course.task)):
         images = batch.contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(course.device, torch.bfloat16):
             output = model(images)
             loss = criterion(output, target)
         loss.backward()
@@ -209,6 +265,8 @@ def lightning(course: Course) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.model = network(course)
+            if course.setup.compiled:
+                self.model = torch.compile(self.model)
             self.criterion = torch.nn.CrossEntropyLoss()
 
         def training_step(self, batch: tuple[Any, Any], _: int) -> Any:  # noqa: ANN401
@@ -230,7 +288,7 @@ def lightning(course: Course) -> None:
         def on_train_batch_start(self, *arguments: object) -> None:
             """Before a step; the last argument is its number."""
             if arguments[-1] == SKIPPED:
-                course.readings.append(rounds.Reading.now())
+                course.read()
 
         def on_train_batch_end(self, *arguments: Any) -> None:  # noqa: ANN401
             """After a step: trainer, module, outputs, batch and number."""
@@ -238,10 +296,11 @@ def lightning(course: Course) -> None:
 
         def on_train_end(self, *_: object) -> None:
             """After the last step."""
-            course.readings.append(rounds.Reading.now())
+            course.read()
 
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if course.device == "cuda" else "cpu",
+        devices=1,
         precision="bf16-mixed",
         max_steps=course.steps,
         callbacks=[Clock()],
@@ -261,7 +320,7 @@ def ours(course: Course, cache: str = "raw", **compute: Any) -> None:  # noqa: A
     from image_classifier.presets import folder
     from image_classifier.train import train
 
-    if cache == "raw":
+    if cache in ("raw", "jpeg"):
         loaders.prepare(course.root, course.scratch / cache, cache)
     optim.SCHEDULES["constant"] = lambda _: 1.0
     batches = TrainData.batches
@@ -273,8 +332,15 @@ def ours(course: Course, cache: str = "raw", **compute: Any) -> None:  # noqa: A
         seed=course.seed,
         precision=compute.pop("precision", config.precision),
         # Less than an epoch, however many steps are asked for.
-        epochs=course.steps / (images_of(course.root) // BATCH),
-        data=replace(config.data, root=str(course.root), cache=str(course.scratch / cache)),
+        epochs=course.steps / (images_of(course.root) // course.setup.batch),
+        data=replace(
+            config.data,
+            root=str(course.root),
+            cache=str(course.scratch / cache),
+            image_size=course.setup.size,
+            batch_size=course.setup.batch,
+        ),
+        model=replace(config.model, name=course.setup.network),
         augment=replace(config.augment, min_area=course.min_area),
         optim=replace(
             config.optim,
@@ -286,7 +352,9 @@ def ours(course: Course, cache: str = "raw", **compute: Any) -> None:  # noqa: A
             warmup_epochs=0,
             label_smoothing=0,
         ),
-        compute=replace(config.compute, **compute),
+        compute=replace(
+            config.compute, device=course.device, compile=course.setup.compiled, **compute
+        ),
         run=replace(
             config.run,
             dir=str(run),
@@ -296,9 +364,35 @@ def ours(course: Course, cache: str = "raw", **compute: Any) -> None:  # noqa: A
             tensorboard=False,
         ),
     )
+    if cache == "synthetic":
+        config = synthetic(config, course)
     train(config)
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    course.losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    rows = [row for row in rows if "train/loss" in row]
+    course.losses = [row["train/loss"] for row in rows]
+    timed = [row["train/waited_fraction"] for row in rows if row["step"] > SKIPPED]
+    course.waited = statistics.mean(timed)
+
+
+def synthetic(config: Any, course: Course) -> Any:  # noqa: ANN401 - a config, of the house
+    """The same on noise in the device's memory, which is not augmented."""
+    import torch
+    from image_classifier.datasets import DATASETS
+    from image_classifier.datasets.source import Source
+
+    def noise(*_: object) -> Source:
+        size, count = course.setup.size, images_of(course.root)
+        some = torch.randint(0, 256, (course.setup.batch, size, size, 3), dtype=torch.uint8)
+        pixels = some.repeat(-(-count // len(some)), 1, 1, 1)[:count]
+        classes = tuple(map(str, range(course.num_classes)))
+        return Source(torch.arange(count) % len(classes), classes, pixels=pixels)
+
+    DATASETS["synthetic"] = noise
+    return replace(
+        config,
+        data=replace(config.data, name="synthetic", where="device"),
+        augment=replace(config.augment, crop="none", flip="none"),
+    )
 
 
 def images_of(root: Path) -> int:
@@ -314,6 +408,8 @@ CONTENDERS: dict[str, Callable[[Course], None]] = {
     "ours-fp32-nchw": lambda course: ours(course, precision="fp32", channels_last=False),
     "ours-fp32": lambda course: ours(course, precision="fp32"),
     "ours": ours,
+    "ours-jpeg": lambda course: ours(course, cache="jpeg"),
+    "ours-synthetic": lambda course: ours(course, cache="synthetic"),
 }
 
 
@@ -321,6 +417,7 @@ def main() -> None:
     """Compare."""
     parser = rounds.parser(__doc__, rounds=3)
     loaders.add_options(parser)
+    parser.add_argument("--device", choices=SETUPS, default="cpu", help="to train on (cpu)")
     parser.add_argument("--steps", type=int, default=100, help="per run, a multiple of 10 (100)")
     options = parser.parse_args()
     if options.contender:
@@ -339,6 +436,7 @@ def contend(options: argparse.Namespace) -> dict[str, float]:
         options.steps,
         options.round,
         options.min_area,
+        options.device,
     )
     CONTENDERS[options.contender](course)
     return course.result()
@@ -347,13 +445,14 @@ def contend(options: argparse.Namespace) -> dict[str, float]:
 def compare(options: argparse.Namespace, scratch: Path) -> None:
     """Make the folder, let everybody have their turns, and write the table."""
     scratch.mkdir(parents=True, exist_ok=True)
-    long = scratch / "long"
+    setup, long = SETUPS[options.device], scratch / "long"
     if not long.exists():
         root = options.root or pictures.generate(scratch / "photographs", options.distinct)
-        pictures.lengthen(root.resolve(), long, (options.steps + loaders.LEFT) * BATCH)
+        pictures.lengthen(root.resolve(), long, (options.steps + loaders.LEFT) * setup.batch)
     pictures.warm(long)
     results, failures = rounds.compare(__file__, CONTENDERS, options, "--scratch", str(scratch))
-    name = f"training-{options.root.resolve().name}" if options.root else "training"
+    on = [options.device] if options.device != "cpu" else []
+    name = "-".join(["training", *on, *([options.root.resolve().name] if options.root else [])])
     what = options.root.name if options.root else "generated photographs, 500 x 375"
     key, baseline = "images_per_second", "examples"
     rows = []
@@ -366,20 +465,25 @@ def compare(options: argparse.Namespace, scratch: Path) -> None:
                 rounds.spread(ratio),
                 rounds.spread(rounds.values(results, contender, "cpu_ms"), 1),
                 rounds.spread(rounds.values(results, contender, "loss"), 3),
+                rounds.spread([r["waited"] for r in results[contender] if "waited" in r]),
             ]
         )
-    headers = ["", "images/s", f"x {baseline}", "CPU ms per image", "loss at the end"]
+    headers = ["", "images/s", f"x {baseline}", "CPU ms per image", "loss at the end", "waited"]
     both = "ours" in results and baseline in results
     ratio = rounds.ratios(results, key, "ours", baseline) if both else None
+    fed = {"ours", "ours-synthetic"} <= results.keys()
+    share = rounds.ratios(results, key, "ours", "ours-synthetic") if fed else None
     rounds.write(
         options.results,
         name,
-        f"Whole training: ResNet-18, {SIZE} pixels, batches of {BATCH}: {what}",
+        f"Whole training: {setup.title}, {setup.size} pixels, batches of {setup.batch}: {what}",
         f"{options.steps} steps a run, of which the first {SKIPPED} are not timed; "
         f"{options.rounds} runs of each, with seeds of their own. Medians (lowest..highest); "
-        f"ratios are taken within a round. The loss is the mean of the last {COMPARED} steps.",
+        f"ratios are taken within a round. The loss is the mean of the last {COMPARED} steps; "
+        "waited is the share of the time that the loop stood still for want of images.",
         rounds.table(headers, rows),
         rounds.goal("images/s of ours to those of examples", ratio, 2.5, at_most=False),
+        rounds.goal("images/s of ours to those of ours-synthetic", share, 0.95, at_most=False),
         losses_agree(results) if both else "",
         rounds.missing(failures),
     )
