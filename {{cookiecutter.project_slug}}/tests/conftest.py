@@ -36,6 +36,13 @@ def pytest_sessionstart() -> None:
     forkserver.ensure_running()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let what takes long begin before the first test."""
+    for module in {item.module for item in session.items if isinstance(item, pytest.Function)}:
+        if hasattr(module, "begin") and not session.config.option.collectonly:
+            session.config.add_cleanup(module.begin())
+
+
 def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) -> None:  # noqa: ANN401
     os.environ |= rank
     if "fork" in multiprocessing.get_all_start_methods():

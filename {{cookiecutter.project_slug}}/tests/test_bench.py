@@ -16,6 +16,7 @@ from image_classifier.bench import (
     compose,
     open_case,
     plan_row,
+    preparing,
 )
 from image_classifier.checkpoint import read_checkpoint
 from image_classifier.cli import main
@@ -156,6 +157,16 @@ def test_knobs_that_gain_are_proposed_together(config: Config, tmp_path: Path) -
         pair = compose(case, rows)
     assert pair["preset"].config == case.config
     assert pair["best"].config == changed(case.config, compute__channels_last=True)
+
+
+def test_it_is_said_if_preparing_helps(config: Config, photos: Path, tmp_path: Path) -> None:
+    config = changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
+    times = {"files": 1.0, "prepared, jpeg": 0.5, "prepared, raw": 0.25}
+    row = Row("prepared", timings={name: Timing(4, [time] * 9) for name, time in times.items()})
+    with opened(changed(config, data__where="stream"), tmp_path) as (case, _):
+        assert "(prepared, raw: 4.00 x" in preparing(case, [row])
+    with opened(changed(config, data__where="device"), tmp_path) as (case, _):
+        assert not preparing(case, [row])  # they are decoded once
 
 
 def test_all_is_written_and_every_switch_put_back(

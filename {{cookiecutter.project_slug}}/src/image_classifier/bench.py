@@ -77,7 +77,7 @@ def bench(
                 write_json(folder / "bench.json", report)
         finally:
             shutil.rmtree(folder / SAMPLE, ignore_errors=True)
-        sentence = conclude(best, case, config, default, command)
+        sentence = preparing(case, rows) + conclude(best, case, config, default, command)
         write_json(folder / "bench.json", report | {"best": row_json(best), "verdict": sentence})
         write_text(folder / "bench.md", markdown(case, rows, sentence))
         write_text(folder / "bench.svg", bars(rows))
@@ -197,6 +197,18 @@ def flags(knobs: dict[str, Any]) -> list[str]:
         else:
             words += [f"--{section}{dot}{name}", str(value)]
     return words
+
+
+def preparing(case: Case, rows: list[Row]) -> str:
+    """What to do with the images first, if that was found to help; else nothing."""
+    row = next((row for row in rows if row.name == "prepared"), None)
+    if row is None or case.data.where != "stream" or case.data.source.prepared is not None:
+        return ""
+    better = {name: g for name, g in row.gains().items() if g.is_effect and g.median > 1}
+    if not better:
+        return ""
+    name = max(better, key=lambda name: better[name].median)
+    return f"`prepare` the images first ({name}: {better[name]} against the files); "
 
 
 def conclude(best: Row, case: Case, config: Config, default: Config, command: str) -> str:

@@ -18,7 +18,15 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .config import ComputeConfig, Config, DataConfig, RunConfig, UserError
+from .config import (
+    PREPARED_QUALITY,
+    PREPARED_SIDE,
+    ComputeConfig,
+    Config,
+    DataConfig,
+    RunConfig,
+    UserError,
+)
 from .presets import PRESETS
 
 DONE, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -103,9 +111,9 @@ class PrepareOptions:
 
     data: PrepareData = field(default_factory=PrepareData)
     splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
-    side: int = 256  # pixels of the shorter side; smaller images stay as they are
+    side: int = PREPARED_SIDE  # pixels of the shorter side; smaller images stay as they are
     format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
-    quality: int = 85  # of jpeg, up to 100
+    quality: int = PREPARED_QUALITY  # of jpeg, up to 100
 
 
 def prepare_verb(words: list[str]) -> int:

@@ -154,6 +154,7 @@ class Config:
             raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
 
 
+PREPARED_SIDE, PREPARED_QUALITY = 256, 85  # what `prepare` writes if it is not told otherwise
 LARGE = 1e9
 RANGES: dict[str, tuple[float, float]] = {
     "epochs": (1e-9, LARGE),

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..augment import build_augment
+from ..config import PREPARED_QUALITY, PREPARED_SIDE
 from ..datasets.prepared import Recipe
 from ..loader import MEMORY_SHARE, Batch, fits_device
 from ..machine import host_memory_bytes, num_cores
@@ -319,7 +320,11 @@ def prepared(case: Case) -> Variants:
     variants = {"files": Variant(with_knobs(config, {"data.prepared": False}), is_choice=False)}
     for form in ("jpeg", "raw"):
         cached = with_knobs(config, {"data.cache": str(root / form), "data.prepared": True})
-        prepare(cached.data, ("train",), Recipe(form, max(256, data.image_size), quality=90))
+        prepare(
+            cached.data,
+            ("train",),
+            Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY),
+        )
         variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
     return variants
 
