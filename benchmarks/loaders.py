@@ -433,24 +433,26 @@ def compare_pixels(task: Task, count: int) -> str:
     from image_classifier.loader import TrainData
     from PIL import Image
     from torchvision.transforms import InterpolationMode
-    from torchvision.transforms.functional import resized_crop
+    from torchvision.transforms.functional import hflip, resized_crop
 
     config = house_config(task)
     indices = np.arange(count)
     images = torch.empty((count, task.size, task.size, 3), dtype=torch.uint8)
     with join_world(config.compute) as world:
         data = TrainData(config, world)
-    data.stream.samples.fill(images, 0, indices)
+    samples = data.stream.samples
+    samples.fill(images, 0, indices)
     draws = torch.from_numpy(
-        seeding.draws_at(seeding.SAMPLE, config.seed, 0, indices=indices, count=BOX_DRAWS)
+        seeding.draws_at(seeding.SAMPLE, config.seed, 0, indices=indices, count=BOX_DRAWS + 1)
     )
-    sides = random_sides(draws[:, 2:], task.min_area).tolist()
+    sides = random_sides(draws[:, 2:-1], task.min_area).tolist()
     differences = []
     for index, ours in enumerate(images.numpy()):
         with Image.open(data.source.paths[index]) as file:
             image = file.convert("RGB")
         box = place_box(sides[index], draws[index, :2].tolist(), image.height, image.width)
         theirs = resized_crop(image, *box, [task.size, task.size], InterpolationMode.BILINEAR)
+        theirs = hflip(theirs) if samples.is_mirrored(index, 0, float(draws[index, -1])) else theirs
         difference = np.abs(ours.astype(int) - np.asarray(theirs).astype(int))
         differences.append((difference.mean(), difference.max()))
     means, largest = zip(*differences, strict=True)
