@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ import torch
 from conftest import changed
 
 from image_classifier.bench import (
+    affordable_batch_size,
     bench,
     compose,
     open_case,
@@ -159,6 +161,28 @@ def test_knobs_that_gain_are_proposed_together(config: Config, tmp_path: Path) -
     assert pair["best"].config == changed(case.config, compute__channels_last=True)
 
 
+def test_what_there_is_no_time_for_is_said(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hasty = replace(TINY, total_seconds=0)
+    bench(config, config, "train", tmp_path, names=["tf32", "item"], effort=hasty)
+    assert "no time left: --rows item" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [len(row["variants"]) for row in rows] == [0, 0]
+
+
+def test_steps_that_take_too_long_are_tried_with_fewer_images(
+    config: Config,
+) -> None:
+    effort = replace(TINY, step_seconds=0.15)
+    large = changed(config, data__batch_size=256)
+    assert affordable_batch_size(large, 0.1, effort) == 256
+    assert affordable_batch_size(large, 0.5, effort) == 64
+    assert affordable_batch_size(large, 99.0, effort) == 16
+    odd = changed(config, data__batch_size=84, optim__accumulate=3)
+    assert affordable_batch_size(odd, 99.0, effort) == 42
+
+
 def test_it_is_said_if_preparing_helps(config: Config, photos: Path, tmp_path: Path) -> None:
     config = changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
     times = {"files": 1.0, "prepared, jpeg": 0.5, "prepared, raw": 0.25}
@@ -216,7 +240,7 @@ def test_photographs_are_prepared_to_see_what_it_buys(
 def test_a_tip_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "smoke", "--rows", "num_worker"]) == 2
     message = capsys.readouterr().err
-    assert "no tip 'num_worker'; there are: resident, prepared, num_workers" in message
+    assert "no tip 'num_worker'; there are: mixed_precision, channels_last, " in message
     assert message.endswith("did you mean num_workers?\n")
 
 

@@ -25,6 +25,7 @@ from .tips.rounds import CONFIDENCE, FULL, QUICK, Effort, Row, measure
 from .tips.trial import DataShelf, Variant, kept_switches
 from .workers import choose_workers
 
+SMALLEST_BATCH = 16  # that still tells what a larger one would gain
 OWN_KNOBS = ("data.name", "data.root", "data.cache")  # of images that only `bench` has
 
 
@@ -53,9 +54,15 @@ def bench(
         shelf = DataShelf(world)
         try:
             case = open_case(config, shelf, folder)
+            pace = pace_of(case, shelf, effort)
+            batch_size = affordable_batch_size(config, pace, effort)
+            if batch_size != config.data.batch_size:
+                print(f"a step takes {pace:.2f} s: here with {batch_size} images", flush=True)
+                case = open_case(with_knobs(config, {"data.batch_size": batch_size}), shelf, folder)
+                pace = pace_of(case, shelf, effort)
             chosen = dict.fromkeys(names or TIPS)
             rows = [plan_row(name, case, name in names, effort) for name in chosen]
-            introduce(case, rows, effort, pace_of(case, shelf, effort))
+            introduce(case, rows, effort, pace)
             report = {
                 "command": command,
                 "environment": environment(world),
@@ -66,8 +73,10 @@ def bench(
             for number, row in enumerate([*rows, best], start=1):
                 if row is best:
                     row.variants = compose(case, rows)
-                if row.variants:
-                    spare = effort.total_seconds - (time.monotonic() - began)
+                spare = effort.total_seconds - (time.monotonic() - began)
+                if row.variants and row is not best and spare < least_seconds(row, effort, pace):
+                    row.variants, row.reason = {}, f"no time left: --rows {row.name}"
+                elif row.variants:
                     budget_seconds = min(effort.row_seconds, spare / left)
                     row.timings = measure(row.variants, shelf, effort, budget_seconds)
                     left -= 1
@@ -131,6 +140,15 @@ def pace_of(case: Case, shelf: DataShelf, effort: Effort) -> float:
     return median(timing.seconds)
 
 
+def affordable_batch_size(config: Config, pace: float, effort: Effort) -> int:
+    """So many images that a step, which takes `pace` seconds now, takes no more than it may."""
+    parts = num_processes(config.run, config.compute) * config.optim.accumulate
+    size = config.data.batch_size
+    while pace > effort.step_seconds and size % (4 * parts) == 0 and size >= 2 * SMALLEST_BATCH:
+        size, pace = size // 2, pace / 2  # an even share of each part, as mixing needs pairs
+    return size
+
+
 def plan_row(name: str, case: Case, is_asked: bool, effort: Effort) -> Row:
     """What is to be measured of a tip, or the reason why it can't be."""
     if name in SLOW and effort is QUICK and not is_asked:
@@ -152,9 +170,9 @@ def plan_row(name: str, case: Case, is_asked: bool, effort: Effort) -> Row:
 def introduce(case: Case, rows: list[Row], effort: Effort, pace: float) -> None:
     """Say what will be measured, and about how long it takes if a step takes `pace` seconds."""
     measured = [row for row in rows if not row.reason]
-    turns = effort.rounds[0] + 3  # with the first steps, that are not counted
-    least = (sum(len(row.variants) for row in measured) + 2) * turns * pace
-    seconds = max(least, min(effort.total_seconds, (len(measured) + 1) * effort.row_seconds))
+    least = sum(least_seconds(row, effort, pace) for row in measured)
+    seconds = max(least, (len(measured) + 1) * effort.row_seconds)
+    seconds = min(seconds, effort.total_seconds)
     seconds += 60 * sum(row.name in SLOW for row in measured)
     print(
         f"{about(case)}: {case.config.data.batch_size / pace:,.0f} images/s\n"
@@ -163,6 +181,12 @@ def introduce(case: Case, rows: list[Row], effort: Effort, pace: float) -> None:
         f"of the ratios, and where it lies with {CONFIDENCE:.0%} confidence\n",
         flush=True,
     )
+
+
+def least_seconds(row: Row, effort: Effort, pace: float) -> float:
+    """How long a tip takes at the least, if a step of any variant takes `pace` seconds."""
+    turns = effort.rounds[0] + 3  # with the first steps, that are not counted
+    return len(row.variants) * turns * max(pace, effort.round_seconds)
 
 
 def compose(case: Case, rows: list[Row]) -> Variants:

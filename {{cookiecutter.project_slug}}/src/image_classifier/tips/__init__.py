@@ -37,6 +37,15 @@ __all__ = ["SAMPLE", "SLOW", "TIPS", "Case", "NotHereError", "Variants", "page"]
 TIPS: dict[str, Callable[[Case], Variants]] = {
     tip.__name__: tip
     for tip in (
+        # How the model is computed.
+        mixed_precision,
+        channels_last,
+        torch_compile,
+        fused_optimizer,
+        cudnn_benchmark,
+        tf32,
+        data_parallel,
+        keep_memory,
         # How images reach the device.
         resident,
         prepared,
@@ -47,15 +56,6 @@ TIPS: dict[str, Callable[[Case], Variants]] = {
         uint8,
         pin_memory,
         non_blocking,
-        # How the model is computed.
-        mixed_precision,
-        channels_last,
-        torch_compile,
-        fused_optimizer,
-        cudnn_benchmark,
-        tf32,
-        data_parallel,
-        keep_memory,
         # What is done in a step or around it, and what things cost.
         on_device,
         item,

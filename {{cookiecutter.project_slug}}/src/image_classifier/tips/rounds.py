@@ -30,10 +30,13 @@ class Effort:
     round_seconds: float  # of one turn, at least
     rounds: tuple[int, int] = (5, 25)  # fewest and most
     warmup_seconds: float = 0.3  # after the first step
-    total_seconds: float = math.inf  # for all tips, about
+    step_seconds: float = math.inf  # of the preset; if its steps take longer, with fewer images
+    total_seconds: float = math.inf  # for all tips; those for which none is left are passed over
 
 
-QUICK = Effort(row_seconds=10, round_seconds=0.2, rounds=(5, 11), total_seconds=75)
+QUICK = Effort(
+    row_seconds=10, round_seconds=0.2, rounds=(5, 11), step_seconds=0.15, total_seconds=95
+)
 FULL = Effort(row_seconds=40, round_seconds=1.0, rounds=(11, 25), warmup_seconds=2)
 
 
