@@ -353,6 +353,7 @@ def prepare(root: Path, cache: Path, form: str) -> None:
         subprocess.run(
             [sys.executable, "-c", main, *words.split()], check=True, stdout=subprocess.DEVNULL
         )
+    pictures.warm(cache)
 
 
 def ours_prepared_jpeg(task: Task) -> Batches:
@@ -542,6 +543,7 @@ def contend(options: argparse.Namespace) -> None:
         min_area=options.min_area,
         ready=not options.contender.endswith(":uint8"),
     )
+    pictures.warm(task.root)
     batches = (CONTENDERS | UINT8)[options.contender](task)
     rounds.give(measure, batches, options.images // task.batch, task)
 

@@ -67,6 +67,9 @@ def lengthen(root: Path, folder: Path, count: int) -> Path:
 
 
 def warm(folder: Path) -> int:
-    """Read every file, so that it is in the page cache; how many bytes an image has on average."""
-    sizes = [len(path.read_bytes()) for path in folder.glob("train/*/*") if path.is_file()]
+    """Read every training file, so that it is in the page cache; its bytes on average.
+
+    Each contender does so: what nobody has read for a while, a system may have let go of.
+    """
+    sizes = [len(path.read_bytes()) for path in folder.glob("train/**/*") if path.is_file()]
     return sum(sizes) // len(sizes)

@@ -438,6 +438,7 @@ def contend(options: argparse.Namespace) -> dict[str, float]:
         options.min_area,
         options.device,
     )
+    pictures.warm(course.root)
     CONTENDERS[options.contender](course)
     return course.result()
 
@@ -449,7 +450,6 @@ def compare(options: argparse.Namespace, scratch: Path) -> None:
     if not long.exists():
         root = options.root or pictures.generate(scratch / "photographs", options.distinct)
         pictures.lengthen(root.resolve(), long, (options.steps + loaders.LEFT) * setup.batch)
-    pictures.warm(long)
     results, failures = rounds.compare(__file__, CONTENDERS, options, "--scratch", str(scratch))
     on = [options.device] if options.device != "cpu" else []
     name = "-".join(["training", *on, *([options.root.resolve().name] if options.root else [])])
