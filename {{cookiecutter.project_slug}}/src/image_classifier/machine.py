@@ -75,6 +75,11 @@ def return_freed_memory() -> None:
     By then it has raised its thresholds as far as it ever does.
     """
     set_malloc(mmap_threshold=2**25, trim_threshold=2**26, top_pad=2**17)
+    hand_back_memory()
+
+
+def hand_back_memory() -> None:
+    """Give what is freed and kept to the kernel, once; see `malloc_trim(3)`."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

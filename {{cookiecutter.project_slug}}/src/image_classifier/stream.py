@@ -30,6 +30,7 @@ from . import seeding
 from .config import AugmentConfig, DataConfig
 from .datasets.source import Source
 from .decode import BOX_DRAWS, centre_crop, crop, pixels_to_keep, place_box, random_sides
+from .machine import hand_back_memory
 
 HUNG_SECONDS = 300  # without a sign of life from any worker
 PART_SIZES = (8, 32)  # fewest and most images that a worker is given at once
@@ -145,6 +146,7 @@ class Stream:
         """Let the workers begin to wait for tasks."""
         self.is_started = True
         if self.num_workers and FORKS:
+            hand_back_memory()  # or each worker has what building an index took for a while
             self.tasks, send = os.pipe()
             receive, self.answers = os.pipe()
             self.pids = [self.fork(send, receive) for _ in range(self.num_workers)]
