@@ -190,6 +190,7 @@ def machine() -> str:
     """What was measured on, with what, when, and by which command."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     facts = {
         "CPU": f"{model} ({platform.machine()}), {len(os.sched_getaffinity(0))} cores",
@@ -199,7 +200,7 @@ def machine() -> str:
         "commit": commit(),
         "load when it began": f"{LOAD:.1f} of {len(os.sched_getaffinity(0))} cores",
         "date": date.today().isoformat(),
-        "command": f"`python {shlex.join([os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])}`",
+        "command": f"`python {shlex.join([os.path.relpath(sys.argv[0], ROOT), *words])}`",
     }
     return "\n".join(f"- {key}: {value}" for key, value in facts.items())
 
