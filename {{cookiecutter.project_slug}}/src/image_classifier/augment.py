@@ -96,7 +96,7 @@ def build_augment(
     Raises:
         UserError: if images can't be mixed in pairs because a process's share of them is odd.
     """
-    device, share = world.device, world.share(data.batch_size)
+    share = world.share(data.batch_size)
     mixes = augment.mixup > 0 or augment.cutmix > 0
     if mixes and (share.stop - share.start) % 2:
         raise UserError(
@@ -107,9 +107,7 @@ def build_augment(
 
     def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with phase("augment"):
-            generator = seeding.generator_at(seeding.BATCH, seed, step, device=device)
-            draws = torch.rand((data.batch_size, NUM_DRAWS), generator=generator, device=device)
-            draws = draws[share]
+            draws = draws_at(seed, step, count=NUM_DRAWS, data=data)
             images = normalize(move(batch, draws, step).permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout)
@@ -129,7 +127,6 @@ def build_move(
     Draws are (batch, NUM_DRAWS) from 0 to 1, the images (batch, size, size, 3) uint8 or float32.
     """
     size, device = data.data.image_size, data.world.device
-    share = data.world.share(data.batch_size)
     crops = augment.crop == "resized" and not data.crops_in_workers
     pad = augment.pad if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # as those flip too
@@ -138,12 +135,6 @@ def build_move(
     )
     alternates = augment.flip == "alternating"
     sides = seeding.sides_at(seed, len(data), device) if alternates else None
-
-    def further_tries(step: int) -> Tensor:
-        """What crops are drawn from if the first does not fit: (batch, BOX_DRAWS - 4)."""
-        generator = seeding.generator_at(seeding.BATCH, seed, step, 2, device=device)
-        shape = data.batch_size, BOX_DRAWS - 4
-        return torch.rand(shape, generator=generator, device=device)[share]
 
     def mirrored(batch: Batch, draws: Tensor, step: int) -> Tensor | None:
         """Which images are mirrored: (batch,) bool, or None for none. `draws` is (batch,)."""
@@ -155,7 +146,8 @@ def build_move(
         pixels, rows = batch.pixels, batch.rows
         if crops:
             pixels, rows = batch.images.permute(0, 2, 3, 1), None
-            boxes = torch.cat((draws[:, 3:7], further_tries(step)), dim=1)
+            further_tries = draws_at(seed, step, 2, count=BOX_DRAWS - 4, data=data)
+            boxes = torch.cat((draws[:, 3:7], further_tries), dim=1)
             pixels = resized_crop(pixels, boxes, size, augment.min_area)
         if not moves:
             return pixels if rows is None else pixels.index_select(0, rows)
@@ -166,6 +158,14 @@ def build_move(
         return shift_and_flip(pixels, shifts, flips, rows)
 
     return move
+
+
+def draws_at(*place: int, count: int, data: TrainData) -> Tensor:
+    """This rank's share of the draws that a global batch has at a place: (batch, count), 0 to 1."""
+    device = data.world.device
+    generator = seeding.generator_at(seeding.BATCH, *place, device=device)
+    draws = torch.rand((data.batch_size, count), generator=generator, device=device)
+    return draws[data.world.share(data.batch_size)]
 
 
 def shift_and_flip(
