@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from ..config import ModelConfig, UserError
+from .resnet9 import largest
 
 PATCH = 2  # side of the patches that the first layer looks at, in pixels
 WHITEN_EPS = 5e-4  # added to variances: directions with next to none are noise
@@ -37,10 +38,7 @@ class Airbench(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 3, height, width) -> (batch, num_classes)."""
         features = self.stages(self.whiten(images))
-        # Not amax: in bf16, fused by the compiler, its gradient can be 0/0 where this one's index
-        # is right (https://github.com/pytorch/pytorch/issues/195214).
-        features = features.flatten(2).max(dim=2).values
-        return self.head(self.dropout(features)) * LOGIT_SCALE
+        return self.head(self.dropout(largest(features))) * LOGIT_SCALE
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:

@@ -28,10 +28,7 @@ class ResNet9(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 3, height, width) -> (batch, num_classes)."""
         features = self.stage3(self.stage2(self.stage1(self.stem(images))))
-        # Not amax: in bf16, fused by the compiler, its gradient can be 0/0 where this one's index
-        # is right (https://github.com/pytorch/pytorch/issues/195214).
-        features = features.flatten(2).max(dim=2).values
-        return self.head(self.dropout(features)) * LOGIT_SCALE
+        return self.head(self.dropout(largest(features))) * LOGIT_SCALE
 
 
 class Residual(nn.Module):
@@ -45,6 +42,13 @@ class Residual(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(batch, channels, height, width), in and out."""
         return features + self.body(features)
+
+
+def largest(features: Tensor) -> Tensor:
+    """The largest value of each channel: (batch, channels, height, width) -> (batch, channels)."""
+    # Not amax: in bf16, fused by the compiler, its gradient can be 0/0 where this one's index is
+    # right (https://github.com/pytorch/pytorch/issues/195214).
+    return features.flatten(2).max(dim=2).values
 
 
 def conv(inputs: int, outputs: int, norm: str, pool: bool = False) -> nn.Sequential:
