@@ -17,6 +17,10 @@ from PIL import Image
 from image_classifier.config import Config
 from image_classifier.presets import smoke
 
+# A run of two steps, as words of a command line.
+SMOKE = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+SMOKE += " --run.log-every-steps 1"
+
 # A server that has imported torch, from which a process forks in milliseconds and clean: no thread
 # of this process is cut off in it. A fresh interpreter would take seconds.
 SERVER = multiprocessing.get_context("forkserver")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_photo
+from conftest import SMOKE, write_photo
 
 from image_classifier.cli import main
 from image_classifier.config import (
@@ -18,10 +18,6 @@ from image_classifier.config import (
 from image_classifier.presets import PRESETS
 
 PROJECT = Path(__file__).parent.parent
-
-
-SMOKE = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
-SMOKE += " --run.log-every-steps 1"
 
 
 def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from conftest import SMOKE
 
 from image_classifier.cli import main
 
 PROJECT = Path(__file__).parent.parent
-SMOKE = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
-SMOKE += " --run.log-every-steps 1"
 BROKEN = """
 import os, sys
 from image_classifier.cli import main
