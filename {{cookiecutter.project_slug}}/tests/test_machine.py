@@ -1,11 +1,15 @@
 """Cores and memory are those of the container, not those of the host."""
 
 import os
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 
-from image_classifier.machine import host_memory_bytes, num_cores
+from image_classifier.machine import host_memory_bytes, is_in_memory, map_pages, num_cores
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -36,3 +40,29 @@ def test_a_limit_limits_the_memory(tmp_path: Path) -> None:
     limits = write(tmp_path, memory__max=str(2**30), memory__current=str(2**29))
     assert host_memory_bytes(limits) == 2**29
     assert host_memory_bytes(tmp_path / "nowhere") > 2**29
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system's own pages, as Linux keeps them")
+def test_a_file_in_memory_is_mapped_at_once(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "images.safetensors"
+    save_file({"images": np.ones(8_000_000, dtype=np.uint8)}, path)
+    assert is_in_memory(path)
+    images = load_file(path)["images"].numpy()
+    map_pages(images)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert images[::4096].all()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < 20  # of 2,000 pages
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nothing lets go of a file's pages")
+def test_a_file_on_the_disk_is_not_taken_for_one_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    with path.open("wb") as file:
+        file.write(bytes(8_000_000))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert not is_in_memory(path)
+    assert not is_in_memory(tmp_path / "missing")

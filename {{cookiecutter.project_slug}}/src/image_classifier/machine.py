@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import mmap
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -82,6 +84,30 @@ def hand_back_memory() -> None:
     """Give what is freed and kept to the kernel, once; see `malloc_trim(3)`."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def map_pages(array: np.ndarray) -> None:
+    """Let this process see all pages of a memory-mapped array at once, not each when it is read.
+
+    It is for files that `is_in_memory`: pages that are not would be read from the disk first.
+    `MADV_POPULATE_READ` of `madvise(2)`, since Linux 5.14; elsewhere nothing changes.
+    """
+    first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    length = array.ctypes.data + array.nbytes - first
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), 22)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether the system holds a file in memory, judged by a few places that are not waited for."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for place in range(0, size, size // 8 + 1):
+                os.preadv(file.fileno(), [bytearray(1)], place, os.RWF_NOWAIT)
+    except (OSError, AttributeError):  # it would have to wait, or this is not Linux
+        return False
+    return True
 
 
 def set_malloc(mmap_threshold: int, trim_threshold: int, top_pad: int) -> None:

@@ -71,17 +71,17 @@ class Samples:
             draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=BOX_DRAWS + 1))
             sides = random_sides(draws[:, 2:-1], self.min_area).tolist()
             corners, flips = draws[:, :2].tolist(), draws[:, -1].tolist()
-        for row, index in enumerate(indices.tolist()):
+        for row, (index, place) in enumerate(zip(indices.tolist(), out, strict=True)):
             pixels = self.source.read(index, self.keep)
             if self.min_area is None:
-                centre_crop(pixels, out[row])
+                centre_crop(pixels, place)
             else:
                 box = place_box(sides[row], corners[row], *pixels.shape[:2])
-                crop(pixels, box, out[row], self.is_mirrored(index, epoch, flips[row]))
+                crop(pixels, box, place, self.is_mirrored(index, epoch, flips[row]))
             if self.policy is not None:
                 with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
-                    changed = self.policy(out[row].permute(2, 0, 1))
-                out[row].copy_(changed.permute(1, 2, 0))
+                    changed = self.policy(place.permute(2, 0, 1))
+                place.copy_(changed.permute(1, 2, 0))
 
     def is_mirrored(self, index: int, epoch: int, draw: float) -> bool:
         """Whether an image is mirrored in `epoch`; `draw` is from 0 to 1."""

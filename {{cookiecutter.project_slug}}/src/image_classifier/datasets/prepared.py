@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..config import DataConfig, UserError
 from ..decode import unpack_jpeg
+from ..machine import is_in_memory, map_pages
 from .paths import PathList
 
 VERSION = 1  # of what is written: another one is prepared again
@@ -96,6 +97,8 @@ class Prepared:
             raise damage(path, str(error)) from error
         if digest != self.digests[number]:
             raise UserError(f"{str(path)!a} was prepared anew since this run has begun")
+        if is_in_memory(path):
+            map_pages(images)
         return images
 
     def picked(self, indices: Tensor) -> "Prepared":
