@@ -1,6 +1,7 @@
 """Measuring tips: what is compared is what training does, and what is there is found."""
 
 import json
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,6 +77,7 @@ def test_other_ways_bring_the_same_images(config: Config, tmp_path: Path, name: 
             pairs = (trial.augment(batch, step) for step, batch in batches)
             seen.append([(images.clone(), labels.clone()) for images, labels in pairs])
             trial.close()
+            assert not multiprocessing.active_children()
     assert len(seen) >= 2
     for other in seen[1:]:
         for (images, labels), (others, other_labels) in zip(seen[0], other, strict=True):

@@ -170,6 +170,8 @@ class Trial:
                 while stream.num_pending:
                     stream.collect()
             stream.close()
+        # Here, as the garbage collector would let a DataLoader wait 5 s for its workers.
+        self.batches = self.data.batches
 
 
 def synchronize(world: World) -> None:
