@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from image_classifier import distributed
 from image_classifier.config import Config
 from image_classifier.presets import smoke
 
@@ -90,6 +91,15 @@ def run_ranks(size: int, function: Callable, *arguments: object) -> list[Any]:
         for process, _ in ranks:
             process.join(timeout=10)
             process.kill()
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute on one core: for images this small, threads wait for each other more than they help.
+
+    The other cores are for what runs beside the tests.
+    """
+    monkeypatch.setattr(distributed, "num_cores", lambda: 1)
 
 
 def changed(config: Config, **knobs: object) -> Config:
