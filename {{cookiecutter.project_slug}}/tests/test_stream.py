@@ -156,14 +156,18 @@ def test_a_worker_that_was_killed_is_told(streamed: Config) -> None:
 
 
 def killed_with_workers(config: Config, path: Path) -> None:
-    """Begin to stream, write the workers' numbers to a file, and be killed."""
+    """Begin to stream, write the workers' numbers to a file, and be killed while they work."""
+    os.dup2(os.open(path.with_name("said"), os.O_CREAT | os.O_WRONLY), 2)
     data = TrainData(changed(config, data__workers=2), CPU)
+    data.stream.samples.fill = lambda *_: time.sleep(0.1)
     next(data.batches(0, 100))
     path.write_text(json.dumps(data.stream.pids))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_workers_end_with_the_process_that_they_serve(streamed: Config, tmp_path: Path) -> None:
+def test_workers_end_in_silence_with_the_process_that_they_serve(
+    streamed: Config, tmp_path: Path
+) -> None:
     code, _ = run_alone(killed_with_workers, streamed, tmp_path / "pids")
     assert code == -signal.SIGKILL
     end = time.monotonic() + 5
@@ -171,6 +175,7 @@ def test_workers_end_with_the_process_that_they_serve(streamed: Config, tmp_path
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < end
         time.sleep(0.01)
+    assert (tmp_path / "said").read_text() == ""
 
 
 def is_alive(pid: int) -> bool:

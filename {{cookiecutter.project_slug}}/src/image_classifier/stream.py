@@ -33,7 +33,7 @@ from .decode import BOX_DRAWS, centre_crop, crop, pixels_to_keep, place_box, ran
 from .machine import hand_back_memory
 
 HUNG_SECONDS = 300  # without a sign of life from any worker
-PART_SIZES = (8, 32)  # fewest and most images that a worker is given at once
+PART_SIZES = (8, 64)  # fewest and most images that a worker is given at once
 TASK = struct.Struct("<4q")  # slot, first and last row, epoch
 STOP = TASK.pack(-1, 0, 0, 0)  # in place of a task
 ANSWER = struct.Struct("<4q?d")  # the task, whether it failed, and the seconds that it took
@@ -98,7 +98,10 @@ class Stream:
     ) -> None:
         """Batches of up to `batch_size`; page-locked if `pin`, for a GPU to copy from."""
         self.samples, self.num_workers, self.pin = samples, workers, pin
-        self.part_size = min(max(batch_size // max(1, workers), PART_SIZES[0]), PART_SIZES[1])
+        # Small enough that every worker has two to do, ahead of time; each costs as much as to crop
+        # a few images, as what it begins with is in no cache any more.
+        share = batch_size * prefetch_batches // max(1, 2 * workers)
+        self.part_size = min(max(share, PART_SIZES[0]), PART_SIZES[1])
         slots = 1 + (prefetch_batches if workers else 0)  # one is in use
         size = samples.size
         self.images = shared((slots, batch_size, size, size, 3), torch.uint8)
@@ -204,6 +207,8 @@ class Stream:
             self.work(
                 lambda: os.read(self.tasks, TASK.size), lambda text: os.write(self.answers, text)
             )
+        except BrokenPipeError:
+            pass  # the main process was killed, and needs no more images
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         finally:
