@@ -9,7 +9,12 @@ import pytest
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from image_classifier.machine import host_memory_bytes, is_in_memory, map_pages, num_cores
+from image_classifier.machine import (
+    host_memory_bytes,
+    is_in_memory,
+    map_pages,
+    num_cores,
+)
 
 
 def write(folder: Path, **files: str) -> Path:
