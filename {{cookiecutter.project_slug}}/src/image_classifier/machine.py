@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 CGROUP = Path("/sys/fs/cgroup")
+MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -90,12 +91,13 @@ def map_pages(array: np.ndarray) -> None:
     """Let this process see all pages of a memory-mapped array at once, not each when it is read.
 
     It is for files that `is_in_memory`: pages that are not would be read from the disk first.
-    `MADV_POPULATE_READ` of `madvise(2)`, since Linux 5.14; elsewhere nothing changes.
+    Where the system can't do it, nothing changes.
     """
     first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     length = array.ctypes.data + array.nbytes - first
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), 22)
+        madvise = ctypes.CDLL("libc.so.6").madvise
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_POPULATE_READ)
 
 
 def is_in_memory(path: Path) -> bool:
