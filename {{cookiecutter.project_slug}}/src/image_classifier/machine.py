@@ -83,8 +83,7 @@ def return_freed_memory() -> None:
 
 def hand_back_memory() -> None:
     """Give what is freed and kept to the kernel, once; see `malloc_trim(3)`."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    call_libc("malloc_trim", 0)
 
 
 def map_pages(array: np.ndarray) -> None:
@@ -95,9 +94,7 @@ def map_pages(array: np.ndarray) -> None:
     """
     first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     length = array.ctypes.data + array.nbytes - first
-    with contextlib.suppress(OSError, AttributeError):
-        madvise = ctypes.CDLL("libc.so.6").madvise
-        madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_POPULATE_READ)
+    call_libc("madvise", ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_POPULATE_READ)
 
 
 def is_in_memory(path: Path) -> bool:
@@ -114,14 +111,18 @@ def is_in_memory(path: Path) -> bool:
 
 def set_malloc(mmap_threshold: int, trim_threshold: int, top_pad: int) -> None:
     """From which size on glibc asks the kernel for a block, and when it hands back; in bytes."""
+    for parameter, value in (
+        (-3, mmap_threshold),  # M_MMAP_THRESHOLD: smaller blocks come from the heap
+        (-1, trim_threshold),  # M_TRIM_THRESHOLD: which is cut when so much at its end is free
+        (-2, top_pad),  # M_TOP_PAD: and grows by so much
+    ):
+        call_libc("mallopt", parameter, value)
+
+
+def call_libc(name: str, *arguments: object) -> None:
+    """Call a function of the C library, if that is glibc and has it."""
     with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        for parameter, value in (
-            (-3, mmap_threshold),  # M_MMAP_THRESHOLD: smaller blocks come from the heap
-            (-1, trim_threshold),  # M_TRIM_THRESHOLD: which is cut when so much at its end is free
-            (-2, top_pad),  # M_TOP_PAD: and grows by so much
-        ):
-            mallopt(parameter, value)
+        getattr(ctypes.CDLL("libc.so.6"), name)(*arguments)
 
 
 def device_memory_bytes(device: torch.device) -> int:
