@@ -107,7 +107,7 @@ def build_augment(
 
     def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with phase("augment"):
-            draws = draws_at(seed, step, count=NUM_DRAWS, data=data)
+            draws = share_of_draws(seed, step, count=NUM_DRAWS, data=data)
             images = normalize(move(batch, draws, step).permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout)
@@ -146,7 +146,7 @@ def build_move(
         pixels, rows = batch.pixels, batch.rows
         if crops:
             pixels, rows = batch.images.permute(0, 2, 3, 1), None
-            further_tries = draws_at(seed, step, 2, count=BOX_DRAWS - 4, data=data)
+            further_tries = share_of_draws(seed, step, 2, count=BOX_DRAWS - 4, data=data)
             boxes = torch.cat((draws[:, 3:7], further_tries), dim=1)
             pixels = resized_crop(pixels, boxes, size, augment.min_area)
         if not moves:
@@ -160,7 +160,7 @@ def build_move(
     return move
 
 
-def draws_at(*place: int, count: int, data: TrainData) -> Tensor:
+def share_of_draws(*place: int, count: int, data: TrainData) -> Tensor:
     """This rank's share of the draws that a global batch has at a place: (batch, count), 0 to 1."""
     device = data.world.device
     generator = seeding.generator_at(seeding.BATCH, *place, device=device)
