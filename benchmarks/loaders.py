@@ -557,7 +557,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> None:
         batch = Task.batch
         count = options.images + (SKIPPED + LEFT) * batch
         pictures.lengthen(root.resolve(), long, count)
-    size = pictures.warm(long)
+    size = pictures.average_bytes(long)
     name = f"loaders-{options.root.resolve().name}" if options.root else "loaders"
     what = f"{options.root.name}" if options.root else "generated photographs, 500 x 375"
     if options.pixels:

@@ -66,10 +66,21 @@ def lengthen(root: Path, folder: Path, count: int) -> Path:
     return folder
 
 
-def warm(folder: Path) -> int:
-    """Read every training file, so that it is in the page cache; its bytes on average.
+def training_files(folder: Path) -> list[Path]:
+    """All of them, in whatever order."""
+    return [path for path in folder.glob("train/**/*") if path.is_file()]
+
+
+def average_bytes(folder: Path) -> int:
+    """How large a training file is."""
+    sizes = [path.stat().st_size for path in training_files(folder)]
+    return sum(sizes) // len(sizes)
+
+
+def warm(folder: Path) -> None:
+    """Read every training file, so that it is in the page cache.
 
     Each contender does so: what nobody has read for a while, a system may have let go of.
     """
-    sizes = [len(path.read_bytes()) for path in folder.glob("train/**/*") if path.is_file()]
-    return sum(sizes) // len(sizes)
+    for path in training_files(folder):
+        path.read_bytes()
