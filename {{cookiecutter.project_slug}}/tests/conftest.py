@@ -93,15 +93,6 @@ def run_ranks(size: int, function: Callable, *arguments: object) -> list[Any]:
             process.kill()
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute on one core: for images this small, threads wait for each other more than they help.
-
-    The other cores are for what runs beside the tests.
-    """
-    monkeypatch.setattr(distributed, "num_cores", lambda: 1)
-
-
 def changed(config: Config, **knobs: object) -> Config:
     """`config` with other values; `data__limit=5` is `data.limit`."""
     for name, value in knobs.items():
@@ -112,6 +103,15 @@ def changed(config: Config, **knobs: object) -> Config:
         else:
             config = replace(config, **{knob: value})
     return config
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute on one core: for images this small, threads wait for each other more than they help.
+
+    The other cores are for what runs beside the tests.
+    """
+    monkeypatch.setattr(distributed, "num_cores", lambda: 1)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Cores and memory are those of the container, not those of the host."""
+"""Cores and memory are the container's, not the host's; what the system has read is at hand."""
 
 import os
 import sys
