@@ -13,6 +13,10 @@ class UserError(ValueError):
     """A mistake that the user can mend; it is shown as one line, and the exit code is 2."""
 
 
+class FaultError(RuntimeError):
+    """Something that went wrong around the run, told in one line; the exit code is 1."""
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which images, and how they reach the device (`datasets/`, `loader.py`, `stream.py`)."""
@@ -31,6 +35,8 @@ class DataConfig:
     prefetch_batches: int = 4  # decoded ahead of the one that is in use
     decode: Literal["exact", "reduced"] = "exact"  # reduced: files of four times the size that is
     # needed, or more, at 1/2, 1/4 or 1/8 of it: faster, and slightly other pixels
+    on_bad_image: Literal["stop", "skip"] = "stop"  # a file that can't be read ends the run; skip:
+    # another image takes its place, and it is listed in bad_images.txt in the run folder
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,11 @@ class RunConfig:
     save_every_steps: int = 0  # checkpoint; 0: only with every evaluation
     keep: int = 2  # newest checkpoints kept beside the best
     tensorboard: bool = True  # write curves for TensorBoard
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss that is inf or nan ends the run before
+    # it spoils the weights; skip: the step does not count
+    restarts: int = 3  # times that a run starts itself again, from its last save, after a process
+    # of it was killed or ran out of memory
+    timeout_seconds: float = 300.0  # without a sign of life from a process or a data worker
 
 
 @dataclass(frozen=True)
@@ -185,10 +196,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "run.evaluate_every_epochs": (1e-9, LARGE),
     "run.save_every_steps": (0, LARGE),
     "run.keep": (1, 1000),
+    "run.restarts": (0, 1000),
+    "run.timeout_seconds": (1, LARGE),
 }
 # A knob that cannot change what is learned may differ when a run is continued.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
-FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches")
+FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.on_bad_image")
 # The pixels of prepared images are others, but that is told from the images themselves.
 FREE_TO_CHANGE += ("data.prepared", "data.cache")
 
