@@ -49,8 +49,8 @@ def bench(
     if is_launched():
         raise UserError("bench starts the processes that it needs by itself: no torchrun")
     began = time.monotonic()
-    with kept_switches(), join_world(config.compute) as world:
-        open_run(replace(config, run=replace(config.run, dir=str(folder))), world)
+    here = replace(config, run=replace(config.run, dir=str(folder)))
+    with kept_switches(), join_world(config.compute) as world, open_run(here, world):
         shelf = DataShelf(world)
         try:
             case = open_case(config, shelf, folder)

@@ -4,6 +4,8 @@ Whatever happens, a name leads to a whole file (`run.write_whole`). `step_<n>.pt
 `last.pt` is another name of the newest of them, `best.pt` of the one with the best evaluation.
 """
 
+import errno
+import shutil
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,15 +17,31 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from .config import FREE_TO_CHANGE, Config, RunConfig, UserError, flag, flatten, unflatten
+from .config import (
+    FREE_TO_CHANGE,
+    Config,
+    FaultError,
+    RunConfig,
+    UserError,
+    flag,
+    flatten,
+    unflatten,
+)
 from .datasets.source import Source, difference
 from .distributed import World
 from .run import clear_run, give_name, write_whole
 from .state import TrainState
 
+MOST_FAILURES = 3  # saves in a row that may find no space, before the run ends
+SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class DamagedError(Exception):
     """A file that is not a whole checkpoint."""
+
+
+class SaveError(FaultError):
+    """The state of the run could not be saved, and what was saved before is kept."""
 
 
 class Checkpoints:
@@ -41,6 +59,9 @@ class Checkpoints:
         }
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.pending: Future[None] | None = None
+        self.kept_step = 0  # of the newest checkpoint that is on the disk
+        self.num_failures = 0  # in a row
+        self.owed: tuple[dict[str, Any], dict[str, Tensor]] | None = None  # the best, not written
 
     def resume(self, state: TrainState) -> dict[str, Any] | None:
         """Make `state` the last that was saved, and return all that was saved with it.
@@ -70,6 +91,7 @@ class Checkpoints:
                 raise self.refusal(misfit(path, error)) from error
             if damage and self.world.is_main:
                 print(f"{damage[0]}; using {path} (step {state.step})")
+            self.kept_step = state.step
             return saved
         if damage:
             raise UserError(
@@ -118,29 +140,95 @@ class Checkpoints:
         self.pending = self.writer.submit(self._write, saved, state.step, weights)
 
     def _write(self, saved: dict[str, Any], step: int, best: dict[str, Tensor] | None) -> None:
-        """Write one checkpoint and let go of the oldest."""
+        """Write one checkpoint and let go of the oldest; a full disk is told, and waited for.
+
+        Raises:
+            SaveError: if the weights are not finite, or it was full too often.
+            OSError: if the disk fails in another way.
+        """
+        check_finite(saved, step)
+        if best is not None:
+            self.owed = saved, best
+        try:
+            self._write_files(saved, step)
+        except (OSError, RuntimeError) as error:
+            if not is_full(error):
+                raise
+            self.num_failures += 1
+            account = self._full(saved, step)
+            if self.num_failures == MOST_FAILURES:
+                raise SaveError(f"{account}; it is the third time in a row") from error
+            print(f"{account}; training goes on, and the next save is tried", flush=True)
+        else:
+            self.num_failures, self.kept_step = 0, step
+
+    def _write_files(self, saved: dict[str, Any], step: int) -> None:
+        """A checkpoint under all of its names."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:08d}.pt"
         write_whole(path, lambda file: torch.save(saved, file))
-        if best is not None:
+        if self.owed is not None:
+            state, weights = self.owed
             classes = {"classes": "\n".join(saved["classes"])}
-            weights = {name: tensor.contiguous() for name, tensor in best.items()}
-            content = save(weights, metadata=classes)
+            whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+            content = save(whole, metadata=classes)
             write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
-            give_name(path, self.folder / "best.pt")
+            if state is saved:
+                give_name(path, self.folder / "best.pt")
+            else:  # the disk was full when it was this one's turn
+                write_whole(self.folder / "best.pt", lambda file: torch.save(state, file))
+            self.owed = None
         # Last, so that a run that goes on from it has all that belongs to it.
         give_name(path, self.folder / "last.pt")
         for old in sorted(self.folder.glob("step_*.pt"))[: -self.run.keep]:
             old.unlink()
 
+    def _full(self, saved: dict[str, Any], step: int) -> str:
+        """What to say when there is no space for a checkpoint."""
+        needed = sum(tensor.nbytes for tensor in tensors_in(saved["state"])) / 1e6
+        free = shutil.disk_usage(self.folder).free / 1e6
+        kept = f"that of step {self.kept_step} is kept" if self.kept_step else "there was none yet"
+        return (
+            f"cannot save step {step} in {self.folder}: no space left "
+            f"(about {needed:,.1f} MB are needed, {free:,.1f} MB free); {kept}"
+        )
+
     def wait(self) -> None:
         """Return when what was saved is on the disk.
 
         Raises:
-            OSError: if it could not be written.
+            SaveError: if it could not be written, and the run can't go on.
+            OSError: if the disk failed.
         """
         if self.pending:
             self.pending.result()
+
+    def account(self, step: int, total_steps: int) -> str:
+        """What rank 0 is to say of a run that ends at `step`, before its end.
+
+        No rank leaves before the checkpoint is on the disk: what ended the others might end rank 0.
+
+        Raises:
+            SaveError: if that step could not be saved.
+        """
+        if self.world.is_main:
+            self.wait()
+            self._check_last()
+        self.world.agree(True)
+        if not self.world.is_main:
+            return ""
+        return (
+            f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}; "
+            "the same command goes on from there"
+        )
+
+    def _check_last(self) -> None:
+        """Make a failure of the last save known, which no other will make good."""
+        if self.num_failures:
+            raise SaveError(
+                f"the last save in {self.folder} failed: no space left; "
+                f"the checkpoint of step {self.kept_step} is kept"
+            )
 
     def __enter__(self) -> "Checkpoints":
         """Nothing more to do."""
@@ -151,6 +239,42 @@ class Checkpoints:
         self.writer.shutdown(wait=True)
         if error[0] is None:
             self.wait()
+            self._check_last()
+
+
+def check_finite(saved: dict[str, Any], step: int) -> None:
+    """Refuse to save numbers with which no run could go on.
+
+    Raises:
+        SaveError: if one is inf or nan, naming what it belongs to.
+    """
+    for part in ("model", "ema", "optimizer"):
+        floats = [t for t in tensors_in(saved["state"][part]) if t.is_floating_point()]
+        if floats and not torch.stack(torch._foreach_norm(floats)).isfinite().all():
+            raise SaveError(
+                f"the {part} has numbers that are not finite after step {step}: they are not "
+                "saved, and the checkpoints before are kept; lower --optim.lr"
+            )
+
+
+def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401 - any nesting of plain values
+    """All tensors in something that is saved."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for inner in value for tensor in tensors_in(inner)]
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is behind `error`; torch's own comes after the one that says so."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in SPACE:
+            return True
+        error = error.__context__
+    return False
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@ The words are understood before torch is imported, so that `--help` and a typo a
 """
 
 import contextlib
+import faulthandler
+import gc
 import io
 import os
 import re
@@ -24,12 +26,16 @@ from .config import (
     ComputeConfig,
     Config,
     DataConfig,
+    FaultError,
     RunConfig,
     UserError,
 )
 from .presets import PRESETS
 
-DONE, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit codes
+# Exit codes. Of some faults they are others, which their classes know.
+DONE, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+# What says that this is not the first start of a job: ours, torchrun's, SLURM's.
+RESTARTS = ("RUN_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +72,9 @@ def train_verb(words: list[str]) -> int:
     def work() -> None:
         from .train import train
 
-        train(config)
+        is_restart = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
+        fresh = config.run.fresh and not is_restart
+        train(replace(config, run=replace(config.run, fresh=fresh)))
 
     return run_in_processes(work, config.run, config.compute)
 
@@ -189,24 +197,41 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
 
 def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeConfig) -> int:
     """Do `work` here, or in as many processes as the config asks for; return the exit code."""
-    from .distributed import is_echo, is_launched, launch, num_processes
+    from .distributed import AGAIN, is_launched, launch, num_processes
 
-    if not is_launched():
-        processes = num_processes(run, compute)
-        if processes > 1:
-            return launch(processes)
+    if is_launched():
+        return attempt(work)
+    processes = num_processes(run, compute)
+    if processes > 1:
+        return launch(processes, run)
+    while (code := attempt(work)) == AGAIN:
+        os.environ[RESTARTS[0]] = "1"
+        gc.collect()  # what failed may be in reference cycles, with all that it holds
+    return code
+
+
+def attempt(work: Callable[[], None]) -> int:
+    """Do `work` and return the exit code; what goes wrong is told."""
+    from .distributed import is_echo
+
+    rank = os.environ.get("RANK")
+    if not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # says the line of a crash in somebody's C
     try:
         work()
+    except FaultError as fault:
+        if str(fault):  # empty where another rank says it
+            print(f"rank {rank}: {fault}" if rank else fault, file=sys.stderr)
+        return fault.code
     except (UserError, BrokenPipeError):
         raise
     except Exception as error:
-        rank = os.environ.get("RANK")
-        where = f" on rank {rank}" if rank else ""
         account = traceback.format_exc()
         if is_echo(error):
-            time.sleep(10)  # until the rank that has gone has said why, and all are stopped
+            time.sleep(3)  # until the rank that has gone has said why, and all are stopped
             account = "the connection to another rank is lost"
         # In one piece, so that the accounts of several ranks do not mix.
+        where = f" on rank {rank}" if rank else ""
         print(f"{account}\nfailed{where}", file=sys.stderr)
         return FAULT
     return DONE

@@ -14,7 +14,9 @@ class UserError(ValueError):
 
 
 class FaultError(RuntimeError):
-    """Something that went wrong around the run, told in one line; the exit code is 1."""
+    """Something that went wrong around the run, told in one line."""
+
+    code = 1  # that the process exits with
 
 
 @dataclass(frozen=True)

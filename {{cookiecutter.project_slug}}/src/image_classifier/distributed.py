@@ -1,11 +1,12 @@
 """One process per device: who we are, what the others hold, and how all of them are started.
 
 `join_world` serves a process that is alone, one that `torchrun` started, and one that `launch`
-started, which is torchrun's own agent called from here: the same environment, the same code path.
+started with the same variables in its environment: one code path.
 """
 
-import logging
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,15 +16,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from .config import ComputeConfig, RunConfig, UserError
-from .machine import keep_freed_memory, num_cores
+from .machine import call_libc, keep_freed_memory, num_cores
+from .signals import obeyed
 
-TIMEOUT = timedelta(seconds=300)  # after which a rank gives up waiting for another
+EXCHANGE_SECONDS = 0.5  # about how often ranks tell each other what has come up
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+POLL_SECONDS = 0.05  # between two looks at the ranks
+GRACE_SECONDS = 15.0  # for the ranks to end, when one has failed
+LOST, AGAIN = 74, 75  # exit codes of ranks that lost another, and that ask to be started again
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,13 @@ class World:
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def smallest(self, value: int) -> int:
+        """The smallest `value` that a process has. Waits for the device."""
+        tensor = torch.tensor(value, device=self.device)
+        if self.size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+        return int(tensor)
 
     def agree(self, holds: bool) -> bool:
         """Whether `holds` is true on every process. Waits for the device."""
@@ -87,9 +101,57 @@ class World:
             dist.barrier()
 
 
+class Board:
+    """Whole numbers that ranks hand in, of which all know the largest at the same step.
+
+    Nobody waits: what is handed in at one exchange is read at the next. It goes between the hosts,
+    so a rank that hangs is noticed here, whatever its GPU has still to do.
+    """
+
+    def __init__(self, world: World, timeout_seconds: float) -> None:
+        """For all of `world`, whose ranks give up on each other after `timeout_seconds`."""
+        self.world, self.due = world, 0
+        self.under_way: tuple[Tensor, dist.Work] | None = None
+        self.last = (0, time.monotonic())
+        if world.size > 1:
+            timeout = timedelta(seconds=timeout_seconds)
+            self.group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def exchange(self, step: int, *numbers: int) -> list[int]:
+        """The largest of each of `numbers` over all ranks: those of an exchange before `step`.
+
+        Zeros in most steps, as ranks exchange about twice in a second.
+        """
+        if self.world.size == 1:
+            return list(numbers)
+        if step < self.due:
+            return [0] * len(numbers)
+        known, interval = [0] * len(numbers), 1
+        if self.under_way is not None:
+            tensor, work = self.under_way
+            work.wait()
+            *known, interval = tensor.tolist()
+        tensor = torch.tensor([*numbers, self.interval(step) if self.world.is_main else 0])
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self.under_way, self.due = (tensor, work), step + max(1, interval)
+        return known
+
+    def interval(self, step: int) -> int:
+        """Steps until the next exchange, from how long they have taken since the last."""
+        (last_step, last_time), self.last = self.last, (step, time.monotonic())
+        return max(1, round(EXCHANGE_SECONDS * (step - last_step) / (self.last[1] - last_time)))
+
+    def close(self) -> None:
+        """See the last exchange through, as all ranks do that come to the end."""
+        if self.under_way is not None:
+            self.under_way[1].wait()
+
+
 @contextmanager
-def join_world(compute: ComputeConfig) -> Iterator[World]:
+def join_world(compute: ComputeConfig, timeout_seconds: float = 300.0) -> Iterator[World]:
     """Find this process's device and its fellows; leave the group on every way out.
+
+    A rank gives up waiting for another after `timeout_seconds`.
 
     Raises:
         UserError: if there are more processes than devices, or no device of the kind asked for.
@@ -106,13 +168,16 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
     if size == 1:
         yield world
         return
-    store = open_store(rank, size, local_size)
+    end_with_parent()
+    # NCCL's watchdog aborts the process: ranks shall have said before whom they wait for.
+    patience = timedelta(seconds=timeout_seconds + 60 * (device.type == "cuda"))
+    store = open_store(rank, size, local_size, patience)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
         store=store,
         rank=rank,
         world_size=size,
-        timeout=TIMEOUT,
+        timeout=patience,
         device_id=device if device.type == "cuda" else None,
     )
     try:
@@ -143,7 +208,12 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
     return torch.device(name)
 
 
-def open_store(rank: int, size: int, local_size: int) -> dist.Store:
+def end_with_parent() -> None:
+    """Have this process told to end when the agent that started it is killed, where Linux can."""
+    call_libc("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> dist.Store:
     """Where the processes find each other; anew for each attempt that torchrun makes.
 
     What a dead attempt left in a shared store sends the next one to closed ports
@@ -157,7 +227,7 @@ def open_store(rank: int, size: int, local_size: int) -> dist.Store:
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         name = f"store-{job}-{os.getppid()}-{os.environ['MASTER_PORT']}-{attempt}"
         return dist.FileStore(str(Path(tempfile.gettempdir(), name)), size)
-    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
+    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=patience))
     return dist.PrefixStore(f"attempt{attempt}", store)
 
 
@@ -180,41 +250,79 @@ def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
     return 1
 
 
-def launch(processes: int) -> int:
+def launch(processes: int, run: RunConfig) -> int:
     """Run this very command in `processes` processes and return the exit code of the first to fail.
 
-    They inherit the terminal. When one fails, the others are stopped.
+    They inherit the terminal. When one fails, the others are stopped; when it was killed, or asks
+    for it, all are started again, as often as `run` says, and go on from the last save.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # The ranks say what is the matter; the agent's account of the same would come on top of it.
-    logging.disable(logging.ERROR)
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # until `join_world` knows better
-    with tempfile.TemporaryDirectory() as folder:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint=str(Path(folder, "rendezvous")),
-            rdzv_configs={"store_type": "file"},
-            max_restarts=0,
-            local_addr="127.0.0.1",
-            signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGUSR1",
-        )
-        try:
-            elastic_launch(config, sys.executable)(*sys.orig_argv[1:])
-        except ChildFailedError as error:
-            _, failure = error.get_first_failure()
-            code = failure.exitcode
-            return code if code > 0 else 128 - code
-        except Exception as error:
-            # The agent turns a signal that reaches it into this, after it ended the ranks.
-            number = getattr(error, "sigval", None)
-            if number is None:
-                raise
-            return 128 + int(number)
-    return 0
+    lost = 0
+    while True:
+        code, fate = launch_once(processes)
+        if code != AGAIN:
+            if not fate or lost == run.restarts:
+                return code
+            lost += 1
+            print(f"{fate}: restart {lost} of {run.restarts}, from the last save", file=sys.stderr)
+        os.environ["RUN_RESTARTS"] = "1"
+
+
+def launch_once(processes: int) -> tuple[int, str]:
+    """One attempt: the exit code, and what befell the first to fail if a new start may help.
+
+    Not by torchrun's agent, which it otherwise does the same as: that listens on all networks,
+    waits 30 s for a rank that hangs, and may lose a signal in an `except` of its own.
+    """
+    job = {
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",  # none: they meet in a file
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+    }
+    ranks: list[subprocess.Popen] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        for process in ranks:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in obeyed()}
+    try:
+        for rank in range(processes):
+            environment = os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, *sys.orig_argv[1:]]
+            # A session of its own: Ctrl-C reaches it through us alone, and so once.
+            process = subprocess.Popen(command, env=environment, start_new_session=True)
+            ranks.append(process)
+        while (failed := first_failure(ranks)) is None:
+            if all(process.returncode == 0 for process in ranks):
+                return 0, ""
+            time.sleep(POLL_SECONDS)
+        end(ranks)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    code = ranks[failed].returncode
+    if code >= 0:
+        return code, "a rank was lost" if code == LOST else ""
+    name = signal.Signals(-code).name
+    memory = " (out of memory?)" if name == "SIGKILL" else ""
+    return 128 - code, f"rank {failed} (process {ranks[failed].pid}) was ended by {name}{memory}"
+
+
+def first_failure(ranks: list[subprocess.Popen]) -> int | None:
+    """The number of a rank that has ended, and not well."""
+    return next((rank for rank, process in enumerate(ranks) if process.poll()), None)
+
+
+def end(ranks: list[subprocess.Popen]) -> None:
+    """Tell the ranks to end, and let them say what they have to, if it does not take too long."""
+    patience_ends = time.monotonic() + GRACE_SECONDS
+    for process in ranks:
+        process.terminate()
+    while any(process.poll() is None for process in ranks) and time.monotonic() < patience_ends:
+        time.sleep(POLL_SECONDS)

@@ -100,11 +100,14 @@ class TrainData:
         """How many steps `epochs` take; at least one."""
         return max(1, round(epochs * self.steps_per_epoch))
 
+    def global_indices_at(self, step: int) -> Tensor:
+        """The images of batch `step` over all ranks: (data.batch_size,) int64."""
+        epoch, k = divmod(step, self.steps_per_epoch)
+        return self._order(epoch)[k * self.batch_size : (k + 1) * self.batch_size]
+
     def indices_at(self, step: int) -> Tensor:
         """This rank's images of batch `step`: (batch,) int64."""
-        epoch, k = divmod(step, self.steps_per_epoch)
-        batch = self._order(epoch)[k * self.batch_size : (k + 1) * self.batch_size]
-        return batch[self.world.share(self.batch_size)]
+        return self.global_indices_at(step)[self.world.share(self.batch_size)]
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Epoch and `indices_at` of each step from `start` up to, not including, `stop`."""
@@ -173,13 +176,22 @@ class TrainData:
         """Decoding in workers that live from the first step to the last."""
         return copy_ahead(self.stream.batches(self.places(start, stop)), self.world.device)
 
+    def close(self) -> None:
+        """Let the workers end."""
+        if self.where == "stream":
+            self.stream.close()
+
 
 class EvalData:
     """The images of a split, each once over all ranks: rank r has images r, r + size, ..."""
 
-    def __init__(self, data: DataConfig, split: str, world: World) -> None:
-        """Open the dataset; its images are loaded when they are first asked for."""
+    def __init__(self, data: DataConfig, split: str, world: World, batch_size: int = 0) -> None:
+        """Open the dataset; its images are loaded when they are first asked for.
+
+        They come in batches of `batch_size`, by default this rank's share of `data.batch_size`.
+        """
         self.data, self.world = data, world
+        self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source = open_source(data, split, world)
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
@@ -196,7 +208,7 @@ class EvalData:
 
     def batches(self) -> Iterator[Batch]:
         """This rank's images in order; the last batch may be smaller."""
-        size = max(1, self.data.batch_size // self.world.size)
+        size = self.batch_size
         if self.is_resident:
             # Their crop is always the same, so even photographs need decoding only once.
             if self.pixels is None:
@@ -217,6 +229,11 @@ class EvalData:
         places = ((0, part) for part in self.indices.split(size) if len(part))
         for batch in copy_ahead(self.stream.batches(places), self.world.device):
             yield Batch(batch.pixels, batch.labels)
+
+    def close(self) -> None:
+        """Let the workers end, if there are any."""
+        if self.stream is not None:
+            self.stream.close()
 
 
 def open_source(data: DataConfig, split: str, world: World) -> Source:

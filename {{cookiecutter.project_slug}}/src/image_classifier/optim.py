@@ -18,15 +18,13 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def build_loss(optim: OptimConfig) -> Callable[[Tensor, Tensor], Tensor]:
+def build_loss(optim: OptimConfig, batch_size: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Cross entropy, of logits with labels or with probabilities of each class.
 
-    Where a batch is computed in parts, a part's share of the mean over the batch.
+    Of a part of a batch, its share of the mean over all `batch_size` images: parts may differ.
     """
-    mean = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
-    if optim.accumulate == 1:
-        return mean
-    return lambda logits, targets: mean(logits, targets) / optim.accumulate
+    entropy = nn.CrossEntropyLoss(reduction="sum", label_smoothing=optim.label_smoothing)
+    return lambda logits, targets: entropy(logits, targets) / batch_size
 
 
 def build_schedule(
@@ -55,9 +53,14 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     """The optimizer of `model`'s weights, fused into a few kernels where that exists."""
     groups = weight_groups(optim, model)
     if optim.name == "sgd":
-        return torch.optim.SGD(
+        sgd = torch.optim.SGD(
             groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, fused=True
         )
+        # Left to itself, SGD takes memory for it in the first step, and leaves there what it finds
+        # if that step is passed over for gradients that are not finite.
+        for weight in model.parameters() if optim.momentum else ():
+            sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        return sgd
     betas = (optim.momentum, 0.999)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
@@ -89,15 +92,14 @@ class Muon(torch.optim.AdamW):
     ) -> None:
         """`groups` as of `weight_groups`: the first has the matrices."""
         super().__init__(groups, lr=lr, betas=betas, fused=True)
-        # The scaler of fp16 leaves it to fused optimizers to pass over an overflow: Muon's can't.
-        self._step_supports_amp_scaling = False
         matrices = self.param_groups[0]["params"]
         self.hidden = {id(weight) for weight in matrices[1:-1]}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Update all weights from their gradients."""
+        """Update all weights from their gradients; not at all if `found_inf` is 1, as AdamW."""
         group = self.param_groups[0]
+        spoiled = getattr(self, "found_inf", torch.zeros((), device=group["params"][0].device)) > 0
         for weight in group["params"]:
             if id(weight) not in self.hidden or weight.grad is None:
                 continue
@@ -106,11 +108,14 @@ class Muon(torch.optim.AdamW):
             if not state:
                 # AdamW looks for its count of steps in the state of every weight.
                 state |= {"step": torch.tensor(0.0), "momentum": torch.zeros_like(gradient)}
-            momentum = state["momentum"].lerp_(gradient, 1 - group["betas"][0])
-            update = orthogonal(gradient.lerp(momentum, group["betas"][0]))
+            momentum = state["momentum"]
+            moved = momentum.lerp(gradient, 1 - group["betas"][0])
+            update = orthogonal(gradient.lerp(moved, group["betas"][0]))
             scale = 0.2 * math.sqrt(max(update.shape))
-            weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(update.view(weight.shape), alpha=-group["lr"] * scale)
+            turned = weight * (1 - group["lr"] * group["weight_decay"])
+            turned.add_(update.view(weight.shape), alpha=-group["lr"] * scale)
+            momentum.copy_(torch.where(spoiled, momentum, moved))
+            weight.copy_(torch.where(spoiled, weight, turned))
             weight.grad = None  # AdamW, which comes now, passes it over
         super().step(closure)
 

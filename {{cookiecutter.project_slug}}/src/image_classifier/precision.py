@@ -41,6 +41,11 @@ class Precision:
             deterministic = torch.are_deterministic_algorithms_enabled()
             torch.backends.cudnn.benchmark = compute.cudnn_benchmark and not deterministic
 
+    @property
+    def scales(self) -> bool:
+        """Whether losses are scaled, and steps that overflow are meant to be passed over."""
+        return self.scaler.is_enabled()
+
     def place(self, model: nn.Module) -> nn.Module:
         """`model` on the device, in the layout and compiled as the config says."""
         model = model.to(self.device, memory_format=self.memory_format)
@@ -62,17 +67,28 @@ class Precision:
         with phase("backward"):
             self.scaler.scale(loss).backward()
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradients if that is wanted, move the weights, and forget the gradients."""
+    def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Clip the gradients if that is wanted, move the weights, and forget the gradients.
+
+        Gradients that are inf or nan move nothing. Returns whether they were: () float32 on the
+        device, 1 or 0. Nobody waits for it: the optimizer's kernel looks at it.
+        """
         with phase("optimizer"):
+            weights = [w for group in optimizer.param_groups for w in group["params"]]
             if self.clip_norm or self.scaler.is_enabled():
                 self.scaler.unscale_(optimizer)
             if self.clip_norm:
-                weights = [w for group in optimizer.param_groups for w in group["params"]]
-                nn.utils.clip_grad_norm_(weights, self.clip_norm)
-            self.scaler.step(optimizer)
-            self.scaler.update()
+                norm = nn.utils.clip_grad_norm_(weights, self.clip_norm)
+            if self.scaler.is_enabled():  # it has looked at every gradient
+                spoiled = sum(self.scaler._found_inf_per_device(optimizer).values()).clamp(max=1)
+                self.scaler.step(optimizer)
+                self.scaler.update()
+            else:
+                telling = norm if self.clip_norm else last_gradient(weights).sum()
+                optimizer.found_inf = spoiled = telling.isfinite().logical_not_().float()
+                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        return spoiled
 
     def state_dict(self) -> dict[str, Any]:
         """The scaler's state; empty without one."""
@@ -82,3 +98,12 @@ class Precision:
         """Go on with a saved scaler."""
         if state and self.scaler.is_enabled():
             self.scaler.load_state_dict(state)
+
+
+def last_gradient(weights: list[nn.Parameter]) -> Tensor:
+    """The gradient of the last layer, which tells whether all are finite.
+
+    It is the first that is computed from the loss: where that is inf or nan, so is it; and averaged
+    over ranks, on each of them. To look at all of them would cost a small network a thirtieth.
+    """
+    return next(weight.grad for weight in reversed(weights) if weight.grad is not None)

@@ -10,21 +10,24 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from .config import Config
 from .distributed import World
+from .loader import Batch
 from .phases import PHASES
 
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
 
 
 @contextmanager
-def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
-    """A function to call after each step. With `config.profile` rank 0 records a few of the first.
+def profiler(
+    config: Config, world: World
+) -> Iterator[Callable[[Iterator[Batch]], Iterator[Batch]]]:
+    """A function that hands batches on. With `config.profile` rank 0 records a few of their steps.
 
     Writes `profile/trace.json.gz`, for https://ui.perfetto.dev, and on a GPU
     `profile/memory.pickle`, for https://docs.pytorch.org/memory_viz; prints the shares of the
     phases and the most expensive operations.
     """
     if not config.profile or not world.is_main:
-        yield lambda: None
+        yield lambda batches: batches
         return
     target = Path(config.run.dir, "profile")
     target.mkdir(exist_ok=True)
@@ -55,11 +58,18 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
         with_stack=True,
         acc_events=True,  # or else torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
-        yield recorder.step
+        yield lambda batches: recorded_steps(batches, recorder)
     if not recordings:
         needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
         print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
+
+
+def recorded_steps(batches: Iterator[Batch], recorder: profile) -> Iterator[Batch]:
+    """The same batches; `recorder` is told when the step of one has ended."""
+    for batch in batches:
+        yield batch
+        recorder.step()
 
 
 def describe(recorded: profile, is_cuda: bool) -> str:

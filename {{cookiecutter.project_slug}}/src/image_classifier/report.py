@@ -6,6 +6,7 @@ and a line in `build_trackers`.
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 import sys
@@ -24,7 +25,8 @@ from .loader import Batch, EvalData, TrainData
 from .machine import device_name
 from .page import write_page
 from .precision import Precision
-from .run import environment, write_json, write_whole
+from .run import append_lines, environment, forget_rows_after, write_json
+from .signals import StoppedError
 from .watch import Watch
 
 Log = Callable[[int, dict[str, float]], None]
@@ -57,7 +59,7 @@ class Report:
         self.restart_clock(start_step)
         self.is_live = sys.stdout.isatty()
         self.trackers: list[Log] = []
-        self.files = contextlib.ExitStack()
+        self.unwritten: list[str] = []  # rows that the disk had no space for
         if world.is_main:
             write_json(self.folder / "config.json", flatten(config))
             write_json(self.folder / "environment.json", environment(world))
@@ -66,17 +68,16 @@ class Report:
         """Say that the run is under way, and open what it is logged to."""
         self.write_status("running")
         if self.world.is_main:
-            rows = self.folder / "metrics.jsonl"
-            forget_rows_after(rows, self.start_step)
-            self.rows = self.files.enter_context(rows.open("a", encoding="utf-8"))
+            forget_rows_after(self.folder / "metrics.jsonl", self.start_step)
             self.trackers = build_trackers(self.run, self.folder, self.start_step)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Say how it ended."""
-        self.files.close()
         if kind is None:
             self.write_status("done")
+        elif isinstance(error, StoppedError):
+            self.write_status("interrupted", str(error), signal=error.name)
         elif issubclass(kind, KeyboardInterrupt):
             self.write_status("interrupted")
         else:
@@ -113,19 +114,24 @@ class Report:
         """The same batches; what is done with them is looked at."""
         steps = self.watch.steps(batches)
         for step, (batch, is_timed) in enumerate(steps, start=self.start_step + 1):
+            self.step = step
             yield batch
             if step == self.start_step + 1:
                 self.say(self.watch.start())
-            if not is_timed:
+            if not is_timed or self.was_saved:
                 self.restart_clock(step)
 
     def count(self, loss: Tensor) -> None:
         """Add the loss of a step, or of a part of it; it stays on the device."""
-        self.loss += loss.detach()
+        loss = loss.detach()
+        if self.run.on_nonfinite == "skip":  # such a step counts nothing in the mean
+            loss = loss.nan_to_num(0.0, 0.0, 0.0)
+        self.loss += loss
 
-    def write_progress(self, step: int, lr: float) -> None:
+    def write_progress(self, step: int, lr: float, more: dict[str, float]) -> None:
         """Log the mean loss since the last row and how fast it goes. Waits for the device.
 
+        `more` is logged beside it.
         At the end of an epoch it also says what bounds the speed.
         """
         loss = float(self.world.sum(self.loss)) / self.world.size / (step - self.row_step)
@@ -143,6 +149,7 @@ class Report:
             "train/images_per_second": round(rate, 1),
             "train/waited_fraction": round(waited, 4),
             "memory_bytes": memory,
+            **more,
         }
         self.write(step, metrics)
         left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
@@ -170,7 +177,10 @@ class Report:
     ) -> None:
         """Print the result, class by class, and where the run is; write its page."""
         if self.world.is_main:
-            write_page(self.folder, classes, confusion)
+            try:
+                write_page(self.folder, classes, confusion)
+            except OSError as error:
+                self.say(f"cannot write {self.folder / 'report.html'}: {error.strerror}")
         self.say(scores_text(metrics, confusion, classes))
         took = clock(time.monotonic() - self.began)
         self.say(f"run folder: {self.folder}, report: {self.folder / 'report.html'}, {took}")
@@ -191,27 +201,48 @@ class Report:
 
     def restart_clock(self, step: int) -> None:
         """Count images per second from here: evaluating and saving are not training."""
+        self.was_saved = False
         self.marked, self.marked_step = time.monotonic(), step
         self.marked_wait = self.train_data.waited_seconds
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """One row of `metrics.jsonl`, and the same to the trackers."""
-        self.step = step
         if self.world.is_main:
             row = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), **metrics}
-            self.rows.write(json.dumps(row) + "\n")
-            self.rows.flush()
-            for log in self.trackers:
-                log(step, metrics)
+            self.write_rows(json.dumps(row))
+            try:
+                for log in self.trackers:
+                    log(step, metrics)
+            except OSError as error:
+                self.trackers = []
+                self.say(f"no more curves: {error}; metrics.jsonl has all")
 
-    def write_status(self, state: str, message: str = "") -> None:
+    def write_rows(self, row: str) -> None:
+        """Add a row to `metrics.jsonl`, after those that the disk had no space for."""
+        path = self.folder / "metrics.jsonl"
+        end = path.stat().st_size if path.exists() else 0
+        is_first = not self.unwritten
+        self.unwritten.append(row)
+        try:
+            append_lines(path, self.unwritten)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # nothing of what was half written
+                os.truncate(path, end)
+            if is_first:
+                self.say(f"cannot write {path}: {error.strerror}; its rows are kept for later")
+        else:
+            self.unwritten = []
+
+    def write_status(self, state: str, message: str = "", **more: str) -> None:
         """Say in `status.json` how it stands: running, done, interrupted or failed."""
         if self.world.is_main:
-            status = {"state": state, "step": self.step, "message": message}
-            write_json(self.folder / "status.json", status)
+            status = {"state": state, "step": self.step, "message": message, **more}
+            with contextlib.suppress(OSError):  # a full disk is told of by what needs it more
+                write_json(self.folder / "status.json", status)
 
     def state_dict(self) -> dict[str, float]:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
+        self.was_saved = True
         mean = self.world.sum(self.loss.clone()) / self.world.size
         return {"loss": float(mean), "step": self.row_step}
 
@@ -244,18 +275,6 @@ def scores_text(
     if len(ranked) > most:
         lines.append(f"  and {len(ranked) - most} classes that are recognised better")
     return "\n".join([*lines, phrase(metrics)])
-
-
-def forget_rows_after(path: Path, step: int) -> None:
-    """Drop rows that a killed run wrote after its last save: their steps will be made again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):  # the kill may have cut the last row short
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    write_whole(path, lambda file: file.write("".join(kept).encode()))
 
 
 def build_trackers(run: RunConfig, folder: Path, start_step: int) -> list[Log]:

@@ -1,15 +1,18 @@
 """The run folder: made and found writable before any work, and never seen half written."""
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import torch
 
@@ -19,26 +22,58 @@ from .machine import device_name
 
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
+WRITTEN += ("micro_batch.json", "nonfinite.jsonl", "heartbeats")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
 
 
-def open_run(config: Config, world: World) -> None:
-    """Make the run folder, or find it writable, before any work.
+@contextmanager
+def open_run(config: Config, world: World) -> Iterator[None]:
+    """A block in which the run folder is this run's alone: there, and found writable.
 
     Raises:
-        UserError: if it can't be written.
+        UserError: if it can't be written, or another run is at work in it.
     """
+    if not world.is_main:
+        yield
+        return
     folder = Path(config.run.dir)
-    if world.is_main:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / ".writable", None)
-            (folder / ".writable").unlink()
-        except OSError as error:
-            raise UserError(
-                f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
-                "set --run.dir to a folder that can be written"
-            ) from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / ".writable", None)
+        (folder / ".writable").unlink()
+        lock = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
+            "set --run.dir to a folder that can be written"
+        ) from error
+    with lock:
+        take(lock, folder)
+        yield
+
+
+def take(lock: TextIO, folder: Path) -> None:
+    """Lock a run folder until `lock` is closed, or this process has ended in whatever way.
+
+    A lock of POSIX, as a data worker, which is forked, would go on to hold one of `flock`. Of a
+    dead process only the words are left, and they are replaced.
+
+    Raises:
+        UserError: if a living process holds it, naming that.
+    """
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        lock.seek(0)
+        raise UserError(
+            f"{str(folder)!a} is in use by another run ({lock.read().strip() or 'unnamed'}); "
+            "take another --run.dir, or end that run first"
+        ) from None
+    except OSError as error:  # some file systems on a network have no locks
+        print(f"{folder} can't be locked ({error.strerror}): start no second run in it")
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
 
 
 def clear_run(folder: Path, world: World) -> None:
@@ -75,6 +110,24 @@ def write_text(path: Path, text: str) -> None:
     r"""A file of text. A path in it may hold bytes that are none: they are shown as `\udcff`."""
     content = text.encode("utf-8", "backslashreplace")
     write_whole(path, lambda file: file.write(content))
+
+
+def append_lines(path: Path, lines: list[str]) -> None:
+    """Add lines to a file."""
+    with path.open("a", encoding="ascii") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+def forget_rows_after(path: Path, step: int) -> None:
+    """Drop rows of JSON that a killed run wrote after its last save: it makes their steps again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):  # the kill may have cut the last row short
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+    write_whole(path, lambda file: file.write("".join(kept).encode()))
 
 
 def give_name(path: Path, name: Path) -> None:

@@ -1,15 +1,15 @@
 """The story of a run, from a config to scores."""
 
-from collections.abc import Iterator
-
-from torch import Tensor
+from contextlib import closing
 
 from .augment import Normalize, build_augment
 from .checkpoint import Checkpoints, init_from
 from .config import Config
 from .distributed import join_world
 from .evaluate import Scores, evaluate
+from .guard import Guard
 from .loader import EvalData, TrainData
+from .memory import MicroBatch, split
 from .models import build_model
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
 from .precision import Precision
@@ -17,6 +17,7 @@ from .profiling import profiler
 from .report import Report
 from .run import open_run
 from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
+from .signals import StoppedError
 from .state import TrainState
 
 
@@ -28,14 +29,18 @@ def train(config: Config) -> Scores:
 
     Raises:
         UserError: if the config, the data or the run folder can't be used.
+        FaultError: if it had to end before its end; what was saved is kept.
     """
-    with join_world(config.compute) as world:
-        open_run(config, world)
+    with (
+        join_world(config.compute, config.run.timeout_seconds) as world,
+        open_run(config, world),
+    ):
         promise = seed_everything(config.seed, config.deterministic, world.device)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
 
         train_data = TrainData(config, world)
-        val_data = EvalData(config.data, "val", world)
+        micro_batch = MicroBatch(config, world)  # all that is computed with at once
+        val_data = EvalData(config.data, "val", world, micro_batch.size)
         normalize = Normalize(train_data.source, config.data.image_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         steps_per_epoch, total_steps = (
@@ -54,7 +59,7 @@ def train(config: Config) -> Scores:
             )
         origin = init_from(config.run, model)
         model = precision.place(model)
-        loss_of = build_loss(config.optim)
+        loss_of = build_loss(config.optim, micro_batch.share)
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
 
@@ -64,14 +69,21 @@ def train(config: Config) -> Scores:
         report = Report(config, world, train_data, total_steps, saved)
         report.introduce(val_data, model, precision, origin, promise)
         learner = world.parallelize(model, config.compute)  # the same weights, shared gradients
+        guard = Guard(config.run, world, state, train_data, lr_at, micro_batch=micro_batch)
         scores = None
 
-        with report, checkpoints, profiler(config, world) as profile_step:
-            for batch in report.watched(train_data.batches(state.step, total_steps)):
+        with (
+            closing(train_data),
+            closing(val_data),
+            report,
+            guard,
+            checkpoints,
+            profiler(config, world) as profiled,
+        ):
+            for batch in profiled(report.watched(train_data.batches(state.step, total_steps))):
                 lr = set_lr(optimizer, lr_at(state.step))
                 seed_layers(config.seed, state.step, world.rank, world.device)
-                parts = split(augment(batch, state.step), config.optim.accumulate)
-                for images, labels, is_last in parts:
+                for images, labels, is_last in split(augment(batch, state.step), micro_batch.size):
                     # Ranks exchange gradients with the last part only. This is the variable that
                     # DDP's no_sync() toggles; a model that is not wrapped takes no notice of it.
                     learner.require_backward_grad_sync = is_last
@@ -79,33 +91,24 @@ def train(config: Config) -> Scores:
                         loss = loss_of(learner(images), labels)
                     precision.backward(loss)
                     report.count(loss)
-                precision.step(optimizer)
+                is_spoiled = precision.step(optimizer)
                 state.advance()
+                signal = guard.look(is_spoiled)
 
-                profile_step()
                 if is_due(state.step, total_steps, config.run.log_every_steps, steps_per_epoch):
-                    report.write_progress(state.step, lr)
+                    report.write_progress(state.step, lr, guard.metrics)
                 if is_due(state.step, total_steps, evaluate_every):
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
                     report.write_scores(state.step, scores.metrics())
                     state.note(scores.top1)
-                if is_due(state.step, total_steps, save_every) or state.is_best:
+                if is_due(state.step, total_steps, save_every) or state.is_best or signal:
                     checkpoints.save(state, report.state_dict())
-                    report.restart_clock(state.step)
+                if signal and state.step < total_steps:
+                    raise StoppedError(signal, checkpoints.account(state.step, total_steps))
 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
             report.finish(scores.metrics(), scores.confusion, train_data.source.classes)
         return scores
-
-
-def split(batch: tuple[Tensor, Tensor], parts: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Images and labels of a batch in equal `parts`, and whether it is the last."""
-    if parts == 1:
-        yield *batch, True
-        return
-    chunks = zip(*(tensor.chunk(parts) for tensor in batch), strict=True)
-    for number, (images, labels) in enumerate(chunks, start=1):
-        yield images, labels, number == parts
 
 
 def is_due(step: int, total_steps: int, *every: int) -> bool:

@@ -21,13 +21,13 @@ from ..augment import Normalize, build_augment
 from ..config import AugmentConfig, Config, DataConfig
 from ..distributed import World, join_world
 from ..loader import Batch, TrainData, pins
+from ..memory import split
 from ..models import build_model
 from ..optim import build_loss, build_optimizer, build_schedule, set_lr
 from ..precision import Precision
 from ..seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from ..state import TrainState
 from ..stream import Stream
-from ..train import split
 
 # What holds for the whole process, and what a config or a tip may change: how to read and set it.
 SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
@@ -101,7 +101,9 @@ class Trial:
                     sample=lambda count: normalize(data.sample(count)),
                 )
             model = precision.place(model)
-            self.loss_of = build_loss(config.optim)
+            share = config.data.batch_size // world.size
+            self.micro_batch = share // config.optim.accumulate
+            self.loss_of = build_loss(config.optim, share)
             optimizer = build_optimizer(config.optim, model)
             self.total_steps = data.steps_in(config.epochs)
             self.lr_at = build_schedule(config.optim, data.steps_per_epoch, self.total_steps)
@@ -120,10 +122,10 @@ class Trial:
 
     def train_step(self, batch: Batch) -> None:
         """What `train` does with a batch."""
-        state, optim = self.state, self.config.optim
+        state = self.state
         set_lr(state.optimizer, self.lr_at(state.step % self.total_steps))
         seed_layers(self.config.seed, state.step, self.world.rank, self.world.device)
-        for images, labels, is_last in split(self.augment(batch, state.step), optim.accumulate):
+        for images, labels, is_last in split(self.augment(batch, state.step), self.micro_batch):
             self.learner.require_backward_grad_sync = is_last
             with state.precision.autocast():
                 loss = self.loss_of(self.learner(images), labels)

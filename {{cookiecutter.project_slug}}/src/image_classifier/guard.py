@@ -1,0 +1,77 @@
+"""What ends a run before its end: agreed on by all ranks, after the same step."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from torch import Tensor
+
+from .config import RunConfig
+from .distributed import Board, World
+from .finite import FiniteCheck
+from .heartbeat import Heartbeat
+from .loader import TrainData
+from .memory import MicroBatch
+from .signals import Signals
+from .state import TrainState
+
+
+class Guard:
+    """Looks after a run, from its first step to its last."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        world: World,
+        state: TrainState,
+        data: TrainData,
+        lr_at: Callable[[int], float],
+        *,
+        micro_batch: MicroBatch,
+    ) -> None:
+        """Of the training of `state` on `data`."""
+        self.state, self.data, self.micro_batch = state, data, micro_batch
+        self.finite = FiniteCheck(
+            run, state.model, data, lr_at, scales=state.precision.scales, step=state.step
+        )
+        self.board = Board(world, run.timeout_seconds)
+        self.signals = Signals()
+        self.heartbeat = Heartbeat(run, world, state)
+
+    def __enter__(self) -> "Guard":
+        """Begin to look."""
+        with ExitStack() as stack:
+            stack.enter_context(self.signals)
+            stack.enter_context(self.heartbeat)
+            stack.enter_context(self.micro_batch.halved_on_failure(self.state, self.data))
+            self.exits = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> bool | None:
+        """Say in one line why memory did not suffice, or which rank was lost, if that is the end.
+
+        Raises:
+            FaultError: in place of torch's.
+        """
+        if error[0] is None:
+            self.board.close()
+        return self.exits.__exit__(*error)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is logged of it."""
+        return self.finite.metrics
+
+    def look(self, is_spoiled: Tensor) -> int:
+        """The signal after which all ranks save this step and end; 0 as long as there is none.
+
+        `is_spoiled` is what `Precision.step` returns.
+
+        Raises:
+            FaultError: if a loss was not finite.
+        """
+        step = self.state.step
+        fatal = self.finite.note(is_spoiled, step)
+        signal, fatal = self.board.exchange(step, self.signals.number, fatal)
+        if fatal:
+            raise self.finite.error(fatal)
+        return signal
