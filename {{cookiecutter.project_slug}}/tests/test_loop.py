@@ -98,9 +98,9 @@ def test_each_step_has_its_learning_rate(config: Config, monkeypatch: pytest.Mon
     rates = []
     step = Precision.step
 
-    def look(precision: Precision, optimizer: torch.optim.Optimizer) -> None:
+    def look(precision: Precision, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         rates.append([group["lr"] for group in optimizer.param_groups])
-        step(precision, optimizer)
+        return step(precision, optimizer)
 
     monkeypatch.setattr(Precision, "step", look)
     train(config)
@@ -149,9 +149,9 @@ def test_images_and_weights_share_a_memory_layout(
 
 def test_labels_are_smoothed(config: Config) -> None:
     logits, labels = torch.tensor([[4.0, 0.0]]), torch.tensor([0])
-    plain = build_loss(config.optim)(logits, labels)
-    smooth = build_loss(replace(config.optim, label_smoothing=0.2))(logits, labels)
-    wrong = build_loss(config.optim)(logits, 1 - labels)
+    plain = build_loss(config.optim, 1)(logits, labels)
+    smooth = build_loss(replace(config.optim, label_smoothing=0.2), 1)(logits, labels)
+    wrong = build_loss(config.optim, 1)(logits, 1 - labels)
     assert float(smooth) == pytest.approx(0.9 * float(plain) + 0.1 * float(wrong))
 
 
@@ -271,7 +271,7 @@ def test_every_optimizer_learns(config: Config, name: str) -> None:
     config = changed(config, data__limit=128, augment__flip="none", augment__crop="none")
     config = changed(config, epochs=12, optim__name=name, optim__lr=lr)
     losses: list[float] = []
-    loss_of = build_loss(config.optim)
+    loss_of = build_loss(config.optim, 32)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 32), torch.nn.ReLU())

@@ -182,4 +182,4 @@ def test_a_run_ends_with_its_page(config: Config, capsys: pytest.CaptureFixture[
     written.write_text("of an earlier run")
     train(config)  # goes on where the run is: at its end
     assert len(Page(written.read_text(encoding="utf-8")).tables[1]) == 11
-    assert [path.name for path in Path(config.run.dir).glob(".*")] == []
+    assert [path.name for path in Path(config.run.dir).glob(".*.tmp")] == []

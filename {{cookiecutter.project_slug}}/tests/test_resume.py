@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import signal
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from image_classifier.checkpoint import (
     read_checkpoint,
 )
 from image_classifier.config import Config, UserError
+from image_classifier.loader import Batch, TrainData
 from image_classifier.report import Report
 from image_classifier.run import write_whole
 from image_classifier.train import train
@@ -123,6 +126,30 @@ def test_a_run_on_two_ranks_resumes_on_one(config: Config, tmp_path: Path) -> No
         assert one["step"] == other["step"]
         for name in one.keys() & {"train/loss", "val/loss"}:
             assert one[name] == pytest.approx(other[name], rel=1e-3)
+
+
+def seen_until(config: Config, step: int) -> list[int]:
+    """The images that this rank trains on from where the run is up to `step`, where it is ended."""
+    seen: list[int] = []
+    batches = TrainData.batches
+
+    def recorded(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+        for batch in batches(data, start, stop):
+            seen.extend(batch.indices.tolist())
+            yield batch
+
+    TrainData.batches = recorded
+    train_until(config, step, kill=False)
+    TrainData.batches = batches
+    return seen[: len(seen) - config.data.batch_size // int(os.environ.get("WORLD_SIZE", "1"))]
+
+
+def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config: Config) -> None:
+    config = changed(config, run__save_every_steps=1)
+    two = run_ranks(2, seen_until, config, 1)
+    one = seen_until(config, 3)
+    two_again = run_ranks(2, seen_until, config, 4)
+    assert sorted(chain(*two, one, *two_again)) == list(range(64))
 
 
 def test_a_finished_run_is_not_trained_again(config: Config) -> None:

@@ -1,0 +1,455 @@
+"""Whatever ends a run: what was saved is kept, one line says why, the same command goes on."""
+
+import errno
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, run_alone, run_ranks, start
+from torch import Tensor
+
+from image_classifier import checkpoint, distributed, heartbeat
+from image_classifier import train as train_module
+from image_classifier.checkpoint import SaveError, read_checkpoint
+from image_classifier.cli import attempt
+from image_classifier.config import Config, FaultError, UserError
+from image_classifier.distributed import Board, World, join_world
+from image_classifier.loader import TrainData
+from image_classifier.memory import OutOfMemoryError
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
+from image_classifier.report import Report
+from image_classifier.signals import Signals, StoppedError
+from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def last(config: Config) -> dict:
+    """The newest checkpoint of a run."""
+    return read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
+
+
+def status(config: Config) -> dict:
+    """What a run says of how it stands."""
+    return json.loads(Path(config.run.dir, "status.json").read_text())
+
+
+def is_finite(state: dict) -> bool:
+    """Whether all weights and statistics of a checkpoint are numbers."""
+    return all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int, Tensor], Tensor]) -> None:
+    """Let `spoil` change the loss of each part of a batch, of which it knows the number."""
+    build = train_module.build_loss
+
+    def build_spoiled(*arguments: object) -> Loss:
+        loss_of, calls = build(*arguments), iter(range(1, 1000))
+        return lambda logits, labels: spoil(next(calls), loss_of(logits, labels))
+
+    monkeypatch.setattr(train_module, "build_loss", build_spoiled)
+
+
+def when_counting(act: Callable[[Report], None]) -> None:
+    """Let `act` happen in every step."""
+    count = Report.count
+
+    def count_and_act(report: Report, loss: Tensor) -> None:
+        count(report, loss)
+        act(report)
+
+    Report.count = count_and_act
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(
+    config: Config, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(step: int, loss: Tensor) -> Tensor:
+        if step == 3:
+            os.kill(os.getpid(), number)
+        return loss
+
+    with monkeypatch.context() as patch:
+        plant(patch, send)
+        with pytest.raises(StoppedError, match=f"received {number.name}: saved .* of 8") as error:
+            train(config)
+    assert error.value.code == 128 + number
+    step = last(config)["state"]["step"]
+    assert step in (3, 4)
+    found = status(config)
+    assert (found["state"], found["signal"], found["step"]) == ("interrupted", number.name, step)
+    train(config)
+    assert status(config)["state"] == "done"
+
+
+def interrupted_twice(config: Config) -> None:
+    """Train, and get Ctrl-C twice in a step that takes for ever."""
+
+    def hang(_: Report) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        torch.zeros(1).sum()
+        os.read(os.pipe()[0], 1)
+
+    when_counting(hang)
+    train(config)
+
+
+def test_a_second_ctrl_c_waits_for_nothing(config: Config) -> None:
+    assert run_alone(interrupted_twice, config) == (130, None)
+
+
+def test_signals_act_as_before_when_the_run_is_over() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with Signals():
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def stopped_on_one_rank(config: Config) -> tuple[str, int]:
+    """Train, with a signal to rank 1 alone; what was said, and the step that was saved."""
+
+    def send(report: Report) -> None:
+        if report.world.rank == 1 and report.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    when_counting(send)
+    distributed.EXCHANGE_SECONDS = 0
+    with suppress(FaultError):
+        try:
+            train(config)
+        except StoppedError as error:
+            return str(error), last(config)["state"]["step"]
+    return "not stopped", 0
+
+
+def test_all_ranks_end_after_the_same_step_whichever_got_the_signal(config: Config) -> None:
+    (said, step), (quiet, same_step) = run_ranks(2, stopped_on_one_rank, config)
+    assert said.startswith("received SIGTERM: saved ")
+    assert quiet == ""
+    assert 2 <= step == same_step < 8
+
+
+# Ranks
+
+
+def left_alone(config: Config) -> str:
+    """Train, and be killed if this is rank 1; what rank 0 says of it."""
+    heartbeat.BEAT_SECONDS = 0.1
+
+    def die(report: Report) -> None:
+        if report.world.rank == 1 and report.step == 3:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    when_counting(die)
+    try:
+        train(config)
+    except FaultError as error:
+        return f"{error.code}: {error}"
+    return "not noticed"
+
+
+def test_a_rank_that_was_killed_is_named_with_its_place(config: Config) -> None:
+    with pytest.raises(EOFError):
+        run_ranks(2, left_alone, config)
+    account = status(config)
+    assert account["state"] == "failed"
+    assert "no answer from rank 1 on " in account["message"]
+    assert "which has ended" in account["message"]
+    assert "at test_faults.py:" in account["message"]
+
+
+def exchanged(steps: int) -> list[list[int]]:
+    """What this rank knows after each step, when both hand in numbers of their own in step 2."""
+    with join_world(Config().compute) as world:
+        distributed.EXCHANGE_SECONDS = 0
+        board = Board(world, 60)
+        known = []
+        for step in range(1, steps + 1):
+            number = (7, 5)[world.rank] if step == 2 else 0
+            known.append(board.exchange(step, number, 0))
+        board.close()
+        return known
+
+
+def test_what_one_rank_tells_all_know_at_the_same_step() -> None:
+    one, other = run_ranks(2, exchanged, 6)
+    assert one == other
+    assert one[2] == [7, 0]
+    assert sum(number for number, _ in one) == 7
+
+
+# Memory
+
+
+def losses(config: Config) -> list[float]:
+    """The training and validation losses that a run logged."""
+    logged = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in logged]
+
+
+def test_out_of_memory_halves_the_micro_batch_and_nothing_else(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unbroken = changed(config, run__dir=f"{config.run.dir}-unbroken")
+    train(unbroken)
+    sizes = []
+
+    def fail(_: int, loss: Tensor) -> Tensor:
+        if sizes[-1] > 4:
+            raise torch.OutOfMemoryError("planted")
+        return loss
+
+    forward = torch.nn.Module.__call__
+
+    def look(module: torch.nn.Module, *arguments: object, **options: object) -> object:
+        if type(module).__name__ == "ResNet9" and module.training:
+            sizes.append(len(arguments[0]))
+        return forward(module, *arguments, **options)
+
+    plant(monkeypatch, fail)
+    monkeypatch.setattr(torch.nn.Module, "__call__", look)
+    codes = [attempt(lambda: train(config)) for _ in range(3)]
+    assert codes == [OutOfMemoryError.code] * 2 + [0]
+    said = capsys.readouterr().err
+    assert "out of memory at step 1 with micro-batch 16" in said
+    assert "from the last save with 4 (the batch stays 16)" in said
+    assert set(sizes[2:]) == {4}
+    assert losses(config) == pytest.approx(losses(unbroken), rel=1e-3)
+
+
+def test_a_micro_batch_need_not_divide_the_batch(config: Config) -> None:
+    whole = changed(config, run__dir=f"{config.run.dir}-whole")
+    train(whole)
+    Path(config.run.dir).mkdir()
+    Path(config.run.dir, "micro_batch.json").write_text('{"micro_batch": 5}')
+    train(config)
+    assert losses(config) == pytest.approx(losses(whole), rel=1e-3)
+
+
+def test_where_one_image_is_too_much_it_is_said_what_the_memory_went_to(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("planted")
+
+    plant(monkeypatch, fail)
+    one = changed(config, optim__accumulate=16)
+    with pytest.raises(
+        FaultError, match=r"micro-batch 1: weights \d+ MB, gradients .* resident"
+    ) as e:
+        train(one)
+    assert e.value.code == 1
+
+
+# Numbers
+
+
+def spoil_step(number: int) -> Callable[[int, Tensor], Tensor]:
+    """Make the loss of one step nan."""
+    return lambda step, loss: loss * float("nan") if step == number else loss
+
+
+def rows(config: Config) -> list[dict]:
+    """The steps whose loss was not finite."""
+    lines = Path(config.run.dir, "nonfinite.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_the_weights(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = changed(config, model__norm="batch", run__save_every_steps=1)
+    plant(monkeypatch, spoil_step(6))
+    with pytest.raises(FaultError, match=r"not finite at step 6, learning rate 0.0\d+: stopped"):
+        train(config)
+    assert last(config)["state"]["step"] == 5
+    assert is_finite(last(config)["state"])
+    (row,) = rows(config)
+    assert (row["step"], row["seed"]) == (6, 0)
+    data = TrainData(config, CPU)
+    batch = next(data.batches(row["step"] - 1, row["step"]))
+    assert batch.indices.tolist() == row["indices"]
+    assert row["learning_rate"] > 0
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_such_a_step_can_be_passed_over(
+    config: Config, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, spoil_step(6))
+    skipping = changed(
+        config,
+        optim__name=name,
+        optim__lr=1e-3,
+        optim__ema_decay=0.5,
+        model__norm="batch",
+        run__on_nonfinite="skip",
+        run__log_every_steps=1,
+    )
+    train(skipping)
+    assert [row["step"] for row in rows(skipping)] == [6]
+    assert is_finite(last(skipping)["state"])
+    logged = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
+    found = {row["step"]: row["train/skipped_steps"] for row in logged if "train/loss" in row}
+    assert (found[5], found[6], found[8]) == (0, 1, 1)
+
+
+def test_too_many_such_steps_end_the_run_all_the_same(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, lambda _, loss: loss * float("inf"))
+    with pytest.raises(FaultError, match="not finite at step 20,"):
+        train(changed(config, epochs=6, run__on_nonfinite="skip"))
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_a_spoiled_gradient_moves_no_weight_and_no_momentum(
+    config: Config, name: str, clip_norm: float
+) -> None:
+    optim = changed(config, optim__name=name, optim__clip_norm=clip_norm).optim
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    optimizer = build_optimizer(optim, model)
+    precision = Precision("fp32", config.compute, optim, torch.device("cpu"))
+    answers, states = [], []
+    for factor in (1.0, float("inf"), 1.0):
+        (model(torch.ones(2, 4)).square().sum() * factor).backward()
+        answers.append(float(precision.step(optimizer)))
+        found = [*model.parameters()]
+        found += [v for state in optimizer.state.values() for v in state.values() if v is not None]
+        states.append([tensor.detach().clone() for tensor in found])
+    assert answers == [0, 1, 0]
+    assert all(map(torch.equal, states[0], states[1]))
+    assert not all(map(torch.equal, states[1], states[2]))
+
+
+def test_the_steps_that_a_scaler_passes_over_are_counted(config: Config) -> None:
+    optim = changed(config, optim__lr=1e-6).optim
+    model = torch.nn.Linear(4, 4)
+    optimizer = build_optimizer(optim, model)
+    precision = Precision("fp32", config.compute, optim, torch.device("cpu"))
+    precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    answers = []
+    for _ in range(40):
+        precision.backward(100 * model(torch.ones(2, 4)).square().sum())
+        answers.append(float(precision.step(optimizer)))
+    assert answers[0] == 1.0
+    assert answers[-1] == 0.0
+
+
+# Disks
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A disk that has no space for the checkpoints of the steps in this list."""
+    steps: list[int] = []
+    save = checkpoint.torch.save
+
+    def save_or_fail(saved: dict, file: object) -> None:
+        file.write(b"half of it")
+        if saved["state"]["step"] in steps:
+            try:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            except OSError:
+                raise RuntimeError("unexpected pos 8000832 vs 8000784")  # noqa: B904 - as torch
+        file.seek(0)
+        save(saved, file)
+
+    monkeypatch.setattr(checkpoint.torch, "save", save_or_fail)
+    return steps
+
+
+def test_a_run_goes_on_when_a_save_finds_the_disk_full(
+    config: Config, full_disk: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    full_disk += [4, 6]
+    train(changed(config, run__save_every_steps=2, run__keep=10))
+    said = capsys.readouterr().out
+    assert "cannot save step 4 in" in said
+    assert "that of step 2 is kept; training goes on" in said
+    names = {path.name for path in Path(config.run.dir, "checkpoints").iterdir()}
+    steps = {"step_00000002.pt", "step_00000008.pt"}
+    assert names == steps | {"last.pt", "best.pt", "best.safetensors"}
+    assert last(config)["state"]["step"] == 8
+
+
+def test_a_run_whose_last_save_failed_has_failed(config: Config, full_disk: list[int]) -> None:
+    full_disk += [8]
+    with pytest.raises(SaveError, match=r"last save .* the checkpoint of step 4 is kept"):
+        train(config)
+    assert status(config)["state"] == "failed"
+    full_disk.clear()
+    train(config)
+    assert last(config)["state"]["step"] == 8
+
+
+def test_three_saves_that_fail_in_a_row_end_the_run(config: Config, full_disk: list[int]) -> None:
+    full_disk += range(2, 9)
+    with pytest.raises(SaveError, match=r"step 4 in .* step 1 is kept; it is the third time"):
+        train(changed(config, run__save_every_steps=1))
+    assert last(config)["state"]["step"] == 1
+
+
+def test_rows_that_a_full_disk_does_not_take_are_written_later(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from image_classifier import report
+
+    append = report.append_lines
+
+    def fail_at_first(path: Path, lines: list[str]) -> None:
+        append(path, lines)
+        if len(lines) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(report, "append_lines", fail_at_first)
+    train(changed(config, run__log_every_steps=1))
+    lines = Path(config.run.dir, "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == sorted(steps)
+    assert set(steps[:4]) == {1, 2, 3, 4}
+    assert capsys.readouterr().out.count("its rows are kept for later") > 0
+
+
+# The run folder
+
+
+def hold(config: Config, path: Path) -> None:
+    """Train for as long as `path` is not there."""
+
+    def wait(_: Report) -> None:
+        path.with_name("began").touch()
+        while not path.exists():
+            pass
+
+    when_counting(wait)
+    train(config)
+
+
+def test_a_second_run_in_a_folder_is_refused_and_a_dead_one_is_no_hindrance(
+    config: Config, tmp_path: Path
+) -> None:
+    process, _ = start(hold, config, tmp_path / "go")
+    while not (tmp_path / "began").exists():
+        assert process.is_alive()
+    with pytest.raises(UserError, match=rf"in use by another run \(process {process.pid} on "):
+        train(config)
+    process.kill()
+    process.join()
+    train(config)
+    assert status(config)["state"] == "done"
