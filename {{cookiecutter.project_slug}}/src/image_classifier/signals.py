@@ -10,6 +10,7 @@ from .config import FaultError
 
 # What schedulers, terminals and `kill` send to a job that shall end.
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+END = b"\0"  # what no signal's number is
 
 
 def obeyed() -> list[signal.Signals]:
@@ -57,15 +58,16 @@ class Signals:
         if self.before:
             wakeup, send = self.wakeup
             signal.set_wakeup_fd(wakeup)
-            os.close(send)
+            os.write(send, END)  # data workers hold this end too: to close it would end nothing
             self.thread.join()
+            os.close(send)
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
     def note_all(self, receive: int) -> None:
-        """Note signals as they come, until the other end is closed."""
+        """Note signals as they come, until there is the one that is none."""
         with os.fdopen(receive, "rb", buffering=0) as arrivals:
-            while arrived := arrivals.read(1):
+            while (arrived := arrivals.read(1)) != END:
                 if arrived[0] in NUMBERS:
                     self.note(arrived[0])
 

@@ -1,0 +1,130 @@
+"""Inject every fault, and write the table of tries and losses.
+
+python -m faults                      # all, into docs/faults.md
+python -m faults --short              # a few tries of each, printed
+python -m faults --only kill          # rows whose names hold a word
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import ROOT, disks, kills, long, ranks, steps
+from .table import Row, page, run_row
+
+ROWS = [
+    Row(
+        "`kill -9` of the whole run at random moments, with 0, 1 or 2 workers at each start",
+        "0 unreadable, 0 saved steps lost, weights and log as of an unbroken run",
+        kills.in_training,
+        200,
+        6,
+    ),
+    Row(
+        "`kill -9` of a process that does nothing but save",
+        "0 unreadable, 0 acknowledged saves lost, one temporary file at most",
+        kills.in_saves,
+        200,
+        10,
+    ),
+    Row("power cut", "0 unreadable, 0 acknowledged saves lost", kills.power_cut, 40, 0),
+    Row(
+        "damaged checkpoint: cut short, overwritten, bits turned",
+        "never read as if it were sound",
+        kills.damage,
+        300,
+        60,
+    ),
+    Row(
+        "SIGTERM, SIGINT, SIGUSR1 to a run of one process",
+        "saved and ended within 10 s; goes on exactly",
+        ranks.signal_alone,
+        30,
+        3,
+    ),
+    Row(
+        "the same to one of two ranks or to what launched them",
+        "all ranks save the same step once and end within 10 s",
+        ranks.signal_ranks,
+        12,
+        0,
+    ),
+    Row("Ctrl-C twice", "the end at once", ranks.second_interrupt, 3, 0),
+    Row(
+        "`kill -9` of a rank",
+        "named; all start anew from the last save; same losses",
+        ranks.rank_killed,
+        4,
+        1,
+    ),
+    Row(
+        "the same under `torchrun --max-restarts`",
+        "the same",
+        ranks.rank_killed_under_torchrun,
+        2,
+        0,
+    ),
+    Row(
+        "a rank hangs (SIGSTOP)",
+        "named with host and line within the timeout; ended or started anew 45 s later",
+        ranks.rank_hangs,
+        2,
+        0,
+    ),
+    Row("`kill -9` of the launcher", "ranks save and leave", ranks.launcher_killed, 3, 0),
+    Row(
+        "eight runs started at once in one folder", "one of them trains", ranks.racing_starts, 5, 1
+    ),
+    Row(
+        "out of memory on one of two ranks",
+        "half the micro-batch, agreed on; same batches and learning rates",
+        steps.out_of_memory,
+        2,
+        0,
+    ),
+    Row(
+        "disk full while saving (a small tmpfs)",
+        "what was saved is whole; the run goes on, and fails if its last save does",
+        disks.full,
+        3,
+        1,
+    ),
+    Row(
+        "20,000 steps",
+        "memory and open files grow by less than 5 % after the first tenth; no slow-down",
+        long.twenty_thousand_steps,
+        20_000,
+        0,
+    ),
+]
+
+
+def main() -> int:
+    """Inject the faults that are asked for; the exit code is 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="a few tries of each; writes nothing")
+    parser.add_argument("--only", default="", help="rows whose names hold this")
+    parser.add_argument("--tries", type=int, default=0, help="of each row, in place of its own")
+    options = parser.parse_args()
+    began = time.monotonic()
+    results = []
+    for row in ROWS:
+        tries = options.tries or (row.short_tries if options.short else row.tries)
+        if not tries or options.only not in row.fault:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            result = run_row(row, Path(scratch), tries)
+        results.append(result)
+        print(
+            f"{result.verdict:>12}  {result.seconds:4.0f} s  {row.fault}: {result.note}", flush=True
+        )
+    if not (options.short or options.only or options.tries):
+        table = page(results, "make faults", time.monotonic() - began)
+        (ROOT / "docs" / "faults.md").write_text(table)
+    return int(any(result.verdict == "BROKEN" for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""`kill -9`, power cuts and damage: what was saved is there, and a run ends as an unbroken one."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from image_classifier.checkpoint import Checkpoints, DamagedError, read_checkpoint
+from image_classifier.config import Config, UserError
+from image_classifier.datasets import open_dataset
+from image_classifier.distributed import World
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
+from image_classifier.state import TrainState
+
+from .children import (
+    assert_same_end,
+    difference,
+    expect,
+    fork,
+    kill_group,
+    small,
+    train,
+    train_whole,
+    wait,
+)
+from .table import LossError, NotHereError
+
+CPU = World(torch.device("cpu"))
+SAVE_EVERY = 2
+
+
+def in_training(scratch: Path, tries: int) -> str:
+    """Kill runs at random moments, with any number of workers, until each comes to its end."""
+    chance = random.Random(0)
+    knobs = {"run__save_every_steps": SAVE_EVERY, "data__where": "stream"}
+    unbroken = small(scratch / "unbroken", data__workers=1, **knobs)
+    took = train_whole(unbroken)
+    kills = in_saves = runs = 0
+    folder = scratch / "run"
+    while kills < tries or folder.exists():
+        config = small(folder, data__workers=chance.choice((0, 1, 2)), **knobs)
+        before = newest(folder)
+        pid = fork(train, config)
+        if kills < tries:
+            time.sleep(chance.uniform(0.1, 1.1) * took)
+            kill_group(pid)
+        if wait(pid) == 0:
+            assert_same_end(folder, Path(unbroken.run.dir))
+            runs += 1
+            shutil.rmtree(folder)
+            continue
+        kills += 1
+        in_saves += any(folder.glob("checkpoints/.*"))
+        assert_readable(folder)
+        expect(newest(folder) >= before, "a checkpoint that was there is gone")
+    return (
+        f"{runs} runs came to their end, each as the unbroken one to the last bit; {in_saves} "
+        f"kills fell into a save; at most {SAVE_EVERY} steps, from save to save, were made again"
+    )
+
+
+def newest(folder: Path) -> int:
+    """The step of the checkpoint that a run would go on from; 0 if there is none."""
+    path = folder / "checkpoints" / "last.pt"
+    return read_checkpoint(path)["state"]["step"] if path.exists() else 0
+
+
+def assert_readable(folder: Path) -> None:
+    """Every checkpoint under its name is whole."""
+    for path in folder.glob("checkpoints/*.pt"):
+        try:
+            read_checkpoint(path)
+        except (DamagedError, UserError) as error:
+            raise LossError(f"unreadable after a kill: {error}") from error
+
+
+def save_on(config: Config, acknowledge: Callable[[int], object], pause: float = 0.0) -> None:
+    """Save again and again, 24 MB of random weights each time; tell when one is on the disk."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(3)))
+    optimizer = build_optimizer(config.optim, model)
+    precision = Precision("fp32", config.compute, config.optim, CPU.device)
+    state = TrainState.start(config.optim, model, optimizer, precision)
+    checkpoints = Checkpoints(config, CPU, open_dataset(config.data, "train"))
+    while True:
+        state.step += 1
+        model[0].weight.data.fill_(state.step)
+        checkpoints.save(state, {"loss": 0.0, "step": state.step})
+        checkpoints.wait()
+        acknowledge(state.step)
+        time.sleep(pause)
+
+
+def save_and_tell(config: Config, send: int) -> None:
+    """`save_on`, which writes the steps to a pipe."""
+    save_on(config, lambda step: os.write(send, step.to_bytes(8, "little")))
+
+
+def in_saves(scratch: Path, tries: int) -> str:
+    """Kill a process that does nothing but save."""
+    chance = random.Random(1)
+    inside = 0
+    config = small(scratch / "run")
+    folder = Path(config.run.dir)
+    for _ in range(tries):
+        shutil.rmtree(folder, ignore_errors=True)
+        receive, send = os.pipe()
+        pid = fork(save_and_tell, config, send)
+        os.close(send)
+        first = os.read(receive, 8)  # it has begun, and saved once
+        time.sleep(chance.uniform(0, 0.3))
+        kill_group(pid)
+        wait(pid)
+        with os.fdopen(receive, "rb") as acknowledged:
+            told = first + acknowledged.read()
+        step = int.from_bytes(told[-8:], "little")
+        inside += any(folder.glob("checkpoints/.*"))
+        assert_readable(folder)
+        kept = newest(folder)
+        expect(kept >= step, f"step {step} was told to be saved, {kept} is there")
+        left = [path.name for path in folder.glob("checkpoints/.*")]
+        expect(len(left) <= 1, f"kills leave {left}")
+    return f"{inside} kills fell into a write; 0 unreadable, 0 of those told to be saved are gone"
+
+
+def save_and_note(config: Config, told: Path) -> None:
+    """`save_on`, which notes the last step in a file elsewhere."""
+    save_on(config, lambda step: told.write_text(str(step)), pause=0.01)
+
+
+def power_cut(scratch: Path, tries: int) -> str:
+    """Stop the writer and copy the disk below it as it is: what was never flushed is not there."""
+    if os.geteuid() or not Path("/dev/loop-control").exists():
+        raise NotHereError("needs root and loop devices")
+    chance = random.Random(2)
+    image, copy, mount = scratch / "disk", scratch / "copy", scratch / "mount"
+    mount.mkdir()
+    for number in range(tries):
+        with image.open("wb") as file:
+            file.truncate(300 * 2**20)
+        script = f"mkfs.ext4 -q -F {image} && mount -o loop {image} {mount}"
+        if subprocess.run(["sh", "-c", script], check=False, capture_output=True).returncode:
+            raise NotHereError("no disk can be mounted")
+        told = scratch / f"told{number}"
+        try:
+            pid = fork(save_and_note, small(mount / "run"), told)
+            while not told.exists():
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0.05, 1.0))
+            kill_group(pid, signal.SIGSTOP)
+            step = int(told.read_text() or 1)
+            shutil.copyfile(image, copy)
+            kill_group(pid)
+            wait(pid)
+        finally:
+            subprocess.run(["umount", "-l", str(mount)], check=False)
+        subprocess.run(["mount", "-o", "loop", str(copy), str(mount)], check=True)
+        try:
+            assert_readable(mount / "run")
+            kept = newest(mount / "run")
+            expect(kept >= step, f"step {step} was told to be saved, {kept} is on the disk")
+        finally:
+            subprocess.run(["umount", str(mount)], check=True)
+    return "ext4 on a loop device, mounted again from the copy: 0 unreadable, 0 told saves gone"
+
+
+def damage(scratch: Path, tries: int) -> str:
+    """Change, cut and lengthen a checkpoint: it is refused, or what was saved is read."""
+    config = small(scratch / "run", epochs=0.1)
+    train_whole(config)
+    path = Path(config.run.dir, "checkpoints", "last.pt")
+    whole = path.read_bytes()
+    state = read_checkpoint(path)
+    chance = random.Random(3)
+    refused = 0
+    for number in range(tries):
+        content = bytearray(whole)
+        if number % 4 == 0:
+            del content[chance.randrange(len(content)) :]
+        elif number % 4 == 1:
+            start = chance.randrange(len(content))
+            content[start : start + 512] = bytes(len(content[start : start + 512]))
+        else:
+            for _ in range(chance.choice((1, 1, 10))):
+                content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        path.write_bytes(content)
+        try:
+            read = read_checkpoint(path)
+        except (DamagedError, UserError):
+            refused += 1
+            continue
+        where = difference(read, state)
+        expect(where is None, f"a damaged checkpoint was read as if it were sound: {where}")
+    return f"{refused} refused by name, {tries - refused} read with nothing changed in them"

@@ -1,0 +1,32 @@
+"""Faults that the tests of the project and of the template inject already: they are run by name."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from . import PROJECT, ROOT
+from .children import expect
+
+
+def run(folder: Path, words: list[str], **variables: str) -> int:
+    """How many tests of a folder passed, all that there are."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    paths = os.pathsep.join([str(folder / "src"), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": paths, **variables}
+    answer = subprocess.run(
+        command, cwd=folder, env=environment, check=False, capture_output=True, text=True
+    )
+    expect(answer.returncode == 0, f"{' '.join(words)}: {answer.stdout[-600:]}")
+    return int(re.search(r"(\d+) passed", answer.stdout)[1])
+
+
+def project(*words: str, **variables: str) -> int:
+    """Of the generated project."""
+    return run(PROJECT, list(words), **variables)
+
+
+def template(*words: str) -> int:
+    """Of the template."""
+    return run(ROOT, list(words))
