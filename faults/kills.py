@@ -48,7 +48,7 @@ def in_training(scratch: Path, tries: int) -> str:
         before = newest(folder)
         pid = fork(train, config)
         if kills < tries:
-            time.sleep(chance.uniform(0.1, 1.1) * took)
+            time.sleep(chance.uniform(0.1, 0.9) * took)
             kill_group(pid)
         if wait(pid) == 0:
             assert_same_end(folder, Path(unbroken.run.dir))
