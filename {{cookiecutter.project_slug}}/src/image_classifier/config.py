@@ -101,7 +101,7 @@ class ComputeConfig:
 class RunConfig:
     """Where a run lives, and what it writes when.
 
-    (`distributed.py`, `run.py`, `checkpoint.py`, `report.py`, `train.py`)
+    (`distributed.py`, `run.py`, `checkpoint.py`, `loader.py`, `report.py`, `train.py`)
     """
 
     dir: str = ""  # the run folder: the same command continues it; default: runs/<preset>

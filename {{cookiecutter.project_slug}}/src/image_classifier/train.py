@@ -35,7 +35,7 @@ def train(config: Config) -> Scores:
         precision = Precision(config.precision, config.compute, config.optim, world.device)
 
         train_data = TrainData(config, world)
-        val_data = EvalData(config.data, "val", world)
+        val_data = EvalData(config.data, "val", world, config.run)
         normalize = Normalize(train_data.source, config.data.image_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         steps_per_epoch, total_steps = (

@@ -167,7 +167,7 @@ class FloatStream(Stream):
         """Fill some rows of a slot."""
         rows = self.images[slot, first:last]
         pixels = torch.empty(rows.shape, dtype=torch.uint8)
-        self.samples.fill(pixels, epoch, self.numbers[1, slot, first:last].numpy())
+        self.write(pixels, slot, first, last, epoch)
         rows.copy_(pixels)
         rows.flatten(2).mul_(self.scale).sub_(self.shift)
 
