@@ -38,10 +38,6 @@ JPEG_START, JPEG_EXIF, JPEG_SCAN = b"\xff\xd8\xff", 0xE1, 0xDA
 EXIF_START = b"Exif\0\0"
 JPEG_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive
 
-# What Pillow warns of it either mends, or refuses soon after; it would be told by every worker.
-warnings.filterwarnings("ignore", module=r"PIL\.")
-logging.getLogger("PIL").addHandler(logging.NullHandler())
-
 # What a system may be short of for a moment.
 LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
@@ -53,6 +49,18 @@ class BadImageError(UserError):
         """Of the file at `path`."""
         super().__init__(f"cannot read image {os.fspath(path)!a}: {reason}")
         self.reason = reason
+
+
+def silence_pillow() -> None:
+    """Let Pillow not warn: what it warns of it mends, or refuses soon after.
+
+    Else every worker would tell it of every such image, and of a bomb before it is refused.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
+silence_pillow()
 
 
 def read_image(path: Path, keep: int | None = None) -> Tensor:
@@ -204,7 +212,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     turn = TURNS.get(orientation_in(exif)) if exif else None
     if turn is not None:
         image = image.transpose(turn)
-    if image.mode == "RGB":
+    if image.mode == "RGB" and not image.has_transparency_data:
         return image
     if image.has_transparency_data:
         image = image.convert("RGBA")
