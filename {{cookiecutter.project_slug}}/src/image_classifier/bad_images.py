@@ -7,7 +7,6 @@ text whatever a file is called. One write adds a line: several processes share t
 """
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 from threading import Lock
@@ -36,6 +35,8 @@ class BadImages:
 
     def note(self, index: int, error: BadImageError | None = None) -> None:
         """Count and list the file of image `index`, once; without its error it is read once more.
+
+        Each process counts those that it meets itself, which are all of them in some epochs.
 
         Raises:
             FaultError: if too many files are bad to go on without them.
@@ -73,7 +74,10 @@ class BadImages:
             return
         # A disk that is full is no reason to stop: the count is still told.
         with contextlib.suppress(OSError), self.path.open("ab+") as file:
-            with contextlib.suppress(OSError):  # some file systems on a network have no locks
+            # Windows has no such locks, nor have some file systems on a network.
+            with contextlib.suppress(ImportError, OSError):
+                import fcntl
+
                 fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file.fileno()).st_size < self.read_bytes:  # --run.fresh has deleted it
                 self.listed, self.read_bytes = set(), 0

@@ -19,7 +19,7 @@ class FaultError(RuntimeError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, and how they reach the device (`datasets/`, `loader.py`, `stream.py`)."""
+    """Which images, and their way (`datasets/`, `loader.py`, `stream.py`, `bad_images.py`)."""
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/

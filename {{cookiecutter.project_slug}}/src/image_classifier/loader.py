@@ -225,7 +225,7 @@ class EvalData:
         """Open the dataset; its images are loaded when they are first asked for.
 
         Raises:
-            UserError: if there are none.
+            UserError: if there are none, or no memory for a batch of them.
         """
         self.data, self.world, self.run = data, world, run or RunConfig()
         self.source = open_source(data, split, world)
@@ -239,6 +239,9 @@ class EvalData:
         self.stream: Stream | None = None  # once it was needed, to the end of the run
         needed = len(self.indices) * data.image_size**2 * 3
         self.is_resident = fits_device(needed, world) and data.where != "stream"
+        if not self.is_resident:  # asked now, as there may be less memory later
+            workers = 1 if data.workers == "auto" else data.workers
+            self.depth, _ = choose_depth(data, workers, world)
 
     def __len__(self) -> int:
         """How many images there are, over all ranks."""
@@ -273,12 +276,11 @@ class EvalData:
         if self.stream is None:
             samples = Samples(self.source, self.data)
             workers, _ = choose_workers(self.data, samples, self.world)
-            depth, _ = choose_depth(self.data, workers, self.world)
             self.stream = Stream(
                 samples,
                 size,
                 workers,
-                depth,
+                self.depth,
                 pins(self.world),
                 bad_images=self.bad_images,
                 timeout_seconds=self.run.timeout_seconds,
@@ -429,11 +431,13 @@ def load_shared(
     count = len(source)
     if source.pixels is not None or world.size == 1:
         return load(source, torch.arange(count), data, side, world, bad_images=bad_images)
-    pixels, bad = torch.empty((count, side, side, 3), dtype=torch.uint8), torch.zeros(count)
+    pixels = torch.empty((count, side, side, 3), dtype=torch.uint8)
+    bad = torch.zeros(count, dtype=torch.int32)
     for numbers in torch.arange(count).split(SHARED_TOGETHER):
         shared = torch.zeros((len(numbers), side, side, 3), dtype=torch.uint8, device=world.device)
         own = numbers[world.rank :: world.size]
-        mine, bad[own] = load(source, own, data, side, world, bad_images=bad_images)
+        mine, is_bad = load(source, own, data, side, world, bad_images=bad_images)
+        bad[own] = is_bad.int()
         shared[world.rank :: world.size] = mine.to(world.device)
         pixels[numbers] = world.sum(shared).cpu()
     if bad_images.is_skipping:

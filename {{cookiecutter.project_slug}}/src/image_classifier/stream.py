@@ -55,8 +55,8 @@ ANSWERS_AT_ONCE = 64
 TASKS_EACH, TASKS_AT_ONCE = 2, 64
 # By how a worker was ended.
 HINTS = {
-    signal.SIGKILL: " (out of memory? fewer --data.workers or a smaller --data.batch-size)",
-    signal.SIGBUS: " (a file that it read through a memory map was cut short or is on a failing "
+    "SIGKILL": " (out of memory? fewer --data.workers or a smaller --data.batch-size)",
+    "SIGBUS": " (a file that it read through a memory map was cut short or is on a failing "
     "disk? `prepare` tests prepared images)",
 }
 # A worker is forked where that is safe, and so starts at once and shares what it reads. Elsewhere
@@ -403,8 +403,8 @@ class Stream:
                     self.pids.remove(pid)
                     self.kill()
                     code = os.waitstatus_to_exitcode(status)
-                    number = signal.Signals(-code) if code < 0 else None
-                    how = f"by {number.name}{HINTS.get(number, '')}" if number else "from within"
+                    name = signal.Signals(-code).name if code < 0 else ""
+                    how = f"by {name}{HINTS.get(name, '')}" if name else "from within"
                     return FaultError(
                         f"a data worker (process {pid}) was ended {how}; "
                         "the same command goes on from the last save"
