@@ -95,7 +95,8 @@ class TrainData:
             )
         else:
             keep = (augment.crop == "resized" and side) or data.image_size
-            pixels, self.bad = load_shared(self.source, data, keep, world, self.bad_images)
+            pixels, bad = load_shared(self.source, data, keep, world, self.bad_images)
+            self.bad = set(bad.nonzero().flatten().tolist())
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.to(self.home)
         self.order: tuple[int, Tensor] | None = None  # of the epoch that is under way
@@ -147,7 +148,7 @@ class TrainData:
         """The order of the epoch, kept for its steps."""
         if self.order is None or self.order[0] != epoch:
             order = seeding.order_at(self.seed, epoch, len(self.source))
-            if self.where != "stream" and self.bad.any():
+            if self.where != "stream" and self.bad:
                 order = self._with_stand_ins(order, epoch)
             order = order.pin_memory() if self.home.type == "cuda" else order
             self.order = epoch, order.to(self.home, non_blocking=True)
@@ -159,17 +160,19 @@ class TrainData:
         Raises:
             UserError: if none of those that may stand in can be read.
         """
-        bad, count = set(self.bad.nonzero().flatten().tolist()), len(self.source)
-        order = order.clone()
-        for index in bad:
+        count = len(self.source)
+        places = order.argsort()  # of each image in the epoch
+        for index in self.bad:
             others = (
                 seeding.stand_in_at(self.seed, epoch, index, attempt, count)
                 for attempt in range(STAND_IN_TRIES)
             )
-            other = next((other for other in others if other not in bad), None)
+            other = next((other for other in others if other not in self.bad), None)
             if other is None:
-                raise none_stands_in(BadImageError(self.source.paths[index], "it is bad"))
-            order[order == index] = other
+                assert self.source.paths is not None
+                reason = self.bad_images.reason(index)
+                raise none_stands_in(BadImageError(self.source.paths[index], reason))
+            order[places[index]] = other
         return order
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:

@@ -19,7 +19,7 @@ from .machine import device_name
 
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
-WRITTEN += ("bad_images.txt",)
+WRITTEN += ("bad_images.txt",)  # `bad_images.py`
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
 
 
