@@ -176,7 +176,7 @@ def test_a_run_says_how_many_were_skipped_and_lists_each_once(
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("data/bad_images") for row in rows if "train/loss" in row][-1] == 3
     assert [row["val/bad_images"] for row in rows if "val/top1" in row][-1] == 1
-    train(skipping)  # it goes on, and evaluates once more
+    seen(skipping)  # as a run does that goes on
     assert (folder / "bad_images.txt").read_text().splitlines() == listed
 
 
