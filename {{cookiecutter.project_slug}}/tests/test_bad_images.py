@@ -266,7 +266,7 @@ def test_a_file_that_changes_while_training_is_told_or_skipped(
         list(stop.batches(0, 4))
     assert len(list(skip.batches(0, 4))) == 4
     listed = Path(skipping.run.dir, "bad_images.txt").read_text()
-    assert listed == f"train/ant/new\\nline.jpg\t{reason}\n"
+    assert listed == f"train/ant/new\\x0aline.jpg\t{reason}\n"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
     flower/12.jpg<TAB>image file is truncated (3 bytes not processed)
 
-Paths are relative to `data.root`, as `ascii` shows them, so that a line of the list is a line of
-text whatever a file is called. One write adds a line: several processes share the list.
+Paths are relative to `data.root`, and what can't be printed of them is escaped, as in the list of
+`check --quarantine`: a line is a line of text whatever a file is called. It is added by one write,
+as several processes share the list.
 """
 
 import contextlib
@@ -95,8 +96,11 @@ class BadImages:
     def name(self, index: int) -> bytes:
         """The path of an image as the list has it."""
         assert self.source.paths is not None
-        path = os.path.relpath(self.source.paths[index], self.root)
-        return ascii(path)[1:-1].encode()
+        shown = ""
+        for letter in os.path.relpath(self.source.paths[index], self.root).replace("\\", "\\\\"):
+            codes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+            shown += letter if letter.isprintable() else codes
+        return shown.encode()
 
     def metrics(self) -> dict[str, float]:
         """What is logged of it: nothing as long as all is well."""
