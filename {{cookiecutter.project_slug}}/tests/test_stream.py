@@ -28,7 +28,8 @@ from image_classifier.decode import (
 )
 from image_classifier.distributed import World
 from image_classifier.loader import EvalData, TrainData
-from image_classifier.stream import Samples, Stream, ring_bytes
+from image_classifier.samples import Samples
+from image_classifier.stream import Stream, ring_bytes
 
 CPU = World(torch.device("cpu"))
 

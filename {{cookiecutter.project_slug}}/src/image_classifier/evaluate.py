@@ -15,7 +15,7 @@ from .loader import EvalData
 from .models import build_model
 from .precision import Precision
 from .report import scores_text
-from .stream import LEFT_OUT
+from .samples import LEFT_OUT
 
 
 @dataclass(frozen=True)

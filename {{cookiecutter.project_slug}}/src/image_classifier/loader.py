@@ -23,15 +23,8 @@ from .decode import BadImageError, centre_crop, image_size, pixels_to_keep
 from .distributed import World
 from .machine import device_memory_bytes, host_memory_bytes, num_cores
 from .phases import phase
-from .stream import (
-    LEFT_OUT,
-    STAND_IN_TRIES,
-    Samples,
-    Stream,
-    none_stands_in,
-    num_slots,
-    ring_bytes,
-)
+from .samples import LEFT_OUT, STAND_IN_TRIES, Samples, none_stands_in
+from .stream import Stream, num_slots, ring_bytes
 from .workers import choose_workers
 
 LOADED_TOGETHER = 64  # images that a thread decodes between two looks at its queue

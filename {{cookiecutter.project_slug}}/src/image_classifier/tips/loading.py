@@ -16,7 +16,8 @@ from ..datasets.prepared import Recipe
 from ..loader import MEMORY_SHARE, Batch, fits_device
 from ..machine import host_memory_bytes, num_cores
 from ..prepare import prepare
-from ..stream import Samples, Stream, shared
+from ..samples import Samples
+from ..stream import Stream, shared
 from ..workers import candidates
 from .case import Case, NotHereError, Variants, need_gpu, streamed, with_knobs
 from .trial import Trial, Variant
