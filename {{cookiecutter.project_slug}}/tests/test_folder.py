@@ -1,5 +1,6 @@
 """A folder of anybody's images: what is found in it, and what is said when it can't be used."""
 
+import errno
 import os
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,30 @@ def test_what_systems_leave_behind_is_no_image(flat: Path) -> None:
     os.mkfifo(flat / "ant" / "pipe.jpg")
     (flat / "ant" / "loop").symlink_to(flat / "ant")
     assert names(flat, "train") == before
+
+
+def test_links_that_lead_nowhere_are_images_that_are_missing(flat: Path) -> None:
+    before = names(flat, "train") | names(flat, "val")
+    (flat / "ant" / "loop.jpg").symlink_to(flat / "ant" / "loop.jpg")
+    (flat / "ant" / "gone.jpg").symlink_to(flat / "nowhere.jpg")
+    (flat / "cat").symlink_to(flat / "cat")  # no class
+    (flat / "ant" / "folder.jpg").mkdir()  # no image
+    added = (names(flat, "train") | names(flat, "val")) - before
+    assert added == {"ant/loop.jpg", "ant/gone.jpg"}
+
+
+def test_a_folder_that_may_not_be_listed_is_named(
+    flat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scandir(path: bytes) -> object:
+        if path.endswith(b"bee"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return listed(path)
+
+    listed = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=r"cannot list folder '.*/bee': Permission denied"):
+        names(flat, "train")
 
 
 def test_names_need_not_be_text(flat: Path) -> None:

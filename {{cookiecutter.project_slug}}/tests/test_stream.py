@@ -5,7 +5,9 @@ import json
 import os
 import random
 import signal
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +17,9 @@ import torch
 from conftest import changed, run_alone, write_photo
 from PIL import Image, ImageOps
 
+from image_classifier import loader, workers
 from image_classifier import stream as stream_module
-from image_classifier import workers
-from image_classifier.config import Config, UserError
+from image_classifier.config import Config, FaultError, UserError
 from image_classifier.datasets import open_dataset
 from image_classifier.decode import (
     decode,
@@ -26,7 +28,8 @@ from image_classifier.decode import (
 )
 from image_classifier.distributed import World
 from image_classifier.loader import EvalData, TrainData
-from image_classifier.stream import Samples, Stream
+from image_classifier.samples import Samples
+from image_classifier.stream import Stream, ring_bytes
 
 CPU = World(torch.device("cpu"))
 
@@ -151,7 +154,7 @@ def test_a_worker_that_was_killed_is_told(streamed: Config) -> None:
     batches = data.batches(0, 100)
     next(batches)
     os.kill(data.stream.pids[0], signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"data worker .* signal 9 \(out of memory\?\)"):
+    with pytest.raises(FaultError, match=r"data worker .* ended by SIGKILL \(out of memory\?"):
         list(batches)
 
 
@@ -159,7 +162,7 @@ def killed_with_workers(config: Config, path: Path) -> None:
     """Begin to stream, write the workers' numbers to a file, and be killed while they work."""
     os.dup2(os.open(path.with_name("said"), os.O_CREAT | os.O_WRONLY), 2)
     data = TrainData(changed(config, data__workers=2), CPU)
-    data.stream.samples.fill = lambda *_: time.sleep(0.1)
+    data.stream.samples.fill = lambda *_: time.sleep(0.1) or {}
     next(data.batches(0, 100))
     path.write_text(json.dumps(data.stream.pids))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -228,3 +231,102 @@ def test_a_ring_of_one_batch_is_enough(streamed: Config) -> None:
     seen = [numbers.tolist() for _, _, numbers in stream.batches(places)]
     stream.close()
     assert seen == [part.tolist() for part in indices.split(5)]
+
+
+def ended(streamed: Config, end: Callable[[Stream], object], **knobs: object) -> str:
+    """What is said within seconds after `end` was done to the workers of a stream."""
+    data = TrainData(changed(streamed, data__workers=2, **knobs), CPU)
+    batches = data.batches(0, 100)
+    next(batches)
+    began = time.monotonic()
+    end(data.stream)
+    with pytest.raises(FaultError) as error:
+        list(batches)
+    assert time.monotonic() - began < 5
+    data.stream.close()
+    return str(error.value)
+
+
+def send_all(number: signal.Signals) -> Callable[[Stream], object]:
+    """Send a signal to every worker."""
+    return lambda stream: [os.kill(pid, number) for pid in stream.pids]
+
+
+def test_the_end_of_all_workers_is_told_at_once(streamed: Config) -> None:
+    said = ended(streamed, send_all(signal.SIGKILL))
+    assert "ended by SIGKILL (out of memory? fewer --data.workers" in said
+    assert said.endswith("the same command goes on from the last save")
+
+
+def test_a_file_cut_short_under_a_memory_map_is_told(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the system tells it; a real one would leave pytest's account of it among its results.
+    monkeypatch.setattr(os, "waitstatus_to_exitcode", lambda _: -signal.SIGBUS)
+    said = ended(streamed, send_all(signal.SIGKILL))
+    assert "ended by SIGBUS (a file that it read through a memory map" in said
+
+
+def test_workers_that_hang_are_given_up_and_ended(streamed: Config) -> None:
+    pids = []
+
+    def stop(stream: Stream) -> None:
+        assert stream.timeout_seconds == 7
+        stream.timeout_seconds = 0.2
+        pids.extend(stream.pids)
+        send_all(signal.SIGSTOP)(stream)
+
+    said = ended(streamed, stop, run__timeout_seconds=7)
+    assert said.startswith("no image for 0.2 s: a data worker hangs")
+    end = time.monotonic() + 5
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < end
+
+
+def test_a_thread_that_hangs_is_given_up(streamed: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "FORKS", False)
+    gate = threading.Event()
+    samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
+    samples.fill = lambda *_: gate.wait() and {}
+    stream = Stream(samples, 4, 1, 1, pin=False, timeout_seconds=0.1)
+    with pytest.raises(FaultError, match=r"no image for 0\.1 s"):
+        list(stream.batches([(0, torch.arange(4))]))
+    gate.set()
+
+
+def test_workers_that_ended_between_two_batches_are_told(streamed: Config) -> None:
+    stream = TrainData(changed(streamed, data__workers=2), CPU).stream
+    assert len(list(stream.batches([(0, torch.arange(4))]))) == 1
+    pids = list(stream.pids)
+    send_all(signal.SIGKILL)(stream)
+    while any(is_alive(pid) for pid in pids):
+        time.sleep(0.001)
+    with pytest.raises(FaultError, match="ended by SIGKILL"):  # and no BrokenPipeError
+        list(stream.batches([(0, torch.arange(4))]))
+
+
+def test_more_tasks_than_pipes_hold_are_done(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "PART_SIZES", (1, 1))
+    samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
+    samples.fill = lambda *_: {}
+    indices = torch.arange(12).repeat(500)
+    stream = Stream(samples, 3000, 2, 1, pin=False)  # 65,536 bytes hold 2,048 tasks
+    seen = torch.cat([numbers.clone() for *_, numbers in stream.batches([(0, indices[:3000])] * 2)])
+    stream.close()
+    assert len(seen) == 6000
+
+
+def test_a_ring_takes_the_memory_that_there_is(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_a_batch = ring_bytes(4, 32, 1)
+    for batches, depth in ((1000, 4), (10, 1)):  # free, in batches; of which 0.4 may be taken
+        monkeypatch.setattr(loader, "host_memory_bytes", lambda free=batches * of_a_batch: free)
+        data = TrainData(streamed, CPU)
+        assert len(data.stream.images) == 1 + depth
+        assert ("; 1 batch ahead: " in data.reason) == (depth == 1)
+    monkeypatch.setattr(loader, "host_memory_bytes", lambda: 3 * of_a_batch)
+    with pytest.raises(UserError, match=r"need 0 MB of memory, 0 MB are free: lower --data\.batch"):
+        TrainData(streamed, CPU)

@@ -17,7 +17,7 @@ from .config import Config, UserError, flag, flatten
 from .distributed import is_launched, join_world, num_processes
 from .precision import Precision
 from .run import environment, open_run, write_json, write_text
-from .stream import Samples
+from .samples import Samples
 from .tips import SAMPLE, SLOW, TIPS, Case, NotHereError, Variants
 from .tips.case import with_knobs
 from .tips.result import about, bars, markdown, row_json, row_lines

@@ -21,7 +21,7 @@ class FaultError(RuntimeError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, and how they reach the device (`datasets/`, `loader.py`, `stream.py`)."""
+    """Which images, and their way (`datasets/`, `loader.py`, `samples.py`, `bad_images.py`)."""
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
@@ -43,7 +43,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What is done to training images, and how a test sees images (`augment.py`, `stream.py`)."""
+    """What is done to training images, and how a test sees images (`augment.py`, `samples.py`)."""
 
     crop: Literal["none", "pad", "resized"] = "pad"  # shift by `pad`, or random resized crop
     pad: int = 4  # pixels of shift in each direction
@@ -103,7 +103,7 @@ class ComputeConfig:
 class RunConfig:
     """Where a run lives, and what it writes when.
 
-    (`distributed.py`, `run.py`, `checkpoint.py`, `report.py`, `train.py`)
+    (`distributed.py`, `run.py`, `checkpoint.py`, `loader.py`, `report.py`, `train.py`)
     """
 
     dir: str = ""  # the run folder: the same command continues it; default: runs/<preset>

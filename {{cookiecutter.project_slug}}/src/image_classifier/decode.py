@@ -1,28 +1,66 @@
 """Image files to pixels, the same way in training, evaluation and prediction."""
 
+import errno
 import io
+import logging
 import math
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
 import simplejpeg
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
-from .config import DataConfig, UserError
+from .config import DataConfig, FaultError, UserError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 64_000_000  # a file of a few kB can claim far more: a decompression bomb
 ORIENTATION = 0x0112  # EXIF's tag
+# What sets an image upright, by its orientation.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 TRIES = 10  # at a random box that fits, as many as torchvision makes
 BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
 
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START, JPEG_EXIF, JPEG_SCAN = b"\xff\xd8\xff", 0xE1, 0xDA
+EXIF_START = b"Exif\0\0"
 JPEG_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive
+
+# What a system may be short of for a moment.
+LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+class BadImageError(UserError):
+    """An image that can't be read: its file, and in `reason` what is wrong with it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        """Of the file at `path`."""
+        super().__init__(f"cannot read image {os.fspath(path)!a}: {reason}")
+        self.reason = reason
+
+
+def silence_pillow() -> None:
+    """Let Pillow not warn: what it warns of it mends, or refuses soon after.
+
+    Else every worker would tell it of every such image, and of a bomb before it is refused.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
+silence_pillow()
 
 
 def read_image(path: Path, keep: int | None = None) -> Tensor:
@@ -32,16 +70,21 @@ def read_image(path: Path, keep: int | None = None) -> Tensor:
     is decoded at 1/2, 1/4 or 1/8 of its size as long as its shorter side keeps so many pixels.
 
     Raises:
-        UserError: if the file is missing, damaged, of another format, or suspiciously large.
+        BadImageError: if the file is missing, damaged, of another format, or suspiciously large.
+        FaultError: if the system is out of memory or of open files, which is no fault of this one.
     """
     try:
         with open(path, "rb") as file:
             return decode(file.read(), keep)
     except Exception as error:  # Pillow's decoders raise errors of many kinds on damaged files
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if getattr(error, "errno", None) in LACKS:
+            raise FaultError(
+                f"no more images can be read: {reason}, at {os.fspath(path)!a}"
+            ) from error
         if "cannot identify image file" in reason:
             reason = f"not a {', '.join(FORMATS)} file"
-        raise UserError(f"cannot read image {os.fspath(path)!a}: {reason}") from error
+        raise BadImageError(path, " ".join(reason.split())) from error
 
 
 def decode(encoded: bytes, keep: int | None = None) -> Tensor:
@@ -111,7 +154,7 @@ def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
 
     None if it is another, or what comes before its pixels is not in order.
     """
-    place, orientation = 2, 1
+    place, exif = 2, b""
     while place + 10 < len(encoded) and encoded[place] == 0xFF:
         marker, length = encoded[place + 1], int.from_bytes(encoded[place + 2 : place + 4], "big")
         if marker in JPEG_FRAMES:
@@ -120,18 +163,28 @@ def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
             width = int.from_bytes(encoded[place + 7 : place + 9], "big")
             if bits != 8 or channels not in (1, 3) or not height or not width:
                 return None
-            return height, width, orientation
-        if marker == JPEG_EXIF and encoded[place + 4 : place + 8] == b"Exif":
-            exif = Image.Exif()
-            try:
-                exif.load(encoded[place + 4 : place + 2 + length])
-            except SyntaxError:  # damaged
-                return None
-            orientation = exif.get(ORIENTATION, 1)
+            return height, width, orientation_in(exif) if exif else 1
+        if marker == JPEG_EXIF and encoded[place + 4 : place + 10] == EXIF_START:
+            # What is longer than a segment goes on in the next, after the same start.
+            exif += encoded[place + (10 if exif else 4) : place + 2 + length]
         if marker == JPEG_SCAN:
             return None
         place += 2 + length
     return None
+
+
+def orientation_in(exif: bytes) -> int:
+    """How an image is to be turned by its EXIF data: from 2 to 8, or 1 if it is upright.
+
+    Damaged data say nothing: whoever shows such an image shows it as it lies.
+    """
+    tags = Image.Exif()
+    try:
+        tags.load(exif)
+        orientation = tags.get(ORIENTATION)
+        return orientation if orientation in TURNS else 1
+    except Exception:  # of many kinds, as for pixels
+        return 1
 
 
 def check_size(height: int, width: int) -> None:
@@ -144,19 +197,22 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Any image as upright RGB; `convert` alone makes 16-bit grey white and shows hidden colours.
 
     Raises:
-        ValueError: for floating-point pixels, whose range nobody knows.
+        ValueError: for pixels whose range nobody knows.
     """
+    image.load()  # some formats have their EXIF data last; a TIFF is upright by now
+    exif = image.info.get("exif") if image.format != "TIFF" else None
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers; save it with 8 bits per channel")
     if image.mode.startswith("I"):
         grey = image.convert("I")
-        highest = grey.getextrema()[1]
+        lowest, highest = grey.getextrema()
+        if lowest < 0 or highest >= 2**16:
+            raise ValueError("its pixels are numbers of 32 bits; save it with 8 bits per channel")
         image = grey.point(lambda value: value * (1 / 256 if highest > 255 else 1)).convert("L")
-    has_exif = "exif" in image.info or image.format == "TIFF"  # to parse it takes time
-    if has_exif and image.getexif().get(ORIENTATION, 1) != 1:
-        image = ImageOps.exif_transpose(image)
-    if image.mode == "RGB":
-        image.load()
+    turn = TURNS.get(orientation_in(exif)) if exif else None
+    if turn is not None:
+        image = image.transpose(turn)
+    if image.mode == "RGB" and not image.has_transparency_data:
         return image
     if image.has_transparency_data:
         image = image.convert("RGBA")

@@ -9,12 +9,13 @@ from torch.nn.functional import cross_entropy
 
 from .augment import Normalize
 from .checkpoint import load_best, misfit
-from .config import ComputeConfig, UserError
+from .config import ComputeConfig, RunConfig, UserError
 from .distributed import World, join_world
 from .loader import EvalData
 from .models import build_model
 from .precision import Precision
 from .report import scores_text
+from .samples import LEFT_OUT
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Scores:
     top1: float  # fraction of the images whose most probable class is right
     top5: float  # fraction of the images whose class is among the five most probable
     confusion: Tensor  # (classes, classes) int64 on the host: row is the truth, column the answer
+    left_out: int = 0  # images that could not be read, and do not count
 
     def metrics(self) -> dict[str, float]:
         """The numbers that are logged."""
-        return {"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5}
+        left_out = {"val/bad_images": self.left_out} if self.left_out else {}
+        return {"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5} | left_out
 
 
 def evaluate(
@@ -42,6 +45,10 @@ def evaluate(
 
     `model` is the bare one: what wraps it for training would wait for ranks that have no images
     left. Its statistics are made those of rank 0 first.
+
+    Raises:
+        UserError: if an image can't be read and such are not to be skipped, or none can be read.
+        FaultError: if too many can't be read, or a data worker was ended.
     """
     was_training = model.training
     world.broadcast_buffers(model)
@@ -50,24 +57,30 @@ def evaluate(
     device = world.device
     confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
     wide = torch.float32 if device.type == "mps" else torch.float64
-    sums = torch.zeros(2, dtype=wide, device=device)  # loss, and how many are in the first five
+    # Loss, how many are in the first five, and how many can't be read.
+    sums = torch.zeros(3, dtype=wide, device=device)
     with torch.inference_mode():
         for batch in data.batches():
             with precision.autocast():
                 views = normalize.views(batch.images)
                 logits = sum(weight * model(view).float() for view, weight in views)
             labels = batch.labels
+            counts = labels != LEFT_OUT  # masked, as to pick them would wait for the device
             answers = logits.topk(min(5, classes), dim=1).indices  # (batch, 5)
-            sums[0] += cross_entropy(logits, labels, reduction="sum")
+            sums[0] += cross_entropy(logits, labels, reduction="sum", ignore_index=LEFT_OUT)
             sums[1] += (answers == labels[:, None]).sum()
-            places = labels * classes + answers[:, 0]
-            confusion.index_add_(0, places, torch.ones_like(places))
+            places = (labels * classes + answers[:, 0]) * counts
+            confusion.index_add_(0, places, counts.long())
     model.train(was_training)
-    loss, in_top5 = world.sum(sums).tolist()
+    sums[2] = data.num_left_out
+    loss, in_top5, left_out = world.sum(sums).tolist()
     confusion = world.sum(confusion).view(classes, classes).cpu()
-    count = len(data)
+    count = len(data) - int(left_out)
     assert int(confusion.sum()) == count
-    return Scores(loss / count, int(confusion.diagonal().sum()) / count, in_top5 / count, confusion)
+    if not count:
+        raise UserError(f"none of the {len(data):,} images to evaluate on can be read")
+    top1 = int(confusion.diagonal().sum()) / count
+    return Scores(loss / count, top1, in_top5 / count, confusion, int(left_out))
 
 
 def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:
@@ -80,7 +93,8 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
     with join_world(compute) as world:
         best = load_best(path)
         data = replace(best.config.data, root=root or best.config.data.root)
-        images = EvalData(data, split, world)
+        folder = run if Path(run).is_dir() else ""
+        images = EvalData(data, split, world, RunConfig(dir=folder))
         if images.source.classes != best.classes:
             raise UserError(
                 f"{path} knows the classes {', '.join(best.classes[:5])}, ..., which are not those "

@@ -8,25 +8,25 @@ processes and workers.
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import seeding
-from .config import AugmentConfig, Config, DataConfig, UserError
+from .bad_images import BadImages
+from .config import AugmentConfig, Config, DataConfig, RunConfig, UserError
 from .datasets import open_dataset
 from .datasets.source import Source
-from .decode import centre_crop, image_size, pixels_to_keep
+from .decode import BadImageError, image_size
 from .distributed import World
-from .machine import device_memory_bytes, host_memory_bytes, num_cores
+from .machine import device_memory_bytes, host_memory_bytes
 from .phases import phase
-from .stream import Samples, Stream
+from .resident import load, load_shared
+from .samples import LEFT_OUT, STAND_IN_TRIES, Samples, none_stands_in
+from .stream import Stream, num_slots, ring_bytes
 from .workers import choose_workers
 
-LOADED_TOGETHER = 64  # images that a thread decodes between two looks at its queue
-SHARED_TOGETHER = 4096  # images that ranks exchange at once
 MEMORY_SHARE = 0.4  # of the free memory that resident images may take
 
 
@@ -35,7 +35,7 @@ class Batch:
     """Images and their labels; a batch of training images is this rank's part of the global one."""
 
     pixels: Tensor  # (count, height, width, 3) uint8: the images, or all that a dataset has
-    labels: Tensor  # (batch,) int64
+    labels: Tensor  # (batch,) int64; LEFT_OUT if an image to evaluate on can't be read
     indices: Tensor | None = None  # (batch,) int64, their numbers; only of training images
     rows: Tensor | None = None  # (batch,) int64, where in `pixels` they are, if it has others too
 
@@ -54,10 +54,12 @@ class TrainData:
 
         Raises:
             UserError: if the images or the batch size are unusable.
+            FaultError: if too many images that are to be in memory can't be read.
         """
         data, augment = config.data, config.augment
         self.data, self.world, self.seed = data, world, config.seed
         self.source = open_source(data, "train", world)
+        self.bad_images = BadImages(self.source, data, config.run.dir)
         self.batch_size = data.batch_size
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
@@ -71,11 +73,22 @@ class TrainData:
             self.workers, why = choose_workers(data, samples, world)
             workers = f"{self.workers} workers" if self.workers != 1 else "1 worker"
             self.reason += f"; {workers}: {why}"
-            share = data.batch_size // world.size
-            self.stream = Stream(samples, share, self.workers, data.prefetch_batches, pins(world))
+            depth, why = choose_depth(data, self.workers, world)
+            self.reason += why
+            self.stream = Stream(
+                samples,
+                data.batch_size // world.size,
+                self.workers,
+                depth,
+                pins(world),
+                bad_images=self.bad_images,
+                timeout_seconds=config.run.timeout_seconds,
+            )
         else:
             keep = (augment.crop == "resized" and side) or data.image_size
-            self.pixels = load_shared(self.source, data, keep, world).to(self.home)
+            pixels, bad = load_shared(self.source, data, keep, world, self.bad_images)
+            self.bad = set(bad.nonzero().flatten().tolist())
+            self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.to(self.home)
         self.order: tuple[int, Tensor] | None = None  # of the epoch that is under way
         self.waited_seconds = 0.0  # that the loop stood still for want of a batch
@@ -120,18 +133,41 @@ class TrainData:
         (count, 3, size, size) uint8, channels_last, on the device.
         """
         spread = self.source.thinned(min(count, len(self)))
-        pixels = load(
-            spread, torch.arange(len(spread)), self.data, self.data.image_size, self.world
-        )
+        numbers = torch.arange(len(spread))
+        pixels, bad = load(spread, numbers, self.data, self.data.image_size, self.world)
+        pixels = pixels[~bad] if bad.any() else pixels
         return as_nchw(pixels.to(self.world.device))
 
     def _order(self, epoch: int) -> Tensor:
         """The order of the epoch, kept for its steps."""
         if self.order is None or self.order[0] != epoch:
             order = seeding.order_at(self.seed, epoch, len(self.source))
+            if self.where != "stream" and self.bad:
+                order = self._with_stand_ins(order, epoch)
             order = order.pin_memory() if self.home.type == "cuda" else order
             self.order = epoch, order.to(self.home, non_blocking=True)
         return self.order[1]
+
+    def _with_stand_ins(self, order: Tensor, epoch: int) -> Tensor:
+        """The order with other images in the places of bad ones: the very ones that workers take.
+
+        Raises:
+            UserError: if none of those that may stand in can be read.
+        """
+        count = len(self.source)
+        places = order.argsort()  # of each image in the epoch
+        for index in self.bad:
+            others = (
+                seeding.stand_in_at(self.seed, epoch, index, attempt, count)
+                for attempt in range(STAND_IN_TRIES)
+            )
+            other = next((other for other in others if other not in self.bad), None)
+            if other is None:
+                assert self.source.paths is not None
+                reason = self.bad_images.reason(index)
+                raise none_stands_in(BadImageError(self.source.paths[index], reason))
+            order[places[index]] = other
+        return order
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """This rank's part of each global batch from step `start` up to, not including, `stop`."""
@@ -185,14 +221,26 @@ class TrainData:
 class EvalData:
     """The images of a split, each once over all ranks: rank r has images r, r + size, ..."""
 
-    def __init__(self, data: DataConfig, split: str, world: World, batch_size: int = 0) -> None:
+    def __init__(
+        self,
+        data: DataConfig,
+        split: str,
+        world: World,
+        run: RunConfig | None = None,
+        batch_size: int = 0,
+    ) -> None:
         """Open the dataset; its images are loaded when they are first asked for.
 
         They come in batches of `batch_size`, by default this rank's share of `data.batch_size`.
+
+        Raises:
+            UserError: if there are none, or no memory for a batch of them.
         """
-        self.data, self.world = data, world
+        self.data, self.world, self.run = data, world, run or RunConfig()
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source = open_source(data, split, world)
+        self.bad_images = BadImages(self.source, data, self.run.dir)
+        self.num_left_out = 0  # of this rank, in the last pass: they can't be read
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
@@ -201,22 +249,36 @@ class EvalData:
         self.stream: Stream | None = None  # once it was needed, to the end of the run
         needed = len(self.indices) * data.image_size**2 * 3
         self.is_resident = fits_device(needed, world) and data.where != "stream"
+        if not self.is_resident:  # asked now, as there may be less memory later
+            workers = 1 if data.workers == "auto" else data.workers
+            self.depth, _ = choose_depth(data, workers, world)
 
     def __len__(self) -> int:
         """How many images there are, over all ranks."""
         return len(self.source)
 
     def batches(self) -> Iterator[Batch]:
-        """This rank's images in order; the last batch may be smaller."""
+        """This rank's images in order; the last batch may be smaller.
+
+        Raises:
+            UserError: if one can't be read and such are not to be skipped.
+            FaultError: if too many can't be read, or a data worker was ended.
+        """
         size = self.batch_size
         if self.is_resident:
             # Their crop is always the same, so even photographs need decoding only once.
             if self.pixels is None:
                 with torch.inference_mode(False):  # which threads that fill a tensor are not in
-                    pixels = load(
-                        self.source, self.indices, self.data, self.data.image_size, self.world
+                    pixels, bad = load(
+                        self.source,
+                        self.indices,
+                        self.data,
+                        self.data.image_size,
+                        self.world,
+                        bad_images=self.bad_images,
                     )
-                self.pixels = pixels.to(self.world.device)
+                    self.labels[bad.to(self.world.device)] = LEFT_OUT
+                self.pixels, self.num_left_out = pixels.to(self.world.device), int(bad.sum())
             for start in range(0, len(self.indices), size):
                 part = slice(start, start + size)
                 yield Batch(self.pixels[part], self.labels[part])
@@ -224,11 +286,20 @@ class EvalData:
         if self.stream is None:
             samples = Samples(self.source, self.data)
             workers, _ = choose_workers(self.data, samples, self.world)
-            depth = self.data.prefetch_batches
-            self.stream = Stream(samples, size, workers, depth, pins(self.world))
+            self.stream = Stream(
+                samples,
+                size,
+                workers,
+                self.depth,
+                pins(self.world),
+                bad_images=self.bad_images,
+                timeout_seconds=self.run.timeout_seconds,
+            )
         places = ((0, part) for part in self.indices.split(size) if len(part))
+        before = self.stream.num_replaced
         for batch in copy_ahead(self.stream.batches(places), self.world.device):
             yield Batch(batch.pixels, batch.labels)
+        self.num_left_out = self.stream.num_replaced - before
 
     def close(self) -> None:
         """Let the workers end, if there are any."""
@@ -299,6 +370,36 @@ def fits_device(needed_bytes: int, world: World) -> bool:
     return needed_bytes < MEMORY_SHARE * device_memory_bytes(world.device) / sharers
 
 
+def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str]:
+    """Batches to decode ahead: as many as are asked for and memory holds; and why, if fewer.
+
+    Evaluation may have a ring of its own, as large as that of training.
+
+    Raises:
+        UserError: if there is no memory for a single one.
+    """
+    share = max(1, data.batch_size // world.size)
+
+    def needed(depth: int) -> int:
+        slots = num_slots(workers, depth)
+        return 2 * world.local_size * ring_bytes(share, data.image_size, slots)
+
+    free, depth = host_memory_bytes(), data.prefetch_batches
+    while depth > 1 and needed(depth) > MEMORY_SHARE * free:
+        depth -= 1
+    if needed(depth) > free:
+        raise UserError(
+            f"batches of {data.batch_size} images of {data.image_size} x {data.image_size} need "
+            f"{needed(depth) / 2**20:,.0f} MB of memory, {free / 2**20:,.0f} MB are free: "
+            "lower --data.batch-size or --data.image-size"
+        )
+    if depth == data.prefetch_batches:
+        return depth, ""
+    wanted = f"{needed(data.prefetch_batches) / 2**20:,.0f} MB for {data.prefetch_batches}"
+    batches = "1 batch" if depth == 1 else f"{depth} batches"
+    return depth, f"; {batches} ahead: {wanted} are too many of {free / 2**20:,.0f} MB"
+
+
 def common_side(source: Source, probes: int = 256) -> int | None:
     """The side in pixels if all images seem to be squares of one size, else None."""
     if source.pixels is not None:
@@ -331,37 +432,6 @@ def check_batch_size(batch_size: int, count: int, processes: int, accumulate: in
             f"--data.batch-size {batch_size} can't be divided into {parts} equal parts "
             f"({processes} processes x --optim.accumulate {accumulate}); take {near}"
         )
-
-
-def load_shared(source: Source, data: DataConfig, side: int, world: World) -> Tensor:
-    """All images, of which each rank decodes its part: (count, side, side, 3) uint8."""
-    if source.pixels is not None or world.size == 1:
-        return load(source, torch.arange(len(source)), data, side, world)
-    pixels = torch.empty((len(source), side, side, 3), dtype=torch.uint8)
-    for numbers in torch.arange(len(source)).split(SHARED_TOGETHER):
-        shared = torch.zeros((len(numbers), side, side, 3), dtype=torch.uint8, device=world.device)
-        mine = load(source, numbers[world.rank :: world.size], data, side, world)
-        shared[world.rank :: world.size] = mine.to(world.device)
-        pixels[numbers] = world.sum(shared).cpu()
-    return pixels
-
-
-def load(source: Source, indices: Tensor, data: DataConfig, side: int, world: World) -> Tensor:
-    """The images at `indices`, their middle squares scaled: (count, side, side, 3) uint8."""
-    if source.pixels is not None and source.pixels.shape[1:3] == (side, side):
-        whole = len(indices) == len(source)
-        return source.pixels if whole else source.pixels[indices]
-    pixels = torch.empty((len(indices), side, side, 3), dtype=torch.uint8)
-    keep = pixels_to_keep(data, side)
-
-    def fill(part: Tensor, numbers: Tensor) -> None:
-        for place, number in zip(part, numbers.tolist(), strict=True):
-            centre_crop(source.read(number, keep), place)
-
-    # Decoders do not hold the interpreter's lock, so threads do.
-    with ThreadPoolExecutor(max(1, num_cores() // world.local_size)) as threads:
-        list(threads.map(fill, pixels.split(LOADED_TOGETHER), indices.split(LOADED_TOGETHER)))
-    return pixels
 
 
 def pins(world: World) -> bool:

@@ -38,7 +38,7 @@ from .datasets.prepared import (
     read_manifest,
     shard_name,
 )
-from .decode import read_image, resize
+from .decode import BadImageError, read_image, resize
 from .machine import num_cores
 from .report import clock
 from .run import write_json, write_whole
@@ -244,7 +244,14 @@ def prepared(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, int, int]:
     Raises:
         UserError: if its file can't be read, naming it.
     """
-    pixels = read_image(path)
+    try:
+        pixels = read_image(path)
+    except BadImageError as error:
+        # None may stand in: what is prepared is of the files that there are, whatever the run.
+        raise UserError(
+            f"{error}; mend it or remove it: `check --quarantine` finds all such files and leaves "
+            "them out"
+        ) from error
     height, width = pixels.shape[:2]
     scale = min(1, recipe.side / min(height, width))
     height, width = round(height * scale), round(width * scale)

@@ -150,6 +150,7 @@ class Report:
             "train/waited_fraction": round(waited, 4),
             "memory_bytes": memory,
             **more,
+            **self.train_data.bad_images.metrics(),
         }
         self.write(step, metrics)
         left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
@@ -161,6 +162,8 @@ class Report:
         self.epoch = [sum(pair) for pair in zip(self.epoch, spent, strict=True)]
         if step % self.steps_per_epoch == 0:
             self.say(f"{self.place(step)}  {self.watch.verdict(*speed(*self.epoch))}")
+            if told := self.train_data.bad_images.told():
+                self.say(told)
             self.epoch = [0.0, 0.0, 0.0]
         self.loss.zero_()
         self.row_step = step
@@ -254,10 +257,11 @@ def speed(num_images: float, seconds: float, waited_seconds: float) -> tuple[flo
 
 def phrase(metrics: dict[str, float]) -> str:
     """An evaluation in words."""
+    left_out = metrics.get("val/bad_images", 0)
     return (
         f"top-1 {metrics['val/top1']:.2%}, top-5 {metrics['val/top5']:.2%}, "
         f"loss {metrics['val/loss']:.4f}"
-    )
+    ) + (f", without {left_out} that could not be read" if left_out else "")
 
 
 def scores_text(

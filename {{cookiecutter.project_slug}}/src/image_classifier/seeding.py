@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # The purposes. Their numbers are part of every run: a change would change all results.
-WEIGHTS, ORDER, SAMPLE, BATCH, LAYERS = range(1, 6)
+WEIGHTS, ORDER, SAMPLE, BATCH, LAYERS, STAND_IN = range(1, 7)
 
 MASK = 2**64 - 1
 
@@ -61,6 +61,14 @@ def generator_at(*key: int, device: torch.device | str = "cpu") -> torch.Generat
 def order_at(seed: int, epoch: int, count: int) -> Tensor:
     """The order in which an epoch visits `count` images: (count,) int64, same on every rank."""
     return torch.randperm(count, generator=generator_at(ORDER, seed, epoch))
+
+
+def stand_in_at(seed: int, epoch: int, index: int, attempt: int, count: int) -> int:
+    """Which of `count` images takes the place of image `index` in `epoch` if that can't be read.
+
+    Should it be one that can't be read either, the next attempt has another.
+    """
+    return mix(STAND_IN, seed, epoch, index, attempt) % count
 
 
 def sides_at(seed: int, count: int, device: torch.device | str = "cpu") -> Tensor:

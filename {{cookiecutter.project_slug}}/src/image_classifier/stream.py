@@ -1,8 +1,7 @@
 """Images that workers decode, crop and augment, anew for every batch.
 
 A batch is assembled once, in place: workers fill the rows of a slot of shared memory, which the
-device copies from. What becomes of an image depends on the seed, the epoch and its number alone, so
-any number of workers makes the same.
+device copies from. What becomes of an image does not depend on the worker: see `samples.py`.
 """
 
 import contextlib
@@ -20,96 +19,74 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from . import seeding
-from .config import AugmentConfig, DataConfig
-from .datasets.source import Source
-from .decode import BOX_DRAWS, centre_crop, crop, pixels_to_keep, place_box, random_sides
+from .bad_images import BadImages
+from .config import FaultError
 from .machine import hand_back_memory
+from .samples import LEFT_OUT, Samples
 
-HUNG_SECONDS = 300  # without a sign of life from any worker
+HUNG_SECONDS = 300.0  # without a sign of life from any worker, if nothing else is asked for
+GONE_SECONDS = 10.0  # in which the system surely says how a worker ended
 PART_SIZES = (8, 64)  # fewest and most images that a worker is given at once
 TASK = struct.Struct("<4q")  # slot, first and last row, epoch
 STOP = TASK.pack(-1, 0, 0, 0)  # in place of a task
 ANSWER = struct.Struct("<4q?d")  # the task, whether it failed, and the seconds that it took
 ANSWERS_AT_ONCE = 64
+# What lies in the pipes at any time, in tasks for each worker: two, and in all so many, which both
+# pipes hold even where the system gives them a single page. So no write ever waits.
+TASKS_EACH, TASKS_AT_ONCE = 2, 64
+# By how a worker was ended.
+HINTS = {
+    "SIGKILL": " (out of memory? fewer --data.workers or a smaller --data.batch-size)",
+    "SIGBUS": " (a file that it read through a memory map was cut short or is on a failing "
+    "disk? `prepare` tests prepared images)",
+}
 # A worker is forked where that is safe, and so starts at once and shares what it reads. Elsewhere
 # it is a thread: decoding and cropping do not hold the interpreter's lock.
 FORKS = sys.platform == "linux"
-
-
-class Samples:
-    """Single images as training sees them: decoded, cropped to the model's size, uint8."""
-
-    def __init__(
-        self, source: Source, data: DataConfig, seed: int = 0, augment: AugmentConfig | None = None
-    ) -> None:
-        """Samples of side `data.image_size` pixels, augmented if `augment` is given."""
-        self.source, self.size, self.seed = source, data.image_size, seed
-        self.keep = pixels_to_keep(data, data.image_size)
-        # Where workers crop they flip too; else the device does both, to all images of a batch.
-        crops = augment if augment and augment.crop == "resized" else None
-        self.min_area, self.flip = (crops.min_area, crops.flip) if crops else (None, "none")
-        alternates = self.flip == "alternating"
-        self.sides = seeding.sides_at(seed, len(source)).numpy() if alternates else None
-        # Built before workers are forked: each would take seconds to import torchvision.
-        self.policy = build_policy(augment.policy) if augment else None
-
-    def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> None:
-        """Write the images at `indices` as `epoch` has them to `out`, (count, size, size, 3) uint8.
-
-        Raises:
-            UserError: if the file of one can't be read, naming it.
-        """
-        if self.min_area is not None:
-            key = (seeding.SAMPLE, self.seed, epoch)
-            draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=BOX_DRAWS + 1))
-            sides = random_sides(draws[:, 2:-1], self.min_area).tolist()
-            corners, flips = draws[:, :2].tolist(), draws[:, -1].tolist()
-        for row, (index, place) in enumerate(zip(indices.tolist(), out, strict=True)):
-            pixels = self.source.read(index, self.keep)
-            if self.min_area is None:
-                centre_crop(pixels, place)
-            else:
-                box = place_box(sides[row], corners[row], *pixels.shape[:2])
-                crop(pixels, box, place, self.is_mirrored(index, epoch, flips[row]))
-            if self.policy is not None:
-                with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
-                    changed = self.policy(place.permute(2, 0, 1))
-                place.copy_(changed.permute(1, 2, 0))
-
-    def is_mirrored(self, index: int, epoch: int, draw: float) -> bool:
-        """Whether an image is mirrored in `epoch`; `draw` is from 0 to 1."""
-        if self.sides is not None:
-            return bool(self.sides[index]) != epoch % 2
-        return self.flip == "random" and draw < 0.5
 
 
 class Stream:
     """A ring of batches in shared memory, and the workers that fill it."""
 
     def __init__(
-        self, samples: Samples, batch_size: int, workers: int, prefetch_batches: int, pin: bool
+        self,
+        samples: Samples,
+        batch_size: int,
+        workers: int,
+        prefetch_batches: int,
+        pin: bool,
+        *,
+        bad_images: BadImages | None = None,
+        timeout_seconds: float = HUNG_SECONDS,
     ) -> None:
-        """Batches of up to `batch_size`; page-locked if `pin`, for a GPU to copy from."""
+        """Batches of up to `batch_size`; page-locked if `pin`, for a GPU to copy from.
+
+        Images that are skipped are told to `bad_images`; workers that give no sign of life for
+        `timeout_seconds` are given up.
+        """
         self.samples, self.num_workers, self.pin = samples, workers, pin
+        self.bad_images, self.timeout_seconds = bad_images, timeout_seconds
         # Small enough that every worker has two to do, ahead of time; each costs as much as to crop
         # a few images, as what it begins with is in no cache any more.
         share = batch_size * prefetch_batches // max(1, 2 * workers)
         self.part_size = min(max(share, PART_SIZES[0]), PART_SIZES[1])
-        slots = 1 + (prefetch_batches if workers else 0)  # one is in use
-        size = samples.size
+        slots, size = num_slots(workers, prefetch_batches), samples.size
         self.images = shared((slots, batch_size, size, size, 3), torch.uint8)
-        self.numbers = shared((2, slots, batch_size), torch.int64)  # labels, and indices
+        # Labels, indices, and the indices that were asked for, where another image stands in.
+        self.numbers = shared((3, slots, batch_size), torch.int64)
         self.num_pending = 0  # images that workers still have to answer for
+        self.waiting = deque[bytes]()  # tasks that are not in the pipe yet
+        self.num_tasks = 0  # that are, or are being done
+        self.num_replaced = 0  # images that were skipped, since the beginning
         self.num_filled, self.busy_seconds = 0, 0.0  # since the beginning, over all workers
         self.is_started = False
         self.pids: list[int] = []
+        self.ends: tuple[int, ...] = ()  # of the pipes to and from them
 
     def batches(
         self, places: Iterable[tuple[int, Tensor]]
@@ -121,7 +98,8 @@ class Stream:
 
         Raises:
             UserError: if an image can't be read.
-            RuntimeError: if a worker was killed, or none does anything any more.
+            FaultError: if a worker was killed, none does anything any more, or too many images are
+                bad to be skipped.
         """
         if not self.is_started:
             self.start()
@@ -141,7 +119,9 @@ class Stream:
             while left[slot]:
                 for answered, rows in self.collect():
                     left[answered] -= rows
-            labels, indices = self.numbers[:, slot, :count]
+            labels, indices, asked = self.numbers[:, slot, :count]
+            if self.samples.is_skipping:
+                self.note(asked[indices != asked].tolist())
             yield self.images[slot, :count], labels, indices
             free.append(slot)
 
@@ -161,7 +141,7 @@ class Stream:
             self.receive: Callable[[], bytes] = lambda: self.read_pipe(receive)
         else:
             tasks, answers = SimpleQueue[bytes](), SimpleQueue[bytes]()
-            self.send, self.receive = tasks.put, answers.get
+            self.send, self.receive = tasks.put, lambda: self.read_queue(answers)
             for _ in range(self.num_workers):
                 threading.Thread(
                     target=self.work, args=(tasks.get, answers.put), daemon=True
@@ -183,10 +163,9 @@ class Stream:
         for pid in self.pids:
             with contextlib.suppress(ChildProcessError):  # it was ended before
                 os.waitpid(pid, 0)
-        if self.pids:
-            for end in self.ends:
-                os.close(end)
-        self.pids = []
+        for end in self.ends:
+            os.close(end)
+        self.pids, self.ends = [], ()
 
     def fork(self, *parents_ends: int) -> int:
         """Start a worker process, which ends with this one or when it is told to; its number."""
@@ -230,14 +209,30 @@ class Stream:
 
     def fill(self, slot: int, first: int, last: int, epoch: int) -> None:
         """Fill some rows of a slot."""
-        indices = self.numbers[1, slot, first:last].numpy()
-        self.samples.fill(self.images[slot, first:last], epoch, indices)
+        self.write(self.images[slot, first:last], slot, first, last, epoch)
+
+    def write(self, out: Tensor, slot: int, first: int, last: int, epoch: int) -> None:
+        """Write the images for some rows of a slot to `out`, and the numbers of what stands in."""
+        asked = self.numbers[2, slot, first:last].numpy()
+        for row, index in self.samples.fill(out, epoch, asked).items():
+            label = LEFT_OUT if index == LEFT_OUT else int(self.samples.source.labels[index])
+            self.numbers[0, slot, first + row], self.numbers[1, slot, first + row] = label, index
+
+    def note(self, skipped: list[int]) -> None:
+        """Count images in whose place others stand.
+
+        Raises:
+            FaultError: if they are too many.
+        """
+        self.num_replaced += len(skipped)
+        for index in skipped if self.bad_images else ():
+            self.bad_images.note(index)
 
     def ask(self, slot: int, epoch: int, indices: Tensor) -> int:
         """Have a slot filled; how many of its rows workers will answer for."""
         count = len(indices)
         self.numbers[0, slot, :count] = self.samples.source.labels[indices]
-        self.numbers[1, slot, :count] = indices
+        self.numbers[1:, slot, :count] = indices
         if not self.num_workers:
             began = time.perf_counter()
             self.fill(slot, 0, count, epoch)
@@ -245,48 +240,118 @@ class Stream:
             self.num_filled += count
             return 0
         for first in range(0, count, self.part_size):
-            self.send(TASK.pack(slot, first, min(first + self.part_size, count), epoch))
+            self.waiting.append(TASK.pack(slot, first, min(first + self.part_size, count), epoch))
         self.num_pending += count
+        self.send_tasks()
         return count
+
+    def send_tasks(self) -> None:
+        """Put tasks where workers take them, no more than can lie there.
+
+        Raises:
+            FaultError: if no worker is left.
+        """
+        most = max(TASKS_AT_ONCE, TASKS_EACH * self.num_workers)
+        while self.waiting and self.num_tasks < most:
+            try:
+                self.send(self.waiting[0])
+            except BrokenPipeError:
+                raise self.end_of_a_worker(GONE_SECONDS) from None
+            self.waiting.popleft()
+            self.num_tasks += 1
 
     def collect(self) -> list[tuple[int, int]]:
         """Wait for answers: the slot of each, and how many of its rows are filled."""
         filled = []
         for slot, first, last, epoch, failed, seconds in ANSWER.iter_unpack(self.receive()):
+            self.num_tasks -= 1
+            self.num_pending -= last - first
             if failed:
                 self.fill(slot, first, last, epoch)  # fails here too, with the whole account of why
-            self.num_pending -= last - first
             self.num_filled += last - first
             self.busy_seconds += seconds
             filled.append((slot, last - first))
+        self.send_tasks()
         return filled
 
     def read_pipe(self, receive: int) -> bytes:
         """The next answers of worker processes, of which there may be several.
 
         Raises:
-            RuntimeError: if one was killed, or none does anything any more.
+            FaultError: if one was killed, or none does anything any more.
         """
-        end = time.monotonic() + HUNG_SECONDS
+        end = time.monotonic() + self.timeout_seconds
         while time.monotonic() < end:
             try:
                 answers = os.read(receive, ANSWER.size * ANSWERS_AT_ONCE)
             except BlockingIOError:
-                select.select([receive], [], [], 1)
+                select.select([receive], [], [], min(1, self.timeout_seconds))
+                if (end_of_one := self.end_of_a_worker()) is not None:
+                    raise end_of_one from None
             else:
-                if answers:
-                    return answers
-                time.sleep(0.01)  # no worker is left: the system will soon know how they ended
+                if not answers:  # no worker is left
+                    raise self.end_of_a_worker(GONE_SECONDS)
+                return answers
+        raise self.hang()
+
+    def read_queue(self, answers: SimpleQueue[bytes]) -> bytes:
+        """The next answer of worker threads.
+
+        Raises:
+            FaultError: if none does anything any more.
+        """
+        try:
+            return answers.get(timeout=self.timeout_seconds)
+        except Empty:
+            raise self.hang() from None
+
+    def end_of_a_worker(self, patience_seconds: float = 0) -> FaultError | None:
+        """What to raise if a worker has ended, which is looked for until patience ends."""
+        end = time.monotonic() + patience_seconds
+        while True:
             for pid in self.pids:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
-                    number = os.waitstatus_to_exitcode(status)
-                    how = f"by signal {-number} (out of memory?)" if number < 0 else "from within"
-                    raise RuntimeError(f"a data worker (process {pid}) was ended {how}")
-        raise RuntimeError(
-            f"no image for {HUNG_SECONDS} s: a data worker hangs "
-            "(a slow disk, or a file that never ends)"
+                    self.pids.remove(pid)
+                    self.kill()
+                    code = os.waitstatus_to_exitcode(status)
+                    name = signal.Signals(-code).name if code < 0 else ""
+                    how = f"by {name}{HINTS.get(name, '')}" if name else "from within"
+                    return FaultError(
+                        f"a data worker (process {pid}) was ended {how}; "
+                        "the same command goes on from the last save"
+                    )
+            if time.monotonic() > end:
+                return FaultError("the data workers have gone") if patience_seconds else None
+            time.sleep(0.01)
+
+    def hang(self) -> FaultError:
+        """What to raise if no worker gives a sign of life."""
+        self.kill()
+        return FaultError(
+            f"no image for {self.timeout_seconds:g} s: a data worker hangs (a slow disk, or a file "
+            "that never ends); the same command goes on from the last save, and "
+            "--run.timeout-seconds sets how long to wait"
         )
+
+    def kill(self) -> None:
+        """End worker processes that may hang, or wait for one that is gone.
+
+        They are not waited for: one that a dead disk holds does not even end by this.
+        """
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        self.pids = []
+
+
+def num_slots(workers: int, prefetch_batches: int) -> int:
+    """Batches that a ring has: one is in use, and others are filled if there are workers."""
+    return 1 + (prefetch_batches if workers else 0)
+
+
+def ring_bytes(batch_size: int, size: int, slots: int) -> int:
+    """Memory that a ring of batches takes."""
+    return slots * batch_size * (3 * size**2 + 3 * torch.int64.itemsize)
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -301,12 +366,3 @@ def page_lock(tensor: Tensor) -> None:
     Where the system refuses (`ulimit -l`), copies are as right, but wait.
     """
     torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
-
-
-def build_policy(name: str) -> Callable[[Tensor], Tensor] | None:
-    """One of torchvision's augmentation policies for single images, (3, height, width) uint8."""
-    if name == "none":
-        return None
-    from torchvision.transforms import v2
-
-    return {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}[name]()

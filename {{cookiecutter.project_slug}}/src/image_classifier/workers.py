@@ -19,7 +19,8 @@ from .datasets.prepared import cache_folder
 from .distributed import World
 from .machine import device_name, num_cores
 from .run import write_json
-from .stream import Samples, Stream
+from .samples import Samples
+from .stream import Stream
 
 PROBE_SECONDS = 0.5  # for each number of workers that is tried
 WORTH_SECONDS = 5.0  # of decoding in an epoch, below which any number of workers will do

@@ -126,7 +126,7 @@ def make_source(
 def class_folders(place: Path) -> list[bytes]:
     """The names of the folders in `place`, sorted; bytes, as they need not be valid text."""
     with os.scandir(os.fsencode(place)) as entries:
-        names = sorted(e.name for e in entries if e.is_dir() and not is_junk(e.name))
+        names = sorted(e.name for e in entries if is_folder(e) and not is_junk(e.name))
     if not names:
         raise UserError(f"{str(place)!a} has no folders, one per class, with images in them")
     return names
@@ -140,19 +140,45 @@ def image_files(place: Path, name: bytes) -> list[bytes]:
 
 
 def walk(top: bytes, seen: set[tuple[int, int]]) -> Iterator[bytes]:
-    """Image files below `top`; a folder that links back to one above is entered once only."""
-    status = os.stat(top)
-    if (status.st_dev, status.st_ino) in seen:
-        return
-    seen.add((status.st_dev, status.st_ino))
-    with os.scandir(top) as entries:
-        for entry in entries:
-            if is_junk(entry.name):
-                continue
-            if entry.is_dir():
-                yield from walk(entry.path, seen)
-            elif os.fsdecode(entry.name).lower().endswith(SUFFIXES) and entry.is_file():
-                yield entry.path
+    """Image files below `top`; a folder that links back to one above is entered once only.
+
+    Raises:
+        UserError: if a folder can't be listed.
+    """
+    try:
+        status = os.stat(top)
+        if (status.st_dev, status.st_ino) in seen:
+            return
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(top) as entries:
+            found = [entry for entry in entries if not is_junk(entry.name)]
+    except OSError as error:
+        where = ascii(os.fsdecode(top))
+        raise UserError(f"cannot list folder {where}: {error.strerror}") from error
+    for entry in found:
+        if is_folder(entry):
+            yield from walk(entry.path, seen)
+        elif os.fsdecode(entry.name).lower().endswith(SUFFIXES) and is_file(entry):
+            yield entry.path
+
+
+def is_folder(entry: os.DirEntry[bytes]) -> bool:
+    """Whether it is a folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or what may not be asked for
+        return False
+
+
+def is_file(entry: os.DirEntry[bytes]) -> bool:
+    """Whether it is a file, or a link that leads nowhere: an image that is missing.
+
+    Not a pipe, a socket or a device: some of them never end.
+    """
+    try:
+        return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
+    except OSError:
+        return True  # reading it says why
 
 
 def is_junk(name: bytes) -> bool:

@@ -16,7 +16,8 @@ from ..datasets.prepared import Recipe
 from ..loader import MEMORY_SHARE, Batch, fits_device
 from ..machine import host_memory_bytes, num_cores
 from ..prepare import prepare
-from ..stream import Samples, Stream, shared
+from ..samples import Samples
+from ..stream import Stream, shared
 from ..workers import candidates
 from .case import Case, NotHereError, Variants, need_gpu, streamed, with_knobs
 from .trial import Trial, Variant
@@ -167,7 +168,7 @@ class FloatStream(Stream):
         """Fill some rows of a slot."""
         rows = self.images[slot, first:last]
         pixels = torch.empty(rows.shape, dtype=torch.uint8)
-        self.samples.fill(pixels, epoch, self.numbers[1, slot, first:last].numpy())
+        self.write(pixels, slot, first, last, epoch)
         rows.copy_(pixels)
         rows.flatten(2).mul_(self.scale).sub_(self.shift)
 

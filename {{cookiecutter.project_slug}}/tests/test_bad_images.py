@@ -1,0 +1,299 @@
+"""Files that can't be read: a run ends and names them, or others take their places, by place."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, run_ranks, write_photo
+from torch import Tensor
+
+from image_classifier import bad_images as bad_images_module
+from image_classifier import decode
+from image_classifier import stream as stream_module
+from image_classifier.augment import Normalize
+from image_classifier.config import Config, FaultError, UserError
+from image_classifier.distributed import World, join_world
+from image_classifier.evaluate import evaluate
+from image_classifier.loader import EvalData, TrainData
+from image_classifier.models import build_model
+from image_classifier.precision import Precision
+from image_classifier.prepare import prepare
+from image_classifier.report import phrase
+from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
+BAD = {"train": ("ant/02.jpg", "bee/05.jpg"), "val": ("ant/04.jpg",)}
+STEPS = 8  # two epochs
+Seen = list[tuple[Tensor, ...]]
+
+
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 photographs to train on, of which 2 are not, and 10 for validation, of which 1 is not."""
+    root = tmp_path_factory.mktemp("spoilt")
+    for split, count in (("train", 24), ("val", 10)):
+        for number in range(count):
+            path = root / split / ("ant", "bee")[number % 2] / f"{number:02}.jpg"
+            write_photo(path, number, size=(40 + number, 36))
+        for name in BAD[split]:
+            (root / split / name).write_bytes(b"<html>404</html>")
+    return root
+
+
+@pytest.fixture
+def skipping(config: Config, spoilt: Path) -> Config:
+    """A run on them that passes over bad images, six to a batch."""
+    Path(config.run.dir).mkdir()
+    return changed(
+        config,
+        data__name="folder",
+        data__root=str(spoilt),
+        data__limit=0,
+        data__batch_size=6,
+        data__where="stream",
+        data__workers=2,
+        data__on_bad_image="skip",
+        augment__crop="resized",
+    )
+
+
+def seen(config: Config, start: int = 0, world: World = CPU) -> Seen:
+    """Images, labels and indices of the batches from `start` on."""
+    batches = TrainData(config, world).batches(start, STEPS)
+    return [
+        (batch.images.clone(), batch.labels.clone(), batch.indices.clone()) for batch in batches
+    ]
+
+
+def is_same(some: Seen, others: Seen) -> bool:
+    """Whether all is the same to the last bit."""
+    return len(some) == len(others) and all(
+        torch.equal(one, other)
+        for batch, other_batch in zip(some, others, strict=True)
+        for one, other in zip(batch, other_batch, strict=True)
+    )
+
+
+def test_another_image_with_its_own_label_takes_the_place_of_a_bad_one(skipping: Config) -> None:
+    data = TrainData(skipping, CPU)
+    paths = data.source.paths
+    bad = {i for i in range(24) if os.fsdecode(paths.relative(i)) in BAD["train"]}
+    replaced = 0
+    for step, (images, labels, indices) in enumerate(seen(skipping)):
+        asked = data.indices_at(step)
+        assert len(images) == 6
+        assert torch.equal(labels, data.source.labels[indices])
+        assert not bad & set(indices.tolist())
+        differ = indices != asked
+        assert set(asked[differ].tolist()) == bad & set(asked.tolist())  # no other place moves
+        replaced += int(differ.sum())
+    assert replaced == 2 * len(bad)
+
+
+def test_what_stands_in_depends_on_the_place_alone(
+    skipping: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_processes = seen(skipping)
+    assert is_same(seen(changed(skipping, data__workers=0)), by_processes)
+    assert is_same(seen(skipping, start=3), by_processes[3:])
+    monkeypatch.setattr(stream_module, "FORKS", False)
+    assert is_same(seen(skipping), by_processes)
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_resident_images_have_the_same_stand_ins(skipping: Config, where: str) -> None:
+    streamed = seen(skipping)
+    resident = seen(changed(skipping, data__where=where, augment__crop="none"))
+    for (_, labels, indices), (_, other_labels, other_indices) in zip(
+        streamed, resident, strict=True
+    ):
+        assert torch.equal(labels, other_labels)
+        assert torch.equal(indices, other_indices)
+
+
+def on_a_rank(config: Config) -> tuple[list[int], list[int], str, tuple[int, float, int]]:
+    """Indices streamed and resident, the list of bad images, and an evaluation."""
+    with join_world(config.compute) as world:
+        streamed = [i for *_, indices in seen(config, world=world) for i in indices.tolist()]
+        kept = changed(config, data__where="device", augment__crop="none")
+        resident = [i for *_, indices in seen(kept, world=world) for i in indices.tolist()]
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        torch.manual_seed(0)
+        model = build_model(config.model, 2, 32)
+        data = EvalData(config.data, "val", world, config.run)
+        scores = evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
+        assert world.agree(True)
+        listed = Path(config.run.dir, "bad_images.txt").read_text()
+        return (
+            streamed,
+            resident,
+            listed,
+            (int(scores.confusion.sum()), scores.loss, scores.left_out),
+        )
+
+
+def test_two_processes_see_and_count_what_one_does(skipping: Config) -> None:
+    skipping = changed(skipping, data__workers=0)
+    (alone, _, _, (count, loss, left_out)) = on_a_rank(skipping)
+    Path(skipping.run.dir, "bad_images.txt").unlink()
+    ranks = run_ranks(2, on_a_rank, skipping)
+    assert count == 9
+    for half in range(2):  # streamed, and resident
+        steps = zip(*(torch.tensor(rank[half]).view(STEPS, 3) for rank in ranks), strict=True)
+        assert torch.cat([torch.cat(step) for step in steps]).tolist() == alone
+    for rank in ranks:
+        assert rank[3][0] == count
+        assert rank[3][1] == pytest.approx(loss, rel=1e-6)
+    assert sorted(line.split("\t")[0] for line in ranks[0][2].splitlines()) == [
+        "train/ant/02.jpg",
+        "train/bee/05.jpg",
+        "val/ant/04.jpg",
+    ]
+    assert left_out == 1
+
+
+def test_a_run_says_how_many_were_skipped_and_lists_each_once(
+    skipping: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skipping = changed(skipping, run__log_every_steps=2, model__width=8)
+    scores = train(skipping)
+    folder = Path(skipping.run.dir)
+    said = capsys.readouterr().out
+    assert f"2 images could not be read, and in training others took their places: {folder}" in said
+    assert "without 1 that could not be read" in said
+    assert scores.left_out == 1
+    assert int(scores.confusion.sum()) == 9
+    listed = (folder / "bad_images.txt").read_text().splitlines()
+    assert sorted(line.split("\t")[0] for line in listed) == [
+        *(f"train/{name}" for name in BAD["train"]),
+        "val/ant/04.jpg",
+    ]
+    assert all("\tnot a JPEG" in line for line in listed)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("data/bad_images") for row in rows if "train/loss" in row][-1] == 3
+    assert [row["val/bad_images"] for row in rows if "val/top1" in row][-1] == 1
+    seen(skipping)  # as a run does that goes on
+    assert (folder / "bad_images.txt").read_text().splitlines() == listed
+
+
+def test_evaluation_leaves_out_what_cannot_be_read_wherever_images_are(skipping: Config) -> None:
+    labels = {}
+    for where in ("stream", "auto"):
+        data = EvalData(changed(skipping, data__where=where).data, "val", CPU, skipping.run)
+        for _ in range(2):
+            labels[where] = torch.cat([batch.labels.clone() for batch in data.batches()])
+            assert data.num_left_out == 1
+    assert torch.equal(labels["stream"], labels["auto"])
+    assert labels["auto"].tolist().count(-1) == 1
+    assert phrase({"val/top1": 1, "val/top5": 1, "val/loss": 0}).endswith("loss 0.0000")
+
+
+@pytest.mark.parametrize("where", ["stream", "auto"])
+def test_evaluation_stops_at_a_bad_image_unless_it_is_told_otherwise(
+    skipping: Config, where: str
+) -> None:
+    data = changed(skipping, data__on_bad_image="stop", data__where=where).data
+    with pytest.raises(UserError, match=r"cannot read image .*ant/04\.jpg"):
+        list(EvalData(data, "val", CPU).batches())
+
+
+@pytest.mark.parametrize("where", ["stream", "device"])
+def test_too_many_bad_images_end_the_run(
+    skipping: Config, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_images_module, "MOST", 1)
+    skipping = changed(skipping, data__where=where, augment__crop="none")
+    with pytest.raises(FaultError, match=r"2 of 24 images can't be read.*bad_images\.txt' lists"):
+        seen(skipping)
+    assert len(Path(skipping.run.dir, "bad_images.txt").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("where", ["stream", "device"])
+def test_where_nothing_can_stand_in_the_file_is_named(
+    skipping: Config, tmp_path: Path, where: str
+) -> None:
+    for number in range(4):
+        path = tmp_path / "bad" / "train" / "ant" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    write_photo(tmp_path / "bad" / "val" / "ant" / "0.jpg", 0)
+    root, crop = str(tmp_path / "bad"), "none"
+    skipping = changed(skipping, data__root=root, data__batch_size=4, augment__crop=crop)
+    with pytest.raises(UserError, match=r"\.jpg': .*; nor can the 20 others"):
+        seen(changed(skipping, data__where=where))
+
+
+def vanishes(path: Path) -> None:
+    path.unlink()
+
+
+def becomes_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def becomes_a_loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (vanishes, "No such file or directory"),
+        (becomes_a_folder, "Is a directory"),
+        (becomes_a_loop, "Too many levels of symbolic links"),
+    ],
+)
+def test_a_file_that_changes_while_training_is_told_or_skipped(
+    skipping: Config, tmp_path: Path, change: Callable[[Path], None], reason: str
+) -> None:
+    name = "ant/new\nline.jpg"
+    for number in range(7):
+        write_photo(tmp_path / "own" / "train" / "ant" / f"{number}.jpg", number)
+    write_photo(tmp_path / "own" / "train" / name, 9)
+    write_photo(tmp_path / "own" / "val" / "ant" / "0.jpg", 0)
+    skipping = changed(skipping, data__root=str(tmp_path / "own"), data__batch_size=4)
+    skip, stop = (
+        TrainData(changed(skipping, data__on_bad_image=kind), CPU) for kind in ("skip", "stop")
+    )
+    change(tmp_path / "own" / "train" / name)
+    with pytest.raises(UserError, match=rf"new\\nline\.jpg': {reason}"):
+        list(stop.batches(0, 4))
+    assert len(list(skip.batches(0, 4))) == 4
+    listed = Path(skipping.run.dir, "bad_images.txt").read_text()
+    assert listed == f"train/ant/new\\x0aline.jpg\t{reason}\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (errno.EACCES, decode.BadImageError, "cannot read image 'x.jpg': Permission denied"),
+        (errno.EIO, decode.BadImageError, "cannot read image 'x.jpg': Input/output error"),
+        (errno.EMFILE, FaultError, "no more images can be read: Too many open files, at 'x.jpg'"),
+    ],
+)
+def test_what_the_system_lacks_is_not_the_fault_of_a_file(
+    number: int, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(decode, "open", refuse, raising=False)
+    with pytest.raises(kind) as error:
+        decode.read_image(Path("x.jpg"))
+    assert str(error.value) == message
+
+
+def test_prepare_stops_at_a_bad_image_and_says_what_to_do(skipping: Config, tmp_path: Path) -> None:
+    from image_classifier.datasets.prepared import Recipe
+
+    data = changed(skipping, data__cache=str(tmp_path / "cache")).data
+    with pytest.raises(UserError, match=r"cannot read image .*; mend it .*`check --quarantine`"):
+        prepare(data, ("train",), Recipe("raw", 32, 85))
+    with pytest.raises(UserError, match=r"cannot read image .*"):
+        prepare(data, ("val",), Recipe("raw", 32, 85))

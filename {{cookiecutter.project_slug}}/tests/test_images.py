@@ -1,0 +1,338 @@
+"""A zoo of image files: each is read with the right pixels, or refused with a reason, and at once.
+
+`FUZZED_IMAGES=2000 python -m pytest tests/test_images.py` damages more of them.
+"""
+
+import io
+import os
+import random
+import resource
+import struct
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from image_classifier.decode import (
+    TURNS,
+    BadImageError,
+    decode_jpeg,
+    read_image,
+    silence_pillow,
+)
+
+FUZZED = int(os.environ.get("FUZZED_IMAGES", "200"))
+SECONDS, PEAK_BYTES = 0.2, 200e6  # that a file may take
+HEIGHT, WIDTH = 24, 40
+COLOURS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]  # of the quarters, by rows
+GREYS = [(76,) * 3, (150,) * 3, (29,) * 3, (226,) * 3]  # the same in ITU-R 601 luma
+WHITE = (255, 255, 255)
+NO_IMAGE = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
+
+
+@pytest.fixture(autouse=True)
+def as_users_see_it() -> object:
+    """Pillow's warnings are silenced, as they are outside of pytest."""
+    with warnings.catch_warnings():
+        silence_pillow()
+        yield
+
+
+def quarters(*colours: tuple[int, ...]) -> Image.Image:
+    """A picture of four rectangles, each of another colour."""
+    pixels = np.zeros((HEIGHT, WIDTH, len(colours[0])), dtype=np.uint8)
+    for number, colour in enumerate(colours):
+        top, left = number // 2 * HEIGHT // 2, number % 2 * WIDTH // 2
+        pixels[top : top + HEIGHT // 2, left : left + WIDTH // 2] = colour
+    return Image.fromarray(pixels.squeeze())
+
+
+RGB = quarters(*COLOURS)
+GREY16 = np.asarray(RGB.convert("L")).astype(np.uint16) * 256 + 77
+OTHER = Image.new("RGB", RGB.size)
+
+
+def saved(image: Image.Image, form: str, **options: object) -> bytes:
+    """An image in a file."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    """A chunk of a PNG."""
+    check = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + check
+
+
+def png(width: int, height: int, bits: int, kind: int, rows: bytes) -> bytes:
+    """A PNG made by hand: of what Pillow does not write, or of a size that is a lie."""
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def rgb16() -> bytes:
+    """A PNG of 16 bits in each colour; the lower 8 are noise."""
+    deep = (np.asarray(RGB).astype(np.uint16) * 256 + 99).astype(">u2")
+    return png(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in deep))
+
+
+def keyed() -> bytes:
+    """A PNG of which red is transparent."""
+    content = saved(RGB, "PNG")
+    place = content.index(b"IDAT") - 4
+    return content[:place] + chunk(b"tRNS", struct.pack(">HHH", 255, 0, 0)) + content[place:]
+
+
+def with_alpha(mode: str) -> Image.Image:
+    """The quarters, of which the first is transparent and the second half so."""
+    image = RGB.convert(mode[:-1])
+    image.putalpha(quarters((0,), (128,), (255,), (255,)))
+    return image
+
+
+def claims(jpeg: bytes, height: int, width: int) -> bytes:
+    """A JPEG with another size in its header."""
+    place = jpeg.index(b"\xff\xc0")
+    return jpeg[: place + 5] + struct.pack(">HH", height, width) + jpeg[place + 9 :]
+
+
+def animated(form: str) -> bytes:
+    """The quarters, and then another picture."""
+    return saved(RGB, form, save_all=True, append_images=[OTHER], lossless=True)
+
+
+JPEG = saved(RGB, "JPEG", quality=95, subsampling=0)
+GARBLED = JPEG[:2] + b"\xff\xe1\0\x12Exif\0\0MMnonsense" + JPEG[2:]
+PALETTE = RGB.quantize(8)
+CLEAR = [WHITE, (127, 255, 127), *COLOURS[2:]]
+# By name: the file, and the colours of its quarters or the reason why it is refused.
+ZOO: dict[str, tuple[bytes, list | str]] = {
+    "baseline.jpg": (JPEG, COLOURS),
+    "progressive.jpg": (saved(RGB, "JPEG", quality=95, progressive=True), COLOURS),
+    "grey.jpg": (saved(RGB.convert("L"), "JPEG", quality=95), GREYS),
+    "cmyk of Adobe.jpg": (saved(RGB.convert("CMYK"), "JPEG", quality=95), COLOURS),
+    "tail.jpg": (JPEG + b"\0garbage\xff\xd9" * 9, COLOURS),
+    "two.jpg": (JPEG + saved(OTHER, "JPEG"), COLOURS),
+    "mpo.jpg": (saved(RGB, "MPO", save_all=True, append_images=[OTHER], quality=95), COLOURS),
+    "exif garbled.jpg": (GARBLED, COLOURS),
+    "in truth a png.jpg": (saved(RGB, "PNG"), COLOURS),
+    "in truth a jpeg.png": (JPEG, COLOURS),
+    "rgb.png": (saved(RGB, "PNG"), COLOURS),
+    "grey.png": (saved(RGB.convert("L"), "PNG"), GREYS),
+    "grey 16.png": (saved(Image.fromarray(GREY16), "PNG"), GREYS),
+    "rgb 16.png": (rgb16(), COLOURS),
+    "palette.png": (saved(PALETTE, "PNG"), COLOURS),
+    "palette and alpha.png": (saved(with_alpha("RGBA").quantize(8), "PNG"), CLEAR),
+    "palette and key.png": (saved(PALETTE, "PNG", transparency=PALETTE.getpixel((0, 0))), None),
+    "grey and alpha.png": (saved(with_alpha("LA"), "PNG"), [WHITE, (202,) * 3, *GREYS[2:]]),
+    "rgba.png": (saved(with_alpha("RGBA"), "PNG"), CLEAR),
+    "key.png": (keyed(), [WHITE, *COLOURS[1:]]),
+    "1 bit.png": (
+        saved(quarters((255,), (0,), (0,), (255,)).convert("1"), "PNG"),
+        [WHITE, (0, 0, 0), (0, 0, 0), WHITE],
+    ),
+    "animated.png": (animated("PNG"), COLOURS),
+    "one column.png": (png(1, 60_000, 8, 2, (b"\0" + b"\xff\0\0") * 60_000), [(255, 0, 0)] * 4),
+    "one row.png": (png(60_000, 1, 8, 2, b"\0" + b"\xff\0\0" * 60_000), [(255, 0, 0)] * 4),
+    "palette.gif": (saved(RGB, "GIF"), COLOURS),
+    "animated.gif": (animated("GIF"), COLOURS),
+    "lossy.webp": (saved(RGB, "WEBP", quality=95), COLOURS),
+    "lossless.webp": (saved(RGB, "WEBP", lossless=True), COLOURS),
+    "alpha.webp": (saved(with_alpha("RGBA"), "WEBP", lossless=True), CLEAR),
+    "animated.webp": (animated("WEBP"), COLOURS),
+    "plain.bmp": (saved(RGB, "BMP"), COLOURS),
+    "plain.tif": (saved(RGB, "TIFF"), COLOURS),
+    "lzw.tif": (saved(RGB, "TIFF", compression="tiff_lzw"), COLOURS),
+    "jpeg.tif": (saved(RGB, "TIFF", compression="jpeg", quality=95), COLOURS),
+    "cmyk.tif": (saved(RGB.convert("CMYK"), "TIFF"), COLOURS),
+    "grey 16.tif": (saved(Image.fromarray(GREY16), "TIFF"), GREYS),
+    "float.tif": (saved(RGB.convert("F"), "TIFF"), "floating-point"),
+    "grey 32.tif": (saved(Image.fromarray(GREY16.astype(np.int32) * 99), "TIFF"), "of 32 bits"),
+    "nothing.jpg": (b"", NO_IMAGE),
+    "html.jpg": (b"<html>404: not found</html>", NO_IMAGE),
+    "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", NO_IMAGE),
+    "paper.pdf": (saved(RGB, "PDF"), NO_IMAGE),
+    "icon.ico": (saved(RGB, "ICO"), NO_IMAGE),
+    "layers.psd": (b"8BPS\0\1" + bytes(64), NO_IMAGE),
+    "new.avif": (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf" + bytes(64), NO_IMAGE),
+    "cut.jpg": (JPEG[: len(JPEG) * 2 // 3], "truncated"),
+    "cut.png": (rgb16()[:-60], "truncated|broken|Truncated"),
+    "cut.webp": (saved(RGB, "WEBP")[:-40], "decoder|frame"),
+    "cut.bmp": (saved(RGB, "BMP")[:-99], "truncated|Truncated"),
+    "header alone.gif": (saved(RGB, "GIF")[:20], ""),
+    "bomb.png": (png(10_250, 10_250, 1, 0, b"\0" * 1283), "10250 x 10250 pixels, more than"),
+    "bomb.jpg": (claims(JPEG, 65_500, 65_500), "65500 x 65500 pixels, more than"),
+    "bomb for Pillow.jpg": (
+        claims(saved(RGB.convert("CMYK"), "JPEG"), 65_500, 65_500),
+        "exceeds limit|65500 x 65500 pixels, more than",
+    ),
+    "bomb.gif": (b"GIF89a\xff\xff\xff\xff" + saved(RGB, "GIF")[10:], "pixels"),
+}
+
+
+def read(path: Path) -> np.ndarray:
+    """The pixels of a file, which may neither take long nor much memory."""
+    began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        return read_image(path).numpy()
+    finally:
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+        assert grown * (1 if sys.platform == "darwin" else 1024) < PEAK_BYTES
+        assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_file_is_read_right_or_refused_with_its_path_and_the_reason(
+    name: str, tmp_path: Path
+) -> None:
+    content, expected = ZOO[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    if isinstance(expected, str):
+        with pytest.raises(BadImageError, match=f"cannot read image '.*{name}': .*({expected})"):
+            read(path)
+        return
+    pixels = read(path)
+    assert pixels.dtype == np.uint8
+    assert pixels.shape[2] == 3
+    height, width = pixels.shape[:2]
+    for number, colour in enumerate(expected or [WHITE, *COLOURS[1:]]):
+        place = height * (1 + number // 2 * 2) // 4, width * (1 + number % 2 * 2) // 4
+        assert np.abs(pixels[place] - np.array(colour)).max() <= 8, number
+
+
+def test_there_are_enough_animals() -> None:
+    assert len(ZOO) >= 38
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("JPEG", {"quality": 95, "subsampling": 0}),
+        ("JPEG", {"quality": 95, "progressive": True}),
+        ("PNG", {}),
+        ("WEBP", {"lossless": True}),
+        ("TIFF", {}),
+    ],
+)
+def test_a_turned_image_is_set_upright_whatever_its_format(
+    form: str, options: dict, tmp_path: Path
+) -> None:
+    against = {6: 8, 8: 6}  # each other turn undoes itself
+    for orientation in range(1, 9):
+        turn = TURNS.get(against.get(orientation, orientation))
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        lying = RGB if turn is None else RGB.transpose(turn)
+        path = tmp_path / "turned"
+        path.write_bytes(saved(lying, form, exif=exif, **options))
+        pixels = read(path)
+        assert pixels.shape == (HEIGHT, WIDTH, 3), orientation
+        assert np.abs(pixels[6::12, 10::20].reshape(-1, 3) - np.array(COLOURS)).max() <= 8
+
+
+def test_exif_data_after_the_pixels_count_too(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = saved(RGB, "PNG")
+    late = chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))
+    (tmp_path / "late.png").write_bytes(content[:-12] + late + content[-12:])
+    assert read(tmp_path / "late.png").shape == (WIDTH, HEIGHT, 3)
+
+
+@pytest.mark.parametrize("orientation", [0, 1, 6, 9])
+def test_the_fast_path_turns_what_pillow_turns(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    colour = saved(RGB, "JPEG", exif=exif)
+    assert decode_jpeg(colour) is not None
+    assert decode_jpeg(saved(RGB.convert("CMYK"), "JPEG", exif=exif)) is None  # so Pillow's
+    for number, content in enumerate((colour, saved(RGB.convert("CMYK"), "JPEG", exif=exif))):
+        (tmp_path / str(number)).write_bytes(content)
+    shapes = [read(tmp_path / str(number)).shape for number in range(2)]
+    assert shapes == [((WIDTH, HEIGHT) if orientation == 6 else (HEIGHT, WIDTH)) + (3,)] * 2
+
+
+def links_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def links_to_nothing(path: Path) -> None:
+    path.symlink_to(path.with_name("nothing"))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda _: None, "No such file"),
+        (Path.mkdir, "Is a directory"),
+        (links_to_nothing, "No such file"),
+        (links_to_itself, "symbolic links"),
+    ],
+)
+def test_what_is_no_file_is_refused(
+    make: Callable[[Path], None], reason: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "x.jpg")
+    with pytest.raises(BadImageError, match=rf"cannot read image '.*x\.jpg': .*{reason}"):
+        read_image(tmp_path / "x.jpg")
+
+
+def test_a_message_is_one_line_whatever_the_file_is_called(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/new\nline \xff.jpg"))
+    path.write_bytes(b"no image")
+    with pytest.raises(BadImageError, match=r"new\\nline \\udcff\.jpg") as error:
+        read_image(path)
+    str(error.value).encode("ascii")
+    assert "\n" not in str(error.value)
+
+
+def test_pillow_warns_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    content = claims(saved(RGB.convert("CMYK"), "JPEG"), 10_000, 10_000)  # Pillow warns of it
+    (tmp_path / "x").write_bytes(content)
+    for is_silent in (False, True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.resetwarnings()
+            warnings.simplefilter("always")
+            if is_silent:
+                silence_pillow()
+            with pytest.raises(BadImageError, match="10000 x 10000 pixels, more than"):
+                read_image(tmp_path / "x")
+        assert bool(caught) != is_silent
+    assert capfd.readouterr() == ("", "")
+
+
+def damaged(content: bytes, chance: random.Random, number: int) -> bytes:
+    """A file with some bytes changed, and at times an end cut off or bytes put in."""
+    changed = bytearray(content)
+    area = min(len(changed), chance.choice((64, len(changed))))  # headers matter most
+    for _ in range(chance.choice((1, 3, 10))):
+        changed[chance.randrange(area)] = chance.randrange(256)
+    if number % 5 == 0:
+        del changed[chance.randrange(len(changed)) :]
+    if number % 7 == 0:
+        place = chance.randrange(len(changed) + 1)
+        changed[place:place] = chance.randbytes(chance.randrange(1, 40))
+    return bytes(changed)
+
+
+def test_damaged_files_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    sound = [content for content, expected in ZOO.values() if isinstance(expected, list)]
+    reasons = []
+    for number in range(FUZZED):
+        (tmp_path / "x").write_bytes(damaged(sound[number % len(sound)], chance, number))
+        try:
+            assert read(tmp_path / "x").shape[2] == 3
+        except BadImageError as error:
+            reasons.append(str(error))
+    assert FUZZED / 3 < len(reasons) < FUZZED
+    assert all(reason.isprintable() for reason in reasons)
