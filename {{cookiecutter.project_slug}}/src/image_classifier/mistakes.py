@@ -28,11 +28,11 @@ USUAL_LR = {
     "muon": (3e-3, 512, 0.5, "https://arxiv.org/abs/2502.16982"),  # as AdamW's, and short runs more
 }
 FAR = 20  # times the usual learning rate, or a part of it: published recipes are within 10
-FEW_FOR_BATCHNORM = 8  # images, below which its statistics are noise: docs, and arXiv 1803.08494
+FEW_FOR_BATCHNORM = 8  # images, below which accuracy suffers: https://arxiv.org/abs/1803.08494
 LONG_WARMUP = 0.5  # share of the run
 PROBES = 64  # validation images that are looked up among the training images
 SHARED = 0.05  # share of them to be found there; every large dataset has a few twins
-STATED = 4000  # training files that are asked for their size; more would take too long
+STATED = 2000  # training files that are asked for their size; more would take too long
 COMPARED = 1000  # images, or pairs of files, that are compared as a whole at most
 
 
@@ -91,14 +91,13 @@ def check_labels(source: Source, split: str) -> None:
     Raises:
         UserError: naming the first.
     """
-    count = len(source.classes)
-    is_outside = (source.labels < 0) | (source.labels >= count)
-    if is_outside.any():
-        index = int(is_outside.nonzero()[0])
+    count, labels = len(source.classes), source.labels.numpy()
+    outside = np.flatnonzero((labels < 0) | (labels >= count))
+    if len(outside):
         raise UserError(
-            f"{int(is_outside.sum()):,} of {len(source):,} labels of the {split} images are "
+            f"{len(outside):,} of {len(source):,} labels of the {split} images are "
             f"outside 0 .. {count - 1}, the numbers of the classes: the first is "
-            f"{int(source.labels[index])}, of image {index}"
+            f"{labels[outside[0]]}, of image {outside[0]}"
         )
 
 
@@ -112,13 +111,15 @@ def lonely_batchnorm(start: Start) -> None:
         return
     _, norms = look(start.model, start.config.data.image_size)
     if norms:
-        data, optim, processes = start.config.data, start.config.optim, start.train_data.world.size
+        batch_size, accumulate = start.config.data.batch_size, start.config.optim.accumulate
+        processes = start.train_data.world.size
+        parts = processes * accumulate
         group = ", or --model.norm group" if start.config.model.name == "resnet9" else ""
         raise UserError(
-            f"--data.batch-size {data.batch_size} leaves {count} image to each of {processes} "
-            f"processes x --optim.accumulate {optim.accumulate}, and the BatchNorm {norms[0]} "
-            f"would see 1 value of each channel, where it needs 2: take a batch size of "
-            f"{2 * processes * optim.accumulate} or more{group}"
+            f"--data.batch-size {batch_size} leaves {count} image to each of {parts} parts "
+            f"({processes} processes x --optim.accumulate {accumulate}), and the BatchNorm "
+            f"{norms[0]} would see 1 value of each channel, where it needs 2: take a batch size "
+            f"of {2 * parts} or more, or fewer parts{group}"
         )
 
 
@@ -289,17 +290,13 @@ def same_pixels(train: Tensor, val: Tensor, picked: Tensor) -> list[int]:
     """
     if train.shape[1:] != val.shape[1:]:
         return []
-    train, val = train.flatten(1), val[picked].flatten(1)
-    length = train.shape[1]
-    places = torch.arange(1, 16, 2) * length // 16
-    keys, wanted = (
-        images.index_select(1, places).contiguous().view(torch.int64).flatten()
-        for images in (train, val)
-    )
-    candidates = torch.isin(keys, wanted).nonzero().flatten()[:COMPARED]
-    known = {image.numpy().tobytes() for image in train[candidates]}
-    found = zip(picked.tolist(), val, strict=True)
-    return [index for index, image in found if image.numpy().tobytes() in known]
+    learned, asked = train.flatten(1).numpy(), val[picked].flatten(1).numpy()
+    places = np.arange(1, 16, 2) * learned.shape[1] // 16
+    keys, wanted = (np.take(images, places, 1).view(np.uint64)[:, 0] for images in (learned, asked))
+    candidates = np.flatnonzero(np.isin(keys, wanted))[:COMPARED]
+    known = {image.tobytes() for image in learned[candidates]}
+    pairs = zip(picked.tolist(), asked, strict=True)
+    return [index for index, image in pairs if image.tobytes() in known]
 
 
 def same_files(train: PathList, val: PathList) -> list[Path]:
