@@ -5,10 +5,8 @@ count wrong; one in `DOUBTS` returns a line about what is most likely wrong, and
 All of them together take a few milliseconds.
 """
 
-import filecmp
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import Config, OptimConfig, UserError
-from .datasets.paths import PathList
 from .datasets.source import Source
+from .datasets.twins import find_twins
 from .loader import EvalData, TrainData
 from .optim import SCHEDULES
 
@@ -32,8 +30,6 @@ FEW_FOR_BATCHNORM = 8  # images, below which accuracy suffers: https://arxiv.org
 LONG_WARMUP = 0.5  # share of the run
 PROBES = 64  # validation images that are looked up among the training images
 SHARED = 0.05  # share of them to be found there; every large dataset has a few twins
-STATED = 2000  # training files that are asked for their size; more would take too long
-COMPARED = 1000  # images, or pairs of files, that are compared as a whole at most
 
 
 @dataclass(frozen=True)
@@ -145,9 +141,9 @@ def shuffled_evaluation(start: Start) -> None:
     one that shuffles parts images from what is said of them.
     """
     data, world = start.val_data, start.val_data.world
-    indices = data.indices.to(world.device)
-    seen = torch.zeros(len(data.source), dtype=torch.int32, device=world.device)
-    seen = world.sum(seen.index_add_(0, indices, torch.ones_like(indices, dtype=torch.int32)))
+    indices = data.indices
+    seen = torch.bincount(indices, minlength=len(data.source))
+    seen = world.sum(seen.to(world.device))
     left_out, repeated = int((seen == 0).sum()), int((seen > 1).sum())
     if left_out or repeated:
         raise UserError(
@@ -217,19 +213,12 @@ def few_for_batchnorm(start: Start) -> str:
 
 def shared_images(start: Start) -> str:
     """Scores on images that were learned say nothing of others."""
-    train, val = start.train_data.source, start.val_data.source
-    picked = torch.arange(min(PROBES, len(val))) * len(val) // min(PROBES, len(val))
-    if train.pixels is not None and val.pixels is not None:
-        found = [f"image {index}" for index in same_pixels(train.pixels, val.pixels, picked)]
-    elif train.paths is not None and val.paths is not None:
-        found = [ascii(str(path)) for path in same_files(train.paths, val.paths.picked(picked))]
-    else:
-        return ""
-    if len(found) <= SHARED * len(picked):
+    count, twins = find_twins(start.train_data.source, start.val_data.source, PROBES)
+    if len(twins) <= SHARED * count:
         return ""
     return (
-        f"of {len(picked)} validation images that were looked up, {len(found)} are training images "
-        f"too, such as {found[0]}: scores will be too good"
+        f"of {count} validation images that were looked up, {len(twins)} are training images too, "
+        f"such as {twins[0]}: scores will be too good"
     )
 
 
@@ -281,67 +270,6 @@ def look(model: nn.Module, image_size: int) -> tuple[Tensor, list[str]]:
     for hook in hooks:
         hook.remove()
     return logits, norms
-
-
-def same_pixels(train: Tensor, val: Tensor, picked: Tensor) -> list[int]:
-    """Which of the validation images `picked` are among the training images, byte by byte.
-
-    Both are (count, height, width, 3) uint8. Eight bytes of each image tell most of them apart.
-    """
-    if train.shape[1:] != val.shape[1:]:
-        return []
-    learned, asked = train.flatten(1).numpy(), val[picked].flatten(1).numpy()
-    places = np.arange(1, 16, 2) * learned.shape[1] // 16
-    keys, wanted = (np.take(images, places, 1).view(np.uint64)[:, 0] for images in (learned, asked))
-    candidates = np.flatnonzero(np.isin(keys, wanted))[:COMPARED]
-    known = {image.tobytes() for image in learned[candidates]}
-    pairs = zip(picked.tolist(), asked, strict=True)
-    return [index for index, image in pairs if image.tobytes() in known]
-
-
-def same_files(train: PathList, val: PathList) -> list[Path]:
-    """Which of the files `val` are among `train`: the same file by another way, or a copy.
-
-    A copy is looked for under its own name, and in a small dataset by its size under any name.
-    """
-    names, wanted = ends_of_names(train), ends_of_names(val)
-    by_name: dict[int, list[int]] = {}
-    for index in np.flatnonzero(np.isin(names, wanted)).tolist():
-        by_name.setdefault(int(names[index]), []).append(index)
-    sizes = train.stats()[:, 0] if len(train) <= STATED else torch.empty(0)
-    found = []
-    left = COMPARED
-    for name, path in zip(wanted.tolist(), val, strict=True):
-        size = path.stat().st_size if path.exists() else -1
-        same_size = (sizes == size).nonzero().flatten().tolist()
-        for index in dict.fromkeys(by_name.get(name, []) + same_size):
-            left -= 1
-            if left < 0:
-                return found
-            if is_same_file(train[index], path):
-                found.append(path)
-                break
-    return found
-
-
-def ends_of_names(paths: PathList, length: int = 16) -> np.ndarray:
-    """A hash of the last bytes of each path: (count,) uint64."""
-    text, ends = paths.bytes.numpy(), paths.ends.numpy()
-    starts = np.concatenate(([0], ends[:-1]))
-    names = np.zeros(len(ends), dtype=np.uint64)
-    for place in range(1, length + 1):
-        at = ends - place
-        byte = np.where(at >= starts, text[np.maximum(at, 0)], 0)
-        names = names * np.uint64(0x9E3779B97F4A7C15) + byte.astype(np.uint64)
-    return names
-
-
-def is_same_file(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one file, or to files of the same bytes."""
-    try:
-        return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
-    except OSError:  # gone, or not to be read: decoding will say so
-        return False
 
 
 def some(names: tuple[str, ...], most: int = 3) -> str:
