@@ -21,8 +21,16 @@ from image_classifier.datasets.shapes import shapes
 from image_classifier.datasets.source import Source
 from image_classifier.distributed import World, join_world
 from image_classifier.evaluate import Scores, evaluate_run
-from image_classifier.loader import EvalData, TrainData, copy_ahead
-from image_classifier.mistakes import Start, find_mistakes, unusual_lr
+from image_classifier.loader import (
+    EvalData,
+    TrainData,
+    copy_ahead,
+)
+from image_classifier.mistakes import (
+    Start,
+    find_mistakes,
+    unusual_lr,
+)
 from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_schedule
 from image_classifier.presets import PRESETS, smoke
