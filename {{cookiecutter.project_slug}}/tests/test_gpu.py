@@ -9,6 +9,7 @@ from conftest import changed, write_photo
 
 from image_classifier.checkpoint import read_checkpoint
 from image_classifier.config import Config
+from image_classifier.distributed import World
 from image_classifier.loader import Batch, TrainData, copy_ahead
 from image_classifier.train import train
 
@@ -81,7 +82,7 @@ def test_copies_that_overlap_bring_the_right_images() -> None:
     pairs = ((images.pin_memory(), torch.tensor([0])) for images in host)
     busy = torch.randn(2000, 2000, device=device)
     sums = []
-    for batch in copy_ahead(pairs, device):
+    for batch in copy_ahead(pairs, World(device)):
         for _ in range(5):
             busy = busy @ busy / 2000  # the device falls behind the host
         sums.append(batch.images.float().mean())

@@ -56,6 +56,8 @@ class Checkpoints:
             "config": flatten(config),
             "classes": list(source.classes),
             "fingerprint": source.fingerprint(),
+            "mean": list(source.mean),
+            "std": list(source.std),
         }
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.pending: Future[None] | None = None
@@ -117,6 +119,10 @@ class Checkpoints:
             )
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
+        for name in ("mean", "std"):
+            was, now = saved.get(name), self.identity[name]
+            if was not in (None, now):  # None: saved before it was kept
+                raise self.refusal(f"it normalised by a {name} of {was}, not of {now}")
 
     def refusal(self, reason: str) -> UserError:
         """What to raise where this run can't go on from its checkpoints."""
@@ -312,6 +318,7 @@ class Best:
     config: Config
     classes: tuple[str, ...]
     step: int
+    normalisation: dict[str, tuple[float, ...]]  # `mean` and `std` that it learned with, if known
 
 
 def load_best(path: Path) -> Best:
@@ -336,6 +343,7 @@ def load_best(path: Path) -> Best:
         config=config,
         classes=tuple(saved["classes"]),
         step=state["step"],
+        normalisation={name: tuple(saved[name]) for name in ("mean", "std") if name in saved},
     )
 
 

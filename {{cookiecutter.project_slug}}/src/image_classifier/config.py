@@ -1,7 +1,7 @@
 """Every knob of a run, on one page: the comment after a field is its `--help` text.
 
-A section is read only by the modules that its docstring names. Start from a preset
-(`presets.py`) and change what you need: `python train.py cifar10 --optim.lr 1.0`.
+A section is read only by the modules that its docstring names, and by `mistakes.py`. Start from a
+preset (`presets.py`) and change what you need: `python train.py cifar10 --optim.lr 1.0`.
 """
 
 import dataclasses
@@ -83,7 +83,9 @@ class OptimConfig:
     warmup_epochs: float = 1.0  # linear from 0 to `lr`
     label_smoothing: float = 0.0  # probability spread over all classes
     clip_norm: float = 0.0  # largest norm of all gradients together; 0: no clipping
-    accumulate: int = 1  # parts that a batch is computed in, to need less memory
+    accumulate: int = (
+        1  # parts a batch is computed in, to save memory; BatchNorm sees one at a time
+    )
     ema_decay: float = 0.0  # per step, of the averaged weights that are evaluated; 0: none
 
 

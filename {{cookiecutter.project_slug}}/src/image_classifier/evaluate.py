@@ -12,6 +12,7 @@ from .checkpoint import load_best, misfit
 from .config import ComputeConfig, RunConfig, UserError
 from .distributed import World, join_world
 from .loader import EvalData
+from .mistakes import check_labels
 from .models import build_model
 from .precision import Precision
 from .report import scores_text
@@ -100,6 +101,7 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
                 f"{path} knows the classes {', '.join(best.classes[:5])}, ..., which are not those "
                 f"of the images: {', '.join(images.source.classes[:5])}, ..."
             )
+        check_labels(images.source, split)
         name = best.config.precision
         name = "auto" if name == "fp16" and world.device.type == "cpu" else name  # has no fp16
         precision = Precision(name, compute, best.config.optim, world.device)
@@ -109,7 +111,8 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         except RuntimeError as error:
             raise UserError(misfit(path, error)) from error
         augment = best.config.augment
-        normalize = Normalize(images.source, data.image_size, precision, augment)
+        as_trained = replace(images.source, **best.normalisation)
+        normalize = Normalize(as_trained, data.image_size, precision, augment)
         scores = evaluate(precision.place(model), images, normalize, precision, world)
         if world.is_main:
             for note in images.source.notes:

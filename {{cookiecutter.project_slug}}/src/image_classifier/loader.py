@@ -6,9 +6,11 @@ a batch has: `batches(start, stop)` can start anywhere, and yields the same on a
 processes and workers.
 """
 
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -206,11 +208,11 @@ class TrainData:
                     labels, indices = labels.pin_memory(), indices.pin_memory()
                 yield images, labels, indices
 
-        return copy_ahead(host_batches(), self.world.device)
+        return copy_ahead(host_batches(), self.world)
 
     def _streamed(self, start: int, stop: int) -> Iterator[Batch]:
         """Decoding in workers that live from the first step to the last."""
-        return copy_ahead(self.stream.batches(self.places(start, stop)), self.world.device)
+        return copy_ahead(self.stream.batches(self.places(start, stop)), self.world)
 
     def close(self) -> None:
         """Let the workers end."""
@@ -297,7 +299,7 @@ class EvalData:
             )
         places = ((0, part) for part in self.indices.split(size) if len(part))
         before = self.stream.num_replaced
-        for batch in copy_ahead(self.stream.batches(places), self.world.device):
+        for batch in copy_ahead(self.stream.batches(places), self.world):
             yield Batch(batch.pixels, batch.labels)
         self.num_left_out = self.stream.num_replaced - before
 
@@ -313,8 +315,9 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
         return open_dataset(data, split)
 
 
-def copy_ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> Iterator[Batch]:
+def copy_ahead(batches: Iterator[tuple[Tensor, ...]], world: World) -> Iterator[Batch]:
     """Put batches on the device, each while the one before it is computed with."""
+    device = world.device
     if device.type != "cuda":
         for host in batches:
             yield Batch(*(tensor.to(device) for tensor in host))
@@ -329,7 +332,10 @@ def copy_ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> I
             copied.record()
             return copies
 
-    ahead = copy(next(batches, None))
+    first = next(batches, None)
+    if not all(tensor.is_pinned() for tensor in first or ()):
+        say_not_pinned(world)
+    ahead = copy(first)
     while ahead is not None:
         here = ahead
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
@@ -342,6 +348,19 @@ def copy_ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> I
         copied.synchronize()
         ahead = copy(next(batches, None))
         yield Batch(*here)
+
+
+@cache
+def say_not_pinned(world: World) -> None:
+    """Say, once in a run, that batches are not page-locked: `non_blocking` then promises nothing.
+
+    https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+    """
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    is_limited = limit != resource.RLIM_INFINITY
+    why = f"raise `ulimit -l`, now {limit // 1024:,} KB" if is_limited else "see `pins`"
+    if world.is_main:
+        print(f"mistake? batches are not page-locked: the GPU waits for each to be copied; {why}")
 
 
 def choose_where(

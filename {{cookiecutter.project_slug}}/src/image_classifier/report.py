@@ -103,7 +103,7 @@ class Report:
             f"{len(train_data):,} training and {len(val_data):,} validation images of "
             f"{train_data.num_classes} classes"
         )
-        for note in (*train_data.source.notes, *val_data.source.notes):
+        for note in (*train_data.source.notes, *val_data.source.notes, *others[2:]):
             self.say(note)
         self.say(f"images: {train_data.where}: {train_data.reason}")
         self.say(f"{type(model).__name__}: {weights:,} weights; {others[0]}")

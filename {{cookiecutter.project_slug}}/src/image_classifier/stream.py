@@ -87,6 +87,7 @@ class Stream:
         self.is_started = False
         self.pids: list[int] = []
         self.ends: tuple[int, ...] = ()  # of the pipes to and from them
+        self.locked: list[Tensor] = []  # what is page-locked
 
     def batches(
         self, places: Iterable[tuple[int, Tensor]]
@@ -147,14 +148,13 @@ class Stream:
                     target=self.work, args=(tasks.get, answers.put), daemon=True
                 ).start()
         if self.pin:
-            for tensor in (self.images, self.numbers):
-                page_lock(tensor)
+            self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
     def close(self) -> None:
         """Let the workers end."""
-        if self.pin and self.is_started:
-            for tensor in (self.images, self.numbers):
-                torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        for tensor in self.locked:
+            torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        self.locked = []
         if self.is_started:
             # Closed pipes would not do: workers of other streams that were forked later hold them.
             with contextlib.suppress(BrokenPipeError):  # none is left
@@ -360,9 +360,23 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
-def page_lock(tensor: Tensor) -> None:
+def page_lock(tensor: Tensor) -> bool:
     """Keep the memory of `tensor` in place, so that a GPU can copy from it by itself.
 
-    Where the system refuses (`ulimit -l`), copies are as right, but wait.
+    False where the system refuses (`ulimit -l`): copies are as right, but wait.
     """
-    torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+    code = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+    if int(code) == 0:
+        return True
+    forget_cuda_error()
+    return False
+
+
+def forget_cuda_error() -> None:
+    """Let the next kernel not be blamed for a call before it that failed.
+
+    CUDA keeps the error until somebody asks for it, and who starts a kernel does:
+    https://github.com/pytorch/pytorch/issues/167414
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)

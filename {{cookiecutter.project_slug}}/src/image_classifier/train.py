@@ -10,6 +10,7 @@ from .evaluate import Scores, evaluate
 from .guard import Guard
 from .loader import EvalData, TrainData
 from .memory import MicroBatch, split
+from .mistakes import Start, find_mistakes
 from .models import build_model
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
 from .precision import Precision
@@ -62,12 +63,13 @@ def train(config: Config) -> Scores:
         loss_of = build_loss(config.optim, micro_batch.share)
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
+        doubts = find_mistakes(Start(config, model, train_data, val_data, lr_at, total_steps))
 
         state = TrainState.start(config.optim, model, optimizer, precision)
         checkpoints = Checkpoints(config, world, train_data.source)
         saved = checkpoints.resume(state)
         report = Report(config, world, train_data, total_steps, saved)
-        report.introduce(val_data, model, precision, origin, promise)
+        report.introduce(val_data, model, precision, origin, promise, *doubts)
         learner = world.parallelize(model, config.compute)  # the same weights, shared gradients
         guard = Guard(config.run, world, state, train_data, lr_at, micro_batch=micro_batch)
         scores = None
