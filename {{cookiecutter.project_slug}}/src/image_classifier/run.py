@@ -4,10 +4,11 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,9 @@ from .machine import device_name
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
+
+SECRET = re.compile("token|secret|passw|api[-_]?key|credential", re.IGNORECASE)
+USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def open_run(config: Config, world: World) -> None:
@@ -112,10 +116,27 @@ def environment(world: World) -> dict[str, Any]:
         "device": device_name(world.device),
         "processes": world.size,
         "threads": torch.get_num_threads(),
-        "command": sys.argv,
+        "command": without_secrets(sys.argv),
         "commit": git("rev-parse", "HEAD"),
         "changed": git("status", "--porcelain", "--untracked-files=no"),
     }
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line with `***` for the values of flags such as `--api-key`, and in URLs."""
+    shown: list[str] = []
+    is_secret = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        names_secret = flag.startswith("-") and SECRET.search(flag)
+        if names_secret and equals:
+            shown.append(f"{flag}=***")
+        elif is_secret and not flag.startswith("-"):
+            shown.append("***")
+        else:
+            shown.append(USER_OF_URL.sub("***@", word))
+        is_secret = bool(names_secret and not equals)
+    return shown
 
 
 def git(*command: str) -> str | None:
