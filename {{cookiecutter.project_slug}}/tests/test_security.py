@@ -253,7 +253,7 @@ HOSTILE_NAMES = [
     b"'; mkdir owned #",
     b"$(mkdir owned)",
     b"`mkdir owned`",
-    b"{{7*7}} ${facts} %s {0}",
+    b"{" + b"{7*7}} ${facts} %s {0}",
     b"%2e%2e%2f..%5c",
     b"-rf",
     b"a\nb",
