@@ -74,7 +74,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
         slurm = {"JOB_ID": "4242", "JOB_NUM_NODES": "1", "JOB_NODELIST": "node[7-8]"}
         environment = {f"SLURM_{key}": value for key, value in slurm.items()}
         environment |= {"PYTHON": str(tmp_path / "bin/python"), "RUN": "runs/slurm-4242"}
-        environment |= {"STATE": "done", "CODE": "0", **variables}
+        environment |= {"TMPDIR": str(tmp_path), "STATE": "done", "CODE": "0", **variables}
         path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
         return subprocess.Popen(
             ["bash", SCRIPT, *arguments],
@@ -179,6 +179,18 @@ def test_it_says_where_it_is_to_be_called(job: Job) -> None:
     code, said = ended(job())
     assert code == 2
     assert said.count("\n") == 1
+
+
+def test_a_run_trains_and_its_job_ends(job: Job) -> None:
+    code = f"import runpy; runpy.run_path({str(PROJECT / 'train.py')!r}, run_name='__main__')"
+    Path("train.py").write_text(code)
+    words = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+    training = job(*words.split(), PYTHON=sys.executable, SLURM_GPUS_ON_NODE="2")
+    code, said = ended(training)
+    assert code == 0, said
+    assert "2 processes" in said
+    assert json.loads(Path("runs/slurm-4242/status.json").read_text())["state"] == "done"
+    assert asked() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])

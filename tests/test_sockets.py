@@ -1,7 +1,6 @@
 """A run opens no port to the network, and writes down no secret of the machine that it runs on."""
 
 import contextlib
-import gzip
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import render_with_cookiecutter
 
-SMOKE = "smoke --data.limit 128 --data.batch-size 16".split()  # 24 steps
+SMOKE = ["smoke", "--epochs", "1", "--optim.warmup-epochs", "0", "--data.limit", "192"]
 # As /proc/net writes them: 127.0.0.1, ::1, and 127.0.0.1 among the addresses of IPv6.
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 SECRETS = {
@@ -47,18 +46,15 @@ def test_one_process_opens_no_socket_and_writes_no_secret(project: Path) -> None
     # Called as a service would: with words of its own before those of the run.
     caller = "import sys; from image_classifier.cli import main; sys.exit(main(sys.argv[4:]))"
     own = [f"--api-key={FLAG}", f"https://me:{URL}@example.com/hook", "--"]
-    words = ["-c", caller, *own, "train", *SMOKE, "--profile"]
+    words = ["-c", caller, *own, "train", *SMOKE]
     environment = {"PYTHONPATH": str(project / "src"), **SECRETS}
     assert sockets_during(words, project, environment) == set()
     files = [path for path in (project / "runs").rglob("*") if path.is_file()]
-    assert {"environment.json", "config.json", "last.pt", "trace.json.gz"} <= {
-        path.name for path in files
-    }
+    assert {"environment.json", "config.json", "last.pt"} <= {path.name for path in files}
     planted = [*SECRETS.values(), REMOTE, FLAG, URL]
     assert len(planted) == 12
     for path in files:
         content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
         assert not [secret for secret in planted if secret.encode() in content], path
     assert "--api-key=***" in (project / "runs/smoke/environment.json").read_text()
 
@@ -86,7 +82,7 @@ def sockets_during(words: list[str], folder: Path, environment: dict[str, str]) 
     ) as process:
         while process.poll() is None:
             found |= addresses({inode for pid in family(process.pid) for inode in sockets(pid)})
-            time.sleep(0.02)
+            time.sleep(0.05)
         assert process.stderr is not None
         said = process.stderr.read().decode()
     assert process.returncode == 0, said
