@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from .config import Config
 from .distributed import World
 from .phases import PHASES
+from .printable import printable
 
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
 
@@ -39,7 +40,8 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
             torch.cuda.memory._dump_snapshot(str(target / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
         print(describe(recorded, is_cuda))
-        print(f"trace of {RECORDED_STEPS} steps: {target / 'trace.json.gz'} (ui.perfetto.dev)")
+        trace = printable(str(target / "trace.json.gz"))
+        print(f"trace of {RECORDED_STEPS} steps: {trace} (ui.perfetto.dev)")
 
     if is_cuda:
         torch.cuda.memory._record_memory_history(max_entries=100_000)
