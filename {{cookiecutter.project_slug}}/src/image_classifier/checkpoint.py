@@ -164,18 +164,21 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            # Nothing is compressed: what would unpack to more than the file is a bomb.
-            is_whole = sum(record.file_size for record in archive.infolist()) < path.stat().st_size
-            damaged = archive.testzip() if is_whole else None
+            records = archive.infolist()
+            # We compress nothing: what would unpack to more than the file is a bomb.
+            is_bomb = sum(record.file_size for record in records) >= path.stat().st_size or any(
+                record.compress_type != zipfile.ZIP_STORED for record in records
+            )
+            damaged = None if is_bomb else archive.testzip()
             is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
     # A hostile archive raises more than BadZipFile: of unknown compression, of a password.
     except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
         raise DamagedError(f"{str(path)!a} is damaged: {error}") from error
-    if damaged or not is_whole:
-        reason = f"wrong checksum of {damaged!a}" if damaged else "more inside than it is long"
-        raise DamagedError(f"{str(path)!a} is damaged: {reason}")
     if is_program:
         raise UserError(f"refusing to load {str(path)!a}: it is a program (TorchScript)")
+    if damaged or is_bomb:
+        reason = f"wrong checksum of {damaged!a}" if damaged else "more inside than it is long"
+        raise DamagedError(f"{str(path)!a} is damaged: {reason}")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
