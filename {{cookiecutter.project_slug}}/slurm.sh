@@ -43,8 +43,9 @@ if [[ $SLURM_JOB_NUM_NODES -eq 1 ]]; then
                 --rdzv-conf store_type=file)
 else
     # Whoever reaches this port can run code here: several nodes, on a private network only.
-    main_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-    rendezvous=(--rdzv-endpoint "$main_node:$((20000 + SLURM_JOB_ID % 10000))")
+    # All names are read: `head` would now and then end scontrol by SIGPIPE, and so this script.
+    mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    rendezvous=(--rdzv-endpoint "${nodes[0]}:$((20000 + SLURM_JOB_ID % 10000))")
 fi
 
 # srun does not take this from sbatch by itself.
