@@ -22,7 +22,12 @@ NAMES = ("project_slug", "package_name")
 TEXTS = ("project_name", "description", "author", "email")
 
 # What each choice owns in the folder; parts/ holds what the other choices put in its place.
-OWNED = {"licence": ["LICENSE"], "docker": ["Dockerfile", ".dockerignore"], "ci": [".github"]}
+OWNED = {
+    "licence": ["LICENSE"],
+    "docker": ["Dockerfile", ".dockerignore"],
+    "slurm": ["slurm.sh"],
+    "ci": [".github"],
+}
 
 # A name of SPDX, or one of those it leaves to us.
 SPDX = {"proprietary": "LicenseRef-Proprietary"}
@@ -80,6 +85,7 @@ def choices_in_toml() -> dict[str, str]:
         'license = "MIT"': f'license = "{SPDX.get(licence, licence)}"',
         'licence = "MIT"': f'licence = "{licence}"',
         "docker = true": f"docker = {str(answers['docker']).lower()}",
+        "slurm = true": f"slurm = {str(answers['slurm']).lower()}",
         'ci = "GitHub Actions"': f'ci = "{answers["ci"]}"',
     }
 

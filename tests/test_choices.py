@@ -31,6 +31,7 @@ DEFAULT_WORDS = (
     "Train an image classifier on your own pictures",
 )
 DOCKER = {Path("Dockerfile"), Path(".dockerignore")}
+SLURM = {Path("slurm.sh")}
 GITHUB = {Path(".github/workflows/ci.yml")}
 GITLAB = {Path(".gitlab-ci.yml")}
 
@@ -52,6 +53,7 @@ def test_the_answers_read_back_equal(long_named: Path) -> None:
     assert project["tool"]["pretuned"]["answers"] == LONG_NAMES | {
         "licence": "MIT",
         "docker": True,
+        "slurm": True,
         "ci": "GitHub Actions",
     }
     assert project["project"]["name"] == LONG_NAMES["project_slug"]
@@ -81,11 +83,12 @@ def test_an_answer_with_a_default_word_in_it_is_not_read_twice(render: Render) -
     ("answers", "gone", "new"),
     [
         ({"docker": "no"}, DOCKER, set()),
+        ({"slurm": "no"}, SLURM, set()),
         ({"ci": "none"}, GITHUB, set()),
         ({"ci": "GitLab CI"}, GITHUB, GITLAB),
         ({"licence": "Apache-2.0"}, set(), set()),
         ({"licence": "BSD-3-Clause"}, set(), set()),
-        (EVERY_OPTION_OFF, DOCKER | GITHUB, set()),
+        (EVERY_OPTION_OFF, DOCKER | SLURM | GITHUB, set()),
     ],
 )
 def test_a_choice_brings_exactly_its_files(

@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, render_with_cookiecutter
+import yaml
+from conftest import ROOT, all_files, contents, render_with_cookiecutter
+from markdown_it import MarkdownIt
 
 from pretuned import cli
 
@@ -69,8 +71,18 @@ def test_a_refused_answer_leaves_one_line_and_nothing_else(
     assert not output.exists()
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[bytes, int]]:
+    """The files of a project called `odd` with the default texts."""
+    output = tmp_path_factory.mktemp("plain") / "output"
+    folder = render_with_cookiecutter(output, project_slug="odd", package_name="odd")
+    return contents(folder, all_files(folder))
+
+
 @pytest.mark.parametrize("text", ODD_TEXTS)
-def test_an_odd_but_lawful_text_is_kept_as_it_is(text: str, tmp_path: Path) -> None:
+def test_an_odd_but_lawful_text_is_kept_as_it_is(
+    text: str, tmp_path: Path, plain: dict[Path, tuple[bytes, int]]
+) -> None:
     arguments = [f"{key}={text}" for key in ("project_name", "description", "author")]
     names = ["project_slug=odd", "package_name=odd"]
     assert cli.main(["--no-input", "--output-dir", "output", *names, *arguments]) == 0
@@ -79,7 +91,35 @@ def test_an_odd_but_lawful_text_is_kept_as_it_is(text: str, tmp_path: Path) -> N
     assert [answers["project_name"], answers["description"], answers["author"]] == [text] * 3
     assert project["project"]["authors"][0]["name"] == text
     assert text in Path("output/odd/LICENSE").read_text(encoding="utf-8")
+    tokens = MarkdownIt().parse(Path("output/odd/README.md").read_text(encoding="utf-8"))
+    title, description = (token.children or [] for token in tokens[:6] if token.type == "inline")
+    for parts in (title, description):
+        assert {part.type for part in parts} <= {"text", "text_special"}  # no link, no HTML
+        assert "".join(part.content for part in parts) == text.strip()
+    # No other file is touched: not a line of shell, YAML, Dockerfile, Makefile or Python.
+    folder = Path("output/odd")
+    new = contents(folder, all_files(folder))
+    assert new.keys() == plain.keys()
+    changed = {str(file) for file in new if new[file] != plain[file]}
+    assert changed <= {"pyproject.toml", "README.md", "LICENSE"}
     assert not list(tmp_path.rglob("executed"))
+
+
+@pytest.mark.parametrize(
+    "slug", ["odd", "a-b_c", "x" * 50, "true", "null", "on", "eval-exec", "rm-rf", "n0"]
+)
+def test_a_slug_means_nothing_in_shell_yaml_or_make(slug: str) -> None:
+    answers = [f"project_slug={slug}", "package_name=odd", "ci=GitLab CI"]
+    assert cli.main(["--output-dir", "output", "--no-input", *answers]) == 0
+    folder = Path("output", slug)
+    for script in ("slurm.sh", "Dockerfile"):
+        assert slug in (folder / script).read_text(encoding="utf-8")
+    subprocess.run(["bash", "-n", "slurm.sh"], cwd=folder, check=True)
+    subprocess.run(["make", "--dry-run", "help"], cwd=folder, check=True, capture_output=True)
+    yaml.safe_load((folder / ".gitlab-ci.yml").read_text(encoding="utf-8"))
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["name"] == slug
+    assert project["project"]["scripts"] == {slug: "odd.cli:main"}
 
 
 def test_a_suggested_name_passes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

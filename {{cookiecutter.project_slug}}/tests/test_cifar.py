@@ -1,7 +1,9 @@
 """CIFAR: a local copy is enough, and without one and without a network the user is told."""
 
 import hashlib
+import io
 import pickle
+import tarfile
 from pathlib import Path
 from urllib.error import URLError
 
@@ -11,6 +13,8 @@ from torchvision import datasets
 
 from image_classifier.config import DataConfig, UserError
 from image_classifier.datasets import open_dataset
+
+DOWNLOAD = datasets.cifar.download_and_extract_archive
 
 
 @pytest.fixture
@@ -61,6 +65,43 @@ def test_a_copy_that_was_tampered_with_is_not_opened(miniature: Path) -> None:
         file.write(b" ")
     with pytest.raises(UserError, match="cannot download CIFAR10"):
         open_dataset(DataConfig(name="cifar10", root=str(miniature)), "train")
+
+
+@pytest.mark.parametrize("comes_from", ["the folder", "the network"])
+def test_an_archive_that_was_tampered_with_is_not_unpacked(
+    comes_from: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "a" / "data"
+    root.mkdir(parents=True)
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name in ("../../owned", str(tmp_path / "owned"), "cifar-10-batches-py/one"):
+            archive.addfile(tarfile.TarInfo(name))
+        link = tarfile.TarInfo("cifar-10-batches-py/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "../../.."
+        archive.addfile(link)
+
+    def download(_: str, target: str, *__: object, **___: object) -> None:
+        if comes_from == "the folder":
+            raise URLError("no network")
+        Path(target).write_bytes(content.getvalue())
+
+    if comes_from == "the folder":
+        (root / "cifar-10-python.tar.gz").write_bytes(content.getvalue())
+    monkeypatch.setattr(datasets.cifar, "download_and_extract_archive", DOWNLOAD)
+    monkeypatch.setattr(datasets.utils, "_get_redirect_url", lambda url, **_: url)
+    monkeypatch.setattr(datasets.utils, "_urlretrieve", download)
+    with pytest.raises(UserError, match="cannot download CIFAR10"):
+        open_dataset(DataConfig(name="cifar10", root=str(root)), "train")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [
+        "cifar-10-python.tar.gz"
+    ]
+
+
+def test_what_is_downloaded_is_encrypted_and_has_a_published_sum() -> None:
+    for dataset in (datasets.CIFAR10, datasets.CIFAR100):
+        assert dataset.url.startswith("https://")
+        assert len(dataset.tgz_md5) == 32
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

@@ -1,5 +1,6 @@
 """The command line: quick to answer, one line for a mistake, the same run however it is started."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -116,9 +117,14 @@ def test_a_run_folder_says_what_it_is(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profiling, "SKIPPED_STEPS", 1)
     monkeypatch.setattr(profiling, "RECORDED_STEPS", 1)  # as each takes half a second to write
+    monkeypatch.setenv("WANDB_API_KEY", "planted")
     words = "smoke --data.limit 96 --data.batch-size 24 --epochs 2 --profile"
     assert main(["train", *words.split()]) == 0
     folder = Path("runs/smoke")
+    for path in folder.rglob("*.*"):
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rb") as file:
+            assert b"planted" not in file.read(), path
     config = unflatten(json.loads((folder / "config.json").read_text()))
     assert config.data.limit == 96
     environment = json.loads((folder / "environment.json").read_text())

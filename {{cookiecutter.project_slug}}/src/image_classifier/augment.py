@@ -112,7 +112,8 @@ def build_augment(
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout)
             if mixes:
-                chance = random.Random(seeding.seed_at(seeding.BATCH, seed, step, 1))
+                place = seeding.seed_at(seeding.BATCH, seed, step, 1)
+                chance = random.Random(place)  # noqa: S311 - it has to repeat itself
                 return mix_pairs(images, batch.labels, augment, data.num_classes, chance)
             return images, batch.labels
 

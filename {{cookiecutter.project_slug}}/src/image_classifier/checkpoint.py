@@ -5,6 +5,8 @@ Whatever happens, a name leads to a whole file (`run.write_whole`). `step_<n>.pt
 """
 
 import errno
+import json
+import re
 import shutil
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,15 +91,15 @@ class Checkpoints:
             self.check_identity(saved)
             try:
                 state.load_state_dict(saved["state"])
-            except (RuntimeError, ValueError, KeyError) as error:
+            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise self.refusal(misfit(path, error)) from error
             if damage and self.world.is_main:
-                print(f"{damage[0]}; using {path} (step {state.step})")
+                print(f"{damage[0]}; using {str(path)!a} (step {state.step})")
             self.kept_step = state.step
             return saved
         if damage:
             raise UserError(
-                f"no readable checkpoint in {self.folder}: {'; '.join(damage)}. "
+                f"no readable checkpoint in {str(self.folder)!a}: {'; '.join(damage)}. "
                 "Move them away, or start over with --run.fresh"
             )
         return None
@@ -127,7 +129,7 @@ class Checkpoints:
     def refusal(self, reason: str) -> UserError:
         """What to raise where this run can't go on from its checkpoints."""
         return UserError(
-            f"cannot continue {self.folder.parent}: {reason}; "
+            f"cannot continue {str(self.folder.parent)!a}: {reason}; "
             "take another --run.dir, or start over with --run.fresh"
         )
 
@@ -175,7 +177,7 @@ class Checkpoints:
         write_whole(path, lambda file: torch.save(saved, file))
         if self.owed is not None:
             state, weights = self.owed
-            classes = {"classes": "\n".join(saved["classes"])}
+            classes = {"classes": json.dumps(saved["classes"])}
             whole = {name: tensor.contiguous() for name, tensor in weights.items()}
             content = save(whole, metadata=classes)
             write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
@@ -292,22 +294,50 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise DamagedError(f"{path} is damaged: {error}") from error
-    if damaged:
-        raise DamagedError(f"{path} is damaged: wrong checksum of {damaged!r}")
+            records = archive.infolist()
+            # We compress nothing: what would unpack to more than the file is a bomb.
+            is_bomb = sum(record.file_size for record in records) >= path.stat().st_size or any(
+                record.compress_type != zipfile.ZIP_STORED for record in records
+            )
+            damaged = None if is_bomb else archive.testzip()
+            is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
+    # A hostile archive raises more than BadZipFile: of unknown compression, of a password.
+    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
+        raise DamagedError(f"{str(path)!a} is damaged: {error}") from error
+    if is_program:
+        raise UserError(f"refusing to load {str(path)!a}: it is a program (TorchScript)")
+    if damaged or is_bomb:
+        reason = f"wrong checksum of {damaged!a}" if damaged else "more inside than it is long"
+        raise DamagedError(f"{str(path)!a} is damaged: {reason}")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        # Not torch's own words, which advise to load it all the same.
+        name = re.search(r"GLOBAL (\S+)", str(error))
+        found = f" ({ascii(name[1])[1:-1]})" if name else ""
         raise UserError(
-            f"{path} holds something else than tensors and plain values, and is not read: {reason}"
+            f"refusing to load {str(path)!a}: "
+            f"it holds objects other than tensors and plain values{found}"
         ) from error
-    state = saved.get("state") if isinstance(saved, dict) else None
-    if not isinstance(state, dict) or not {"model", "ema", "step"} <= state.keys():
-        raise UserError(f"{path} is not a checkpoint of this project")
+    if not is_checkpoint(saved):
+        raise UserError(f"{str(path)!a} is not a checkpoint of this project")
     return saved
+
+
+def is_checkpoint(saved: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
+    """Whether `saved` has all that `Checkpoints.save` writes."""
+    try:
+        state, config, classes = saved["state"], saved["config"], saved["classes"]
+        weights = state["ema"] or state["model"]
+        return (
+            {"fingerprint", "report"} <= saved.keys()
+            and isinstance(state["step"], int)
+            and all(isinstance(weight, Tensor) for weight in weights.values())
+            and all(isinstance(knob, str) for knob in config)
+            and all(isinstance(name, str) for name in classes)
+        )
+    except (TypeError, KeyError, AttributeError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -336,8 +366,8 @@ def load_best(path: Path) -> Best:
     state = saved["state"]
     try:
         config = unflatten(saved["config"])
-    except TypeError as error:  # a knob that there is no more
-        raise UserError(f"{path} is of another version of this project: {error}") from error
+    except (TypeError, KeyError) as error:  # a knob that there is no more
+        raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
     return Best(
         weights=state["ema"] or state["model"],
         config=config,
@@ -350,7 +380,7 @@ def load_best(path: Path) -> Best:
 def misfit(path: Path, error: Exception) -> str:
     """What to say when a checkpoint's weights don't fit the model: the first of torch's reasons."""
     reasons = [line.strip() for line in str(error).splitlines()]
-    return f"{path} holds another model: {reasons[1] if len(reasons) > 1 else reasons[0]}"
+    return f"{str(path)!a} holds another model: {reasons[1] if len(reasons) > 1 else reasons[0]}"
 
 
 def init_from(run: RunConfig, model: nn.Module) -> str:
@@ -367,6 +397,8 @@ def init_from(run: RunConfig, model: nn.Module) -> str:
         return "random weights"
     if Path(run.dir, "checkpoints", "last.pt").exists() and not run.fresh:
         return "weights of this run; --run.init-from was for its start"
+    if not Path(path).is_file():
+        raise UserError(f"there is no checkpoint {path!a}")
     try:
         is_plain = path.endswith(".safetensors")
         weights = load_file(path) if is_plain else load_best(Path(path)).weights
@@ -389,7 +421,7 @@ def init_from(run: RunConfig, model: nn.Module) -> str:
         )
     model.load_state_dict({k: v for k, v in weights.items() if k not in unlike}, strict=False)
     kept = f"; {head} is new, for other classes" if unlike else ""
-    return f"weights from {path}{kept}"
+    return f"weights from {path!a}{kept}"
 
 
 def to_host(value: Any) -> Any:  # noqa: ANN401 - any nesting of plain values

@@ -31,6 +31,7 @@ from .config import (
     UserError,
 )
 from .presets import PRESETS
+from .printable import printable
 
 # Exit codes. Of some faults they are others, which their classes know.
 DONE, FAULT, MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as mistake:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(1)  # rank 0 says the same first, if it is of the same opinion
-        print(f"error: {mistake}", file=sys.stderr)
+        print(f"error: {printable(str(mistake))}", file=sys.stderr)
         return MISTAKE
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,7 +6,8 @@ preset (`presets.py`) and change what you need: `python train.py cifar10 --optim
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class UserError(ValueError):
@@ -235,7 +236,12 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> Config:
-    """The config that `flatten` made `flat` from; knobs that are missing have their defaults."""
+    """The config that `flatten` made `flat` from; knobs that are missing have their defaults.
+
+    Raises:
+        TypeError, KeyError: if there is no such knob, or its value is of another kind.
+        UserError: if a value is out of range.
+    """
     sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
     values: dict[str, Any] = {}
     for knob, value in flat.items():
@@ -247,4 +253,19 @@ def unflatten(flat: dict[str, Any]) -> Config:
     for name, value in values.items():
         if isinstance(value, dict):
             values[name] = sections[name](**value)
-    return Config(**values)
+    config = Config(**values)
+    for knob, value in flatten(config).items():
+        section, _, name = knob.rpartition(".")
+        kind = get_type_hints(sections[section] if section else Config)[name]
+        if not fits(value, kind):
+            raise TypeError(f"--{flag(knob)} {value!a} is not of the right kind")
+    return config
+
+
+def fits(value: Any, kind: Any) -> bool:  # noqa: ANN401 - knobs have many types
+    """Whether a knob of type `kind` can have `value`; a file may hold anything."""
+    if get_origin(kind) in (Union, UnionType):
+        return any(fits(value, choice) for choice in get_args(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    return type(value) in ((int, float) if kind is float else (kind,))

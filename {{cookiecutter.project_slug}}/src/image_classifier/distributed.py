@@ -293,8 +293,7 @@ def launch_once(processes: int) -> tuple[int, str]:
             environment = os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, *sys.orig_argv[1:]]
             # A session of its own: Ctrl-C reaches it through us alone, and so once.
-            process = subprocess.Popen(command, env=environment, start_new_session=True)
-            ranks.append(process)
+            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))  # noqa: S603 - our own command
         while (failed := first_failure(ranks)) is None:
             if all(process.returncode == 0 for process in ranks):
                 return 0, ""

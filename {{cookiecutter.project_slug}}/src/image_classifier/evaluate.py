@@ -98,8 +98,8 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         images = EvalData(data, split, world, RunConfig(dir=folder))
         if images.source.classes != best.classes:
             raise UserError(
-                f"{path} knows the classes {', '.join(best.classes[:5])}, ..., which are not those "
-                f"of the images: {', '.join(images.source.classes[:5])}, ..."
+                f"{str(path)!a} knows the classes {', '.join(best.classes[:5])}, ..., which are "
+                f"not those of the images: {', '.join(images.source.classes[:5])}, ..."
             )
         check_labels(images.source, split)
         name = best.config.precision
@@ -118,5 +118,5 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
             for note in images.source.notes:
                 print(note)
             print(scores_text(scores.metrics(), scores.confusion, best.classes))
-            print(f"{len(images):,} {split} images, weights of step {best.step} from {path}")
+            print(f"{len(images):,} {split} images, weights of step {best.step} from {str(path)!a}")
     return scores

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from .config import RunConfig
-from .distributed import Board, World
+from .distributed import Board
 from .finite import FiniteCheck
 from .heartbeat import Heartbeat
 from .loader import TrainData
@@ -18,29 +18,27 @@ from .state import TrainState
 class Guard:
     """Looks after a run, from its first step to its last."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - six different things
         self,
         run: RunConfig,
-        world: World,
         state: TrainState,
         data: TrainData,
         lr_at: Callable[[int], float],
-        *,
         micro_batch: MicroBatch,
+        signals: Signals,
     ) -> None:
         """Of the training of `state` on `data`."""
         self.state, self.data, self.micro_batch = state, data, micro_batch
+        self.signals = signals
         self.finite = FiniteCheck(
             run, state.model, data, lr_at, scales=state.precision.scales, step=state.step
         )
-        self.board = Board(world, run.timeout_seconds)
-        self.signals = Signals()
-        self.heartbeat = Heartbeat(run, world, state)
+        self.board = Board(data.world, run.timeout_seconds)
+        self.heartbeat = Heartbeat(run, data.world, state)
 
     def __enter__(self) -> "Guard":
         """Begin to look."""
         with ExitStack() as stack:
-            stack.enter_context(self.signals)
             stack.enter_context(self.heartbeat)
             stack.enter_context(self.micro_batch.halved_on_failure(self.state, self.data))
             self.exits = stack.pop_all()

@@ -12,6 +12,7 @@ from .config import Config
 from .distributed import World
 from .loader import Batch
 from .phases import PHASES
+from .printable import printable
 
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
 
@@ -42,7 +43,8 @@ def profiler(
             torch.cuda.memory._dump_snapshot(str(target / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
         print(describe(recorded, is_cuda))
-        print(f"trace of {RECORDED_STEPS} steps: {target / 'trace.json.gz'} (ui.perfetto.dev)")
+        trace = printable(str(target / "trace.json.gz"))
+        print(f"trace of {RECORDED_STEPS} steps: {trace} (ui.perfetto.dev)")
 
     if is_cuda:
         torch.cuda.memory._record_memory_history(max_entries=100_000)

@@ -25,6 +25,7 @@ from .loader import Batch, EvalData, TrainData
 from .machine import device_name
 from .page import write_page
 from .precision import Precision
+from .printable import printable
 from .run import append_lines, environment, forget_rows_after, write_json
 from .signals import StoppedError
 from .watch import Watch
@@ -108,7 +109,8 @@ class Report:
         self.say(f"images: {train_data.where}: {train_data.reason}")
         self.say(f"{type(model).__name__}: {weights:,} weights; {others[0]}")
         self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {others[1]}")
-        self.say(f"{self.folder}: from step {self.start_step} of {self.total_steps}")
+        folder = printable(str(self.folder))
+        self.say(f"{folder}: from step {self.start_step} of {self.total_steps}")
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches; what is done with them is looked at."""
@@ -186,7 +188,8 @@ class Report:
                 self.say(f"cannot write {self.folder / 'report.html'}: {error.strerror}")
         self.say(scores_text(metrics, confusion, classes))
         took = clock(time.monotonic() - self.began)
-        self.say(f"run folder: {self.folder}, report: {self.folder / 'report.html'}, {took}")
+        folder, page = map(printable, (str(self.folder), str(self.folder / "report.html")))
+        self.say(f"run folder: {folder}, report: {page}, {took}")
 
     def place(self, step: int) -> str:
         """Where in the run `step` is."""
@@ -272,9 +275,10 @@ def scores_text(
     `confusion` is (classes, classes): row is the truth, column the answer.
     """
     recall = (confusion.diagonal() / confusion.sum(1)).tolist()  # nan without images
-    pairs = zip(recall, classes, strict=True)
+    names = [printable(name) for name in classes]
+    pairs = zip(recall, names, strict=True)
     ranked = sorted((share, name) for share, name in pairs if not isnan(share))
-    width = max(len(name) for name in classes)
+    width = max(map(len, names))
     lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]
     if len(ranked) > most:
         lines.append(f"  and {len(ranked) - most} classes that are recognised better")

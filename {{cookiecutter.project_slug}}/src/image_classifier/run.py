@@ -5,11 +5,12 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -24,6 +25,9 @@ from .machine import device_name
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "nonfinite.jsonl", "heartbeats", "bad_images.txt")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
+
+SECRET = re.compile("token|secret|passw|api[-_]?key|credential", re.IGNORECASE)
+USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @contextmanager
@@ -165,18 +169,40 @@ def environment(world: World) -> dict[str, Any]:
         "device": device_name(world.device),
         "processes": world.size,
         "threads": torch.get_num_threads(),
-        "command": sys.argv,
+        "command": without_secrets(sys.argv),
         "commit": git("rev-parse", "HEAD"),
         "changed": git("status", "--porcelain", "--untracked-files=no"),
     }
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line with `***` for the values of flags such as `--api-key`, and in URLs."""
+    shown: list[str] = []
+    is_secret = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        names_secret = flag.startswith("-") and SECRET.search(flag)
+        if names_secret and equals:
+            shown.append(f"{flag}=***")
+        elif is_secret and not flag.startswith("-"):
+            shown.append("***")
+        else:
+            shown.append(USER_OF_URL.sub("***@", word))
+        is_secret = bool(names_secret and not equals)
+    return shown
 
 
 def git(*command: str) -> str | None:
     """What git says of the code that runs, or None where there is no repository."""
     try:
         where = Path(__file__).parent
-        answer = subprocess.run(
-            ["git", *command], cwd=where, capture_output=True, text=True, timeout=5, check=True
+        answer = subprocess.run(  # noqa: S603 - our own words, and no shell
+            ["git", *command],  # noqa: S607 - the user's git, wherever it is
+            cwd=where,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

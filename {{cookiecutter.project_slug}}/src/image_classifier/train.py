@@ -18,7 +18,7 @@ from .profiling import profiler
 from .report import Report
 from .run import open_run
 from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
-from .signals import StoppedError
+from .signals import Signals, StoppedError
 from .state import TrainState
 
 
@@ -58,8 +58,8 @@ def train(config: Config) -> Scores:
                 config.data.image_size,
                 sample=lambda count: normalize(train_data.sample(count)),
             )
-        origin = init_from(config.run, model)
         model = precision.place(model)
+        origin = init_from(config.run, model)
         loss_of = build_loss(config.optim, micro_batch.share)
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
@@ -71,14 +71,14 @@ def train(config: Config) -> Scores:
         report = Report(config, world, train_data, total_steps, saved)
         report.introduce(val_data, model, precision, origin, promise, *doubts)
         learner = world.parallelize(model, config.compute)  # the same weights, shared gradients
-        guard = Guard(config.run, world, state, train_data, lr_at, micro_batch=micro_batch)
         scores = None
 
         with (
             closing(train_data),
             closing(val_data),
+            Signals() as signals,
             report,
-            guard,
+            Guard(config.run, state, train_data, lr_at, micro_batch, signals) as guard,
             checkpoints,
             profiler(config, world) as profiled,
         ):

@@ -9,6 +9,7 @@ import torch
 
 from ..config import DataConfig, UserError
 from ..decode import SUFFIXES
+from ..printable import printable
 from .paths import PathList
 from .source import Source
 
@@ -193,5 +194,5 @@ def is_val(path: bytes, val_fraction: float) -> bool:
 
 
 def show(name: bytes) -> str:
-    """A file's name as text that can be printed and written anywhere."""
-    return name.decode("utf-8", "backslashreplace")
+    """A file's name as text that can be printed and written anywhere, in one line."""
+    return printable(name.decode("utf-8", "backslashreplace"))

@@ -1,0 +1,352 @@
+"""Nothing that comes from outside is run: not a checkpoint, not a name, not a word of a command."""
+
+import ast
+import io
+import json
+import os
+import pickle
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMOKE, changed, write_photo
+from safetensors import safe_open
+from test_page import Page
+from torch import nn
+
+from image_classifier import checkpoint
+from image_classifier.checkpoint import (
+    Checkpoints,
+    init_from,
+    load_best,
+)
+from image_classifier.cli import main
+from image_classifier.config import (
+    Config,
+    RunConfig,
+    UserError,
+    flatten,
+)
+from image_classifier.datasets.source import Source
+from image_classifier.distributed import World
+from image_classifier.models import build_model
+from image_classifier.printable import printable
+from image_classifier.report import scores_text
+from image_classifier.run import without_secrets
+from image_classifier.train import train
+
+PACKAGE = Path(checkpoint.__file__).parent
+OWNED = "owned"  # the folder that a payload makes where it runs
+
+
+class Payload:
+    """An object whose pickle calls a function when it is read."""
+
+    def __init__(self, function: Callable, *arguments: object) -> None:
+        """Call `function(*arguments)`."""
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple:
+        """What pickle writes down."""
+        return self.call
+
+
+def by_mkdir(path: Path) -> None:
+    torch.save({"state": Payload(os.mkdir, OWNED)}, path)
+
+
+def by_shell(path: Path) -> None:
+    torch.save({"state": {"model": Payload(os.system, f"mkdir {OWNED}")}}, path)
+
+
+def by_eval(path: Path) -> None:
+    torch.save([Payload(eval, f"__import__('os').mkdir({OWNED!r})")], path)
+
+
+def by_name_on_the_terminal(path: Path) -> None:
+    content = io.BytesIO()
+    torch.save({"state": torch.zeros(1)}, content)
+    with zipfile.ZipFile(content) as good, zipfile.ZipFile(path, "w") as archive:
+        for name in good.namelist():
+            bad = b"\x80\x02c\x1b[31mos\n\x1b[2Jmkdir\nq\x00X\x05\x00\x00\x00owned\x85R."
+            archive.writestr(name, bad if name.endswith("data.pkl") else good.read(name))
+
+
+def bare(path: Path) -> None:
+    path.write_bytes(pickle.dumps(Payload(os.mkdir, OWNED)))
+
+
+def old_format(path: Path) -> None:
+    torch.save(Payload(os.mkdir, OWNED), path, _use_new_zipfile_serialization=False)
+
+
+def oldest_format(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name in ("storages", "tensors", "pickle"):
+            content = pickle.dumps(Payload(os.mkdir, OWNED))
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def program(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and still read
+        torch.jit.script(nn.Linear(2, 2)).save(path)
+
+
+def hidden_record(path: Path) -> None:
+    torch.save({"state": torch.zeros(2)}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("last/evil.pkl", pickle.dumps(Payload(os.mkdir, OWNED)))
+
+
+def two_pickles(path: Path) -> None:
+    hidden_record(path)
+    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name that is there already
+        archive.writestr("last/data.pkl", pickle.dumps(Payload(os.mkdir, OWNED)))
+
+
+def bomb(path: Path) -> None:
+    torch.save({"state": torch.zeros(2)}, path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("x/data/9", bytes(2**22))
+
+
+def lying_config(path: Path) -> None:
+    state = {"model": {}, "ema": None, "step": 1}
+    config = flatten(Config()) | {"model.width": "__import__('os').mkdir('owned')"}
+    saved = {"state": state, "config": config, "classes": ["ant"], "report": {}, "fingerprint": ""}
+    torch.save(saved, path)
+
+
+def other_shape(path: Path) -> None:
+    torch.save({"state": ["model", "ema", "step"], "config": 1, "classes": None}, path)
+
+
+EXECUTES = (by_mkdir, by_shell, by_eval, bare, old_format)  # if it is read as pickles are
+HOSTILE = {
+    by_mkdir: "refusing to load 'last.pt': it holds objects other than tensors and plain values "
+    f"({os.mkdir.__module__}.mkdir)",
+    by_shell: f"plain values ({os.system.__module__}.system)",
+    by_eval: "refusing to load",
+    by_name_on_the_terminal: r"plain values (\x1b[31mos.\x1b[2Jmkdir)",
+    bare: "'last.pt' is damaged: File is not a zip file",
+    old_format: "'last.pt' is damaged: File is not a zip file",
+    oldest_format: "'last.pt' is damaged: File is not a zip file",
+    program: "refusing to load 'last.pt': it is a program (TorchScript)",
+    hidden_record: "'last.pt' is not a checkpoint of this project",
+    two_pickles: "'last.pt' is not a checkpoint of this project",
+    bomb: "'last.pt' is damaged: more inside than it is long",
+    lying_config: "'last.pt' is of another version of this project: --model.width",
+    other_shape: "'last.pt' is not a checkpoint of this project",
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in, where a payload leaves its trace."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("write", EXECUTES, ids=lambda write: write.__name__)
+def test_the_payloads_would_run_where_pickles_are_read(here: Path, write: Callable) -> None:
+    write(Path("last.pt"))
+    if write is bare:
+        pickle.loads(Path("last.pt").read_bytes())
+    else:
+        torch.load("last.pt", weights_only=False)
+    assert (here / OWNED).is_dir()
+
+
+@pytest.mark.parametrize("write", HOSTILE, ids=lambda write: write.__name__)
+def test_a_hostile_checkpoint_is_refused_in_a_line(
+    here: Path,
+    write: Callable,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # torch's way to allow it
+    write(Path("last.pt"))
+    assert main(["evaluate", "last.pt"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said[:-1].isprintable()
+    assert HOSTILE[write] in said
+    with pytest.raises(UserError):
+        init_from(RunConfig(init_from="last.pt"), nn.Linear(2, 2))
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("last.pt").rename("run/checkpoints/last.pt")
+    pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+    source = Source(torch.arange(2), ("ant", "bee"), pixels=pixels)
+    config = Config(run=RunConfig(dir="run"))
+    checkpoints = Checkpoints(config, World(torch.device("cpu")), source)
+    with pytest.raises(UserError, match=r"last\.pt|--model.width was"):
+        checkpoints.resume(state=None)
+    assert not (here / OWNED).exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8,
+        (2**62).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        b'\x40\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[999999999999],"data_offsets":[0,4]}}',
+        pickle.dumps(Payload(os.mkdir, OWNED)),
+    ],
+    ids=["empty", "ones", "endless header", "no header", "endless tensor", "pickle"],
+)
+def test_a_hostile_safetensors_is_refused(here: Path, content: bytes) -> None:
+    Path("w.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"--run.init-from 'w.safetensors': "):
+        init_from(RunConfig(init_from="w.safetensors"), nn.Linear(2, 2))
+    assert not (here / OWNED).exists()
+
+
+def test_weights_from_a_pipe_are_not_waited_for(here: Path) -> None:
+    os.mkfifo(here / "w.safetensors")
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        init_from(RunConfig(init_from="w.safetensors"), nn.Linear(2, 2))
+
+
+def test_the_package_calls_nothing_that_runs_what_it_reads() -> None:
+    imports = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "importlib"}
+    calls = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.jit.load"}
+    calls |= {"extractall", "unpack_archive", "urlopen", "urlretrieve", "load_state_dict_from_url"}
+    loads, found = [], []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            match node:
+                case ast.Import() | ast.ImportFrom():
+                    names = [getattr(node, "module", None) or "", *(n.name for n in node.names)]
+                    names = [name for name in names if name.partition(".")[0] in imports]
+                case ast.Call(func=ast.Name(id=name)):
+                    names = [name]
+                case ast.Call(func=ast.Attribute(attr=name, value=value)):
+                    names = [name] if name not in ("eval", "compile") else []  # a model's
+                    names.append(f"{getattr(value, 'id', '')}.{name}")
+                case ast.Constant(value=str(text)):
+                    found += [text for word in ("0.0.0.0", "--bind_all") if word in text]
+                case ast.keyword(arg="shell" | "weights_only" as arg, value=value):
+                    loads.append((path.name, arg, ast.unparse(value)))
+            found += [name for name in names if name in calls or name in imports]
+            loads += [(path.name, name, "") for name in names if name == "torch.load"]
+    assert found == []
+    assert loads == [
+        ("checkpoint.py", "torch.load", ""),
+        ("checkpoint.py", "weights_only", "True"),
+    ]
+
+
+HOSTILE_NAMES = [
+    b"<script>alert(1)<\xe2\x88\x95script>",
+    b'"><img src=x onerror=alert(1)>',
+    b"'; mkdir owned #",
+    b"$(mkdir owned)",
+    b"`mkdir owned`",
+    b"{" + b"{7*7}} ${facts} %s {0}",
+    b"%2e%2e%2f..%5c",
+    b"-rf",
+    b"a\nb",
+    b"a\r\x1b]0;owned\x07\x1b[2J",
+    "\u202egnp.exe".encode(),
+    b"x" * 255,
+    b"\xff\xfe",
+]
+ESCAPED = {r"a\nb", r"a\r\x1b]0;owned\x07\x1b[2J", r"\u202egnp.exe", r"\xff\xfe"}
+
+
+def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
+    here: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in HOSTILE_NAMES:
+        for split in ("train", "val"):
+            write_photo(here / "photos" / split / os.fsdecode(name) / "1.jpg", 0, size=(32, 32))
+    folder = Path("run \x1b[31m<b> $(mkdir owned)\udcff")
+    config = changed(
+        config,
+        epochs=1,
+        data__name="folder",
+        data__root="photos",
+        data__batch_size=len(HOSTILE_NAMES),
+        optim__warmup_epochs=0,
+        run__dir=str(folder),
+    )
+    train(config)
+    assert main(["evaluate", str(folder)]) == 0
+    assert main(["evaluate", str(folder), "--root", "photos\x1b[2J"]) == 2
+    said = capsys.readouterr()
+    assert all(line.isprintable() for line in (said.out + said.err).splitlines())
+    assert r"run \x1b[31m<b> $(mkdir owned)\udcff" in said.out
+
+    best = load_best(folder / "checkpoints" / "best.pt")
+    assert set(best.classes) >= ESCAPED
+    Path("best").symlink_to(folder / "checkpoints" / "best.safetensors")
+    with safe_open("best", "pt") as weights:
+        assert json.loads(weights.metadata()["classes"]) == list(best.classes)
+    for name in ("config.json", "environment.json", "status.json"):
+        json.loads((folder / name).read_text())
+    shown = Page((folder / "report.html").read_text())
+    assert not {"script", "img", "b"} & shown.tags
+    assert not [name for name in shown.attributes if name.startswith("on")]
+    assert {row[0] for row in shown.tables[-1][1:]} == set(best.classes)
+    assert not (here / OWNED).exists()
+
+
+def test_a_name_that_a_checkpoint_brings_does_not_reach_the_terminal() -> None:
+    text = scores_text(
+        {"val/top1": 1.0, "val/top5": 1.0, "val/loss": 0.0},
+        torch.eye(2, dtype=torch.int64),
+        ("\x1b[2Jant", "bee\n\u2028"),
+    )
+    assert r"\x1b[2Jant" in text
+    assert r"bee\n\u2028" in text
+
+
+@pytest.mark.parametrize("text", ["日本 🦊", "👩\u200d🔬", 'Zoë\'s \\ "ant"', "a\u00a0b"])
+def test_names_of_all_scripts_are_shown_as_they_are(text: str) -> None:
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model.name __import__('os').mkdir('owned')",
+        "--data.name $(mkdir${IFS}owned)",
+        "--data.name torch.hub",
+        "--epochs [].__class__",
+        "--data.workers `mkdir\towned`",
+    ],
+)
+def test_a_word_of_the_command_line_is_never_evaluated(
+    words: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag, value = words.split(" ", 1)
+    assert main(["train", *SMOKE.split(), "--run.dir", "; mkdir owned", flag, value]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said[:-1].isprintable()
+    assert not (here / OWNED).exists()
+
+
+@pytest.mark.parametrize("name", ["list_models", "os.mkdir", "../../owned", "ResNet", "__loader__"])
+def test_a_model_is_looked_up_in_tables_alone(name: str) -> None:
+    with pytest.raises(UserError, match=f"no model '{name}'"):
+        build_model(changed(Config(), model__name=name).model, 2, 32)
+
+
+def test_a_secret_on_the_command_line_is_not_written_down() -> None:
+    words = "train.py --wandb.api-key K1 --token=K2 --hub_token K3 --data.root https://me:K4@host/x"
+    shown = without_secrets([*words.split(), "--passwordless", "--seed", "1", "--aws-secret"])
+    assert not [word for word in shown if "K" in word]
+    assert shown[-4:] == ["--passwordless", "--seed", "1", "--aws-secret"]
+    assert "https://***@host/x" in shown
