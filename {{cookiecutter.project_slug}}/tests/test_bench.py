@@ -236,7 +236,7 @@ def test_photographs_are_prepared_to_see_what_it_buys(
     bench(config, config, "train", folder, names=["prepared"], effort=TINY)
     (row,) = json.loads((folder / "bench.json").read_text())["rows"]
     assert [variant["failure"] for variant in row["variants"]] == ["", "", ""]
-    assert {path.name for path in folder.iterdir()} == {"bench.json", "bench.md", "bench.svg"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"bench.json", "bench.md", "bench.svg"}
 
 
 def test_a_tip_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

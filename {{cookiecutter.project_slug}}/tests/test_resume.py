@@ -41,6 +41,7 @@ def train_until(config: Config, step: int, kill: bool = True) -> None:
     Report.count = count_or_stop
     with contextlib.suppress(KeyboardInterrupt):
         train(config)
+    Report.count = count
 
 
 def scored(config: Config) -> float:
