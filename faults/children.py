@@ -17,7 +17,7 @@ import torch
 import torch._dynamo  # what a run imports on its way is imported here, once for all of them
 import torchvision.transforms.v2  # noqa: F401
 from image_classifier.checkpoint import read_checkpoint
-from image_classifier.config import Config, flatten, unflatten
+from image_classifier.config import Config, FaultError, flatten, unflatten
 from image_classifier.presets import smoke
 
 from . import PROJECT
@@ -58,6 +58,8 @@ def fork(function: Callable[..., object], *arguments: object) -> int:
         torch.set_num_threads(1)
         function(*arguments)
         code = 0
+    except FaultError as fault:
+        code = fault.code
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:

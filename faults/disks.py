@@ -35,7 +35,7 @@ def full(scratch: Path, tries: int) -> str:
 
 def fill(disk: Path) -> None:
     """Train until the disk is full, and on when it is not any more."""
-    knobs = {"epochs": 4, "model__width": 16, "run__log_every_steps": 1}
+    knobs = {"epochs": 4, "run__log_every_steps": 1}
     config = small(disk / "run", run__save_every_steps=10, run__keep=100, **knobs)
     code = wait(fork(fail_by_itself, config))
     expect(code == 0, f"it ended with {code}, and not for want of space")

@@ -186,7 +186,7 @@ def launcher_killed(scratch: Path, tries: int) -> str:
 def racing_starts(scratch: Path, tries: int) -> str:
     """Start eight runs in one folder at once: one trains, the others are refused."""
     for number in range(tries):
-        config = small(scratch / str(number), epochs=30)
+        config = small(scratch / str(number), epochs=20)
         pids = [fork(refused_or_train, config) for _ in range(8)]
         codes = []
         end = time.monotonic() + 60
@@ -201,6 +201,7 @@ def racing_starts(scratch: Path, tries: int) -> str:
             while True:
                 os.waitpid(-1, 0)
         expect(codes == [0] * 7, f"{len(codes)} of 7 were refused: {codes}")
+        train_whole(config)
     return "one winner each time, and after a `kill -9` no hindrance"
 
 

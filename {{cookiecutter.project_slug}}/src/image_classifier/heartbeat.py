@@ -40,6 +40,7 @@ class Heartbeat:
     def __enter__(self) -> "Heartbeat":
         """Begin to beat."""
         if self.world.size > 1:
+            self.beat("runs")
             self.thread = threading.Thread(target=self.beat_on, daemon=True)
             self.thread.start()
         return self
