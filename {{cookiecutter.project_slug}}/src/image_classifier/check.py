@@ -1,0 +1,450 @@
+"""An audit of all images before training: what can't be read, or stands in two places.
+
+Each file is read once, as training reads it, and leaves a row of numbers and a small grey picture,
+of which `twins` tells those that are the same.
+"""
+
+import hashlib
+import io
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from .config import DataConfig, UserError
+from .datasets import open_dataset
+from .datasets.folder import skipped_files, splits_of
+from .datasets.quarantine import (
+    format_quarantine,
+    path_from_root,
+    quarantine_path,
+    read_quarantine,
+    show_name,
+)
+from .datasets.source import Source
+from .decode import FORMATS, ORIENTATION, read_image, resize
+from .prepare import say, work_in_threads
+from .report import clock
+from .run import write_json, write_text
+from .twins import SIDE, find_twins, groups_of
+
+TOGETHER = 64  # images that a thread looks at between two looks at its queue
+GRID = 64  # rows and columns of an image, about, whose colours are counted
+PLAIN = 8  # of 255: what the noise of a JPEG may make of one colour
+TINY, HUGE_PIXELS = 16, 16_000_000  # pixels of the shorter side; and in all, slow to decode
+IMBALANCED = 10  # times as many images as another class has
+LINES, NAMES = 10, 3  # of each finding on the terminal, and of images in a line
+SUFFIXES_OF = {"JPEG": (".jpg", ".jpeg"), "TIFF": (".tif", ".tiff")}  # others have their own name
+
+# What is kept of an image. Sums are of its sampled colours, from 0 to 1.
+LOOK = np.dtype(
+    [
+        ("digest", "u8"),  # of the bytes of its file
+        ("height", "i4"),
+        ("width", "i4"),
+        ("mean", "f4", 3),
+        ("square", "f4", 3),
+        ("range", "u1"),  # from the darkest to the brightest, in the channel where that is most
+    ]
+)
+
+
+class Images:
+    """All images of some splits of a dataset, numbered through."""
+
+    def __init__(self, data: DataConfig, splits: Sequence[str]) -> None:
+        """Open `splits` of the dataset that `data` names, as the files are.
+
+        Raises:
+            UserError: if one can't be.
+        """
+        self.data, self.splits = data, tuple(splits)
+        data = replace(data, limit=0, prepared=False)
+        self.sources = [open_dataset(data, split) for split in splits]
+        self.ends = np.cumsum([len(source) for source in self.sources])
+        # A class has the same number in each of them, also where each has folders of its own.
+        names = dict.fromkeys(name for source in self.sources for name in source.classes)
+        self.classes = {name: number for number, name in enumerate(names)}
+        numbers = [np.array([self.classes[name] for name in s.classes]) for s in self.sources]
+        parts = zip(numbers, self.sources, strict=True)
+        self.labels = np.concatenate([n[source.labels.numpy()] for n, source in parts])
+        self.split_of = np.repeat(np.arange(len(splits)), [len(s) for s in self.sources])
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return int(self.ends[-1])
+
+    def find(self, index: int) -> tuple[Source, int]:
+        """The source of image `index`, and its number there."""
+        split = self.split_of[index]
+        return self.sources[split], int(index - self.ends[split] + len(self.sources[split]))
+
+    def name(self, index: int) -> bytes:
+        """The path of its file from `data.root`; of an image in memory, such as `train[5]`."""
+        source, number = self.find(index)
+        if source.paths is None:
+            return f"{self.splits[self.split_of[index]]}[{number}]".encode()
+        return path_from_root(source, self.data, number)
+
+    def entry(self, index: int) -> dict[str, str]:
+        """What a finding says of it."""
+        split, label = self.split_of[index], self.labels[index]
+        path = os.fsdecode(self.name(index))
+        return {"path": path, "split": self.splits[split], "class": [*self.classes][label]}
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Images of each class, by split."""
+        table = np.zeros((len(self.splits), len(self.classes)), dtype=int)
+        np.add.at(table, (self.split_of, self.labels), 1)
+        rows = zip(self.splits, table.tolist(), strict=True)
+        return {split: dict(zip(self.classes, row, strict=True)) for split, row in rows}
+
+
+@dataclass
+class Survey:
+    """What was seen of all images."""
+
+    looks: np.ndarray  # (count,) of LOOK
+    pictures: np.ndarray  # (count, SIDE, SIDE) uint8, grey
+    unreadable: dict[int, str] = field(default_factory=dict)  # the reason, by image
+    misnamed: dict[int, str] = field(default_factory=dict)  # the format, by image
+    kinds: Counter[str] = field(default_factory=Counter)  # formats, modes and the like
+
+
+@dataclass
+class Finding:
+    """Something that is not as it should be, as often as it was found."""
+
+    name: str  # in JSON
+    title: str
+    is_serious: bool
+    items: list[dict[str, Any]]  # each has `images` and what is said of them
+
+
+def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) -> int:
+    """Audit a dataset and say what is found; the number of serious findings that are left.
+
+    With `json` all is written to that file, with `quarantine` what training should leave out is
+    added to the dataset's list.
+
+    Raises:
+        UserError: if the dataset can't be opened, or a file not be written.
+    """
+    began = time.monotonic()
+    is_folder = data.name == "folder" and Path(data.root).is_dir()
+    images = Images(data, splits or (splits_of(Path(data.root)) if is_folder else ("train", "val")))
+    if quarantine and images.sources[0].paths is None:
+        raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of what is a finding here or of no matter
+        survey = look_at_all(images)
+    groups = find_groups(survey)
+    findings = [
+        *find_unreadable(images, survey),
+        *find_copies(images, survey, groups),
+        *find_odd(images, survey),
+        *find_lopsided(images),
+    ]
+    left_out = choose_left_out(images, survey, groups)
+    report = {
+        "root": data.root,
+        "images": images.counts(),
+        **facts(images, survey),
+        "skipped": dict(skipped_files(Path(data.root))) if is_folder else {},
+        "findings": {finding.name: finding.items for finding in findings},
+        "quarantine": {os.fsdecode(images.name(n)): why for n, why in left_out.items()},
+    }
+    if json:
+        write_to(Path(json), lambda path: write_json(path, report))
+    if quarantine and left_out:
+        listed = read_quarantine(data) | {images.name(n): why for n, why in left_out.items()}
+        write_to(quarantine_path(data), lambda path: write_text(path, format_quarantine(listed)))
+    say(f"{len(images):,} images looked at in {clock(time.monotonic() - began)}")
+    for line in lines(report, findings, images):
+        say(line)
+    serious = sum(len(finding.items) for finding in findings if finding.is_serious)
+    say(verdict(data, serious, len(left_out), quarantine))
+    return 0 if quarantine else serious
+
+
+def look_at_all(images: Images) -> Survey:
+    """Read every image once."""
+    count = len(images)
+    survey = Survey(np.zeros(count, LOOK), np.zeros((count, SIDE, SIDE), np.uint8))
+    kinds = [Counter[str]() for _ in range(0, count, TOGETHER)]  # one for each task: no locks
+
+    def look(number: int) -> None:
+        for index in range(number * TOGETHER, min((number + 1) * TOGETHER, count)):
+            look_at(images, index, survey, kinds[number])
+
+    run_in_threads(look, len(kinds), "read")
+    survey.kinds = sum(kinds, Counter())
+    return survey
+
+
+def run_in_threads(work: Callable[[int], None], count: int, name: str) -> None:
+    """Do `work` for each number below `count`, in threads: decoding and products hold no lock."""
+    began, done = time.monotonic(), [0] * count
+
+    def counted(number: int) -> None:
+        work(number)
+        done[number] = 1
+
+    def progress() -> str:
+        share, seconds = sum(done) / count, time.monotonic() - began
+        left = clock(seconds / share * (1 - share)) if share else "?"
+        return f"{name}: {share:.0%}, left {left}"
+
+    work_in_threads(counted, count, Event(), progress)
+
+
+def look_at(images: Images, index: int, survey: Survey, kinds: Counter[str]) -> None:
+    """Fill an image's row of the survey, or say why it can't be read."""
+    source, number = images.find(index)
+    if source.paths is None:
+        pixels = source.read(number)
+        content = pixels.numpy().tobytes()
+    else:
+        path = source.paths[number]
+        try:
+            pixels = read_image(path)
+            content = path.read_bytes()
+        except (UserError, OSError) as error:
+            reason = str(error).removeprefix(f"cannot read image {os.fspath(path)!a}: ")
+            survey.unreadable[index] = reason
+            return
+        look_at_head(content, path, index, survey, kinds)
+    look = survey.looks[index]
+    look["digest"] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    look["height"], look["width"] = height, width = pixels.shape[:2]
+    grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
+    colours = grid.astype(np.float32) / 255
+    look["mean"], look["square"] = colours.mean(0), np.square(colours).mean(0)
+    look["range"] = (grid.max(0) - grid.min(0)).max()
+    survey.pictures[index] = grey(resize(pixels, SIDE, SIDE).numpy())
+
+
+def grey(pixels: np.ndarray) -> np.ndarray:
+    """(height, width, 3) uint8 -> (height, width) uint8, by the weights of JPEG."""
+    return (pixels @ np.array([77, 150, 29], np.uint32) >> 8).astype(np.uint8)
+
+
+def look_at_head(
+    content: bytes, path: Path, index: int, survey: Survey, kinds: Counter[str]
+) -> None:
+    """Count what kind of file it is."""
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            form = "JPEG" if image.format == "MPO" else str(image.format)  # with a second picture
+            kinds[f"{form} {image.mode}"] += 1
+            has_exif = "exif" in image.info or form == "TIFF"
+            kinds["turned by EXIF"] += has_exif and image.getexif().get(ORIENTATION, 1) != 1
+            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
+            kinds["animated: only the first picture is read"] += is_animated
+            kinds["transparent: shown over white"] += image.has_transparency_data
+    except Exception:  # it was read all the same, and this is only to count
+        return
+    if path.suffix.lower() not in SUFFIXES_OF.get(form, (f".{form.lower()}",)):
+        survey.misnamed[index] = form
+
+
+def find_groups(survey: Survey) -> list[np.ndarray]:
+    """The numbers of images that are the same, wherever there is more than one; largest first."""
+    numbers = np.flatnonzero(survey.looks["height"] > 0)  # of what could be read
+    _, first, content = np.unique(
+        survey.looks["digest"][numbers], return_index=True, return_inverse=True
+    )
+    # Of equal files one is compared with the others.
+    order = np.sort(first)
+    pairs = find_twins(survey.pictures[numbers[order]], run_in_threads) if len(order) else []
+    same = torch.from_numpy(np.stack((np.arange(len(numbers)), first[content]), axis=1))
+    alike = torch.from_numpy(order)[pairs] if len(pairs) else torch.empty((0, 2)).long()
+    group = groups_of(torch.cat((same, alike)), len(numbers)).numpy()
+    members = np.argsort(group, kind="stable")
+    parts = np.split(numbers[members], np.flatnonzero(np.diff(group[members])) + 1)
+    return sorted((part for part in parts if len(part) > 1), key=len, reverse=True)
+
+
+def find_unreadable(images: Images, survey: Survey) -> Iterator[Finding]:
+    """Files that training would stop at."""
+    items = [
+        {"images": [images.entry(index)], "what": survey.unreadable[index]}
+        for index in sorted(survey.unreadable)
+    ]
+    yield Finding("unreadable", "can't be read", is_serious=True, items=items)
+
+
+def find_copies(images: Images, survey: Survey, groups: list[np.ndarray]) -> Iterator[Finding]:
+    """The same picture in several places: what is worst of each."""
+    leaks, conflicts, copies = [], [], []
+    for members in groups:
+        is_leak = np.ptp(images.split_of[members]) > 0
+        is_conflict = np.ptp(images.labels[members]) > 0
+        digests = survey.looks["digest"][members]
+        item = {
+            "images": [images.entry(index) for index in members],
+            "what": "the same bytes" if (digests == digests[0]).all() else "the same picture",
+        }
+        if is_leak:
+            leaks.append(item)
+        if is_conflict:
+            conflicts.append(item)
+        if not is_leak and not is_conflict:
+            copies.append(item)
+    yield Finding("leaks", "pictures are in more than one split", is_serious=True, items=leaks)
+    yield Finding("conflicts", "pictures have two labels", is_serious=True, items=conflicts)
+    yield Finding("copies", "pictures are in one split twice", is_serious=False, items=copies)
+
+
+def find_odd(images: Images, survey: Survey) -> Iterator[Finding]:
+    """Images that can be read, and may be of no use."""
+    height, width = survey.looks["height"], survey.looks["width"]
+    shorter, pixels = np.minimum(height, width), height.astype(np.int64) * width
+    for name, title, which in (
+        ("plain", "are of one colour", (survey.looks["range"] <= PLAIN) & (shorter > 0)),
+        ("tiny", f"have a side of less than {TINY} pixels", (shorter > 0) & (shorter < TINY)),
+        ("huge", "have more than 16 megapixels: `prepare` them", pixels > HUGE_PIXELS),
+    ):
+        items = [
+            {"images": [images.entry(n)], "what": f"{width[n]} x {height[n]}"}
+            for n in np.flatnonzero(which)
+        ]
+        yield Finding(name, title, is_serious=False, items=items)
+    items = [
+        {"images": [images.entry(n)], "what": f"it is {survey.misnamed[n]}"}
+        for n in sorted(survey.misnamed)
+    ]
+    yield Finding("misnamed", "are of another format than they say", is_serious=False, items=items)
+
+
+def find_lopsided(images: Images) -> Iterator[Finding]:
+    """Classes that are rare, or missing in a split."""
+    items = []
+    for split, counts in images.counts().items():
+        most = max(counts, key=counts.__getitem__)
+        for name, count in sorted(counts.items(), key=lambda pair: pair[1]):
+            if count * IMBALANCED <= counts[most]:
+                what = f"{split} has {count:,} images of {name!a}, and {counts[most]:,} of {most!a}"
+                items.append({"images": [], "what": what})
+    yield Finding("lopsided", "classes are rare", is_serious=False, items=items)
+
+
+def choose_left_out(images: Images, survey: Survey, groups: list[np.ndarray]) -> dict[int, str]:
+    """The images that training should leave out, and why.
+
+    Of a picture in several splits all are left out but those of the last, so that a test stays the
+    same test. Of those, all are if their labels differ, as no one knows which is right. Of files in
+    training with the same bytes one is kept.
+    """
+    left_out = dict(survey.unreadable)
+    for members in groups:
+        split = images.split_of[members]
+        kept = members[split == split.max()]
+        for index in members[split < split.max()]:
+            where = images.splits[split.max()]
+            left_out[int(index)] = f"the picture is in {where} too: {show(images, kept[0])}"
+        if np.ptp(images.labels[kept]) > 0:
+            for index in kept:
+                other = kept[images.labels[kept] != images.labels[index]][0]
+                left_out[int(index)] = f"the picture has another label too: {show(images, other)}"
+        elif images.splits[split.max()] == "train":
+            digests = survey.looks["digest"][kept]
+            for place, index in enumerate(kept):
+                first = int((digests == digests[place]).argmax())
+                if first < place:
+                    left_out[int(index)] = f"the same bytes as {show(images, kept[first])}"
+    return left_out
+
+
+def show(images: Images, index: int) -> str:
+    """The path of an image as a list has it."""
+    return show_name(images.name(index))
+
+
+def facts(images: Images, survey: Survey) -> dict[str, Any]:
+    """What the images are like."""
+    readable = survey.looks["height"] > 0
+    sizes, colours = {}, {}
+    for side in ("width", "height"):
+        if readable.any():
+            low, middle, high = np.percentile(survey.looks[side][readable], (0, 50, 100))
+            sizes[side] = {"min": int(low), "median": int(middle), "max": int(high)}
+    first = survey.looks[readable & (images.split_of == 0)]  # of training, if that is there
+    if len(first):
+        mean, square = (first[name].mean(0, dtype=np.float64) for name in ("mean", "square"))
+        std = np.sqrt(np.maximum(0, square - mean**2))
+        colours = {"mean": mean.round(4).tolist(), "std": std.round(4).tolist()}
+    return {"sizes": sizes, "kinds": dict(survey.kinds.most_common()), "colours": colours}
+
+
+def lines(report: dict[str, Any], findings: list[Finding], images: Images) -> Iterator[str]:
+    """The audit as a person reads it: the worst first, and then what all are like."""
+    for finding in findings:
+        if finding.items:
+            mark = "! " if finding.is_serious else ""
+            yield f"\n{mark}{len(finding.items):,} {finding.title}"
+        for item in finding.items[:LINES]:
+            names = " = ".join(ascii(entry["path"]) for entry in spread(item["images"]))
+            more = len(item["images"]) - NAMES
+            names += f" and {more:,} more" if more > 0 else ""
+            yield f"  {names}: {item['what']}" if names else f"  {item['what']}"
+        if len(finding.items) > LINES:
+            yield f"  and {len(finding.items) - LINES:,} more: --json FILE has all"
+    counts = ", ".join(
+        f"{split} {sum(classes.values()):,}" for split, classes in report["images"].items()
+    )
+    yield f"\nimages: {counts}; {len(images.classes):,} classes"
+    for source in images.sources:
+        yield from source.notes
+    for name in ("kinds", "skipped"):
+        told = ", ".join(f"{count:,} {what}" for what, count in report[name].items() if count)
+        if told:
+            yield {"kinds": "files: ", "skipped": "not taken for images: "}[name] + told
+    if report["sizes"]:
+        told = ", ".join(
+            f"{side} {size['min']:,} to {size['max']:,} (median {size['median']:,})"
+            for side, size in report["sizes"].items()
+        )
+        yield f"pixels: {told}"
+    if report["colours"]:
+        mean, std = (", ".join(map(str, report["colours"][name])) for name in ("mean", "std"))
+        yield f"colours of {images.splits[0]}: mean=({mean}), std=({std})"
+
+
+def spread(entries: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A few of the images of a picture, of different splits and classes first."""
+    firsts = {(entry["split"], entry["class"]): entry for entry in reversed(entries)}
+    others = [entry for entry in entries if entry not in firsts.values()]
+    return [*reversed(firsts.values()), *others][:NAMES]
+
+
+def verdict(data: DataConfig, serious: int, num_left_out: int, quarantine: bool) -> str:
+    """The last line."""
+    path = ascii(str(quarantine_path(data)))
+    if quarantine and num_left_out:
+        return f"\n{num_left_out:,} images are now left out, as {path} says"
+    if serious:
+        return f"\n{serious:,} serious findings; --quarantine has training leave them out ({path})"
+    return "\nnothing serious"
+
+
+def write_to(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file, and the folder that it is in.
+
+    Raises:
+        UserError: if it can't be.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!a}: {error.strerror}") from error
