@@ -45,14 +45,14 @@ IMBALANCED = 10  # times as many images as another class has
 LINES, NAMES = 10, 3  # of each finding on the terminal, and of images in a line
 SUFFIXES_OF = {"JPEG": (".jpg", ".jpeg"), "TIFF": (".tif", ".tiff")}  # others have their own name
 
-# What is kept of an image. Sums are of its sampled colours, from 0 to 1.
+# What is kept of an image. Colours are those of a grid of its pixels, from 0 to 255.
 LOOK = np.dtype(
     [
         ("digest", "u8"),  # of the bytes of its file
         ("height", "i4"),
         ("width", "i4"),
-        ("mean", "f4", 3),
-        ("square", "f4", 3),
+        ("mean", "f8", 3),
+        ("square", "f8", 3),
         ("range", "u1"),  # from the darkest to the brightest, in the channel where that is most
     ]
 )
@@ -227,8 +227,9 @@ def look_at(images: Images, index: int, survey: Survey, kinds: Counter[str]) -> 
     look["digest"] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     look["height"], look["width"] = height, width = pixels.shape[:2]
     grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
-    colours = grid.astype(np.float32) / 255
-    look["mean"], look["square"] = colours.mean(0), np.square(colours).mean(0)
+    colours = grid.astype(np.float32)  # in which their squares are exact
+    look["mean"] = colours.mean(0, dtype=np.float64)
+    look["square"] = np.square(colours).mean(0, dtype=np.float64)
     look["range"] = (grid.max(0) - grid.min(0)).max()
     survey.pictures[index] = grey(resize(pixels, SIDE, SIDE).numpy())
 
@@ -260,15 +261,16 @@ def look_at_head(
 def find_groups(survey: Survey) -> list[np.ndarray]:
     """The numbers of images that are the same, wherever there is more than one; largest first."""
     numbers = np.flatnonzero(survey.looks["height"] > 0)  # of what could be read
+    if not len(numbers):
+        return []
     _, first, content = np.unique(
         survey.looks["digest"][numbers], return_index=True, return_inverse=True
     )
     # Of equal files one is compared with the others.
     order = np.sort(first)
-    pairs = find_twins(survey.pictures[numbers[order]], run_in_threads) if len(order) else []
+    pairs = find_twins(survey.pictures[numbers[order]], run_in_threads)
     same = torch.from_numpy(np.stack((np.arange(len(numbers)), first[content]), axis=1))
-    alike = torch.from_numpy(order)[pairs] if len(pairs) else torch.empty((0, 2)).long()
-    group = groups_of(torch.cat((same, alike)), len(numbers)).numpy()
+    group = groups_of(torch.cat((same, torch.from_numpy(order)[pairs])), len(numbers)).numpy()
     members = np.argsort(group, kind="stable")
     parts = np.split(numbers[members], np.flatnonzero(np.diff(group[members])) + 1)
     return sorted((part for part in parts if len(part) > 1), key=len, reverse=True)
@@ -380,9 +382,9 @@ def facts(images: Images, survey: Survey) -> dict[str, Any]:
             sizes[side] = {"min": int(low), "median": int(middle), "max": int(high)}
     first = survey.looks[readable & (images.split_of == 0)]  # of training, if that is there
     if len(first):
-        mean, square = (first[name].mean(0, dtype=np.float64) for name in ("mean", "square"))
+        mean, square = first["mean"].mean(0), first["square"].mean(0)
         std = np.sqrt(np.maximum(0, square - mean**2))
-        colours = {"mean": mean.round(4).tolist(), "std": std.round(4).tolist()}
+        colours = {"mean": (mean / 255).round(4).tolist(), "std": (std / 255).round(4).tolist()}
     return {"sizes": sizes, "kinds": dict(survey.kinds.most_common()), "colours": colours}
 
 

@@ -43,7 +43,10 @@ def find_twins(pictures: np.ndarray, run: Run) -> Tensor:
         found[number] = alike_from(features, number * ROWS)
 
     run(search, math.ceil(len(pictures) / ROWS), "compared")
-    parts = torch.cat([found[number] for number in sorted(found)]).split(PAIRS_TOGETHER)
+    pairs = torch.cat([found[number] for number in sorted(found)])
+    if not len(pairs):
+        return pairs
+    parts = pairs.split(PAIRS_TOGETHER)
     scores = [torch.empty(0)] * len(parts)
 
     def look(number: int) -> None:
