@@ -282,7 +282,7 @@ def find_unreadable(images: Images, survey: Survey) -> Iterator[Finding]:
         {"images": [images.entry(index)], "what": survey.unreadable[index]}
         for index in sorted(survey.unreadable)
     ]
-    yield Finding("unreadable", "can't be read", is_serious=True, items=items)
+    yield Finding("unreadable", "files that can't be read", is_serious=True, items=items)
 
 
 def find_copies(images: Images, survey: Survey, groups: list[np.ndarray]) -> Iterator[Finding]:
@@ -302,9 +302,11 @@ def find_copies(images: Images, survey: Survey, groups: list[np.ndarray]) -> Ite
             conflicts.append(item)
         if not is_leak and not is_conflict:
             copies.append(item)
-    yield Finding("leaks", "pictures are in more than one split", is_serious=True, items=leaks)
-    yield Finding("conflicts", "pictures have two labels", is_serious=True, items=conflicts)
-    yield Finding("copies", "pictures are in one split twice", is_serious=False, items=copies)
+    yield Finding("leaks", "pictures in more than one split", is_serious=True, items=leaks)
+    yield Finding(
+        "conflicts", "pictures with more than one label", is_serious=True, items=conflicts
+    )
+    yield Finding("copies", "pictures that are in one split again", is_serious=False, items=copies)
 
 
 def find_odd(images: Images, survey: Survey) -> Iterator[Finding]:
@@ -312,9 +314,17 @@ def find_odd(images: Images, survey: Survey) -> Iterator[Finding]:
     height, width = survey.looks["height"], survey.looks["width"]
     shorter, pixels = np.minimum(height, width), height.astype(np.int64) * width
     for name, title, which in (
-        ("plain", "are of one colour", (survey.looks["range"] <= PLAIN) & (shorter > 0)),
-        ("tiny", f"have a side of less than {TINY} pixels", (shorter > 0) & (shorter < TINY)),
-        ("huge", "have more than 16 megapixels: `prepare` them", pixels > HUGE_PIXELS),
+        ("plain", "images of one colour", (survey.looks["range"] <= PLAIN) & (shorter > 0)),
+        (
+            "tiny",
+            f"images with a side of less than {TINY} pixels",
+            (shorter > 0) & (shorter < TINY),
+        ),
+        (
+            "huge",
+            "images of more than 16 megapixels, which `prepare` makes smaller",
+            pixels > HUGE_PIXELS,
+        ),
     ):
         items = [
             {"images": [images.entry(n)], "what": f"{width[n]} x {height[n]}"}
@@ -325,7 +335,9 @@ def find_odd(images: Images, survey: Survey) -> Iterator[Finding]:
         {"images": [images.entry(n)], "what": f"it is {survey.misnamed[n]}"}
         for n in sorted(survey.misnamed)
     ]
-    yield Finding("misnamed", "are of another format than they say", is_serious=False, items=items)
+    yield Finding(
+        "misnamed", "files of another format than their suffix says", is_serious=False, items=items
+    )
 
 
 def find_lopsided(images: Images) -> Iterator[Finding]:
@@ -337,7 +349,7 @@ def find_lopsided(images: Images) -> Iterator[Finding]:
             if count * IMBALANCED <= counts[most]:
                 what = f"{split} has {count:,} images of {name!a}, and {counts[most]:,} of {most!a}"
                 items.append({"images": [], "what": what})
-    yield Finding("lopsided", "classes are rare", is_serious=False, items=items)
+    yield Finding("lopsided", "classes with few images", is_serious=False, items=items)
 
 
 def choose_left_out(images: Images, survey: Survey, groups: list[np.ndarray]) -> dict[int, str]:
@@ -393,7 +405,7 @@ def lines(report: dict[str, Any], findings: list[Finding], images: Images) -> It
     for finding in findings:
         if finding.items:
             mark = "! " if finding.is_serious else ""
-            yield f"\n{mark}{len(finding.items):,} {finding.title}"
+            yield f"\n{mark}{finding.title}: {len(finding.items):,}"
         for item in finding.items[:LINES]:
             names = " = ".join(ascii(entry["path"]) for entry in spread(item["images"]))
             more = len(item["images"]) - NAMES
