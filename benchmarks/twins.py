@@ -4,9 +4,9 @@
     python benchmarks/twins.py --files cifar/train --images 2000
 
 Of each change a copy of every picture is made, and all are searched together with the originals.
-Found is a copy that is in one group with its original; a false alarm is a pair of groups of
-originals that only became one by copies, or an original that is in a group with another. Whether
-those are the same picture only a person can say: `--json FILE` has their names.
+Found is a copy that is in one group with its original. Other pairs are of a copy and a picture that
+its original was not in a group with: false alarms. Whether originals that are found alike are the
+same only a person can say: `--json FILE` has their names.
 
 Prints a table.
 """
@@ -86,17 +86,18 @@ def main() -> None:
 
     originals = np.stack([small(path.read_bytes()) for path in files])
     began = time.perf_counter()
-    alone = find_twins(originals, run_in_threads).tolist()
+    alone = find_twins(originals, np.arange(len(files)), run_in_threads)
     print(f"{len(files)} pictures, {len(alone)} pairs of them found alike")
     if options.json:
-        names = [[str(files[first]), str(files[second])] for first, second in alone]
+        names = [[str(files[first]), str(files[second])] for first, second in alone.tolist()]
         Path(options.json).write_text(json.dumps(names, indent=1))
-    known = groups_of(find_twins(originals, run_in_threads), len(files))
+    known = groups_of(alone, len(files))
     print("\n| change | found | other pairs |\n|---|---|---|")
     for name, change in CHANGES.items():
         images = [Image.open(path).convert("RGB") for path in files]
         copies = np.stack([small(change(image, chance)) for image in images])
-        pairs = find_twins(np.concatenate((originals, copies)), run_in_threads)
+        both = np.concatenate((originals, copies))
+        pairs = find_twins(both, np.arange(len(both)), run_in_threads)
         first, second = (side % len(files) for side in pairs.T)
         other = int((known[first] != known[second]).sum())
         groups = groups_of(pairs, 2 * len(files))

@@ -73,8 +73,9 @@ class Images:
         self.ends = np.cumsum([len(source) for source in self.sources])
         # A class has the same number in each of them, also where each has folders of its own.
         names = dict.fromkeys(name for source in self.sources for name in source.classes)
-        self.classes = {name: number for number, name in enumerate(names)}
-        numbers = [np.array([self.classes[name] for name in s.classes]) for s in self.sources]
+        self.classes = tuple(names)
+        number_of = {name: number for number, name in enumerate(names)}
+        numbers = [np.array([number_of[name] for name in s.classes]) for s in self.sources]
         parts = zip(numbers, self.sources, strict=True)
         self.labels = np.concatenate([n[source.labels.numpy()] for n, source in parts])
         self.split_of = np.repeat(np.arange(len(splits)), [len(s) for s in self.sources])
@@ -99,7 +100,7 @@ class Images:
         """What a finding says of it."""
         split, label = self.split_of[index], self.labels[index]
         path = os.fsdecode(self.name(index))
-        return {"path": path, "split": self.splits[split], "class": [*self.classes][label]}
+        return {"path": path, "split": self.splits[split], "class": self.classes[label]}
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images of each class, by split."""
@@ -266,14 +267,14 @@ def find_groups(survey: Survey) -> list[np.ndarray]:
     _, first, content = np.unique(
         survey.looks["digest"][numbers], return_index=True, return_inverse=True
     )
+    same = torch.from_numpy(np.stack((numbers, numbers[first][content]), axis=1))
     # Of equal files one is compared with the others.
-    order = np.sort(first)
-    pairs = find_twins(survey.pictures[numbers[order]], run_in_threads)
-    same = torch.from_numpy(np.stack((np.arange(len(numbers)), first[content]), axis=1))
-    group = groups_of(torch.cat((same, torch.from_numpy(order)[pairs])), len(numbers)).numpy()
-    members = np.argsort(group, kind="stable")
-    parts = np.split(numbers[members], np.flatnonzero(np.diff(group[members])) + 1)
-    return sorted((part for part in parts if len(part) > 1), key=len, reverse=True)
+    alike = find_twins(survey.pictures, np.sort(numbers[first]), run_in_threads)
+    group = groups_of(torch.cat((same, alike)), len(survey.looks)).numpy()
+    members = np.flatnonzero(np.bincount(group)[group] > 1)
+    members = members[np.argsort(group[members], kind="stable")]
+    parts = np.split(members, np.flatnonzero(np.diff(group[members])) + 1)
+    return sorted((part for part in parts if len(part)), key=len, reverse=True)
 
 
 def find_unreadable(images: Images, survey: Survey) -> Iterator[Finding]:
@@ -366,16 +367,18 @@ def choose_left_out(images: Images, survey: Survey, groups: list[np.ndarray]) ->
         for index in members[split < split.max()]:
             where = images.splits[split.max()]
             left_out[int(index)] = f"the picture is in {where} too: {show(images, kept[0])}"
-        if np.ptp(images.labels[kept]) > 0:
-            for index in kept:
-                other = kept[images.labels[kept] != images.labels[index]][0]
-                left_out[int(index)] = f"the picture has another label too: {show(images, other)}"
+        labels = images.labels[kept]
+        if np.ptp(labels) > 0:
+            other = kept[(labels != labels[0]).argmax()]
+            for index, label in zip(kept, labels, strict=True):
+                where = show(images, other if label == labels[0] else kept[0])
+                left_out[int(index)] = f"the picture has another label too: {where}"
         elif images.splits[split.max()] == "train":
-            digests = survey.looks["digest"][kept]
-            for place, index in enumerate(kept):
-                first = int((digests == digests[place]).argmax())
-                if first < place:
-                    left_out[int(index)] = f"the same bytes as {show(images, kept[first])}"
+            kept_of: dict[int, int] = {}
+            for index, digest in zip(kept, survey.looks["digest"][kept].tolist(), strict=True):
+                first = kept_of.setdefault(digest, index)
+                if first != index:
+                    left_out[int(index)] = f"the same bytes as {show(images, first)}"
     return left_out
 
 

@@ -30,20 +30,20 @@ MOST_MOVED, MOST_SCALED = 5.0, 1.33  # how far a picture is laid off another: cr
 Run = Callable[[Callable[[int], None], int, str], None]
 
 
-def find_twins(pictures: np.ndarray, run: Run) -> Tensor:
-    """Pairs of pictures that are the same: (pairs, 2) int64, the lower number first.
+def find_twins(pictures: np.ndarray, chosen: np.ndarray, run: Run) -> Tensor:
+    """Pairs of those that are `chosen` and the same: (pairs, 2) int64, numbers of pictures.
 
     `pictures` is (count, SIDE, SIDE) uint8, grey. `run(work, count, name)` does `work(number)` for
-    each number below `count`, in threads. It needs 250 bytes for each picture beside themselves.
+    each number below `count`, in threads. It needs 130 to 250 bytes for each beside `pictures`.
     """
-    features = features_of(pictures)
+    features = features_of(pictures, chosen)
     found: dict[int, Tensor] = {}
 
     def search(number: int) -> None:
         found[number] = alike_from(features, number * ROWS)
 
-    run(search, math.ceil(len(pictures) / ROWS), "compared")
-    pairs = torch.cat([found[number] for number in sorted(found)])
+    run(search, math.ceil(len(chosen) / ROWS), "compared")
+    pairs = torch.from_numpy(chosen)[torch.cat([found[number] for number in sorted(found)])]
     if not len(pairs):
         return pairs
     parts = pairs.split(PAIRS_TOGETHER)
@@ -54,7 +54,7 @@ def find_twins(pictures: np.ndarray, run: Run) -> Tensor:
         scores[number] = agreement(first, second)
 
     run(look, len(parts), "looked at closely")
-    return torch.cat([part[s > TWINS] for part, s in zip(parts, scores, strict=True)])
+    return pairs[torch.cat(scores) > TWINS]
 
 
 def grey(pictures: np.ndarray) -> Tensor:
@@ -62,8 +62,8 @@ def grey(pictures: np.ndarray) -> Tensor:
     return torch.from_numpy(pictures).float()
 
 
-def features_of(pictures: np.ndarray) -> Tensor:
-    """What is coarse in each picture: (count, FEATURES) of length 1, or 0 where it is flat.
+def features_of(pictures: np.ndarray, chosen: np.ndarray) -> Tensor:
+    """What is coarse in each that is `chosen`: (count, FEATURES) of length 1, or 0 if it is flat.
 
     They are amplitudes of a cosine transform, each times the root of its frequency: as they are,
     the lowest would be nearly all of a photograph, and of no other.
@@ -74,9 +74,9 @@ def features_of(pictures: np.ndarray) -> Tensor:
     # bfloat16 is exact enough to choose by, and with AMX four times as fast; where a processor has
     # neither, float32 is.
     kind = torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
-    features = torch.zeros((len(pictures), FEATURES), dtype=kind)
-    for first in range(0, len(pictures), 4096):
-        part = grey(pictures[first : first + 4096])
+    features = torch.zeros((len(chosen), FEATURES), dtype=kind)
+    for first in range(0, len(chosen), 4096):
+        part = grey(pictures[chosen[first : first + 4096]])
         amplitudes = (waves @ part @ waves.T * frequency.sqrt()).flatten(1)[:, 1:]
         amplitudes[part.std((1, 2)) < FLAT] = 0
         features[first : first + 4096] = torch.nn.functional.normalize(amplitudes)
