@@ -173,7 +173,7 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     for line in lines(report, findings, images):
         say(line)
     serious = sum(len(finding.items) for finding in findings if finding.is_serious)
-    say(verdict(data, serious, len(left_out), quarantine))
+    say(verdict(images, serious, len(left_out), quarantine))
     return 0 if quarantine else serious
 
 
@@ -353,7 +353,7 @@ def find_lopsided(images: Images) -> Iterator[Finding]:
 
 
 def choose_left_out(images: Images, survey: Survey, groups: list[np.ndarray]) -> dict[int, str]:
-    """The images that training should leave out, and why.
+    """The images that training should leave out, and why, as long as the splits are the same.
 
     Of a picture in several splits all are left out but those of the last, so that a test stays the
     same test. Of those, all are if their labels differ, as no one knows which is right. Of files in
@@ -443,14 +443,16 @@ def spread(entries: list[dict[str, str]]) -> list[dict[str, str]]:
     return [*reversed(firsts.values()), *others][:NAMES]
 
 
-def verdict(data: DataConfig, serious: int, num_left_out: int, quarantine: bool) -> str:
+def verdict(images: Images, serious: int, num_left_out: int, quarantine: bool) -> str:
     """The last line."""
-    path = ascii(str(quarantine_path(data)))
+    path = ascii(str(quarantine_path(images.data)))
     if quarantine and num_left_out:
-        return f"\n{num_left_out:,} images are now left out, as {path} says"
-    if serious:
-        return f"\n{serious:,} serious findings; --quarantine has training leave them out ({path})"
-    return "\nnothing serious"
+        return f"\n{num_left_out:,} more to leave out, as {path} says now"
+    if not serious:
+        return "\nnothing serious"
+    in_files = images.sources[0].paths is not None
+    advice = f"; with --quarantine training leaves them out ({path})" if in_files else ""
+    return f"\n{serious:,} serious, marked by !{advice}"
 
 
 def write_to(path: Path, write: Callable[[Path], None]) -> None:
