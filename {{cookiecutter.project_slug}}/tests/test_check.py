@@ -76,7 +76,11 @@ def test_nothing_is_found_where_nothing_is_wrong(
     assert not (root.parent / "photos.cache").exists()
 
 
-def test_what_cannot_be_read_is_named_with_the_reason_and_can_be_left_out(root: Path) -> None:
+@pytest.mark.parametrize("many", [1, 1000])  # images, from which on processes read them
+def test_what_cannot_be_read_is_named_with_the_reason_and_can_be_left_out(
+    root: Path, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "MANY", many)
     whole = (root / "train/ant/4.jpg").read_bytes()
     (root / "train/ant/4.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "val/bee/13.jpg").write_bytes(b"")

@@ -4,13 +4,17 @@ Each file is read once, as training reads it, and leaves a row of numbers and a 
 of which `twins` tells those that are the same.
 """
 
+import contextlib
 import hashlib
 import io
+import multiprocessing
 import os
+import signal
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -32,12 +36,15 @@ from .datasets.quarantine import (
 )
 from .datasets.source import Source
 from .decode import FORMATS, ORIENTATION, read_image, resize
+from .machine import num_cores
 from .prepare import say, work_in_threads
 from .report import clock
 from .run import write_json, write_text
+from .stream import FORKS
 from .twins import SIDE, find_twins, groups_of
 
-TOGETHER = 64  # images that a thread looks at between two looks at its queue
+TOGETHER = 64  # images that are looked at as one task
+MANY = 1000  # images, from which on processes read them
 GRID = 64  # rows and columns of an image, about, whose colours are counted
 PLAIN = 8  # of 255: what the noise of a JPEG may make of one colour
 TINY, HUGE_PIXELS = 16, 16_000_000  # pixels of the shorter side; and in all, slow to decode
@@ -121,6 +128,9 @@ class Survey:
     kinds: Counter[str] = field(default_factory=Counter)  # formats, modes and the like
 
 
+READER: Images | None = None  # in a process that reads: what it reads
+
+
 @dataclass
 class Finding:
     """Something that is not as it should be, as often as it was found."""
@@ -179,17 +189,67 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
 
 def look_at_all(images: Images) -> Survey:
     """Read every image once."""
-    count = len(images)
-    survey = Survey(np.zeros(count, LOOK), np.zeros((count, SIDE, SIDE), np.uint8))
-    kinds = [Counter[str]() for _ in range(0, count, TOGETHER)]  # one for each task: no locks
+    survey, count = empty_survey(len(images)), len(images)
+    with open_readers(images) as read:
 
-    def look(number: int) -> None:
-        for index in range(number * TOGETHER, min((number + 1) * TOGETHER, count)):
-            look_at(images, index, survey, kinds[number])
+        def look(number: int) -> None:
+            first = number * TOGETHER
+            part = read(first, min(first + TOGETHER, count))
+            survey.looks[first : first + TOGETHER] = part.looks
+            survey.pictures[first : first + TOGETHER] = part.pictures
+            told.append((part.unreadable, part.misnamed, part.kinds))
 
-    run_in_threads(look, len(kinds), "read")
-    survey.kinds = sum(kinds, Counter())
+        told: list[tuple[dict[int, str], dict[int, str], Counter[str]]] = []
+        run_in_threads(look, -(-count // TOGETHER), "read")
+    for unreadable, misnamed, kinds in told:
+        survey.unreadable |= unreadable
+        survey.misnamed |= misnamed
+        survey.kinds += kinds
+    survey.unreadable = dict(sorted(survey.unreadable.items()))  # not as they were come upon
+    survey.misnamed = dict(sorted(survey.misnamed.items()))
     return survey
+
+
+def empty_survey(count: int) -> Survey:
+    """A survey of images that are not looked at yet."""
+    return Survey(np.zeros(count, LOOK), np.zeros((count, SIDE, SIDE), np.uint8))
+
+
+@contextlib.contextmanager
+def open_readers(images: Images) -> Iterator[Callable[[int, int], Survey]]:
+    """What looks at images from one number to another, in a process of its own if there are many.
+
+    With small images most of the work is Python's, of which threads do no more than one at a time.
+    """
+    if not FORKS or len(images) < MANY:
+        yield lambda first, last: look_at_some(images, first, last)
+        return
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(num_cores(), context, begin_reader, (images,)) as pool:
+        pool.submit(int).result()  # forks all of them, before there are threads here
+        yield lambda first, last: pool.submit(read_some, first, last).result()
+
+
+def begin_reader(images: Images) -> None:
+    """Let a process, which has been forked, read `images`."""
+    global READER  # noqa: PLW0603 - a process has one
+    READER = images
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process tells it to end
+
+
+def read_some(first: int, last: int) -> Survey:
+    """`look_at_some` of this process's images."""
+    assert READER is not None
+    return look_at_some(READER, first, last)
+
+
+def look_at_some(images: Images, first: int, last: int) -> Survey:
+    """A survey of the images from `first` to `last`, by their numbers among all."""
+    part = empty_survey(last - first)
+    for row in range(last - first):
+        look_at(images, first + row, part, row)
+    return part
 
 
 def run_in_threads(work: Callable[[int], None], count: int, name: str) -> None:
@@ -208,8 +268,8 @@ def run_in_threads(work: Callable[[int], None], count: int, name: str) -> None:
     work_in_threads(counted, count, Event(), progress)
 
 
-def look_at(images: Images, index: int, survey: Survey, kinds: Counter[str]) -> None:
-    """Fill an image's row of the survey, or say why it can't be read."""
+def look_at(images: Images, index: int, survey: Survey, row: int) -> None:
+    """Fill an image's row of a survey, or say why it can't be read."""
     source, number = images.find(index)
     if source.paths is None:
         pixels = source.read(number)
@@ -223,15 +283,15 @@ def look_at(images: Images, index: int, survey: Survey, kinds: Counter[str]) -> 
             reason = str(error).removeprefix(f"cannot read image {os.fspath(path)!a}: ")
             survey.unreadable[index] = reason
             return
-        look_at_head(content, path, index, survey, kinds)
-    look = survey.looks[index]
+        look_at_head(content, path, index, survey)
+    look = survey.looks[row]
     look["digest"] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     look["height"], look["width"] = height, width = pixels.shape[:2]
     grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
     planes = grid.T.astype(np.float64, order="C")  # one for each colour: a row is fast to sum
     look["mean"], look["square"] = planes.mean(1), np.square(planes).mean(1)
     look["range"] = (planes.max(1) - planes.min(1)).max()
-    survey.pictures[index] = grey(resize(pixels, SIDE, SIDE).numpy())
+    survey.pictures[row] = grey(resize(pixels, SIDE, SIDE).numpy())
 
 
 def grey(pixels: np.ndarray) -> np.ndarray:
@@ -239,10 +299,9 @@ def grey(pixels: np.ndarray) -> np.ndarray:
     return (pixels @ np.array([77, 150, 29], np.uint32) >> 8).astype(np.uint8)
 
 
-def look_at_head(
-    content: bytes, path: Path, index: int, survey: Survey, kinds: Counter[str]
-) -> None:
+def look_at_head(content: bytes, path: Path, index: int, survey: Survey) -> None:
     """Count what kind of file it is."""
+    kinds = survey.kinds
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             form = "JPEG" if image.format == "MPO" else str(image.format)  # with a second picture
@@ -280,7 +339,7 @@ def find_unreadable(images: Images, survey: Survey) -> Iterator[Finding]:
     """Files that training would stop at."""
     items = [
         {"images": [images.entry(index)], "what": survey.unreadable[index]}
-        for index in sorted(survey.unreadable)
+        for index in survey.unreadable
     ]
     yield Finding("unreadable", "files that can't be read", is_serious=True, items=items)
 
@@ -333,7 +392,7 @@ def find_odd(images: Images, survey: Survey) -> Iterator[Finding]:
         yield Finding(name, title, is_serious=False, items=items)
     items = [
         {"images": [images.entry(n)], "what": f"it is {survey.misnamed[n]}"}
-        for n in sorted(survey.misnamed)
+        for n in survey.misnamed
     ]
     yield Finding(
         "misnamed", "files of another format than their suffix says", is_serious=False, items=items
