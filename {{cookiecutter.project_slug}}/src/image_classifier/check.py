@@ -36,7 +36,7 @@ from .datasets.quarantine import (
 )
 from .datasets.source import Source
 from .decode import FORMATS, ORIENTATION, read_image, resize
-from .machine import num_cores
+from .machine import call_libc, num_cores
 from .prepare import say, work_in_threads
 from .report import clock
 from .run import write_json, write_text
@@ -236,6 +236,7 @@ def begin_reader(images: Images) -> None:
     READER = images
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process tells it to end
+    call_libc("prctl", 1, signal.SIGKILL)  # PR_SET_PDEATHSIG: and if that is killed, the kernel
 
 
 def read_some(first: int, last: int) -> Survey:
