@@ -15,7 +15,10 @@ from image_classifier import check as auditing
 from image_classifier.cli import main
 from image_classifier.config import DataConfig, UserError
 from image_classifier.datasets import DATASETS, open_dataset
-from image_classifier.datasets.quarantine import parse_name, show_name
+from image_classifier.datasets.quarantine import (
+    parse_name,
+    show_name,
+)
 from image_classifier.datasets.source import Source
 
 
