@@ -70,8 +70,8 @@ def main() -> None:
     parser.add_argument("--json", help="file for the names of originals that were found alike")
     options = parser.parse_args()
     sys.path.insert(0, str(HOUSE))
-    from image_classifier.check import grey, run_in_threads  # noqa: PLC0415
     from image_classifier.decode import decode, resize  # noqa: PLC0415
+    from image_classifier.survey import grey, run_in_threads  # noqa: PLC0415
     from image_classifier.twins import SIDE, find_twins, groups_of  # noqa: PLC0415
 
     chance = random.Random(0)

@@ -12,6 +12,7 @@ from conftest import write_photo
 from PIL import Image
 
 from image_classifier import check as auditing
+from image_classifier import survey
 from image_classifier.cli import main
 from image_classifier.config import DataConfig, UserError
 from image_classifier.datasets import DATASETS, open_dataset
@@ -83,7 +84,7 @@ def test_nothing_is_found_where_nothing_is_wrong(
 def test_what_cannot_be_read_is_named_with_the_reason_and_can_be_left_out(
     root: Path, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "MANY", many)
+    monkeypatch.setattr(survey, "MANY", many)
     whole = (root / "train/ant/4.jpg").read_bytes()
     (root / "train/ant/4.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "val/bee/13.jpg").write_bytes(b"")
