@@ -15,6 +15,7 @@ from threading import Lock
 from .config import DataConfig, FaultError
 from .datasets.source import Source
 from .decode import BadImageError
+from .printable import printable_path
 
 LIST = "bad_images.txt"
 MOST, MOST_SHARE = 20, 0.01  # of the images of a split, whichever is more, may be bad
@@ -96,11 +97,8 @@ class BadImages:
     def name(self, index: int) -> bytes:
         """The path of an image as the list has it."""
         assert self.source.paths is not None
-        shown = ""
-        for letter in os.path.relpath(self.source.paths[index], self.root).replace("\\", "\\\\"):
-            codes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
-            shown += letter if letter.isprintable() else codes
-        return shown.encode()
+        path = os.path.relpath(self.source.paths[index], self.root)
+        return printable_path(os.fsencode(path)).encode()
 
     def metrics(self) -> dict[str, float]:
         """What is logged of it: nothing as long as all is well."""

@@ -151,6 +151,40 @@ def prepare_verb(words: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class CheckOptions:
+    """What to audit, and what to write."""
+
+    data: PrepareData = field(default_factory=PrepareData)
+    splits: tuple[Literal["train", "val", "test"], ...] = ()  # which images; default: all there are
+    json: str = ""  # file to write everything to that was found
+    quarantine: bool = False  # have training leave out what it should: a list in the cache folder
+
+
+def check_verb(words: list[str]) -> int:
+    """Audit the images before training: `check [PRESET] --data.root FOLDER`."""
+    name = words.pop(0) if words and not words[0].startswith("-") else "folder"
+    data = choose("preset", name, PRESETS)().data
+    known = PrepareData(data.name, data.root, data.val_fraction, data.cache)
+    default, about = CheckOptions(known), summary(check_verb)
+    options = parse(CheckOptions, words, prog=f"check {name}", about=about, default=default)
+    config = Config(data=DataConfig(**asdict(options.data)))
+    serious = 0
+
+    def work() -> None:
+        nonlocal serious
+        from .check import check
+
+        serious = check(config.data, options.splits, options.json, options.quarantine)
+
+    try:
+        code = run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    except KeyboardInterrupt:
+        print("\ninterrupted: nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    return code or (FAULT if serious else DONE)
+
+
+@dataclass(frozen=True)
 class BenchOptions(Config):
     """What to measure, and every knob of training."""
 
@@ -191,6 +225,7 @@ def bench_verb(words: list[str]) -> int:
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train_verb,
     "evaluate": evaluate_verb,
+    "check": check_verb,
     "prepare": prepare_verb,
     "bench": bench_verb,
 }

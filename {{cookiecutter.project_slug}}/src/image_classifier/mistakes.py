@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import Config, OptimConfig, UserError
+from .datasets.overlap import find_overlap
 from .datasets.source import Source
-from .datasets.twins import find_twins
 from .loader import EvalData, TrainData
 from .optim import SCHEDULES
 
@@ -213,7 +213,7 @@ def few_for_batchnorm(start: Start) -> str:
 
 def shared_images(start: Start) -> str:
     """Scores on images that were learned say nothing of others."""
-    count, twins = find_twins(start.train_data.source, start.val_data.source, PROBES)
+    count, twins = find_overlap(start.train_data.source, start.val_data.source, PROBES)
     if len(twins) <= SHARED * count:
         return ""
     return (

@@ -1,5 +1,7 @@
 """Text from outside, such as the name of a folder, as a terminal and a log file can bear it."""
 
+import os
+import re
 import unicodedata
 
 # They move the cursor, break lines, turn the direction of what follows, or can't be encoded.
@@ -19,3 +21,21 @@ def visible(character: str) -> str:
     if unicodedata.category(character) not in CATEGORIES or character in JOINERS:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+def printable_path(name: bytes) -> str:
+    """A path that can be printed, and from which `path_of` makes the same bytes."""
+    shown = ""
+    for letter in os.fsdecode(name).replace("\\", "\\\\"):
+        codes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+        shown += letter if letter.isprintable() else codes
+    return shown
+
+
+def path_of(text: str) -> bytes:
+    r"""The path that `printable_path` shows as `text`."""
+    return re.sub(
+        rb"\\(?:x([0-9a-f]{2})|\\)",
+        lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\",
+        text.encode(),
+    )

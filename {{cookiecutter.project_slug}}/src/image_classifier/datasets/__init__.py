@@ -14,6 +14,7 @@ from ..config import DataConfig, UserError
 from .cifar import cifar10, cifar100
 from .folder import folder
 from .prepared import open_prepared
+from .quarantine import without_quarantine
 from .shapes import shapes
 from .source import Source
 
@@ -25,6 +26,8 @@ DATASETS: dict[str, Callable[[DataConfig, str], Source]] = {
 def open_dataset(data: DataConfig, split: str) -> Source:
     """One split of the dataset that `data` names; its images as `prepare` wrote them, if it did.
 
+    Files that `check --quarantine` listed are left out.
+
     Raises:
         UserError: for a name that is not in `DATASETS`, or images that are not there or damaged.
     """
@@ -32,7 +35,7 @@ def open_dataset(data: DataConfig, split: str) -> Source:
         near = get_close_matches(data.name, DATASETS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"no dataset {data.name!r}; there are: {', '.join(DATASETS)}{hint}")
-    source = DATASETS[data.name](data, split)
+    source = without_quarantine(DATASETS[data.name](data, split), data, split)
     if data.prepared and source.paths is not None:
         prepared, note = open_prepared(data, split, source.paths)
         notes = (*source.notes, note) if note else source.notes

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def folder(data: DataConfig, split: str) -> Source:
     root = Path(data.root)
     if not root.is_dir():
         raise UserError(f"--data.root {data.root!a}: there is no such folder")
-    val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
+    val = val_folder(root)
     place = {"train": None, "val": val, "test": root / "test"}[split]
     train = root / "train"
     if not train.is_dir():
@@ -41,6 +42,23 @@ def folder(data: DataConfig, split: str) -> Source:
         by_hash = data.val_fraction if val is None else None
         return split_by_name(train, classes, by_hash, split)
     return held_out(place, train, classes)
+
+
+def splits_of(root: Path) -> list[str]:
+    """The splits that `folder` finds in `root`, without a look at their images."""
+    place = val_folder(root)
+    held = {"val": place is not None, "test": (root / "test").is_dir()}
+    is_held_out_only = any(held.values()) and not (
+        {*map(os.fsdecode, class_folders(root))} - {"test", *VAL_NAMES}
+    )
+    if is_held_out_only:
+        return [split for split in held if held[split]]
+    return ["train", "val", *(["test"] if held["test"] else [])]
+
+
+def val_folder(root: Path) -> Path | None:
+    """The folder of validation images, if they have one of their own."""
+    return next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
 
 
 def undivided(root: Path) -> Path:
@@ -180,6 +198,30 @@ def is_file(entry: os.DirEntry[bytes]) -> bool:
         return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
     except OSError:
         return True  # reading it says why
+
+
+def skipped_files(root: Path) -> Counter[str]:
+    """How many files below `root` are not taken for images, by what they are."""
+    skipped: Counter[str] = Counter()
+    top = os.fsencode(root)
+    parts = {top, *(os.path.join(top, part.encode()) for part in ("train", "test", *VAL_NAMES))}
+    for folder, folders, files in os.walk(top):
+        junk = [name for name in folders if is_junk(name)]
+        for name in junk:
+            folders.remove(name)
+            lost = sum(len(names) for _, _, names in os.walk(os.path.join(folder, name)))
+            skipped["left behind by a system or tool"] += lost
+        for name in files:
+            suffix = os.path.splitext(os.fsdecode(name))[1].lower()
+            if is_junk(name):
+                skipped["left behind by a system or tool"] += 1
+            elif suffix not in SUFFIXES:
+                skipped[f"of suffix {suffix!a}" if suffix else "without a suffix"] += 1
+            elif not os.path.isfile(os.path.join(folder, name)):
+                skipped["a link to nothing, or no plain file"] += 1
+            elif folder in parts:
+                skipped["in no folder of a class"] += 1
+    return +skipped
 
 
 def is_junk(name: bytes) -> bool:

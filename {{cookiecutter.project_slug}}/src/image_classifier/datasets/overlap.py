@@ -14,7 +14,7 @@ STATED = 2000  # training files that are asked for their size; more would take t
 COMPARED = 1000  # images, or pairs of files, that are compared as a whole at most
 
 
-def find_twins(train: Source, val: Source, most: int) -> tuple[int, list[str]]:
+def find_overlap(train: Source, val: Source, most: int) -> tuple[int, list[str]]:
     """How many of the images of `val` were looked up in `train`, and what those are that are there.
 
     Up to `most` are, evenly spread; none where one source has files and the other has not.

@@ -1,0 +1,110 @@
+"""How many changed copies of pictures `check` finds, and how many twins it makes up.
+
+    python benchmarks/twins.py --files photos
+    python benchmarks/twins.py --files cifar/train --images 2000
+
+Of each change a copy of every picture is made, and all are searched together with the originals.
+Found is a copy that is in one group with its original. Other pairs are of a copy and a picture that
+its original was not in a group with: false alarms. Whether originals that are found alike are the
+same only a person can say: `--json FILE` has their names.
+
+Prints a table.
+"""
+
+import argparse
+import io
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+HOUSE = Path(__file__).parent.parent / "{{cookiecutter.project_slug}}" / "src"
+
+
+def jpeg(image: Image.Image, quality: int = 85) -> bytes:
+    """An image as a file has it."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return file.getvalue()
+
+
+def scaled(image: Image.Image, scale: float) -> Image.Image:
+    """An image of another size."""
+    size = [max(8, round(side * scale)) for side in image.size]
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def cropped(image: Image.Image, share: float, chance: random.Random) -> Image.Image:
+    """An image less a share of its rows and of its columns, at a random place."""
+    width, height = (round(side * (1 - share)) for side in image.size)
+    left = chance.randint(0, image.width - width)
+    top = chance.randint(0, image.height - height)
+    return image.crop((left, top, left + width, top + height))
+
+
+CHANGES: dict[str, Callable[[Image.Image, random.Random], bytes]] = {
+    "JPEG of quality 60": lambda image, _: jpeg(image, 60),
+    "JPEG of quality 30": lambda image, _: jpeg(image, 30),
+    "half the size": lambda image, _: jpeg(scaled(image, 0.5)),
+    "a quarter of the size": lambda image, _: jpeg(scaled(image, 0.25)),
+    "twice the size": lambda image, _: jpeg(scaled(image, 2)),
+    "2 % cut off": lambda image, chance: jpeg(cropped(image, 0.02, chance)),
+    "5 % cut off": lambda image, chance: jpeg(cropped(image, 0.05, chance)),
+    "10 % cut off": lambda image, chance: jpeg(cropped(image, 0.10, chance)),
+    "15 % cut off": lambda image, chance: jpeg(cropped(image, 0.15, chance)),
+    "a quarter brighter": lambda image, _: jpeg(image.point(lambda value: min(255, value * 1.25))),
+    "grey": lambda image, _: jpeg(image.convert("L")),
+}
+
+
+def main() -> None:
+    """Make the copies, search, count."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", required=True, help="folder of photographs")
+    parser.add_argument("--images", type=int, default=400, help="how many of them are copied")
+    parser.add_argument("--json", help="file for the names of originals that were found alike")
+    options = parser.parse_args()
+    sys.path.insert(0, str(HOUSE))
+    from image_classifier.decode import decode, resize  # noqa: PLC0415
+    from image_classifier.survey import grey, run_in_threads  # noqa: PLC0415
+    from image_classifier.twins import SIDE, find_twins, groups_of  # noqa: PLC0415
+
+    chance = random.Random(0)
+    suffixes = (".jpg", ".jpeg", ".png")
+    files = sorted(path for path in Path(options.files).rglob("*") if path.suffix in suffixes)
+    files = [
+        files[n * len(files) // options.images] for n in range(min(options.images, len(files)))
+    ]
+
+    def small(content: bytes) -> np.ndarray:
+        return grey(resize(decode(content), SIDE, SIDE).numpy())
+
+    originals = np.stack([small(path.read_bytes()) for path in files])
+    began = time.perf_counter()
+    alone = find_twins(originals, np.arange(len(files)), run_in_threads)
+    print(f"{len(files)} pictures, {len(alone)} pairs of them found alike")
+    if options.json:
+        names = [[str(files[first]), str(files[second])] for first, second in alone.tolist()]
+        Path(options.json).write_text(json.dumps(names, indent=1))
+    known = groups_of(alone, len(files))
+    print("\n| change | found | other pairs |\n|---|---|---|")
+    for name, change in CHANGES.items():
+        images = [Image.open(path).convert("RGB") for path in files]
+        copies = np.stack([small(change(image, chance)) for image in images])
+        both = np.concatenate((originals, copies))
+        pairs = find_twins(both, np.arange(len(both)), run_in_threads)
+        first, second = (side % len(files) for side in pairs.T)
+        other = int((known[first] != known[second]).sum())
+        groups = groups_of(pairs, 2 * len(files))
+        found = (groups[: len(files)] == groups[len(files) :]).float().mean()
+        print(f"| {name} | {found:.1%} | {other} |", flush=True)
+    print(f"\n{time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
