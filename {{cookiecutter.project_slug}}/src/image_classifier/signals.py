@@ -35,7 +35,6 @@ class Signals:
     def __init__(self) -> None:
         """None yet."""
         self.number = 0
-        self.parent = os.getppid()
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -73,8 +72,9 @@ class Signals:
 
     def note(self, number: int) -> None:
         """Remember `number`; what runs goes on to the end of its step."""
-        # An agent that was told twice, too, leaves at once, and its ranks without a parent.
-        if self.number and (number == signal.SIGINT or os.getppid() != self.parent):
+        # Other signals come twice by themselves: from a cluster and from what launched us, or from
+        # each thread of a launcher that is killed.
+        if self.number and number == signal.SIGINT:
             os._exit(128 + number)
         self.number = self.number or number
 
