@@ -22,7 +22,7 @@ def twenty_thousand_steps(scratch: Path, tries: int) -> str:
         augment__pad=2,
         data__where="stream",
         data__workers=2,
-        run__evaluate_every_epochs=tries / 80,
+        run__evaluate_every_epochs=tries / 40 / 20,
         run__log_every_steps=40,
         run__save_every_steps=tries // 20,
     )
