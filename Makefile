@@ -12,11 +12,12 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 export RUFF_NO_CACHE := true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format environment clean
+.PHONY: help demo test faults format environment clean
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
 	@echo 'make test      lint, the import contract, and every test of the template'
+	@echo 'make faults    inject every fault that is in docs/faults.md, half an hour on 2 cores'
 	@echo 'make format    let ruff write what it can'
 	@echo 'make clean     remove what was built; VENV stays'
 	@echo
@@ -34,6 +35,9 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check
 	cd '$(PROJECT)' && PYTHONPATH=src $(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest
+
+faults: $(INSTALLED)
+	$(BIN)/python -m faults
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix

@@ -11,7 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import ROOT, disks, kills, long, ranks, steps
+from . import PROJECT, ROOT, disks, kills, long, ranks, steps
+from .suites import tests_of
 from .table import Row, page, run_row
 
 ROWS = [
@@ -90,6 +91,83 @@ ROWS = [
         disks.full,
         3,
         1,
+    ),
+    Row(
+        "a loss that is inf or nan; fp16's scaler overflows",
+        "no weight moves; the run ends with the step and its images, or passes over it",
+        tests_of(PROJECT, "tests/test_faults.py", "-k", "number or pass or spoiled or too_many"),
+        1,
+        0,
+    ),
+    Row(
+        "ranks come and go within an epoch: 2, 1, 2",
+        "no image missed or seen twice",
+        tests_of(PROJECT, "tests/test_resume.py", "-k", "come_and_go"),
+        1,
+        0,
+    ),
+    Row(
+        "54 odd files (CMYK, 16 bits, EXIF, bombs, ...) and 2,000 damaged ones",
+        "the right pixels, or refused by name with the reason",
+        tests_of(PROJECT, "tests/test_images.py", FUZZED_IMAGES="2000"),
+        1,
+        0,
+    ),
+    Row(
+        "files that vanish or can't be read while training",
+        "named; or others take their places, by place, counted and listed",
+        tests_of(PROJECT, "tests/test_bad_images.py"),
+        1,
+        0,
+    ),
+    Row(
+        "data workers killed, all of them, with SIGBUS; one that hangs",
+        "one line that says how and what to do, within seconds or the timeout",
+        tests_of(PROJECT, "tests/test_stream.py", "-k", "worker"),
+        1,
+        0,
+    ),
+    Row(
+        "images on a disk that can't be written; 4 MB of /dev/shm",
+        "trains all the same",
+        tests_of(ROOT, "tests/test_faults_data.py"),
+        1,
+        0,
+    ),
+    Row(
+        "hostile checkpoints and names of classes, files and folders",
+        "no code runs; refused in a line, or shown escaped",
+        tests_of(PROJECT, "tests/test_security.py"),
+        1,
+        0,
+    ),
+    Row(
+        "hostile answers to the template",
+        "refused in a line, nothing written; or kept as they are",
+        tests_of(ROOT, "tests/test_refusal.py"),
+        1,
+        0,
+    ),
+    Row(
+        "ports looked at during training; secrets planted",
+        "none beyond loopback; none in any file",
+        tests_of(ROOT, "tests/test_sockets.py"),
+        1,
+        0,
+    ),
+    Row(
+        "a job on a cluster of stand-ins is preempted",
+        "saved, and back in the queue once",
+        tests_of(ROOT, "tests/test_cluster.py"),
+        1,
+        0,
+    ),
+    Row(
+        "classic mistakes in config, data and code",
+        "refused or told before the first step",
+        tests_of(PROJECT, "tests/test_mistakes.py"),
+        1,
+        0,
     ),
     Row(
         "20,000 steps",

@@ -37,22 +37,23 @@ HUNG_SECONDS = 5
 
 def signal_alone(scratch: Path, tries: int) -> str:
     """Send each signal to a run of one process; continue it, and compare."""
-    unbroken = small(scratch / "unbroken", epochs=4)
+    unbroken = small(scratch / "unbroken", epochs=20)
     took = train_whole(unbroken)
-    longest = 0.0
+    longest, num_interrupted = 0.0, 0
     for number in range(tries):
         sent = SIGNALS[number % len(SIGNALS)]
-        config = small(scratch / f"run{number}", epochs=4)
+        config = small(scratch / f"run{number}", epochs=20)
         folder = Path(config.run.dir)
         pid = fork(train, config)
         while not (folder / "status.json").exists():
             time.sleep(0.01)
-        time.sleep(0.05 + 0.4 * took * number / tries)
+        time.sleep(0.05 + 0.6 * took * number / tries)
         began = time.monotonic()
         os.kill(pid, sent)
         wait(pid)
         longest = max(longest, time.monotonic() - began)
         if status(folder)["state"] == "interrupted":
+            num_interrupted += 1
             expect(status(folder)["signal"] == sent.name, "another signal is told")
         train_whole(config)
         assert_same_end(folder, Path(unbroken.run.dir))

@@ -4,9 +4,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from . import PROJECT, ROOT
+from . import ROOT
 from .children import expect
 
 
@@ -22,11 +23,10 @@ def run(folder: Path, words: list[str], **variables: str) -> int:
     return int(re.search(r"(\d+) passed", answer.stdout)[1])
 
 
-def project(*words: str, **variables: str) -> int:
-    """Of the generated project."""
-    return run(PROJECT, list(words), **variables)
+def tests_of(folder: Path, *words: str, **variables: str) -> Callable[[Path, int], str]:
+    """A function of a row that runs these tests."""
 
+    def inject(_: Path, __: int) -> str:
+        return f"{run(folder, list(words), **variables)} tests, in `tests/{Path(words[0]).name}`"
 
-def template(*words: str) -> int:
-    """Of the template."""
-    return run(ROOT, list(words))
+    return inject
