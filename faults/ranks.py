@@ -58,8 +58,10 @@ def signal_alone(scratch: Path, tries: int) -> str:
         train_whole(config)
         assert_same_end(folder, Path(unbroken.run.dir))
     check_time(longest)
+    expect(num_interrupted > tries / 2, f"only {num_interrupted} came before the end of the run")
     return (
-        f"at most {longest:.1f} s to the end; continued, each ends as the unbroken run to the bit"
+        f"{num_interrupted} came before the end of the run; at most {longest:.1f} s to its end; "
+        "continued, each ends as the unbroken run to the last bit"
     )
 
 
