@@ -42,7 +42,7 @@ ROWS = [
         "SIGTERM, SIGINT, SIGUSR1 to a run of one process",
         "saved and ended within 10 s; goes on exactly",
         ranks.signal_alone,
-        30,
+        15,
         3,
     ),
     Row(
@@ -121,7 +121,14 @@ ROWS = [
         0,
     ),
     Row(
-        "data workers killed, all of them, with SIGBUS; one that hangs",
+        "`kill -9` of a data worker at random moments",
+        "named within seconds; continued, the run ends as an unbroken one",
+        kills.data_workers,
+        24,
+        0,
+    ),
+    Row(
+        "all data workers killed, one by SIGBUS; one that hangs",
         "one line that says how and what to do, within seconds or the timeout",
         tests_of(PROJECT, "tests/test_stream.py", "-k", "worker"),
         1,

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from image_classifier.checkpoint import Checkpoints, DamagedError, read_checkpoint
+from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
 from image_classifier.datasets import open_dataset
 from image_classifier.distributed import World
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.state import TrainState
+from image_classifier.weights import DamagedError, read_checkpoint
 
 from .children import (
     assert_same_end,
@@ -25,6 +26,7 @@ from .children import (
     fork,
     kill_group,
     small,
+    status,
     train,
     train_whole,
     wait,
@@ -62,6 +64,42 @@ def in_training(scratch: Path, tries: int) -> str:
     return (
         f"{runs} runs came to their end, each as the unbroken one to the last bit; {in_saves} "
         f"kills fell into a save; at most {SAVE_EVERY} steps, from save to save, were made again"
+    )
+
+
+def data_workers(scratch: Path, tries: int) -> str:
+    """Kill one of two data workers of runs, until each comes to its end."""
+    chance = random.Random(4)
+    knobs = {"data__where": "stream", "data__workers": 2, "run__save_every_steps": 5}
+    unbroken = small(scratch / "unbroken", epochs=6, **knobs)
+    took = train_whole(unbroken)
+    longest = kills = runs = 0.0
+    folder = scratch / "run"
+    while kills < tries or folder.exists():
+        pid = fork(train, small(folder, epochs=6, **knobs))
+        worker = 0
+        if kills < tries:
+            time.sleep(chance.uniform(0.1, 0.6) * took)
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            worker = int(chance.choice(children)) if children else 0
+        began = time.monotonic()
+        if worker:
+            os.kill(worker, signal.SIGKILL)
+        code = wait(pid)
+        if code == 0:
+            assert_same_end(folder, Path(unbroken.run.dir))
+            runs += 1
+            shutil.rmtree(folder)
+            continue
+        expect(code == 1, f"exit code {code}")
+        longest = max(longest, time.monotonic() - began)
+        kills += 1
+        told = status(folder)["message"]
+        expect(f"(process {worker}) was ended by SIGKILL" in told, f"not named: {told}")
+    expect(longest < 3, f"it took {longest:.1f} s to end")
+    return (
+        f"named at most {longest:.1f} s later; {runs:.0f} runs were continued to their end, "
+        "each as the unbroken one to the last bit"
     )
 
 

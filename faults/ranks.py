@@ -47,7 +47,7 @@ def signal_alone(scratch: Path, tries: int) -> str:
         pid = fork(train, config)
         while not (folder / "status.json").exists():
             time.sleep(0.01)
-        time.sleep(0.05 + 0.6 * took * number / tries)
+        time.sleep(0.05 + 0.4 * took * number / tries)
         began = time.monotonic()
         os.kill(pid, sent)
         wait(pid)

@@ -21,7 +21,6 @@ from image_classifier.bench import (
     plan_row,
     preparing,
 )
-from image_classifier.checkpoint import read_checkpoint
 from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.distributed import join_world
@@ -41,6 +40,7 @@ from image_classifier.tips.trial import (
     read_switches,
 )
 from image_classifier.train import train
+from image_classifier.weights import read_checkpoint
 
 TINY = Effort(row_seconds=0, round_seconds=0, rounds=(2, 2), warmup_seconds=0)
 

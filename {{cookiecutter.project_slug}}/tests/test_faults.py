@@ -16,7 +16,7 @@ from torch import Tensor
 
 from image_classifier import checkpoint, distributed, heartbeat
 from image_classifier import train as train_module
-from image_classifier.checkpoint import SaveError, read_checkpoint
+from image_classifier.checkpoint import SaveError
 from image_classifier.cli import attempt
 from image_classifier.config import Config, FaultError, UserError
 from image_classifier.distributed import Board, World, join_world
@@ -27,6 +27,7 @@ from image_classifier.precision import Precision
 from image_classifier.report import Report
 from image_classifier.signals import Signals, StoppedError
 from image_classifier.train import train
+from image_classifier.weights import read_checkpoint
 
 CPU = World(torch.device("cpu"))
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -1,5 +1,6 @@
 """What only a GPU can show: every precision, no hidden waits, overlap that is right, exactness."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,11 +8,13 @@ import pytest
 import torch
 from conftest import changed, write_photo
 
-from image_classifier.checkpoint import read_checkpoint
+from image_classifier.cli import attempt
 from image_classifier.config import Config
 from image_classifier.distributed import World
 from image_classifier.loader import Batch, TrainData, copy_ahead
+from image_classifier.memory import OutOfMemoryError
 from image_classifier.train import train
+from image_classifier.weights import read_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -149,3 +152,28 @@ def test_photographs_train_on_the_device(on_gpu: Config, tmp_path: Path) -> None
         write_photo(tmp_path / split / ("ant", "bee")[number % 2] / f"{number}.jpg", number, size)
     photos = changed(on_gpu, data__name="folder", data__root=str(tmp_path), data__batch_size=4)
     train(changed(photos, augment__crop="resized", augment__policy="randaugment"))
+
+
+def test_a_gpu_with_too_little_memory_trains_in_smaller_parts(on_gpu: Config) -> None:
+    config = changed(on_gpu, model__width=128, data__limit=128, data__batch_size=128)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    unbroken = train(config)
+    needed = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved() // 2
+    total = torch.cuda.get_device_properties(0).total_memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.6 * needed / total)
+    capped = changed(config, run__dir=f"{config.run.dir}-capped")
+    scores = []
+    try:
+        codes = [attempt(lambda: scores.append(train(capped)))]
+        while codes[-1] == OutOfMemoryError.code:
+            gc.collect()
+            torch.cuda.empty_cache()
+            codes.append(attempt(lambda: scores.append(train(capped))))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert len(codes) > 1
+    assert codes[-1] == 0
+    assert abs(scores[0].loss - unbroken.loss) < 0.2

@@ -10,7 +10,6 @@ import torch
 from conftest import changed, run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from image_classifier.checkpoint import load_best, read_checkpoint
 from image_classifier.config import Config
 from image_classifier.loader import Batch, TrainData
 from image_classifier.optim import (
@@ -24,6 +23,7 @@ from image_classifier.report import Report
 from image_classifier.state import TrainState
 from image_classifier.train import train
 from image_classifier.watch import WAITING
+from image_classifier.weights import load_best, read_checkpoint
 
 GOLDEN = [2.31165, 2.32053]  # validation losses of the tiny run
 

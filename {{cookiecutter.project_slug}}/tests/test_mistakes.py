@@ -14,7 +14,6 @@ from conftest import changed, run_ranks
 
 from image_classifier import loader
 from image_classifier import stream as stream_module
-from image_classifier.checkpoint import read_checkpoint
 from image_classifier.config import Config, DataConfig, UserError
 from image_classifier.datasets import DATASETS
 from image_classifier.datasets.shapes import shapes
@@ -36,6 +35,7 @@ from image_classifier.optim import build_schedule
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.stream import Stream
 from image_classifier.train import train
+from image_classifier.weights import read_checkpoint
 
 CPU = World(torch.device("cpu"))
 PUBLISHED = [  # optimizer, learning rate, global batch: torchvision's recipes, and a few others

@@ -18,7 +18,7 @@ from image_classifier.config import Config, DataConfig, UserError
 from image_classifier.datasets import DATASETS, open_dataset
 from image_classifier.datasets.source import Source
 from image_classifier.decode import read_image, resize
-from image_classifier.loader import common_side
+from image_classifier.placement import common_side
 from image_classifier.train import train
 
 

@@ -14,16 +14,16 @@ from conftest import changed, run_alone, run_ranks
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.checkpoint import (
-    DamagedError,
-    load_best,
-    read_checkpoint,
-)
 from image_classifier.config import Config, UserError
 from image_classifier.loader import Batch, TrainData
 from image_classifier.report import Report
 from image_classifier.run import write_whole
 from image_classifier.train import train
+from image_classifier.weights import (
+    DamagedError,
+    load_best,
+    read_checkpoint,
+)
 
 
 def train_until(config: Config, step: int, kill: bool = True) -> None:

@@ -19,11 +19,7 @@ from test_page import Page
 from torch import nn
 
 from image_classifier import checkpoint
-from image_classifier.checkpoint import (
-    Checkpoints,
-    init_from,
-    load_best,
-)
+from image_classifier.checkpoint import Checkpoints
 from image_classifier.cli import main
 from image_classifier.config import (
     Config,
@@ -38,6 +34,7 @@ from image_classifier.printable import printable
 from image_classifier.report import scores_text
 from image_classifier.run import without_secrets
 from image_classifier.train import train
+from image_classifier.weights import init_from, load_best
 
 PACKAGE = Path(checkpoint.__file__).parent
 OWNED = "owned"  # the folder that a payload makes where it runs
@@ -242,8 +239,8 @@ def test_the_package_calls_nothing_that_runs_what_it_reads() -> None:
             loads += [(path.name, name, "") for name in names if name == "torch.load"]
     assert found == []
     assert loads == [
-        ("checkpoint.py", "torch.load", ""),
-        ("checkpoint.py", "weights_only", "True"),
+        ("weights.py", "torch.load", ""),
+        ("weights.py", "weights_only", "True"),
     ]
 
 

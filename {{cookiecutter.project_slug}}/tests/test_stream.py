@@ -17,7 +17,7 @@ import torch
 from conftest import changed, run_alone, write_photo
 from PIL import Image, ImageOps
 
-from image_classifier import loader, workers
+from image_classifier import placement, workers
 from image_classifier import stream as stream_module
 from image_classifier.config import Config, FaultError, UserError
 from image_classifier.datasets import open_dataset
@@ -323,10 +323,10 @@ def test_a_ring_takes_the_memory_that_there_is(
 ) -> None:
     of_a_batch = ring_bytes(4, 32, 1)
     for batches, depth in ((1000, 4), (10, 1)):  # free, in batches; of which 0.4 may be taken
-        monkeypatch.setattr(loader, "host_memory_bytes", lambda free=batches * of_a_batch: free)
+        monkeypatch.setattr(placement, "host_memory_bytes", lambda free=batches * of_a_batch: free)
         data = TrainData(streamed, CPU)
         assert len(data.stream.images) == 1 + depth
         assert ("; 1 batch ahead: " in data.reason) == (depth == 1)
-    monkeypatch.setattr(loader, "host_memory_bytes", lambda: 3 * of_a_batch)
+    monkeypatch.setattr(placement, "host_memory_bytes", lambda: 3 * of_a_batch)
     with pytest.raises(UserError, match=r"need 0 MB of memory, 0 MB are free: lower --data\.batch"):
         TrainData(streamed, CPU)

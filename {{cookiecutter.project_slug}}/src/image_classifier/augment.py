@@ -19,8 +19,9 @@ from .config import AugmentConfig, UserError
 from .datasets.source import Source
 from .decode import BOX_DRAWS, random_boxes
 from .distributed import World
-from .loader import Batch, TrainData, fits_device
+from .loader import Batch, TrainData
 from .phases import phase
+from .placement import fits_device
 from .precision import Precision
 
 CACHED = 2**18  # float32 numbers that a core's cache holds beside others

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from .config import Config, UserError, flag, flatten
-from .distributed import is_launched, join_world, num_processes
+from .distributed import join_world
+from .launch import is_launched, num_processes
 from .precision import Precision
 from .run import environment, open_run, write_json, write_text
 from .samples import Samples

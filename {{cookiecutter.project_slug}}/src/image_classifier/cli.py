@@ -233,7 +233,8 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
 
 def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeConfig) -> int:
     """Do `work` here, or in as many processes as the config asks for; return the exit code."""
-    from .distributed import AGAIN, is_launched, launch, num_processes
+    from .distributed import AGAIN
+    from .launch import is_launched, launch, num_processes
 
     if is_launched():
         return attempt(work)
@@ -257,7 +258,8 @@ def attempt(work: Callable[[], None]) -> int:
         work()
     except FaultError as fault:
         if str(fault):  # empty where another rank says it
-            print(f"rank {rank}: {fault}" if rank else fault, file=sys.stderr)
+            line = printable(str(fault))
+            print(f"rank {rank}: {line}" if rank else line, file=sys.stderr)
         return fault.code
     except (UserError, BrokenPipeError):
         raise

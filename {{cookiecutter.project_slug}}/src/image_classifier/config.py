@@ -22,7 +22,7 @@ class FaultError(RuntimeError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, and their way (`datasets/`, `loader.py`, `samples.py`, `bad_images.py`)."""
+    """Which images (`datasets/`, `loader.py`, `placement.py`, `samples.py`, `bad_images.py`)."""
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
@@ -74,7 +74,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights move (`optim.py`, `precision.py`, `state.py`, `loader.py`, `train.py`)."""
+    """How the weights move (`optim.py`, `precision.py`, `state.py`, `loader.py`, `memory.py`)."""
 
     name: Literal["sgd", "adamw", "muon"] = "sgd"  # sgd: with Nesterov momentum
     lr: float = 0.5  # peak learning rate, for `data.batch_size` as it stands
@@ -106,7 +106,7 @@ class ComputeConfig:
 class RunConfig:
     """Where a run lives, and what it writes when.
 
-    (`distributed.py`, `run.py`, `checkpoint.py`, `loader.py`, `report.py`, `train.py`)
+    (`launch.py`, `run.py`, `checkpoint.py`, `weights.py`, `loader.py`, `report.py`, `train.py`)
     """
 
     dir: str = ""  # the run folder: the same command continues it; default: runs/<preset>

@@ -1,35 +1,29 @@
-"""One process per device: who we are, what the others hold, and how all of them are started.
+"""One process per device: who we are, and what the others hold.
 
-`join_world` serves a process that is alone, one that `torchrun` started, and one that `launch`
+`join_world` serves a process that is alone, one that `torchrun` started, and one that `launch.py`
 started with the same variables in its environment: one code path.
 """
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .config import ComputeConfig, RunConfig, UserError
+from .config import ComputeConfig, UserError
 from .machine import call_libc, keep_freed_memory, num_cores
-from .signals import obeyed
 
 EXCHANGE_SECONDS = 0.5  # about how often ranks tell each other what has come up
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-POLL_SECONDS = 0.05  # between two looks at the ranks
-GRACE_SECONDS = 15.0  # for the ranks to end, when one has failed
 LOST, AGAIN = 74, 75  # exit codes of ranks that lost another, and that ask to be started again
 
 
@@ -231,97 +225,6 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
     return dist.PrefixStore(f"attempt{attempt}", store)
 
 
-def is_launched() -> bool:
-    """Whether torchrun or `launch` started this process."""
-    return "RANK" in os.environ
-
-
 def is_echo(error: Exception) -> bool:
     """Whether `error` only says that another rank has gone, which has its own account of why."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
-
-
-def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
-    """How many processes to start: what was asked for, else one per GPU."""
-    if run.processes != "auto":
-        return run.processes
-    if compute.device in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return 1
-
-
-def launch(processes: int, run: RunConfig) -> int:
-    """Run this very command in `processes` processes and return the exit code of the first to fail.
-
-    They inherit the terminal. When one fails, the others are stopped; when it was killed, or asks
-    for it, all are started again, as often as `run` says, and go on from the last save.
-    """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # until `join_world` knows better
-    lost = 0
-    while True:
-        code, fate = launch_once(processes)
-        if code != AGAIN:
-            if not fate or lost == run.restarts:
-                return code
-            lost += 1
-            print(f"{fate}: restart {lost} of {run.restarts}, from the last save", file=sys.stderr)
-        os.environ["RUN_RESTARTS"] = "1"
-
-
-def launch_once(processes: int) -> tuple[int, str]:
-    """One attempt: the exit code, and what befell the first to fail if a new start may help.
-
-    Not by torchrun's agent, which it otherwise does the same as: that listens on all networks,
-    waits 30 s for a rank that hangs, and may lose a signal in an `except` of its own.
-    """
-    job = {
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",  # none: they meet in a file
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-    }
-    ranks: list[subprocess.Popen] = []
-
-    def forward(number: int, _: FrameType | None) -> None:
-        for process in ranks:
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in obeyed()}
-    try:
-        for rank in range(processes):
-            environment = os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, *sys.orig_argv[1:]]
-            # A session of its own: Ctrl-C reaches it through us alone, and so once.
-            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))  # noqa: S603 - our own command
-        while (failed := first_failure(ranks)) is None:
-            if all(process.returncode == 0 for process in ranks):
-                return 0, ""
-            time.sleep(POLL_SECONDS)
-        end(ranks)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    code = ranks[failed].returncode
-    if code >= 0:
-        return code, "a rank was lost" if code == LOST else ""
-    name = signal.Signals(-code).name
-    memory = " (out of memory?)" if name == "SIGKILL" else ""
-    return 128 - code, f"rank {failed} (process {ranks[failed].pid}) was ended by {name}{memory}"
-
-
-def first_failure(ranks: list[subprocess.Popen]) -> int | None:
-    """The number of a rank that has ended, and not well."""
-    return next((rank for rank, process in enumerate(ranks) if process.poll()), None)
-
-
-def end(ranks: list[subprocess.Popen]) -> None:
-    """Tell the ranks to end, and let them say what they have to, if it does not take too long."""
-    patience_ends = time.monotonic() + GRACE_SECONDS
-    for process in ranks:
-        process.terminate()
-    while any(process.poll() is None for process in ranks) and time.monotonic() < patience_ends:
-        time.sleep(POLL_SECONDS)

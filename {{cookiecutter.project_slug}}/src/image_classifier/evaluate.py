@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from .augment import Normalize
-from .checkpoint import load_best, misfit
 from .config import ComputeConfig, RunConfig, UserError
 from .distributed import World, join_world
 from .loader import EvalData
@@ -17,6 +16,7 @@ from .models import build_model
 from .precision import Precision
 from .report import scores_text
 from .samples import LEFT_OUT
+from .weights import load_best, misfit
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from .bad_images import BadImages
 from .config import FaultError
 from .machine import hand_back_memory
 from .samples import LEFT_OUT, Samples
+from .signals import NUMBERS
 
 HUNG_SECONDS = 300.0  # without a sign of life from any worker, if nothing else is asked for
 GONE_SECONDS = 10.0  # in which the system surely says how a worker ended
@@ -151,10 +152,12 @@ class Stream:
             self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
     def close(self) -> None:
-        """Let the workers end."""
+        """Let the workers end; at once, if nobody waits any more for what they do."""
         for tensor in self.locked:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
         self.locked = []
+        if self.num_pending:
+            self.kill()
         if self.is_started:
             # Closed pipes would not do: workers of other streams that were forked later hold them.
             with contextlib.suppress(BrokenPipeError):  # none is left
@@ -180,8 +183,8 @@ class Stream:
             for end in parents_ends:
                 os.close(end)
             # Signals to the whole group are for the main process, which says what was saved.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            for number in NUMBERS:
+                signal.signal(number, signal.SIG_IGN)
             gc.freeze()  # a collection would write to, and so copy, every object that is shared
             self.work(
                 lambda: os.read(self.tasks, TASK.size), lambda text: os.write(self.answers, text)

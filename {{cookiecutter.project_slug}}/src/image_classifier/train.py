@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from .augment import Normalize, build_augment
-from .checkpoint import Checkpoints, init_from
+from .checkpoint import Checkpoints
 from .config import Config
 from .distributed import join_world
 from .evaluate import Scores, evaluate
@@ -20,6 +20,7 @@ from .run import open_run
 from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .signals import Signals, StoppedError
 from .state import TrainState
+from .weights import init_from
 
 
 def train(config: Config) -> Scores:

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from ..augment import build_augment
 from ..config import PREPARED_QUALITY, PREPARED_SIDE
 from ..datasets.prepared import Recipe
-from ..loader import MEMORY_SHARE, Batch, fits_device
+from ..loader import Batch
 from ..machine import host_memory_bytes, num_cores
+from ..placement import MEMORY_SHARE, fits_device
 from ..prepare import prepare
 from ..samples import Samples
 from ..stream import Stream, shared
