@@ -41,7 +41,7 @@ class FiniteCheck:
         self.skips = run.on_nonfinite == "skip" or scales
         pins = data.world.device.type == "cuda"
         ring = torch.full((RING,), PENDING, pin_memory=pins)
-        self.ring, self.seen = ring, ring.numpy()
+        self.slots, self.seen = ring.unbind(), ring.numpy()
         self.num_skipped, self.in_a_row = self.forget_after(step), 0  # that the host knows of
         self.read_step: int | None = None  # the next step whose answer is awaited
         # BatchNorm's statistics are spoiled by the forward pass already.
@@ -60,7 +60,6 @@ class FiniteCheck:
         """What is logged, where steps may be passed over."""
         return {"train/skipped_steps": self.num_skipped} if self.skips else {}
 
-    @torch.no_grad()
     def note(self, spoiled: Tensor, step: int) -> int:
         """Take note of whether `step` was passed over: () float32 on the device, 1 if it was.
 
@@ -68,12 +67,21 @@ class FiniteCheck:
         """
         if self.read_step is None:
             self.read_step = step
-        self.seen[step % RING] = PENDING
-        self.ring[step % RING].copy_(spoiled, non_blocking=True)
+        if spoiled.device.type == "cpu":
+            self.seen[step % RING] = spoiled.numpy()
+        else:
+            self.seen[step % RING] = PENDING
+            self.slots[step % RING].copy_(spoiled, non_blocking=True)
+        if self.buffers:
+            self.keep_or_restore(spoiled)
+        return self.verdict(step)
+
+    @torch.no_grad()
+    def keep_or_restore(self, spoiled: Tensor) -> None:
+        """Remember BatchNorm's statistics, or put them back as they were before the step."""
         for buffer, kept in zip(self.buffers, self.kept, strict=True):
             buffer.copy_(torch.where(spoiled > 0, kept, buffer))
             kept.copy_(buffer)
-        return self.verdict(step)
 
     def verdict(self, step: int) -> int:
         """Look at the answers that have come from the device, and write spoiled steps down."""

@@ -69,6 +69,9 @@ class MicroBatch:
 def split(batch: tuple[Tensor, Tensor], micro_batch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Images and labels of a batch in parts, and whether it is the last, which may be smaller."""
     images, labels = batch
+    if len(images) <= micro_batch:
+        yield images, labels, True
+        return
     for start in range(0, len(images), micro_batch):
         stop = start + micro_batch
         yield images[start:stop], labels[start:stop], stop >= len(images)

@@ -23,8 +23,13 @@ def build_loss(optim: OptimConfig, batch_size: int) -> Callable[[Tensor, Tensor]
 
     Of a part of a batch, its share of the mean over all `batch_size` images: parts may differ.
     """
-    entropy = nn.CrossEntropyLoss(reduction="sum", label_smoothing=optim.label_smoothing)
-    return lambda logits, targets: entropy(logits, targets) / batch_size
+    mean = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
+
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        loss = mean(logits, targets)
+        return loss if len(logits) == batch_size else loss * (len(logits) / batch_size)
+
+    return loss_of
 
 
 def build_schedule(

@@ -74,18 +74,19 @@ class Precision:
         device, 1 or 0. Nobody waits for it: the optimizer's kernel looks at it.
         """
         with phase("optimizer"):
-            weights = [w for group in optimizer.param_groups for w in group["params"]]
             if self.clip_norm or self.scaler.is_enabled():
                 self.scaler.unscale_(optimizer)
             if self.clip_norm:
+                weights = [w for group in optimizer.param_groups for w in group["params"]]
                 norm = nn.utils.clip_grad_norm_(weights, self.clip_norm)
             if self.scaler.is_enabled():  # it has looked at every gradient
                 spoiled = sum(self.scaler._found_inf_per_device(optimizer).values()).clamp(max=1)
                 self.scaler.step(optimizer)
                 self.scaler.update()
             else:
-                telling = norm if self.clip_norm else last_gradient(weights).sum()
-                optimizer.found_inf = spoiled = telling.isfinite().logical_not_().float()
+                telling = norm if self.clip_norm else last_gradient(optimizer).sum()
+                # What is not finite has no difference to itself. Each operation counts here.
+                optimizer.found_inf = spoiled = (telling - telling).nan_to_num_(nan=1.0)
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return spoiled
@@ -100,10 +101,12 @@ class Precision:
             self.scaler.load_state_dict(state)
 
 
-def last_gradient(weights: list[nn.Parameter]) -> Tensor:
+def last_gradient(optimizer: torch.optim.Optimizer) -> Tensor:
     """The gradient of the last layer, which tells whether all are finite.
 
     It is the first that is computed from the loss: where that is inf or nan, so is it; and averaged
-    over ranks, on each of them. To look at all of them would cost a small network a thirtieth.
+    over ranks, on each of them. To look at all of them would take a small network longer than to
+    update its weights.
     """
-    return next(weight.grad for weight in reversed(weights) if weight.grad is not None)
+    weights = (w for group in reversed(optimizer.param_groups) for w in reversed(group["params"]))
+    return next(weight.grad for weight in weights if weight.grad is not None)
