@@ -338,9 +338,11 @@ def test_a_spoiled_gradient_moves_no_weight_and_no_momentum(
     assert not all(map(torch.equal, states[1], states[2]))
 
 
-def test_the_steps_that_a_scaler_passes_over_are_counted(config: Config) -> None:
-    optim = changed(config, optim__lr=1e-6).optim
-    model = torch.nn.Linear(4, 4)
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_the_steps_that_a_scaler_passes_over_are_counted(config: Config, name: str) -> None:
+    optim = changed(config, optim__name=name, optim__lr=1e-6).optim
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    before = [weight.detach().clone() for weight in model.parameters()]
     optimizer = build_optimizer(optim, model)
     precision = Precision("fp32", config.compute, optim, torch.device("cpu"))
     precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -348,8 +350,11 @@ def test_the_steps_that_a_scaler_passes_over_are_counted(config: Config) -> None
     for _ in range(40):
         precision.backward(100 * model(torch.ones(2, 4)).square().sum())
         answers.append(float(precision.step(optimizer)))
+        if answers == [1.0]:
+            assert all(map(torch.equal, model.parameters(), before))
     assert answers[0] == 1.0
     assert answers[-1] == 0.0
+    assert all(weight.isfinite().all() for weight in model.parameters())
 
 
 # Disks

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from conftest import changed, run_alone, run_ranks
 
-from image_classifier import checkpoint
+from image_classifier import checkpoint, run
 from image_classifier import train as train_module
 from image_classifier.config import Config, UserError
 from image_classifier.loader import Batch, TrainData
@@ -327,3 +328,16 @@ def test_weights_of_another_model_are_refused(config: Config, tmp_path: Path) ->
         train(changed(other, model__width=16))
     with pytest.raises(UserError, match="weights of another model"):
         train(changed(other, model__name="squeezenet1_1"))
+
+
+def test_a_kill_can_leave_no_lock_in_the_users_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "__file__", str(tmp_path / "run.py"))
+    (tmp_path / "mine.py").write_text("mine")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "mine.py"], cwd=tmp_path, check=True)
+    os.utime(tmp_path / "mine.py", (0, 0))  # git would like to note that it is the same
+    index = (tmp_path / ".git" / "index").read_bytes()
+    assert run.git("status", "--porcelain") == "A  mine.py"
+    assert (tmp_path / ".git" / "index").read_bytes() == index

@@ -197,7 +197,8 @@ def git(*command: str) -> str | None:
     try:
         where = Path(__file__).parent
         answer = subprocess.run(  # noqa: S603 - our own words, and no shell
-            ["git", *command],  # noqa: S607 - the user's git, wherever it is
+            # It may not refresh its index: killed on the way, it would leave it locked.
+            ["git", "--no-optional-locks", *command],  # noqa: S607 - wherever the user has it
             cwd=where,
             capture_output=True,
             text=True,
