@@ -39,9 +39,10 @@ class FiniteCheck:
         """
         self.path, self.data, self.lr_at = Path(run.dir, NONFINITE), data, lr_at
         self.skips = run.on_nonfinite == "skip" or scales
-        pins = data.world.device.type == "cuda"
-        ring = torch.full((RING,), PENDING, pin_memory=pins)
-        self.slots, self.seen = ring.unbind(), ring.numpy()
+        kind = data.world.device.type
+        ring = torch.full((RING,), PENDING, pin_memory=kind == "cuda")
+        self.seen = ring.numpy()
+        self.slots = ring.unbind() if kind != "cpu" else ()
         self.num_skipped, self.in_a_row = self.forget_after(step), 0  # that the host knows of
         self.read_step: int | None = None  # the next step whose answer is awaited
         # BatchNorm's statistics are spoiled by the forward pass already.
