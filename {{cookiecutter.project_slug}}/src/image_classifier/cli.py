@@ -63,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train_verb(words: list[str]) -> int:
     """Train: `train [PRESET] [--FLAG VALUE ...]`; the same command continues a run."""
-    name = words.pop(0) if words and not words[0].startswith("-") else "shapes"
-    preset = choose("preset", name, PRESETS)()
+    name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
     presets = "\n".join(f"  {key:<9}{summary(make)}" for key, make in PRESETS.items())
     about = f"Train. Presets, of which this is `{name}`:\n\n{presets}"
@@ -127,10 +126,8 @@ class PrepareOptions:
 
 def prepare_verb(words: list[str]) -> int:
     """Write images once as training needs them: `prepare [PRESET] --data.root FOLDER`."""
-    name = words.pop(0) if words and not words[0].startswith("-") else "folder"
-    data = choose("preset", name, PRESETS)().data
-    known = PrepareData(data.name, data.root, data.val_fraction, data.cache)
-    default, about = PrepareOptions(known), summary(prepare_verb)
+    name, images = take_images(words)
+    default, about = PrepareOptions(images), summary(prepare_verb)
     options = parse(PrepareOptions, words, prog=f"prepare {name}", about=about, default=default)
     for knob, value, low, high in (
         ("side", options.side, 8, 4096),
@@ -162,10 +159,8 @@ class CheckOptions:
 
 def check_verb(words: list[str]) -> int:
     """Audit the images before training: `check [PRESET] --data.root FOLDER`."""
-    name = words.pop(0) if words and not words[0].startswith("-") else "folder"
-    data = choose("preset", name, PRESETS)().data
-    known = PrepareData(data.name, data.root, data.val_fraction, data.cache)
-    default, about = CheckOptions(known), summary(check_verb)
+    name, images = take_images(words)
+    default, about = CheckOptions(images), summary(check_verb)
     options = parse(CheckOptions, words, prog=f"check {name}", about=about, default=default)
     config = Config(data=DataConfig(**asdict(options.data)))
     serious = 0
@@ -196,8 +191,7 @@ class BenchOptions(Config):
 
 def bench_verb(words: list[str]) -> int:
     """Measure what each performance tip buys here: `bench [PRESET] [--quick]`."""
-    name = words.pop(0) if words and not words[0].startswith("-") else "shapes"
-    preset = choose("preset", name, PRESETS)()
+    name, preset = take_preset(words, "shapes")
     sections = [knob.name for knob in fields(Config)]
     default = BenchOptions(**{section: getattr(preset, section) for section in sections})
     about = summary(bench_verb)
@@ -299,6 +293,27 @@ def parse(
     message = " ".join(message.split()).removeprefix(f"Error parsing {kind.__name__}: ")
     near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", " ".join(rest))
     raise UserError(message + (f"; did you mean {near[1]}?" if near else ""))
+
+
+def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
+    """The preset that `words` begin with, which is taken from them, or another: name and config.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    name = words.pop(0) if words and not words[0].startswith("-") else otherwise
+    return name, choose("preset", name, PRESETS)()
+
+
+def take_images(words: list[str]) -> tuple[str, PrepareData]:
+    """The preset that `words` begin with, or `folder`: its name, and which images it is about.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    name, preset = take_preset(words, "folder")
+    data = preset.data
+    return name, PrepareData(data.name, data.root, data.val_fraction, data.cache)
 
 
 def choose(what: str, name: str, table: dict[str, Callable]) -> Callable:

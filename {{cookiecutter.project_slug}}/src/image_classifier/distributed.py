@@ -19,11 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .config import ComputeConfig, UserError
-from .machine import call_libc, keep_freed_memory, num_cores
+from .config import ComputeConfig, RunConfig, UserError
+from .machine import end_with_parent, keep_freed_memory, num_cores
 
 EXCHANGE_SECONDS = 0.5  # about how often ranks tell each other what has come up
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 LOST, AGAIN = 74, 75  # exit codes of ranks that lost another, and that ask to be started again
 
 
@@ -142,7 +141,9 @@ class Board:
 
 
 @contextmanager
-def join_world(compute: ComputeConfig, timeout_seconds: float = 300.0) -> Iterator[World]:
+def join_world(
+    compute: ComputeConfig, timeout_seconds: float = RunConfig.timeout_seconds
+) -> Iterator[World]:
     """Find this process's device and its fellows; leave the group on every way out.
 
     A rank gives up waiting for another after `timeout_seconds`.
@@ -162,7 +163,7 @@ def join_world(compute: ComputeConfig, timeout_seconds: float = 300.0) -> Iterat
     if size == 1:
         yield world
         return
-    end_with_parent()
+    end_with_parent(signal.SIGTERM)  # the agent that started us
     # NCCL's watchdog aborts the process: ranks shall have said before whom they wait for.
     patience = timedelta(seconds=timeout_seconds + 60 * (device.type == "cuda"))
     store = open_store(rank, size, local_size, patience)
@@ -200,11 +201,6 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
     if name == "mps" and local_size > 1:
         raise UserError("several processes on one Apple GPU do not help: --run.processes 1")
     return torch.device(name)
-
-
-def end_with_parent() -> None:
-    """Have this process told to end when the agent that started it is killed, where Linux can."""
-    call_libc("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> dist.Store:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 CGROUP = Path("/sys/fs/cgroup")
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
 
 
@@ -117,6 +118,11 @@ def set_malloc(mmap_threshold: int, trim_threshold: int, top_pad: int) -> None:
         (-2, top_pad),  # M_TOP_PAD: and grows by so much
     ):
         call_libc("mallopt", parameter, value)
+
+
+def end_with_parent(number: int) -> None:
+    """Have this process sent the signal `number` when its parent is killed, where Linux can."""
+    call_libc("prctl", PR_SET_PDEATHSIG, number)
 
 
 def call_libc(name: str, *arguments: object) -> None:

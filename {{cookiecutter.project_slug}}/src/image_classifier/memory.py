@@ -41,7 +41,6 @@ class MicroBatch:
             if not config.run.fresh:
                 size = min(size, json.loads(self.path.read_text())["micro_batch"])
         self.size = world.smallest(size)
-        self.is_lowered = self.size < max(1, self.share // config.optim.accumulate)
 
     @contextmanager
     def halved_on_failure(self, state: TrainState, data: TrainData) -> Iterator[None]:
@@ -79,15 +78,15 @@ def split(batch: tuple[Tensor, Tensor], micro_batch: int) -> Iterator[tuple[Tens
 
 def holdings(state: TrainState, data: TrainData) -> str:
     """What the memory went to that does not depend on the micro-batch, and the remedies."""
-    weights = sum(size_of(weight) for weight in state.model.parameters())
+    weights = sum(weight.nbytes for weight in state.model.parameters())
     optimizer = sum(
-        size_of(value)
+        value.nbytes
         for values in state.optimizer.state.values()
         for value in values.values()
         if isinstance(value, Tensor)
     )
-    average = sum(size_of(tensor) for tensor in state.ema.state_dict().values()) if state.ema else 0
-    images = size_of(data.pixels) if data.where == "device" else 0
+    average = sum(tensor.nbytes for tensor in state.ema.state_dict().values()) if state.ema else 0
+    images = data.pixels.nbytes if data.where == "device" else 0
     parts = {
         "weights": weights,
         "gradients": weights,
@@ -101,8 +100,3 @@ def holdings(state: TrainState, data: TrainData) -> str:
         f"{account}, the rest is what one image needs on its way through the model; "
         f"a smaller --data.image-size or --model{remedy} needs less"
     )
-
-
-def size_of(tensor: Tensor) -> int:
-    """Bytes that a tensor takes."""
-    return tensor.numel() * tensor.element_size()

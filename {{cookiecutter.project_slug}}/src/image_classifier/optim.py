@@ -104,7 +104,7 @@ class Muon(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:
         """Update all weights from their gradients; not at all if `found_inf` is 1, as AdamW."""
         group = self.param_groups[0]
-        spoiled = getattr(self, "found_inf", torch.zeros((), device=group["params"][0].device)) > 0
+        spoiled = getattr(self, "found_inf", None)
         for weight in group["params"]:
             if id(weight) not in self.hidden or weight.grad is None:
                 continue
@@ -119,8 +119,11 @@ class Muon(torch.optim.AdamW):
             scale = 0.2 * math.sqrt(max(update.shape))
             turned = weight * (1 - group["lr"] * group["weight_decay"])
             turned.add_(update.view(weight.shape), alpha=-group["lr"] * scale)
-            momentum.copy_(torch.where(spoiled, momentum, moved))
-            weight.copy_(torch.where(spoiled, weight, turned))
+            if spoiled is not None:
+                moved = torch.where(spoiled > 0, momentum, moved)
+                turned = torch.where(spoiled > 0, weight, turned)
+            momentum.copy_(moved)
+            weight.copy_(turned)
             weight.grad = None  # AdamW, which comes now, passes it over
         super().step(closure)
 

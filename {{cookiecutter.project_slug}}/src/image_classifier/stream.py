@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 
 from .bad_images import BadImages
-from .config import FaultError
+from .config import FaultError, RunConfig
 from .machine import hand_back_memory
 from .samples import LEFT_OUT, Samples
 from .signals import NUMBERS
 
-HUNG_SECONDS = 300.0  # without a sign of life from any worker, if nothing else is asked for
 GONE_SECONDS = 10.0  # in which the system surely says how a worker ended
 PART_SIZES = (8, 64)  # fewest and most images that a worker is given at once
 TASK = struct.Struct("<4q")  # slot, first and last row, epoch
@@ -63,7 +62,7 @@ class Stream:
         pin: bool,
         *,
         bad_images: BadImages | None = None,
-        timeout_seconds: float = HUNG_SECONDS,
+        timeout_seconds: float = RunConfig.timeout_seconds,
     ) -> None:
         """Batches of up to `batch_size`; page-locked if `pin`, for a GPU to copy from.
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .config import DataConfig, UserError
+from .config import DataConfig
 from .datasets import open_dataset
 from .datasets.quarantine import path_from_root
 from .datasets.source import Source
-from .decode import FORMATS, ORIENTATION, read_image, resize
-from .machine import call_libc, num_cores
+from .decode import FORMATS, ORIENTATION, BadImageError, read_image, resize
+from .machine import end_with_parent, num_cores
 from .prepare import work_in_threads
 from .report import clock
 from .stream import FORKS
@@ -162,7 +162,7 @@ def begin_reader(images: Images) -> None:
     READER = images
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process tells it to end
-    call_libc("prctl", 1, signal.SIGKILL)  # PR_SET_PDEATHSIG: and if that is killed, the kernel
+    end_with_parent(signal.SIGKILL)  # and if that is killed, the system
 
 
 def read_some(first: int, last: int) -> Survey:
@@ -206,9 +206,8 @@ def look_at(images: Images, index: int, survey: Survey, row: int) -> None:
         try:
             pixels = read_image(path)
             content = path.read_bytes()
-        except (UserError, OSError) as error:
-            reason = str(error).removeprefix(f"cannot read image {os.fspath(path)!a}: ")
-            survey.unreadable[index] = reason
+        except (BadImageError, OSError) as error:
+            survey.unreadable[index] = getattr(error, "reason", str(error))
             return
         look_at_head(content, path, index, survey)
     look = survey.looks[row]

@@ -67,8 +67,9 @@ def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:
         images = "image is" if num_out == 1 else "images are"
         notes.append(f"{num_out:,} {split} {images} left out, as {where} says")
     root = os.fsencode(data.root)
-    gone = [path for path in sorted(listed) if not os.path.lexists(os.path.join(root, path))]
-    if gone and split == "train":  # once is enough
+    asked = sorted(listed) if split == "train" else []  # once is enough
+    gone = [path for path in asked if not os.path.lexists(os.path.join(root, path))]
+    if gone:
         notes.append(
             f"{where}: {len(gone):,} of its lines name no file: {printable_path(gone[0])!a}"
         )
