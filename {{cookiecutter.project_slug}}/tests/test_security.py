@@ -119,7 +119,7 @@ def lying_config(path: Path) -> None:
     state = {"model": {}, "ema": None, "step": 1}
     config = flatten(Config()) | {"model.width": "__import__('os').mkdir('owned')"}
     saved = {"state": state, "config": config, "classes": ["ant"], "report": {}, "fingerprint": ""}
-    torch.save(saved, path)
+    torch.save(saved | {"mean": [0.5] * 3, "std": [0.5] * 3}, path)
 
 
 def other_shape(path: Path) -> None:
@@ -286,16 +286,16 @@ def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
     assert r"run \x1b[31m<b> $(mkdir owned)\udcff" in said.out
 
     best = load_best(folder / "checkpoints" / "best.pt")
-    assert set(best.classes) >= ESCAPED
+    assert set(best.images.classes) >= ESCAPED
     Path("best").symlink_to(folder / "checkpoints" / "best.safetensors")
     with safe_open("best", "pt") as weights:
-        assert json.loads(weights.metadata()["classes"]) == list(best.classes)
+        assert json.loads(weights.metadata()["classes"]) == list(best.images.classes)
     for name in ("config.json", "environment.json", "status.json"):
         json.loads((folder / name).read_text())
     shown = Page((folder / "report.html").read_text())
     assert not {"script", "img", "b"} & shown.tags
     assert not [name for name in shown.attributes if name.startswith("on")]
-    assert {row[0] for row in shown.tables[-1][1:]} == set(best.classes)
+    assert {row[0] for row in shown.tables[-1][1:]} == set(best.images.classes)
     assert not (here / OWNED).exists()
 
 

@@ -11,12 +11,11 @@ from .augment import Normalize
 from .config import ComputeConfig, RunConfig, UserError
 from .distributed import World, join_world
 from .loader import EvalData
-from .mistakes import check_labels
-from .models import build_model
+from .mistakes import check_labels, some
 from .precision import Precision
 from .report import scores_text
 from .samples import LEFT_OUT
-from .weights import load_best, misfit
+from .trained import open_trained
 
 
 @dataclass(frozen=True)
@@ -90,33 +89,26 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
     Raises:
         UserError: if there is no such run, or its images are not to be had or of other classes.
     """
-    path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
     with join_world(compute) as world:
-        best = load_best(path)
-        data = replace(best.config.data, root=root or best.config.data.root)
+        trained = open_trained(run, compute, world)
+        data = trained.config.data
         folder = run if Path(run).is_dir() else ""
-        images = EvalData(data, split, world, RunConfig(dir=folder))
-        if images.source.classes != best.classes:
+        images = EvalData(
+            replace(data, root=root or data.root), split, world, RunConfig(dir=folder)
+        )
+        if images.source.classes != trained.classes:
             raise UserError(
-                f"{str(path)!a} knows the classes {', '.join(best.classes[:5])}, ..., which are "
-                f"not those of the images: {', '.join(images.source.classes[:5])}, ..."
+                f"{str(trained.path)!a} knows the classes {some(trained.classes)}, which are "
+                f"not those of the images: {some(images.source.classes)}"
             )
         check_labels(images.source, split)
-        name = best.config.precision
-        name = "auto" if name == "fp16" and world.device.type == "cpu" else name  # has no fp16
-        precision = Precision(name, compute, best.config.optim, world.device)
-        model = build_model(best.config.model, len(best.classes), data.image_size)
-        try:
-            model.load_state_dict(best.weights)
-        except RuntimeError as error:
-            raise UserError(misfit(path, error)) from error
-        augment = best.config.augment
-        as_trained = replace(images.source, **best.normalisation)
-        normalize = Normalize(as_trained, data.image_size, precision, augment)
-        scores = evaluate(precision.place(model), images, normalize, precision, world)
+        scores = evaluate(trained.model, images, trained.normalize, trained.precision, world)
         if world.is_main:
             for note in images.source.notes:
                 print(note)
-            print(scores_text(scores.metrics(), scores.confusion, best.classes))
-            print(f"{len(images):,} {split} images, weights of step {best.step} from {str(path)!a}")
+            print(scores_text(scores.metrics(), scores.confusion, trained.classes))
+            print(
+                f"{len(images):,} {split} images, weights of step {trained.step} "
+                f"from {str(trained.path)!a}"
+            )
     return scores

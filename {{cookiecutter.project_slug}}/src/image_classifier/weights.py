@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .config import Config, RunConfig, UserError, unflatten
+from .datasets.source import Source
 
 
 class DamagedError(Exception):
@@ -64,6 +65,7 @@ def is_checkpoint(saved: Any) -> bool:  # noqa: ANN401 - whatever a file may hol
         weights = state["ema"] or state["model"]
         return (
             {"fingerprint", "report"} <= saved.keys()
+            and all(isinstance(n, float) for n in (*saved["mean"], *saved["std"]))
             and isinstance(state["step"], int)
             and all(isinstance(weight, Tensor) for weight in weights.values())
             and all(isinstance(knob, str) for knob in config)
@@ -79,9 +81,8 @@ class Best:
 
     weights: dict[str, Tensor]  # that were evaluated: the averaged ones where there are any
     config: Config
-    classes: tuple[str, ...]
     step: int
-    normalisation: dict[str, tuple[float, ...]]  # `mean` and `std` that it learned with, if known
+    images: Source  # that it learned from: their classes, mean and deviation, and no pixels
 
 
 def load_best(path: Path) -> Best:
@@ -104,9 +105,13 @@ def load_best(path: Path) -> Best:
     return Best(
         weights=state["ema"] or state["model"],
         config=config,
-        classes=tuple(saved["classes"]),
         step=state["step"],
-        normalisation={name: tuple(saved[name]) for name in ("mean", "std") if name in saved},
+        images=Source(
+            labels=torch.empty(0, dtype=torch.int64),
+            classes=tuple(saved["classes"]),
+            mean=tuple(saved["mean"]),
+            std=tuple(saved["std"]),
+        ),
     )
 
 

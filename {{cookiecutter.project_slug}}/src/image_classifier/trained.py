@@ -1,0 +1,57 @@
+"""A trained model, ready to answer: what evaluation, prediction and export begin with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from .augment import Normalize
+from .config import ComputeConfig, Config, UserError
+from .distributed import World
+from .models import build_model
+from .precision import Precision
+from .weights import load_best, misfit
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The best weights of a run in their network, and how it sees images and names what they are.
+
+    `model` maps what `normalize` returns to (batch, classes) logits.
+    """
+
+    path: Path  # the checkpoint
+    step: int  # after which these were the weights
+    config: Config  # of the training
+    classes: tuple[str, ...]
+    model: nn.Module  # on the device, in evaluation mode
+    normalize: Normalize  # as in training
+    precision: Precision
+
+
+def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
+    """The trained model of the run folder (or checkpoint) `run`, on the device of `world`.
+
+    Raises:
+        UserError: if there is no such run, or its checkpoint can't be used.
+    """
+    path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
+    best = load_best(path)
+    config = best.config
+    name = config.precision
+    name = "auto" if name == "fp16" and world.device.type == "cpu" else name  # has no fp16
+    precision = Precision(name, compute, config.optim, world.device)
+    model = build_model(config.model, len(best.images.classes), config.data.image_size)
+    try:
+        model.load_state_dict(best.weights)
+    except RuntimeError as error:
+        raise UserError(misfit(path, error)) from error
+    return Trained(
+        path=path,
+        step=best.step,
+        config=config,
+        classes=best.images.classes,
+        model=precision.place(model).eval(),
+        normalize=Normalize(best.images, config.data.image_size, precision, config.augment),
+        precision=precision,
+    )
