@@ -71,6 +71,11 @@ class Normalize:
         images = normal.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format)
 
+    def pixels(self, images: Tensor) -> Tensor:
+        """What was normalised, as pixels for people to look at: (batch, 3, size, size) uint8."""
+        scale, shift = self.scale[:3, None, None], self.shift[:3, None, None]
+        return ((images - shift) / scale).round().clamp(0, 255).byte()
+
     def views(self, images: Tensor) -> Iterator[tuple[Tensor, float]]:
         """How a test sees images, normalised, and how much its answer to each view weighs.
 

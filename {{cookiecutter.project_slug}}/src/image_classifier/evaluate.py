@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
+from .answers import Answers, calibrate
 from .augment import Normalize
 from .config import ComputeConfig, RunConfig, UserError
 from .distributed import World, join_world
@@ -26,12 +27,18 @@ class Scores:
     top1: float  # fraction of the images whose most probable class is right
     top5: float  # fraction of the images whose class is among the five most probable
     confusion: Tensor  # (classes, classes) int64 on the host: row is the truth, column the answer
+    answers: Answers  # to each image
     left_out: int = 0  # images that could not be read, and do not count
 
     def metrics(self) -> dict[str, float]:
         """The numbers that are logged."""
         left_out = {"val/bad_images": self.left_out} if self.left_out else {}
-        return {"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5} | left_out
+        return {
+            "val/loss": self.loss,
+            "val/top1": self.top1,
+            "val/top5": self.top5,
+            "val/ece": calibrate(self.answers).error,
+        } | left_out
 
 
 def evaluate(
@@ -53,34 +60,59 @@ def evaluate(
     was_training = model.training
     world.broadcast_buffers(model)
     model.eval()
-    classes = len(data.source.classes)
-    device = world.device
-    confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    # Loss, how many are in the first five, and how many can't be read.
-    sums = torch.zeros(3, dtype=wide, device=device)
+    # A row for each thing to know of an image, a column for each image; each rank fills its own.
+    table = torch.zeros((len(Answered._fields), len(data)), device=world.device)
+    parts = []
     with torch.inference_mode():
         for batch in data.batches():
             with precision.autocast():
                 views = normalize.views(batch.images)
                 logits = sum(weight * model(view).float() for view, weight in views)
-            labels = batch.labels
-            counts = labels != LEFT_OUT  # masked, as to pick them would wait for the device
-            answers = logits.topk(min(5, classes), dim=1).indices  # (batch, 5)
-            sums[0] += cross_entropy(logits, labels, reduction="sum", ignore_index=LEFT_OUT)
-            sums[1] += (answers == labels[:, None]).sum()
-            places = (labels * classes + answers[:, 0]) * counts
-            confusion.index_add_(0, places, counts.long())
+            parts.append(torch.stack(answered(logits, batch.labels)))
     model.train(was_training)
-    sums[2] = data.num_left_out
-    loss, in_top5, left_out = world.sum(sums).tolist()
-    confusion = world.sum(confusion).view(classes, classes).cpu()
-    count = len(data) - int(left_out)
-    assert int(confusion.sum()) == count
+    if parts:
+        table[:, world.rank :: world.size] = torch.cat(parts, dim=1)
+    found = Answered(*world.sum(table).cpu())
+    answers = Answers(
+        source=data.source,
+        answer=found.answer.long(),
+        probability=found.log_probability.exp(),
+        probability_of_truth=found.log_probability_of_truth.exp(),
+    )
+    count = int(answers.is_counted.sum())
     if not count:
         raise UserError(f"none of the {len(data):,} images to evaluate on can be read")
-    top1 = int(confusion.diagonal().sum()) / count
-    return Scores(loss / count, top1, in_top5 / count, confusion, int(left_out))
+    return Scores(
+        loss=-float(found.log_probability_of_truth.double().sum()) / count,
+        top1=int(answers.is_right.sum()) / count,
+        top5=int(found.is_in_five.sum()) / count,
+        confusion=answers.confusion(),
+        answers=answers,
+        left_out=len(data) - count,
+    )
+
+
+class Answered(NamedTuple):
+    """What is known of images that were answered to: each (count,) float32."""
+
+    answer: Tensor  # a class, which float32 holds exactly; LEFT_OUT if the image can't be read
+    log_probability: Tensor  # of the answer; 0 for an image that can't be read
+    log_probability_of_truth: Tensor  # likewise
+    is_in_five: Tensor  # 1 if the truth is among the five most probable classes
+
+
+def answered(logits: Tensor, labels: Tensor) -> Answered:
+    """What to know of a batch, (batch, classes) float32 and (batch,) int64, on the device."""
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # (batch, 5)
+    logs = logits.log_softmax(dim=1)
+    truth = labels.clamp(min=0)[:, None]
+    counts = labels != LEFT_OUT  # masked, as to pick them would wait for the device
+    return Answered(
+        answer=torch.where(counts, best[:, 0], LEFT_OUT).float(),
+        log_probability=torch.where(counts, logs.gather(1, best[:, :1])[:, 0], 0.0),
+        log_probability_of_truth=torch.where(counts, logs.gather(1, truth)[:, 0], 0.0),
+        is_in_five=((best == truth).any(dim=1) & counts).float(),
+    )
 
 
 def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:

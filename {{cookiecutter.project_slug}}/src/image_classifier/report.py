@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .answers import Answers
 from .config import Config, RunConfig, flatten
 from .distributed import World
 from .loader import Batch, EvalData, TrainData
 from .machine import device_name
-from .page import write_page
+from .page import Page
 from .precision import Precision
 from .printable import printable
 from .run import append_lines, environment, forget_rows_after, write_json
@@ -48,6 +49,7 @@ class Report:
         self.train_data, self.watch = train_data, Watch(config, world, train_data)
         self.world, self.run, self.batch_size = world, config.run, config.data.batch_size
         self.folder = Path(config.run.dir)
+        self.page = Page(self.folder)
         self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, total_steps
         self.start_step = start_step = saved["state"]["step"] if saved else 0
         row = saved["report"] if saved else {"loss": 0.0, "step": 0}
@@ -171,25 +173,40 @@ class Report:
         self.row_step = step
         self.restart_clock(step)
 
-    def write_scores(self, step: int, metrics: dict[str, float]) -> None:
-        """Log an evaluation."""
+    def write_scores(self, step: int, metrics: dict[str, float], answers: Answers) -> None:
+        """Log an evaluation, and bring the page up to date if that takes little time."""
         self.top1 = metrics["val/top1"]
         self.write(step, metrics)
         self.say(f"{self.place(step)}  validation: {phrase(metrics)}")
+        if step < self.total_steps and self.page.is_due:
+            self.write_page(answers)
 
-    def finish(
-        self, metrics: dict[str, float], confusion: Tensor, classes: tuple[str, ...]
-    ) -> None:
-        """Print the result, class by class, and where the run is; write its page."""
+    def finish(self, metrics: dict[str, float], answers: Answers) -> None:
+        """Print the result, class by class, and where the run is; write its page and answers."""
+        self.write_page(answers)
         if self.world.is_main:
+            path = self.folder / "predictions.safetensors"
             try:
-                write_page(self.folder, classes, confusion)
+                answers.save(path, self.total_steps)
             except OSError as error:
-                self.say(f"cannot write {self.folder / 'report.html'}: {error.strerror}")
-        self.say(scores_text(metrics, confusion, classes))
+                self.say(f"cannot write {path}: {error.strerror}")
+        self.say(scores_text(metrics, answers.confusion(), answers.source.classes))
         took = clock(time.monotonic() - self.began)
         folder, page = map(printable, (str(self.folder), str(self.folder / "report.html")))
         self.say(f"run folder: {folder}, report: {page}, {took}")
+
+    def write_page(self, answers: Answers) -> None:
+        """Write `report.html` on the last evaluation; a full disk is no reason to end."""
+        if self.world.is_main:
+            try:
+                self.page.write(answers, self.state_text("running"))
+            except OSError as error:
+                self.say(f"cannot write {self.page.path}: {error.strerror}")
+
+    def state_text(self, state: str) -> str:
+        """How the run stands, as its page says it."""
+        now = time.strftime("%Y-%m-%d %H:%M")
+        return f"step {self.step:,} of {self.total_steps:,}, {now}, {state}"
 
     def place(self, step: int) -> str:
         """Where in the run `step` is."""
@@ -245,6 +262,7 @@ class Report:
             status = {"state": state, "step": self.step, "message": message, **more}
             with contextlib.suppress(OSError):  # a full disk is told of by what needs it more
                 write_json(self.folder / "status.json", status)
+                self.page.restate(self.state_text(f"{state}: {message}" if message else state))
 
     def state_dict(self) -> dict[str, float]:
         """What the next row needs of the steps before a save. Waits for device and ranks."""

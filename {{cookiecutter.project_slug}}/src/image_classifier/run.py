@@ -24,6 +24,7 @@ from .machine import device_name
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "nonfinite.jsonl", "heartbeats", "bad_images.txt")
+WRITTEN += ("predictions.safetensors",)
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
 
 SECRET = re.compile("token|secret|passw|api[-_]?key|credential", re.IGNORECASE)

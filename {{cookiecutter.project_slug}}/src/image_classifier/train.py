@@ -68,9 +68,9 @@ def train(config: Config) -> Scores:
 
         state = TrainState.start(config.optim, model, optimizer, precision)
         checkpoints = Checkpoints(config, world, train_data.source)
-        saved = checkpoints.resume(state)
-        report = Report(config, world, train_data, total_steps, saved)
+        report = Report(config, world, train_data, total_steps, checkpoints.resume(state))
         report.introduce(val_data, model, precision, origin, promise, *doubts)
+        augment = report.page.look_on(augment, normalize.pixels)
         learner = world.parallelize(model, config.compute)  # the same weights, shared gradients
         scores = None
 
@@ -102,7 +102,7 @@ def train(config: Config) -> Scores:
                     report.write_progress(state.step, lr, guard.metrics)
                 if is_due(state.step, total_steps, evaluate_every):
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
-                    report.write_scores(state.step, scores.metrics())
+                    report.write_scores(state.step, scores.metrics(), scores.answers)
                     state.note(scores.top1)
                 if is_due(state.step, total_steps, save_every) or state.is_best or signal:
                     checkpoints.save(state, report.state_dict())
@@ -110,7 +110,7 @@ def train(config: Config) -> Scores:
                     raise StoppedError(signal, checkpoints.account(state.step, total_steps))
 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
-            report.finish(scores.metrics(), scores.confusion, train_data.source.classes)
+            report.finish(scores.metrics(), scores.answers)
         return scores
 
 

@@ -20,7 +20,7 @@ from .machine import has_fast_bf16, num_cores
 # What makes the host read a value that a GPU may not have computed yet.
 WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
 # Where the run itself waits, every so many steps.
-ALLOWED = ("report.py", "evaluate.py", "checkpoint.py")
+ALLOWED = ("report.py", "evaluate.py", "checkpoint.py", "page.py")
 INPUT_BOUND = 0.1  # share of the time spent waiting for images from which on they are the bound
 
 

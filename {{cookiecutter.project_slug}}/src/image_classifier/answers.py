@@ -1,0 +1,108 @@
+"""What a model answered to each image of a split: how sure it was, and whether it was right."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from .datasets.source import Source
+from .run import write_whole
+from .samples import LEFT_OUT
+
+BINS = 15  # of the probability, as in https://arxiv.org/abs/1706.04599
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to all images of a split, in host memory and in the order of the split."""
+
+    source: Source  # the images, and what they truly are
+    answer: Tensor  # (count,) int64: the most probable class; LEFT_OUT if it could not be read
+    probability: Tensor  # (count,) float32: of the answer
+    probability_of_truth: Tensor  # (count,) float32
+
+    @property
+    def is_counted(self) -> Tensor:
+        """Which images could be read: (count,) bool."""
+        return self.answer != LEFT_OUT
+
+    @property
+    def is_right(self) -> Tensor:
+        """Which answers are true: (count,) bool."""
+        return self.answer == self.source.labels
+
+    def confusion(self) -> Tensor:
+        """How often each class got each answer: (classes, classes) int64, row is the truth."""
+        classes, counted = len(self.source.classes), self.is_counted
+        places = self.source.labels[counted] * classes + self.answer[counted]
+        return torch.bincount(places, minlength=classes**2).view(classes, classes)
+
+    def worst(self, most: int) -> list[int]:
+        """The numbers of images with a wrong answer, the most probable of them first."""
+        wrong = (self.is_counted & ~self.is_right).nonzero().flatten()
+        return wrong[self.probability[wrong].argsort(descending=True, stable=True)][:most].tolist()
+
+    def least_certain(self, most: int) -> list[int]:
+        """The numbers of the images whose answers are the least probable."""
+        counted = self.is_counted.nonzero().flatten()
+        return counted[self.probability[counted].argsort(stable=True)][:most].tolist()
+
+    def save(self, path: Path, step: int) -> None:
+        """Write all but the images, for `compare` and for other programs.
+
+        Raises:
+            OSError: if there is no space.
+        """
+        content = save(
+            {
+                "answer": self.answer.int(),
+                "truth": self.source.labels.int(),
+                "probability": self.probability.half(),
+                "probability_of_truth": self.probability_of_truth.half(),
+            },
+            metadata={
+                "step": str(step),
+                "images": self.source.fingerprint(),
+                "classes": json.dumps(self.source.classes),
+            },
+        )
+        write_whole(path, lambda file: file.write(content))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How probable answers were said to be, and how often they were right, bin by bin."""
+
+    counts: list[int]  # of the images in each of BINS bins of the probability, from 0 to 1
+    said: list[float]  # the mean probability in each; 0 where it is empty
+    right: list[float]  # the share of right answers in each
+
+    @property
+    def count(self) -> int:
+        """How many images there are."""
+        return sum(self.counts)
+
+    def mean(self, values: list[float]) -> float:
+        """The mean over all images of what each bin has."""
+        pairs = zip(self.counts, values, strict=True)
+        return sum(count * value for count, value in pairs) / max(1, self.count)
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: by how much the two differ, on the average."""
+        return self.mean([abs(s - r) for s, r in zip(self.said, self.right, strict=True)])
+
+
+def calibrate(answers: Answers) -> Calibration:
+    """Sort the answers by their probability; those to images that can't be read don't count."""
+    counted = answers.is_counted & answers.probability.isfinite()
+    said, right = answers.probability[counted].double(), answers.is_right[counted].double()
+    # A bin has its upper end, as in the paper.
+    bins = (said * BINS).ceil().long().clamp(1, BINS) - 1
+    counts = torch.bincount(bins, minlength=BINS)
+    sums = (torch.bincount(bins, values, minlength=BINS) for values in (said, right))
+    means = ((values / counts.clamp(min=1)).tolist() for values in sums)
+    return Calibration(counts.tolist(), *means)
