@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from .config import UserError
 from .datasets.source import Source
 from .run import write_whole
 from .samples import LEFT_OUT
@@ -70,6 +72,34 @@ class Answers:
             },
         )
         write_whole(path, lambda file: file.write(content))
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What `Answers.save` wrote of a run."""
+
+    answer: Tensor  # (count,) int32; LEFT_OUT if the image could not be read
+    truth: Tensor  # (count,) int32
+    images: str  # their fingerprint
+
+
+def read_predictions(path: Path) -> Predictions | None:
+    """What `Answers.save` wrote; None if there is no such file.
+
+    Raises:
+        UserError: if it holds something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            answer, truth = file.get_tensor("answer"), file.get_tensor("truth")
+            images = file.metadata()["images"]
+    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        raise UserError(f"{str(path)!a} can't be read: {error}") from error
+    if answer.ndim != 1 or answer.shape != truth.shape:
+        raise UserError(f"{str(path)!a} has {tuple(answer.shape)} answers to {tuple(truth.shape)}")
+    return Predictions(answer, truth, images)
 
 
 @dataclass(frozen=True)

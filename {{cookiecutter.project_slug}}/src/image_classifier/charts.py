@@ -23,6 +23,7 @@ class Line(NamedTuple):
     name: str
     points: Curve
     style: str = "val"  # a class of the style sheet
+    shows_value: bool = True  # the last one, beside the name
 
 
 def curve(rows: Rows, metric: str, scale: float = 1.0) -> Curve:
@@ -63,9 +64,10 @@ def chart(title: str, lines: Sequence[Line], unit: str = "", low: float | None =
     free = BOTTOM + 18.0  # labels go from the lowest up, each above the one before
     for line, points in sorted(finite, key=lambda pair: pair[1][-1][1]):
         x, y = across(points[-1][0]), down(points[-1][1])
-        free = min(free - 14, y + 4)
         path = " ".join(f"{across(epoch)},{down(value)}" for epoch, value in points)
-        label = f"{line.name if len(lines) > 1 else ''} {short(line.points[-1][1])}{unit}"
+        value = f"{short(line.points[-1][1])}{unit}" if line.shows_value else ""
+        label = f"{line.name if len(lines) > 1 else ''} {value}".rstrip()
+        free = min(free - 14, y + 4) if label else free
         parts.append(
             f'<g class="{line.style}"><polyline points="{path}"/>'
             f'<circle cx="{x}" cy="{y}" r="2.5"/>'

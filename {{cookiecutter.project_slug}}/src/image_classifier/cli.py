@@ -216,12 +216,34 @@ def bench_verb(words: list[str]) -> int:
         return INTERRUPTED
 
 
+@dataclass(frozen=True)
+class CompareOptions:
+    """What to compare, and what to write."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or folders of runs
+    json: str = ""  # file to write all that was found to
+    html: str = ""  # file to draw the curves of all runs in
+
+
+def compare_verb(words: list[str]) -> int:
+    """Say whether runs differ by more than chance: `compare RUN RUN [...]`."""
+    options = parse(CompareOptions, words, prog="compare", about=summary(compare_verb))
+
+    def work() -> None:
+        from .compare import compare
+
+        compare(options.runs, options.json, options.html)
+
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+
+
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train_verb,
     "evaluate": evaluate_verb,
     "check": check_verb,
     "prepare": prepare_verb,
     "bench": bench_verb,
+    "compare": compare_verb,
 }
 
 

@@ -13,11 +13,11 @@ PAGE = Template("""<!doctype html>
 <style>
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #66707b;
   --line: #e2e6ea; --val: #1f66b5; --right: #8ebdf0; --wrong: #f0a873;
-  --error: #b3500f; }
+  --error: #b3500f; --third: #2b8a57; }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #14171a; --ink: #e3e7eb; --soft: #939da7;
     --line: #2b3138; --val: #6fb0f5; --right: #2a5f9c; --wrong: #9a5325;
-    --error: #f0a873; }
+    --error: #f0a873; --third: #63c490; }
 }
 * { box-sizing: border-box; margin: 0; }
 body { max-width: 72rem; margin: auto; padding: 2.5rem 1.25rem; background: var(--paper);
@@ -40,6 +40,10 @@ svg text { stroke: none; }
 .epoch { text-anchor: middle; }
 .train { stroke: var(--soft); fill: var(--soft); }
 .val { stroke: var(--val); fill: var(--val); }
+.run0 { stroke: var(--val); fill: var(--val); }
+.run1 { stroke: var(--error); fill: var(--error); }
+.run2 { stroke: var(--third); fill: var(--third); }
+.run3 { stroke: var(--soft); fill: var(--soft); }
 polyline { fill: none; stroke-width: 1.5; stroke-linejoin: round; }
 .beside { display: flex; flex-wrap: wrap; column-gap: 4rem; }
 section { max-width: 100%; }
