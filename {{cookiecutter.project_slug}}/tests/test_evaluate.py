@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import changed, run_ranks
 
+from image_classifier.answers import calibrate
 from image_classifier.augment import Normalize
 from image_classifier.config import Config
 from image_classifier.distributed import join_world
@@ -48,6 +49,10 @@ def test_every_image_counts_once_on_any_number_of_ranks(
             assert torch.equal(other.confusion, one.confusion)
             assert other.loss == pytest.approx(one.loss, rel=1e-6)
             assert other.top5 == one.top5
+            assert torch.equal(other.answers.answer, one.answers.answer)
+            for name in ("probability", "probability_of_truth"):
+                mine, theirs = getattr(other.answers, name), getattr(one.answers, name)
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_streamed_and_resident_images_score_the_same(config: Config) -> None:
@@ -73,6 +78,12 @@ def test_scores_are_those_of_the_logits(config: Config) -> None:
     assert scores.top5 == pytest.approx(five)
     assert scores.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
     assert int(scores.confusion[labels[0], ranked[0, 0]]) >= 1
+    shares = logits.softmax(1)
+    assert torch.equal(scores.answers.answer, ranked[:, 0])
+    torch.testing.assert_close(scores.answers.probability, shares.max(1).values)
+    truth = shares.gather(1, labels[:, None])[:, 0]
+    torch.testing.assert_close(scores.answers.probability_of_truth, truth)
+    assert scores.metrics()["val/ece"] == calibrate(scores.answers).error
 
 
 def test_evaluation_only_looks(config: Config) -> None:
@@ -94,8 +105,9 @@ def test_evaluation_only_looks(config: Config) -> None:
 
 
 def test_classes_are_listed_from_the_worst() -> None:
-    scores = Scores(0.5, 0.75, 1.0, torch.tensor([[2, 1, 0], [0, 0, 1], [0, 0, 0]]))
-    lines = scores_text(scores.metrics(), scores.confusion, ("ant", "bee", "cat")).splitlines()
+    metrics = {"val/loss": 0.5, "val/top1": 0.75, "val/top5": 1.0}
+    confusion = torch.tensor([[2, 1, 0], [0, 0, 1], [0, 0, 0]])
+    lines = scores_text(metrics, confusion, ("ant", "bee", "cat")).splitlines()
     assert [line.split() for line in lines[:2]] == [["bee", "0.00%"], ["ant", "66.67%"]]
     assert len(lines) == 3  # nothing is known of cats
     assert "75.00%" in lines[2]

@@ -1,17 +1,41 @@
 """The page that a run ends with shows all there is to see, needs nothing, and runs nothing."""
 
+import base64
+import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, write_photo
+from PIL import Image
 from torch import Tensor
 
-from image_classifier.config import Config, flatten
-from image_classifier.page import ticks, write_page
+from image_classifier import page as page_module
+from image_classifier.answers import (
+    BINS,
+    Answers,
+    calibrate,
+)
+from image_classifier.charts import ticks
+from image_classifier.config import (
+    Config,
+    DataConfig,
+    flatten,
+)
+from image_classifier.datasets import open_dataset
+from image_classifier.datasets.source import Source
+from image_classifier.page import (
+    PICTURES,
+    Page,
+    Seen,
+    trust,
+    write_page,
+)
+from image_classifier.samples import LEFT_OUT
 from image_classifier.train import train
 
 HOSTILE = (
@@ -34,7 +58,10 @@ ROWS = [
 ]
 
 
-class Page(HTMLParser):
+SIZES = ((2, 2), (4, 4))  # of the pictures: to evaluate on, and to train with
+
+
+class Shown(HTMLParser):
     """What a browser makes of a page: elements, attributes, and the text of each table's cells."""
 
     def __init__(self, text: str) -> None:
@@ -43,6 +70,8 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
         self.values: list[str] = []
+        self.pictures: list[str] = []
+        self.titles: list[str] = []
         self.tables: list[list[list[str]]] = []
         self.words: list[str] = []
         self.is_cell = False
@@ -52,7 +81,9 @@ class Page(HTMLParser):
         """Count it, and begin a table, a row or a cell."""
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
-        self.values += [value or "" for _, value in attrs]
+        self.values += [value or "" for name, value in attrs if name != "src"]
+        self.pictures += [value or "" for name, value in attrs if name == "src"]
+        self.titles += [value or "" for name, value in attrs if name == "title"]
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
@@ -73,16 +104,34 @@ class Page(HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
+def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Answers:
+    """Answers, to grey images, of which this is the confusion matrix; all as probable."""
+    count = int(confusion.sum())
+    places = torch.arange(confusion.numel()).repeat_interleave(confusion.flatten())
+    labels, answer = places // len(classes), places % len(classes)
+    pixels = torch.full((count, 2, 2, 3), 128, dtype=torch.uint8)
+    share = torch.full((count,), 0.75)
+    return Answers(Source(labels, classes, pixels), answer, share, 1 - share)
+
+
 def page(
     folder: Path, classes: tuple[str, ...], confusion: Tensor, rows: list[dict] = ROWS, **knobs: str
-) -> Page:
+) -> Shown:
     """The page of a run that logged `rows` and ended in `confusion`."""
+    prepare(folder, rows, **knobs)
+    labels = torch.zeros(2, len(classes))
+    labels[0, -1], labels[1] = 1.0, 1 / len(classes)
+    seen = Seen(1, torch.zeros(2, 4, 4, 3, dtype=torch.uint8), labels)
+    write_page(folder, answers_of(classes, confusion), "running", seen)
+    return Shown((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def prepare(folder: Path, rows: list[dict] = ROWS, **knobs: str) -> None:
+    """What a run writes besides."""
     config = changed(Config(), **knobs)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "config.json").write_text(json.dumps(flatten(config)))
     (folder / "environment.json").write_text(json.dumps({"device": "<CPU>", "commit": None}))
-    write_page(folder, classes, confusion)
-    return Page((folder / "report.html").read_text(encoding="utf-8"))
 
 
 def counts(size: int) -> Tensor:
@@ -107,9 +156,15 @@ def test_names_are_shown_and_never_run(tmp_path: Path, size: int) -> None:
 def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     shown = page(tmp_path, ("ant", "bee"), counts(2))
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert shown.pictures
+    for picture in shown.pictures:
+        kind, _, content = picture.partition(",")
+        assert kind == "data:image/png;base64"
+        assert Image.open(io.BytesIO(base64.b64decode(content, validate=True))).size in SIZES
+        text = text.replace(picture, "")
     assert not re.search(r"https?:|//|url\(|@import", text)
-    assert not {"src", "href", "srcset", "onload"} & shown.attributes
-    assert not {"script", "link", "img", "iframe"} & shown.tags
+    assert not {"href", "srcset", "onload"} & shown.attributes
+    assert not {"script", "link", "iframe"} & shown.tags
     assert "prefers-color-scheme: dark" in text
     assert any("default-src 'none'" in value for value in shown.values)
 
@@ -146,6 +201,7 @@ def test_the_result_comes_first(tmp_path: Path) -> None:
     words = page(tmp_path, ("ant", "bee"), counts(2)).words
     facts = [word for word in words if word in ("90.00%", "75.00%", "1.9000", "925", "3.0%")]
     assert facts == ["90.00%", "75.00%", "1.9000", "925", "3.0%"]
+    assert words[words.index("calibration error") - 1] == "15.0%"  # of 0.75 said and 0.9 right
     assert "best top-1, at epoch 1" in words
 
 
@@ -156,7 +212,7 @@ def test_curves_of_any_values_are_drawn(tmp_path: Path, loss: float) -> None:
         shown = page(tmp_path, ("ant",), torch.tensor([[3]]), logged)
         drawn = [value for value in shown.values if re.fullmatch(r"[-\d., e]+", value)]
         assert not re.search("nan|inf", " ".join(drawn))
-        assert ("svg" in shown.tags) == bool(logged)
+        assert ("polyline" in shown.tags) == bool(logged)
         if rows[-1] in logged and loss != 0:
             assert any(word.endswith(f" {loss:.4g}") for word in shown.words) or len(logged) == 1
 
@@ -177,9 +233,118 @@ def test_a_run_ends_with_its_page(config: Config, capsys: pytest.CaptureFixture[
     config = changed(config, optim__warmup_epochs=0, epochs=0.25)
     train(config)
     written = Path(config.run.dir, "report.html")
-    assert Page(written.read_text(encoding="utf-8")).tables[1][0][0] == "class"
+    assert Shown(written.read_text(encoding="utf-8")).tables[1][0][0] == "class"
     assert f"report: {written}" in capsys.readouterr().out.splitlines()[-1]
     written.write_text("of an earlier run")
     train(config)  # goes on where the run is: at its end
-    assert len(Page(written.read_text(encoding="utf-8")).tables[1]) == 11
+    assert len(Shown(written.read_text(encoding="utf-8")).tables[1]) == 11
     assert [path.name for path in Path(config.run.dir).glob(".*.tmp")] == []
+    assert Path(config.run.dir, "predictions.safetensors").exists()
+
+
+def said(*pairs: tuple[float, bool]) -> Answers:
+    """Answers with these probabilities, which are right or not."""
+    shares, right = torch.tensor(pairs, dtype=torch.float32).T
+    source = Source(torch.ones(len(pairs), dtype=torch.int64), ("ant", "bee"))
+    return Answers(source, right.long(), shares, shares)
+
+
+def test_calibration_is_what_the_paper_says() -> None:
+    answers = said((0.9, True), (0.9, False), (0.3, False), (1.0, True), (float("nan"), True))
+    found = calibrate(answers)
+    assert found.count == 4
+    assert {n: count for n, count in enumerate(found.counts) if count} == {4: 1, 13: 2, 14: 1}
+    assert found.error == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
+    left_out = replace(answers, answer=torch.full((5,), LEFT_OUT))
+    assert calibrate(left_out).counts == [0] * BINS
+    assert calibrate(left_out).error == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "num_right", "words"),
+    [
+        (0.9, 500, "overconfident by 40.0 points"),
+        (0.6, 900, "underconfident by 30.0 points"),
+        (0.5, 510, "neither over- nor underconfident"),
+    ],
+)
+def test_a_sentence_says_how_far_to_trust_the_model(
+    share: float, num_right: int, words: str
+) -> None:
+    answers = said(*[(share, number < num_right) for number in range(1000)])
+    assert words in trust(calibrate(answers))
+
+
+def test_the_surest_mistakes_come_first_with_their_names_and_files(
+    tmp_path: Path, photos: Path
+) -> None:
+    prepare(tmp_path)
+    source = open_dataset(DataConfig(name="folder", root=str(photos)), "train")
+    count = len(source)
+    answer = source.labels.clone()
+    answer[[3, 7]] = 1 - answer[[3, 7]]
+    probability = torch.linspace(0.55, 0.95, count)
+    answers = Answers(source, answer, probability, 1 - probability)
+    assert answers.worst(PICTURES) == [7, 3]
+    assert answers.least_certain(3) == [0, 1, 2]
+    write_page(tmp_path, answers)
+    shown = Shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    paths = [source.paths.relative(n).decode() for n in [7, 3, *range(count)]]
+    assert [title for title in shown.titles if title.endswith(".jpg")] == paths
+    assert len(shown.pictures) == 2 + count
+    assert shown.pictures[0] == shown.pictures[2 + 7]
+    words = [word.strip() for word in shown.words if word.strip()]
+    first = words.index("Worst mistakes") + 2
+    name, truth = source.classes[answer[7]], source.classes[source.labels[7]]
+    assert words[first : first + 4] == [name, "80%", truth, "20%"]
+
+
+def test_a_picture_that_is_gone_is_left_out_and_a_large_one_is_small(tmp_path: Path) -> None:
+    for number in range(PICTURES + 1):
+        write_photo(tmp_path / "photos" / "val" / "ant" / f"{number}.jpg", number, (330, 270))
+    prepare(tmp_path)
+    source = open_dataset(DataConfig(name="folder", root=str(tmp_path / "photos")), "val")
+    (tmp_path / "photos" / "val" / "ant" / "0.jpg").unlink()
+    share = torch.linspace(0, 1, PICTURES + 1)
+    write_page(tmp_path, Answers(source, source.labels, share, share))
+    shown = Shown((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert len(shown.pictures) == PICTURES - 1
+    assert max(map(len, shown.pictures)) < 3_000_000 / (3 * PICTURES)
+
+
+def test_training_images_are_shown_as_the_model_saw_them(tmp_path: Path) -> None:
+    scale = 64.0
+    page = Page(tmp_path)
+    images = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4) / scale
+    labels = torch.tensor([1, 0])
+    augment = page.look_on(
+        lambda _batch, _step: (images, labels), lambda normal: (normal * scale).byte()
+    )
+    assert augment(None, 6)[0] is images
+    images, labels = images + 1, labels + 1
+    augment(None, 7)
+    assert page.seen.step == 7
+    assert torch.equal(page.seen.pixels.permute(0, 3, 1, 2).flatten(), torch.arange(96).byte())
+    assert page.seen.labels.tolist() == [1, 0]
+
+
+def test_a_page_is_written_during_the_run_when_that_costs_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(page_module.time, "monotonic", lambda: now)
+    prepare(tmp_path)
+    answers, page = answers_of(("ant", "bee"), counts(2)), Page(tmp_path)
+    assert not page.is_due
+    now = 25.1
+    assert page.is_due
+    page.write(answers, "running")
+    page.took_seconds = 2.0
+    now += 99
+    assert not page.is_due
+    now += 2
+    assert page.is_due
+    page.restate("failed: <b> \\1")
+    text = page.path.read_text(encoding="utf-8")
+    assert "failed: <b> \\1" in Shown(text).words
+    assert text.count("running") == 0

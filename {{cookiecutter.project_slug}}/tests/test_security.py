@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import SMOKE, changed, write_photo
 from safetensors import safe_open
-from test_page import Page
+from test_page import Shown
 from torch import nn
 
 from image_classifier import checkpoint
@@ -292,8 +292,9 @@ def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
         assert json.loads(weights.metadata()["classes"]) == list(best.images.classes)
     for name in ("config.json", "environment.json", "status.json"):
         json.loads((folder / name).read_text())
-    shown = Page((folder / "report.html").read_text())
-    assert not {"script", "img", "b"} & shown.tags
+    shown = Shown((folder / "report.html").read_text())
+    assert not {"script", "iframe"} & shown.tags
+    assert all(picture.startswith("data:image/") for picture in shown.pictures)
     assert not [name for name in shown.attributes if name.startswith("on")]
     assert {row[0] for row in shown.tables[-1][1:]} == set(best.images.classes)
     assert not (here / OWNED).exists()

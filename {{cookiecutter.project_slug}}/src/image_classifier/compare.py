@@ -202,7 +202,7 @@ def verdict(first: Group, second: Group, found: Difference, basis: str, is_real:
         return f"{better} is better by {mean:.2f} points {where}: real"
     if not mean:
         return f"no difference can be told {where}"
-    return f"no difference can be told: {better} is better by {mean:.2f} points {where}"
+    return f"no difference can be told: {better} is ahead by {mean:.2f} points {where}"
 
 
 def what_it_takes(final: Difference, spread: float) -> str:
@@ -305,7 +305,7 @@ def page(groups: list[Group], comparisons: list[Comparison]) -> str:
         return chart(title, lines, **look)
 
     verdicts = "".join(
-        "".join(f"<p>{escape(sentence)}</p>" for sentence in found.sentences)
+        "".join(f"<p>{escape(sentence.strip())}</p>" for sentence in found.sentences)
         for found in comparisons
     )
     charts = (

@@ -176,9 +176,9 @@ def trust(calibration: Calibration) -> str:
     else:
         sentence = f"underconfident by {gap:.1f} points: right more often than it says."
     return (
-        f"<p>The model says {said:.1%} on the average and is right in {right:.1%}: {sentence} "
-        f"Bin by bin the two differ by {calibration.error:.1%} (ECE).</p>"
-        f'<div class="reliability">{reliability(calibration)}</div>'
+        f'<div class="reliability">{reliability(calibration)}<p>The model says {said:.1%} on the '
+        f"average and is right in {right:.1%}: {sentence} "
+        f"Bin by bin the two differ by {calibration.error:.1%} (ECE).</p></div>"
     )
 
 
@@ -187,7 +187,8 @@ def mistaken(answers: Answers) -> str:
     worst = answers.worst(PICTURES)
     if not worst:
         return "<p>None.</p>"
-    note = "What the model was surest of, and wrong. Some may be mistakes of the labels."
+    note = "What the model was surest of, and wrong: in colour its answer, below it the truth. "
+    note += "Some may be mistakes of the labels."
     return f"<p>{note}</p>{gallery(answered(answers, index) for index in worst)}"
 
 

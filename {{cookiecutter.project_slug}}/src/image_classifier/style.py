@@ -67,11 +67,13 @@ thead th { position: sticky; top: 0; max-width: 7rem; background: var(--paper); 
 .wrong { background: color-mix(in srgb, var(--wrong) var(--shade), var(--paper)); }
 .state { margin: 0; }
 .state:empty { display: none; }
-.reliability { max-width: 24rem; }
+.reliability { display: flex; flex-wrap: wrap; align-items: center; gap: 0 3rem; }
+.reliability figure { flex: 0 1 24rem; }
+.reliability p { flex: 1 1 16rem; max-width: 34rem; color: var(--ink); }
 .ideal { stroke: var(--ink); stroke-dasharray: 3 3; }
 .bar rect { fill: var(--right); stroke: none; }
 .count { text-anchor: end; font-size: 9px; }
-.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr));
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.5rem, 1fr));
   gap: 1.25rem 0.75rem; margin-top: 0.75rem; }
 .gallery div { min-width: 0; font-size: 0.75rem; line-height: 1.4; }
 .gallery img, .gallery i { display: block; width: 100%; aspect-ratio: 1; object-fit: contain;
@@ -90,6 +92,7 @@ thead th { position: sticky; top: 0; max-width: 7rem; background: var(--paper); 
 .environment dd { margin: 0; }
 @media (max-width: 30rem) {
   th, td { padding-left: 0.5rem; font-size: 0.75rem; }
+  .gallery { grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); }
   .matrix th { max-width: 5rem; }
   .matrix td { min-width: 1.6rem; padding: 0; }
 }
