@@ -91,7 +91,7 @@ thead th { position: sticky; top: 0; max-width: 7rem; background: var(--paper); 
 .environment dt { flex: 0 0 6rem; }
 .environment dd { margin: 0; }
 @media (max-width: 30rem) {
-  th, td { padding-left: 0.5rem; font-size: 0.75rem; }
+  th, td { max-width: 9rem; padding-left: 0.5rem; font-size: 0.75rem; }
   .gallery { grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); }
   .matrix th { max-width: 5rem; }
   .matrix td { min-width: 1.6rem; padding: 0; }
