@@ -96,8 +96,17 @@ def with_knobs_of(start: Start, config: Config) -> Start:
     """The same images and a BatchNorm, to be trained as `config` says."""
     total_steps = round(100 * config.epochs)
     lr_at = build_schedule(config.optim, 100, total_steps)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 10), torch.nn.BatchNorm1d(10))
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 10, 1), torch.nn.BatchNorm2d(10))
     return replace(start, config=config, model=model, lr_at=lr_at, total_steps=total_steps)
+
+
+@pytest.mark.parametrize("knob", ["augment.min_size", "data.test_size"])
+def test_sizes_that_a_model_cannot_take_are_refused(sound: Start, knob: str) -> None:
+    config = changed(sound.config, **{knob.replace(".", "__"): 24})
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32**2, 10))
+    with pytest.raises(UserError, match=f"--data.image-size 32, .* --{knob.replace('_', '-')} 24"):
+        find_mistakes(replace(sound, config=config, model=model))
+    find_mistakes(replace(sound, config=config))  # a network of convolutions takes both
 
 
 @pytest.mark.parametrize("preset", PRESETS)

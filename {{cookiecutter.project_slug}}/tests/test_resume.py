@@ -82,7 +82,7 @@ def assert_same(one: object, other: object, where: str = "") -> None:
 
 @pytest.fixture
 def eventful(config: Config, photos: Path) -> Config:
-    """A run that uses all that has a memory or draws numbers: workers, EMA, dropout, mixing."""
+    """A run that uses all that has a memory, draws numbers, or changes with the epoch."""
     return changed(
         config,
         data__name="folder",
@@ -92,7 +92,13 @@ def eventful(config: Config, photos: Path) -> Config:
         augment__crop="resized",
         augment__policy="trivialaugment",
         augment__cutmix=1.0,
+        augment__erasing=0.5,
+        augment__min_size=16,
+        augment__growth_begin=0.5,
+        augment__growth_end=0.5,
+        data__test_size=40,
         model__dropout=0.2,
+        model__stochastic_depth=0.2,
         optim__name="muon",
         optim__lr=1e-3,
         optim__ema_decay=0.9,

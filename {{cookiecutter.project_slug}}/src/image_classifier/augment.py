@@ -8,7 +8,7 @@ To add an augmentation: a function of images and draws, a line in `build_augment
 
 import random
 from collections.abc import Callable, Iterator
-from math import sqrt
+from math import log, sqrt
 
 import torch
 from torch import Tensor
@@ -23,9 +23,12 @@ from .loader import Batch, TrainData
 from .phases import phase
 from .placement import fits_device
 from .precision import Precision
+from .resolution import build_size, shrink
 
 CACHED = 2**18  # float32 numbers that a core's cache holds beside others
 NUM_DRAWS = 9  # of each image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
+ERASING_DRAWS = 5  # of each image, too: whether at all, area, shape, and 2 for where
+ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # as torchvision's and timm's
 
 # How a test looks at an image: weight, shift in pixels along the diagonal, whether it is mirrored.
 # https://arxiv.org/abs/2404.00498
@@ -49,7 +52,7 @@ class Normalize:
     def __init__(
         self, source: Source, size: int, precision: Precision, augment: AugmentConfig | None = None
     ) -> None:
-        """For images of `size` pixels, in the memory layout of the model.
+        """For images of up to `size` pixels, in the memory layout of the model.
 
         `augment` says how many views a test has of each; without it, one.
         """
@@ -63,11 +66,12 @@ class Normalize:
     def __call__(self, images: Tensor) -> Tensor:
         """(batch, 3, size, size), channels_last uint8 or float -> float32."""
         rows = images.permute(0, 2, 3, 1).flatten(2)
+        width = rows.shape[2]  # in numbers: three for each pixel
         normal = torch.empty(rows.shape, device=rows.device)
         # On a CPU a few images at a time, so that they are still in its cache for the second pass.
         together = max(1, CACHED // rows[0].numel()) if rows.device.type == "cpu" else len(rows)
         for part, target in zip(rows.split(together), normal.split(together), strict=True):
-            torch.addcmul(self.shift, part.float(), self.scale, out=target)
+            torch.addcmul(self.shift[:width], part.float(), self.scale[:width], out=target)
         images = normal.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format)
 
@@ -110,13 +114,18 @@ def build_augment(
             f"of the {world.size} processes an even number of images"
         )
     move = build_move(augment, data, seed)
+    full_size = data.data.image_size
 
     def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with phase("augment"):
             draws = share_of_draws(seed, step, count=NUM_DRAWS, data=data)
             images = normalize(move(batch, draws, step).permute(0, 3, 1, 2))
             if augment.cutout:
-                cutout(images, draws[:, 7:9], augment.cutout)
+                cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)
+            if augment.erasing:
+                # Drawn apart, so that what the other knobs draw stays what it was without this one.
+                place = share_of_draws(seed, step, 3, count=ERASING_DRAWS, data=data)
+                erase(images, place, augment.erasing)
             if mixes:
                 place = seeding.seed_at(seeding.BATCH, seed, step, 1)
                 chance = random.Random(place)  # noqa: S311 - it has to repeat itself
@@ -131,9 +140,11 @@ def build_move(
 ) -> Callable[[Batch, Tensor, int], Tensor]:
     """A function of a batch, its draws and its step that returns images cropped, moved, mirrored.
 
-    Draws are (batch, NUM_DRAWS) from 0 to 1, the images (batch, size, size, 3) uint8 or float32.
+    Draws are (batch, NUM_DRAWS) from 0 to 1, the images (batch, size, size, 3) uint8 or float32, of
+    the size that images have at that step.
     """
     size, device = data.data.image_size, data.world.device
+    size_at = build_size(augment, size, data.steps_per_epoch, data.total_steps)
     crops = augment.crop == "resized" and not data.crops_in_workers
     pad = augment.pad if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # as those flip too
@@ -164,7 +175,9 @@ def build_move(
             return windows(rows, shifts, flips)
         return shift_and_flip(pixels, shifts, flips, rows)
 
-    return move
+    if not augment.min_size:
+        return move
+    return lambda batch, draws, step: shrink(move(batch, draws, step), size_at(step))
 
 
 def share_of_draws(*place: int, count: int, data: TrainData) -> Tensor:
@@ -279,6 +292,29 @@ def cutout(images: Tensor, draws: Tensor, side: int) -> None:
     left = (draws[:, 1:] * width).long() - side // 2
     rows = (y >= top) & (y < top + side)  # (batch, height)
     columns = (x >= left) & (x < left + side)
+    images.masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
+
+
+def erase(images: Tensor, draws: Tensor, share: float) -> None:
+    """Blank a rectangle in a share of the normalised images, in place.
+
+    https://arxiv.org/abs/1708.04896. It is filled with 0, the mean colour, as by default in
+    torchvision and in timm. `images` is (batch, 3, height, width), `draws` (batch, ERASING_DRAWS).
+    """
+    height, width = images.shape[2:]
+    is_erased, area, shape, y_draw, x_draw = draws.split(1, dim=1)  # (batch, 1) each
+    smallest, largest = ERASED_AREA
+    area = smallest + (largest - smallest) * area
+    least, most = map(log, ERASED_RATIO)
+    ratio = torch.exp(least + (most - least) * shape)  # height / width
+    # Where both are at their ends a rectangle is a little longer than the image: it is cut.
+    box_height = (area * ratio).sqrt().clamp(max=1) * height
+    box_width = (area / ratio).sqrt().clamp(max=1) * width
+    top, left = (y_draw * (height - box_height)).round(), (x_draw * (width - box_width)).round()
+    y = torch.arange(height, device=images.device)
+    x = torch.arange(width, device=images.device)
+    rows = (y >= top) & (y < top + box_height.round()) & (is_erased < share)  # (batch, height)
+    columns = (x >= left) & (x < left + box_width.round())
     images.masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
 
 

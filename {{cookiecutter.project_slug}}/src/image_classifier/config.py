@@ -22,7 +22,11 @@ class FaultError(RuntimeError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images (`datasets/`, `loader.py`, `placement.py`, `samples.py`, `bad_images.py`)."""
+    """Which images.
+
+    (`datasets/`, `loader.py`, `placement.py`, `samples.py`, `bad_images.py`, and sizes by way of
+    the properties in `config.py`)
+    """
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
@@ -31,6 +35,8 @@ class DataConfig:
     cache: str = ""  # folder for that and for what was measured; default: ROOT.cache, beside `root`
     limit: int = 0  # use only so many images of each split, to try things out; 0: all
     image_size: int = 32  # side of the square that the model sees, in pixels
+    test_size: int = 0  # and that it sees after training; 0: image_size. Random crops enlarge what
+    # they show, so larger ones are better tested on: https://arxiv.org/abs/1906.06423
     batch_size: int = 512  # images per optimizer step, over all processes
     where: Literal["auto", "device", "host", "stream"] = "auto"  # images in device memory, in host
     # memory, or decoded anew for every batch; auto: device if they fit
@@ -41,10 +47,23 @@ class DataConfig:
     on_bad_image: Literal["stop", "skip"] = "stop"  # a file that can't be read ends the run; skip:
     # another image takes its place, and it is listed in bad_images.txt in the run folder
 
+    @property
+    def eval_size(self) -> int:
+        """The side in pixels of the images that a trained model is asked about."""
+        return self.test_size or self.image_size
+
+    @property
+    def max_size(self) -> int:
+        """The side in pixels of the largest images that the model sees."""
+        return max(self.image_size, self.eval_size)
+
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What is done to training images, and how a test sees images (`augment.py`, `samples.py`)."""
+    """What is done to training images, and how a test sees images.
+
+    (`augment.py`, `samples.py`, `resolution.py`).
+    """
 
     crop: Literal["none", "pad", "resized"] = "pad"  # shift by `pad`, or random resized crop
     pad: int = 4  # pixels of shift in each direction
@@ -52,9 +71,16 @@ class AugmentConfig:
     flip: Literal["none", "random", "alternating"] = "random"  # mirror half of the images;
     # alternating: those that were not mirrored in the epoch before
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"  # streamed images only
+    policy_ops: int = 2  # changes that randaugment makes to an image, one after the other
+    policy_magnitude: int = 9  # strength of randaugment's changes, up to 30
     cutout: int = 0  # side of a square that is blanked, in pixels; 0: none
+    erasing: float = 0.0  # share of the images in which a random rectangle is blanked
     mixup: float = 0.0  # alpha of the Beta distribution that blends pairs; 0: off
     cutmix: float = 0.0  # alpha of the Beta distribution of pasted boxes; 0: off
+    min_size: int = 0  # side of training images at the start of a run, which then grow to
+    # data.image_size; 0: no growth
+    growth_begin: float = 0.7  # share of the run, in whole epochs, after which images grow
+    growth_end: float = 0.85  # and after which they are of full size
     tta: Literal["none", "flip", "shift"] = "none"  # at test time, average the answers to an image
     # and its mirror image; shift: and to both moved by a pixel, 6 views in all
 
@@ -63,13 +89,17 @@ class AugmentConfig:
 class ModelConfig:
     """The network (`models/`)."""
 
-    name: str = "resnet9"  # resnet9, airbench, or any of torchvision's, such as resnet50
-    width: int = 64  # channels of the first layer (resnet9, airbench)
+    name: str = "resnet9"  # resnet9, airbench, airbench96, vit_s, or any of torchvision's,
+    # such as resnet50
+    width: int = 64  # channels of the first layer (resnet9, airbench, airbench96)
     norm: Literal["batch", "group"] = "batch"  # group: does not depend on how a batch is divided
     # (resnet9 only)
     stem: Literal["auto", "imagenet", "small"] = "auto"  # first layers of torchvision's models;
     # small: keep full resolution; auto: small up to 64 pixels
     dropout: float = 0.0  # before the last layer
+    stochastic_depth: float = 0.0  # probability that the last residual branch is left out, of an
+    # image; of those before it, in proportion to their depth. 0: what the model comes with
+    blurpool: bool = False  # blur before each strided convolution: https://arxiv.org/abs/1904.11486
 
 
 @dataclass(frozen=True)
@@ -161,6 +191,7 @@ class Config:
                 f"--augment.pad {self.augment.pad} is not less than "
                 f"--data.image-size {self.data.image_size}"
             )
+        check_sizes(self.data, self.augment)
         if self.optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {self.optim.warmup_epochs:g} is longer than the run: "
@@ -170,6 +201,31 @@ class Config:
             raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
 
 
+SMALLEST_SIDE = 8  # pixels
+
+
+def check_sizes(data: DataConfig, augment: AugmentConfig) -> None:
+    """Refuse sizes of images that no run can have.
+
+    Raises:
+        UserError: naming the first.
+    """
+    if 0 < data.test_size < SMALLEST_SIDE:
+        raise UserError(
+            f"--data.test-size {data.test_size} is less than {SMALLEST_SIDE}; 0: --data.image-size"
+        )
+    if augment.min_size and not SMALLEST_SIDE <= augment.min_size <= data.image_size:
+        raise UserError(
+            f"--augment.min-size {augment.min_size} is not in {SMALLEST_SIDE} .. "
+            f"{data.image_size}, which is --data.image-size; 0: images of one size"
+        )
+    if augment.growth_begin > augment.growth_end:
+        raise UserError(
+            f"--augment.growth-begin {augment.growth_begin:g} is later than "
+            f"--augment.growth-end {augment.growth_end:g}"
+        )
+
+
 PREPARED_SIDE, PREPARED_QUALITY = 256, 85  # what `prepare` writes if it is not told otherwise
 LARGE = 1e9
 RANGES: dict[str, tuple[float, float]] = {
@@ -177,17 +233,25 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
     "data.val_fraction": (0.001, 0.9),
     "data.limit": (0, LARGE),
-    "data.image_size": (8, 4096),
+    "data.image_size": (SMALLEST_SIDE, 4096),
+    "data.test_size": (0, 4096),
     "data.batch_size": (1, LARGE),
     "data.workers": (0, 4096),
     "data.prefetch_batches": (1, 1000),
     "augment.pad": (0, 4096),
     "augment.min_area": (0.01, 1),
+    "augment.policy_ops": (1, 10),
+    "augment.policy_magnitude": (0, 30),
     "augment.cutout": (0, 4096),
+    "augment.erasing": (0, 1),
     "augment.mixup": (0, 100),
     "augment.cutmix": (0, 100),
+    "augment.min_size": (0, 4096),
+    "augment.growth_begin": (0, 1),
+    "augment.growth_end": (0, 1),
     "model.width": (8, 8192),
     "model.dropout": (0, 0.99),
+    "model.stochastic_depth": (0, 0.99),
     "optim.lr": (0, LARGE),
     "optim.momentum": (0, 0.9999),
     "optim.weight_decay": (0, LARGE),

@@ -9,7 +9,7 @@ processes and workers.
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -63,6 +63,7 @@ class TrainData:
         self.batch_size = data.batch_size
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
+        self.total_steps = self.steps_in(config.epochs)
         side = common_side(self.source)
         self.where, self.reason = choose_where(data, augment, self.source, side, world)
         # Where batches are gathered, and so where the order of an epoch is kept.
@@ -231,11 +232,13 @@ class EvalData:
     ) -> None:
         """Open the dataset; its images are loaded when they are first asked for.
 
-        They come in batches of `batch_size`, by default this rank's share of `data.batch_size`.
+        They are `data.eval_size` pixels wide and come in batches of `batch_size`, by default this
+        rank's share of `data.batch_size`.
 
         Raises:
             UserError: if there are none, or no memory for a batch of them.
         """
+        data = replace(data, image_size=data.eval_size)
         self.data, self.world, self.run = data, world, run or RunConfig()
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source = open_source(data, split, world)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .config import Config, OptimConfig, UserError
+from .config import Config, OptimConfig, UserError, flag
 from .datasets.overlap import find_overlap
 from .datasets.source import Source
 from .loader import EvalData, TrainData
@@ -117,6 +117,25 @@ def lonely_batchnorm(start: Start) -> None:
             f"{norms[0]} would see 1 value of each channel, where it needs 2: take a batch size "
             f"of {2 * parts} or more, or fewer parts{group}"
         )
+
+
+def sizes_unfit_for_model(start: Start) -> None:
+    """Images of all sizes that a run will have: it is soon said here, and hours later else."""
+    data, augment = start.config.data, start.config.augment
+    for knob, size in (
+        ("data.test_size", data.test_size),
+        ("augment.min_size", augment.min_size),
+    ):
+        if size in (0, data.image_size):
+            continue
+        try:
+            look(start.model, size)
+        except (RuntimeError, AssertionError, UserError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"{start.config.model.name}, built for --data.image-size {data.image_size}, can't "
+                f"take images of --{flag(knob)} {size}: {reason}"
+            ) from error
 
 
 def schedule_beyond_run(start: Start) -> None:
@@ -234,7 +253,13 @@ def other_normalisation(start: Start) -> str:
     )
 
 
-REFUSALS = (labels_outside_head, lonely_batchnorm, schedule_beyond_run, shuffled_evaluation)
+REFUSALS = (
+    labels_outside_head,
+    lonely_batchnorm,
+    sizes_unfit_for_model,
+    schedule_beyond_run,
+    shuffled_evaluation,
+)
 DOUBTS = (unusual_lr, long_warmup, few_for_batchnorm, shared_images, other_normalisation)
 
 

@@ -39,7 +39,7 @@ def fits_device(needed_bytes: int, world: World) -> bool:
 def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str]:
     """Batches to decode ahead: as many as are asked for and memory holds; and why, if fewer.
 
-    Evaluation may have a ring of its own, as large as that of training.
+    Training and evaluation each have a ring of their own.
 
     Raises:
         UserError: if there is no memory for a single one.
@@ -48,7 +48,8 @@ def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str
 
     def needed(depth: int) -> int:
         slots = num_slots(workers, depth)
-        return 2 * world.local_size * ring_bytes(share, data.image_size, slots)
+        sizes = data.image_size, data.eval_size
+        return world.local_size * sum(ring_bytes(share, size, slots) for size in sizes)
 
     free, depth = host_memory_bytes(), data.prefetch_batches
     while depth > 1 and needed(depth) > MEMORY_SHARE * free:

@@ -44,7 +44,7 @@ class Samples:
         alternates = self.flip == "alternating"
         self.sides = seeding.sides_at(seed, len(source)).numpy() if alternates else None
         # Built before workers are forked: each would take seconds to import torchvision.
-        self.policy = build_policy(augment.policy) if augment else None
+        self.policy = build_policy(augment) if augment else None
 
     def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> dict[int, int]:
         """Write the images at `indices` as `epoch` has them to `out`, (count, size, size, 3) uint8.
@@ -107,10 +107,12 @@ def none_stands_in(error: BadImageError) -> UserError:
     return UserError(f"{error}; nor can the {STAND_IN_TRIES} others that were tried in its place")
 
 
-def build_policy(name: str) -> Callable[[Tensor], Tensor] | None:
+def build_policy(augment: AugmentConfig) -> Callable[[Tensor], Tensor] | None:
     """One of torchvision's augmentation policies for single images, (3, height, width) uint8."""
-    if name == "none":
+    if augment.policy == "none":
         return None
     from torchvision.transforms import v2
 
-    return {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}[name]()
+    if augment.policy == "trivialaugment":
+        return v2.TrivialAugmentWide()
+    return v2.RandAugment(augment.policy_ops, augment.policy_magnitude)

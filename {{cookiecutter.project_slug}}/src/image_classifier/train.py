@@ -43,7 +43,7 @@ def train(config: Config) -> Scores:
         train_data = TrainData(config, world)
         micro_batch = MicroBatch(config, world)  # all that is computed with at once
         val_data = EvalData(config.data, "val", world, config.run, micro_batch.size)
-        normalize = Normalize(train_data.source, config.data.image_size, precision, config.augment)
+        normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         steps_per_epoch, total_steps = (
             train_data.steps_per_epoch,

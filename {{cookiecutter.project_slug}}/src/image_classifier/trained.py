@@ -52,6 +52,6 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
         config=config,
         classes=best.images.classes,
         model=precision.place(model).eval(),
-        normalize=Normalize(best.images, config.data.image_size, precision, config.augment),
+        normalize=Normalize(best.images, config.data.eval_size, precision, config.augment),
         precision=precision,
     )

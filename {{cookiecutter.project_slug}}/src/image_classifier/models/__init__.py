@@ -11,12 +11,14 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .airbench import airbench
+from .airbench import airbench, airbench96
+from .hooks import blur_before_strides, leave_out_branches
 from .resnet9 import resnet9
+from .vit import vit_s
 from .zoo import zoo
 
 MODELS: dict[str, Callable[[ModelConfig, int, int], nn.Module]] = {
-    network.__name__: network for network in (resnet9, airbench)
+    network.__name__: network for network in (resnet9, airbench, airbench96, vit_s)
 }
 IMAGES_TO_FIT = 2000
 
@@ -36,9 +38,14 @@ def build_model(
     Raises:
         UserError: for a name that neither `MODELS` nor torchvision has, or a knob it can't follow.
     """
-    if model.name not in MODELS:
-        return zoo(model, num_classes, image_size, own=tuple(MODELS))
-    network = MODELS[model.name](model, num_classes, image_size)
+    if model.name in MODELS:
+        network = MODELS[model.name](model, num_classes, image_size)
+    else:
+        network = zoo(model, num_classes, image_size, own=tuple(MODELS))
+    if model.stochastic_depth:
+        leave_out_branches(network, model)
+    if model.blurpool:
+        blur_before_strides(network, model)
     if sample is not None and hasattr(network, "fit"):
         network.fit(sample(IMAGES_TO_FIT))
     return network

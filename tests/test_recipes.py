@@ -1,0 +1,45 @@
+"""Published recipes train: a step on small images, one on large ones, a test on larger ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PROJECT
+
+TINY = "--data.name shapes --data.limit 16 --data.batch-size 8 --data.workers 0 --epochs 1"
+TINY += " --optim.warmup-epochs 0 --run.no-tensorboard --run.log-every-steps 1 --run.processes 1"
+TINY += " --compute.device cpu --precision fp32"
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        (
+            "imagenet_rn50_16",
+            "--data.image-size 96 --augment.min-size 64 --data.test-size 128 --epochs 2"
+            " --augment.growth-begin 0.5 --augment.growth-end 0.5",
+        ),
+        ("imagenet_vit_s", "--data.image-size 64 --data.test-size 96"),
+    ],
+)
+def test_a_recipe_for_imagenet_trains(tmp_path: Path, preset: str, words: str) -> None:
+    command = [sys.executable, "train.py", preset, *f"{TINY} {words}".split()]
+    command += ["--run.dir", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [row["train/loss"] for row in map(json.loads, rows) if "train/loss" in row]
+    assert len(losses) >= 2
+    assert losses[0] == pytest.approx(2.3, abs=0.7)  # of ten classes, not yet known
+    assert "val/top1" in json.loads(rows[-1])
+
+
+def test_a_vit_of_torchvision_is_refused_other_sizes_before_it_trains(tmp_path: Path) -> None:
+    words = f"folder {TINY} --model.name vit_b_32 --data.image-size 64 --data.test-size 96"
+    command = [sys.executable, "train.py", *words.split(), "--run.dir", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "vit_b_32, built for --data.image-size 64, can't take images of" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,83 @@
+"""Changes to networks that leave the names of their weights alone: weights of others still fit."""
+
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, dropout
+
+from ..config import ModelConfig, UserError
+
+# Blocks by the name of their class, and the last layers of their residual branches, which a block
+# then adds to its input: ours; ResNet's, RegNet's and ViT's of torchvision.
+BRANCHES = {
+    "Residual": ("body",),
+    "TransformerBlock": ("attention", "mlp"),
+    "BasicBlock": ("bn2",),
+    "Bottleneck": ("bn3",),
+    "ResBottleneckBlock": ("f",),
+    "EncoderBlock": ("dropout", "mlp"),
+}
+# Layers that are no more than this: torchvision's convnets and swins of later years have them.
+READY = "StochasticDepth"
+BLURRED_CHANNELS = 16  # from so many on: the first convolution sees colours, and sees them sharp
+
+
+def leave_out_branches(network: nn.Module, model: ModelConfig) -> None:
+    """Leave out residual branches at random in training: https://arxiv.org/abs/1603.09382.
+
+    That is decided for each image; those that stay count for those that are left out. Block l of L
+    is left out with l/L of `model.stochastic_depth`.
+
+    Raises:
+        UserError: if the network has no residual branches, or none that are known.
+    """
+    ready = [layer for layer in network.modules() if type(layer).__name__ == READY]
+    for number, layer in enumerate(ready, start=1):
+        layer.p = model.stochastic_depth * number / len(ready)
+    if ready:
+        return
+    blocks = [block for block in network.modules() if type(block).__name__ in BRANCHES]
+    if not blocks:
+        raise UserError(
+            f"--model.stochastic-depth {model.stochastic_depth:g}: {model.name} has no residual "
+            "branches that could be left out"
+        )
+    for number, block in enumerate(blocks, start=1):
+        leaves_out = partial(leave_out, model.stochastic_depth * number / len(blocks))
+        for name in BRANCHES[type(block).__name__]:
+            block.get_submodule(name).register_forward_hook(leaves_out)
+
+
+def leave_out(probability: float, layer: nn.Module, _: tuple[Tensor], branch: Tensor) -> Tensor:
+    """What a layer gives, for some images replaced by 0: (batch, ...), in and out."""
+    if not layer.training:
+        return branch
+    share = branch.new_ones((len(branch), *(1,) * (branch.ndim - 1)))
+    return branch * dropout(share, probability)
+
+
+def blur_before_strides(network: nn.Module, model: ModelConfig) -> None:
+    """Blur what a convolution with strides is about to leave parts of out.
+
+    So a shift by a pixel changes less: https://arxiv.org/abs/1904.11486.
+
+    Raises:
+        UserError: if the network has no such convolutions.
+    """
+    strided = [
+        layer
+        for layer in network.modules()
+        if isinstance(layer, nn.Conv2d)
+        and max(layer.stride) > 1
+        and layer.in_channels >= BLURRED_CHANNELS
+    ]
+    if not strided:
+        raise UserError(f"--model.blurpool: {model.name} has no convolution to blur before")
+    for layer in strided:
+        layer.register_forward_pre_hook(blurred)
+
+
+def blurred(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    """Features after a 1-2-1 filter in both directions: (batch, channels, height, width)."""
+    # Two means of 2 x 2 are that filter, and need no weights.
+    return avg_pool2d(avg_pool2d(inputs[0], 2, stride=1, padding=1), 2, stride=1)

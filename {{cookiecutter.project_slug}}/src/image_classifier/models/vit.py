@@ -1,0 +1,125 @@
+"""A plain vision transformer that learns well from ImageNet alone.
+
+https://arxiv.org/abs/2205.01580: fixed positions, the mean over all patches in place of a class
+token, a linear head, no dropout. The original is in https://github.com/google-research/big_vision.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..config import ModelConfig, UserError
+
+PATCH = 16  # side of a patch, in pixels
+WIDTH, DEPTH, HEADS, MLP_RATIO = 384, 12, 6, 4  # ViT-S
+LONGEST_WAVE = 10_000  # of the positions, in patches over 2 pi
+EPS = 1e-6  # of norms, as in the original
+
+
+class ViT(nn.Module):
+    """Patches to vectors, blocks of attention and MLP, the mean of all vectors to logits."""
+
+    def __init__(self, model: ModelConfig, num_classes: int, image_size: int) -> None:
+        """For images of `image_size`; of another size they are given positions in between."""
+        super().__init__()
+        self.side = image_size // PATCH  # in patches
+        self.patches = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH)
+        self.register_buffer("positions", positions(self.side, self.side), persistent=False)
+        self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(DEPTH)))
+        self.norm = nn.LayerNorm(WIDTH, eps=EPS)
+        self.dropout = nn.Dropout(model.dropout)
+        self.head = nn.Linear(WIDTH, num_classes)
+        # LeCun's: what a patch becomes has the variance of a pixel.
+        nn.init.normal_(self.patches.weight, std=(3 * PATCH**2) ** -0.5)
+        nn.init.zeros_(self.patches.bias)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 3, side, side) -> (batch, num_classes); sides are multiples of `PATCH`.
+
+        Raises:
+            UserError: if they are not.
+        """
+        side = images.shape[2] // PATCH
+        if side * PATCH != images.shape[2]:
+            raise UserError(f"{images.shape[2]} is not a multiple of {PATCH}, the side of a patch")
+        places = self.positions
+        if side != self.side:
+            places = positions(side, self.side, places.device)
+        tokens = self.patches(images).flatten(2).mT + places  # (batch, patches, WIDTH)
+        return self.head(self.dropout(self.norm(self.blocks(tokens)).mean(1)))
+
+
+class TransformerBlock(nn.Module):
+    """Attention and an MLP, each of which changes its input by what it makes of it, normalised."""
+
+    def __init__(self) -> None:
+        """Both keep the width."""
+        super().__init__()
+        self.attention = Attention()
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(WIDTH, eps=EPS),
+            nn.Linear(WIDTH, MLP_RATIO * WIDTH),
+            nn.GELU("tanh"),
+            nn.Linear(MLP_RATIO * WIDTH, WIDTH),
+        )
+        for layer in (self.mlp[1], self.mlp[3]):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.normal_(layer.bias, std=1e-6)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, patches, WIDTH), in and out."""
+        tokens = tokens + self.attention(tokens)
+        return tokens + self.mlp(tokens)
+
+
+class Attention(nn.Module):
+    """What each patch takes from the others."""
+
+    def __init__(self) -> None:
+        """`HEADS` heads, in one fused kernel where the device has one."""
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH, eps=EPS)
+        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        # Three matrices in one: each begins as if it stood alone.
+        for weight in (*self.queries_keys_values.weight.chunk(3), self.out.weight):
+            nn.init.xavier_uniform_(weight)
+        for layer in (self.queries_keys_values, self.out):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, patches, WIDTH), in and out."""
+        # (3, batch, heads, patches, WIDTH / HEADS)
+        parts = self.queries_keys_values(self.norm(tokens)).unflatten(2, (3, HEADS, -1))
+        queries, keys, values = parts.permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(queries, keys, values)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def positions(side: int, trained_side: int, device: torch.device | str | None = None) -> Tensor:
+    """Where a patch is, in sines and cosines of x and y: (side x side, WIDTH) float32.
+
+    The picture is `trained_side` patches wide, however many it is cut into.
+    """
+    waves = LONGEST_WAVE ** -torch.linspace(0, 1, WIDTH // 4, device=device)
+    # Centres of patches stay where they are in the picture when there are more of them.
+    centres = (torch.arange(side, device=device) + 0.5) * (trained_side / side) - 0.5
+    y, x = torch.meshgrid(centres, centres, indexing="ij")
+    angles = [axis.flatten()[:, None] * waves for axis in (x, y)]
+    return torch.cat([wave for angle in angles for wave in (angle.sin(), angle.cos())], dim=1)
+
+
+def vit_s(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+    """ViT-S/16: 22 million weights.
+
+    Raises:
+        UserError: if the images can't be cut into patches.
+    """
+    if image_size % PATCH:
+        raise UserError(
+            f"vit_s can't take images of --data.image-size {image_size}: it is not a multiple of "
+            f"{PATCH}, the side of a patch"
+        )
+    return ViT(model, num_classes, image_size)
