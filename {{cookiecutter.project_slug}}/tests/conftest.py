@@ -19,7 +19,7 @@ from image_classifier.config import Config
 from image_classifier.presets import smoke
 
 # A run of two steps, as words of a command line.
-SMOKE = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+SMOKE = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
 SMOKE += " --run.log-every-steps 1"
 
 # A server that has imported torch, from which a process forks in milliseconds and clean: no thread
@@ -124,7 +124,7 @@ def config(tmp_path: Path) -> Config:
         data__batch_size=16,
         optim__warmup_epochs=1,
         run__dir=str(tmp_path / "run"),
-        run__tensorboard=False,
+        run__trackers=(),
     )
 
 

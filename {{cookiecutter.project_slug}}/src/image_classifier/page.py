@@ -34,6 +34,7 @@ def write_page(folder: Path, classes: tuple[str, ...], confusion: Tensor) -> Non
     metrics, *others = ((folder / name).read_text(encoding="utf-8") for name in files)
     rows = [json.loads(line) for line in metrics.splitlines()]
     config, environment = map(json.loads, others)
+    defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
     confusions = matrix if len(classes) <= 20 else confused_pairs  # a larger one can't be read
     page = PAGE.substitute(
         title=escape(folder.resolve().name),
@@ -45,7 +46,9 @@ def write_page(folder: Path, classes: tuple[str, ...], confusion: Tensor) -> Non
         curves=curves(rows),
         confusion=confusions(classes, confusion),
         classes=class_table(classes, confusion),
-        config=listing(config, changed=config.items() - flatten(Config()).items()),
+        config=listing(
+            config, changed=[knob for knob in config.items() if knob not in defaults.items()]
+        ),
         environment=listing(environment),
     )
     # A path among the knobs may hold bytes that are no text: they are shown as `\udcff`.
@@ -72,7 +75,20 @@ def facts(rows: Rows, confusion: Tensor) -> str:
         waits = curve(rows, "train/waited_fraction")
         found["images per second"] = f"{median(rate for _, rate in rates):,.0f}"
         found["waiting for data"] = f"{fmean(share for _, share in waits):.1%}"
+    found |= cost_facts(rows)
     return "".join(f"<div><dd>{value}</dd><dt>{what}</dt></div>" for what, value in found.items())
+
+
+def cost_facts(rows: Rows) -> dict[str, str]:
+    """How well the device was used, and the energy that it took, as far as that is known."""
+    found = {}
+    if shares := curve(rows, "train/mfu"):
+        found["of the device's peak (MFU)"] = f"{median(share for _, share in shares):.1%}"
+    if used := curve(rows, "device/utilisation"):
+        found["device busy"] = f"{fmean(share for _, share in used):.0%}"
+    if energy := curve(rows, "energy_joules"):
+        found["energy"] = f"{energy[-1][1] / 3600:,.4g} Wh"
+    return found
 
 
 def curves(rows: Rows) -> str:

@@ -24,7 +24,7 @@ from .machine import device_name
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "nonfinite.jsonl", "heartbeats", "bad_images.txt")
-WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
+WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile")
 
 SECRET = re.compile("token|secret|passw|api[-_]?key|credential", re.IGNORECASE)
 USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
