@@ -19,6 +19,7 @@ from .distributed import World
 from .machine import num_cores
 
 SAMPLE_SECONDS = 1.0
+PATIENCE_SECONDS = 5.0  # with a driver that hangs, at the end of a run
 UTILISATION, MEMORY = "device/utilisation", "device/memory_bytes"
 POWER, TEMPERATURE = "device/power_watts", "device/temperature_celsius"
 # How the readings of several GPUs make one, and those of several moments.
@@ -61,7 +62,7 @@ class Monitor:
         """Look once more, and end."""
         self.is_over.set()
         if self.thread is not None:
-            self.thread.join(5 * SAMPLE_SECONDS)  # a driver that hangs must not hold the run
+            self.thread.join(PATIENCE_SECONDS)
 
     def look_on(self) -> None:
         """Look until the block is left, and then a last time."""
@@ -85,8 +86,9 @@ class Monitor:
         """What was read since this was last called, or else what was read last."""
         with self.lock:
             moments, self.moments = self.moments, []
-        self.last |= join(moments, OF_MOMENTS)
-        return dict(self.last) if any(moments) or not moments else {}
+        if moments:
+            self.last = join(moments, OF_MOMENTS)
+        return self.last
 
     def phrase(self, readings: Readings) -> str:
         """Readings as a line of progress has them: `gpu 97% 412 W 61C`."""

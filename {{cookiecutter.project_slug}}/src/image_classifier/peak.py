@@ -9,7 +9,7 @@ import torch
 
 from .precision import Precision
 
-MEASURING_SECONDS = 0.05
+MEASURING_SECONDS = 0.1
 # Dense products (datasheets often show twice as much, for matrices half full of zeros), in 1e12
 # operations a second: 16-bit factors with sums in float32, TF32, float32. By the whole name, as
 # a laptop's chip, a "Ti" or a part of a GPU (MIG) is another one, and is measured.
