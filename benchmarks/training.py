@@ -361,7 +361,7 @@ def ours(course: Course, cache: str = "raw", **compute: Any) -> None:  # noqa: A
             fresh=True,
             log_every_steps=LOGGED,
             evaluate_every_epochs=1e6,
-            tensorboard=False,
+            trackers=(),
         ),
     )
     if cache == "synthetic":

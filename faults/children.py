@@ -25,7 +25,7 @@ from .table import LossError
 
 torch.set_num_threads(1)  # threads of this process would be missing in its children
 TRAIN = PROJECT / "train.py"
-FAST = "smoke --optim.warmup-epochs 0 --run.no-tensorboard --run.processes 2"
+FAST = "smoke --optim.warmup-epochs 0 --run.trackers --run.processes 2"
 
 
 def small(folder: Path, **knobs: Any) -> Config:  # noqa: ANN401
@@ -36,7 +36,7 @@ def small(folder: Path, **knobs: Any) -> Config:  # noqa: ANN401
         "data__batch_size": 16,
         "optim__warmup_epochs": 0,
         "run__dir": str(folder),
-        "run__tensorboard": False,
+        "run__trackers": (),
         "run__processes": 1,
         **knobs,
     }

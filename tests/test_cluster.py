@@ -184,7 +184,7 @@ def test_it_says_where_it_is_to_be_called(job: Job) -> None:
 def test_a_run_trains_and_its_job_ends(job: Job) -> None:
     code = f"import runpy; runpy.run_path({str(PROJECT / 'train.py')!r}, run_name='__main__')"
     Path("train.py").write_text(code)
-    words = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+    words = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
     training = job(*words.split(), PYTHON=sys.executable, SLURM_GPUS_ON_NODE="2")
     code, said = ended(training)
     assert code == 0, said

@@ -12,7 +12,7 @@ from conftest import PROJECT
 from PIL import Image
 
 WORDS = "--data.image-size 32 --data.batch-size 8 --model.name resnet9 --model.width 8"
-WORDS += " --augment.crop resized --epochs 1 --optim.warmup-epochs 0 --run.no-tensorboard"
+WORDS += " --augment.crop resized --epochs 1 --optim.warmup-epochs 0 --run.trackers"
 WORDS += " --data.where stream --data.workers 2 --compute.device cpu --data.prefetch-batches 8"
 
 

@@ -14,12 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from image_classifier import distributed
+from image_classifier import distributed, report
 from image_classifier.config import Config
 from image_classifier.presets import smoke
+from image_classifier.summary import Cost
 
 # A run of two steps, as words of a command line.
-SMOKE = "smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+SMOKE = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
 SMOKE += " --run.log-every-steps 1"
 
 # A server that has imported torch, from which a process forks in milliseconds and clean: no thread
@@ -53,6 +54,8 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
+    # What an image costs is found once in a process, and takes a fifth of a second.
+    report.cost_of = lambda *_: Cost(weights=1, trainable=1, reason="a test are not of interest")
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
 
 
@@ -124,7 +127,7 @@ def config(tmp_path: Path) -> Config:
         data__batch_size=16,
         optim__warmup_epochs=1,
         run__dir=str(tmp_path / "run"),
-        run__tensorboard=False,
+        run__trackers=(),
     )
 
 

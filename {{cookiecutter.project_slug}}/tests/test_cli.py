@@ -2,12 +2,17 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import SMOKE, write_photo
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto import event_pb2
 
 from image_classifier import profiling
 from image_classifier.cli import main
@@ -111,6 +116,13 @@ def test_evaluate_repeats_the_result_of_a_run(
     assert main(["evaluate", "runs/nowhere"]) == 2
 
 
+def read_events(path: Path) -> Iterator[event_pb2.Event]:
+    """What TensorBoard finds in a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own
+        yield from EventFileLoader(str(path)).Load()
+
+
 def test_a_run_folder_says_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,12 +141,19 @@ def test_a_run_folder_says_what_it_is(
     assert config.data.limit == 96
     environment = json.loads((folder / "environment.json").read_text())
     assert environment.keys() >= {"torch", "device", "threads", "commit"}
-    assert list((folder / "tensorboard").glob("events*"))
+    (events,) = (folder / "tensorboard").glob("events*")  # one run, with all that belongs to it
+    values = [value for event in read_events(events) for value in event.summary.value]
+    assert {"train/loss", "val/top1", "confusion"} <= {value.tag for value in values}
+    plugins = {value.metadata.plugin_data.plugin_name for value in values}
+    assert {"scalars", "images", "hparams"} <= plugins
     assert (folder / "profile" / "trace.json.gz").stat().st_size > 1000
     said = capsys.readouterr().out
     assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
-    assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}
+    assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second", "train/mfu"}
+    assert re.search(r"an image: [\d.]+ MFLOP forward", said)
+    assert re.search(r"bound: .*; \d+% of the peak \(MFU\)", said)
+    assert "MFU" in (folder / "report.html").read_text()
 
 
 def test_a_config_survives_being_written_down() -> None:

@@ -324,7 +324,7 @@ def mistaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Scores, 
         folder = str(tmp_path_factory.mktemp("mistaken"))
         config = changed(smoke(), epochs=1, data__limit=32, data__batch_size=16)
         config = changed(config, optim__lr=60.0, optim__momentum=0.0, optim__warmup_epochs=0.0)
-        config = changed(config, run__dir=folder, run__tensorboard=False)
+        config = changed(config, run__dir=folder, run__trackers=())
         pixels = shapes(config.data, "train").pixels
         config = plant(monkeypatch, config, "val", pixels=pixels, mean=(0.3, 0.3, 0.3))
         scores = train(config)

@@ -147,7 +147,8 @@ class RunConfig:
     evaluate_every_epochs: float = 1.0  # on the validation images
     save_every_steps: int = 0  # checkpoint; 0: only with every evaluation
     keep: int = 2  # newest checkpoints kept beside the best
-    tensorboard: bool = True  # write curves for TensorBoard
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)  # who
+    # gets the metrics beside metrics.jsonl; the flag with nothing after it: nobody
     on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss that is inf or nan ends the run before
     # it spoils the weights; skip: the step does not count
     restarts: int = 3  # times that a run starts itself again, from its last save, after a process
@@ -310,10 +311,11 @@ def unflatten(flat: dict[str, Any]) -> Config:
     values: dict[str, Any] = {}
     for knob, value in flat.items():
         section, _, name = knob.rpartition(".")
+        known = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
         if section:
-            values.setdefault(section, {})[name] = value
+            values.setdefault(section, {})[name] = known
         else:
-            values[name] = value
+            values[name] = known
     for name, value in values.items():
         if isinstance(value, dict):
             values[name] = sections[name](**value)
@@ -332,4 +334,6 @@ def fits(value: Any, kind: Any) -> bool:  # noqa: ANN401 - knobs have many types
         return any(fits(value, choice) for choice in get_args(kind))
     if get_origin(kind) is Literal:
         return value in get_args(kind)
+    if get_origin(kind) is tuple:  # of any length, all of one kind
+        return type(value) is tuple and all(fits(one, get_args(kind)[0]) for one in value)
     return type(value) in ((int, float) if kind is float else (kind,))

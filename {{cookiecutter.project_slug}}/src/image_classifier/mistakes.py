@@ -18,6 +18,7 @@ from .datasets.overlap import find_overlap
 from .datasets.source import Source
 from .loader import EvalData, TrainData
 from .optim import SCHEDULES
+from .trackers import check_installed
 
 # A learning rate, the batch that it is usual for, the power of the batch that it grows by, and why.
 USUAL_LR = {
@@ -50,6 +51,7 @@ def find_mistakes(start: Start) -> list[str]:
     Raises:
         UserError: if a run could only fail or count wrong.
     """
+    check_installed(start.config.run.trackers)
     for refuse in REFUSALS:
         refuse(start)
     doubts = [doubt(start) for doubt in DOUBTS] if start.train_data.world.is_main else []

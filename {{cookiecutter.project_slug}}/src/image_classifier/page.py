@@ -104,7 +104,8 @@ def write_page(folder: Path, answers: Answers, state: str = "", seen: Seen | Non
     calibration = calibrate(answers)
     about = f"{config['model.name']} on {config['data.name']}, {config['epochs']:g} epochs; "
     about += environment["device"]
-    changed = config.items() - flatten(Config()).items()
+    defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
+    changed = [knob for knob in config.items() if knob not in defaults.items()]
     body = [
         f"<h1>{escape(folder.resolve().name)}</h1><p>{escape(about)}</p>",
         f'<p class="state">{escape(state)}</p>',
@@ -142,7 +143,20 @@ def facts(rows: Rows, confusion: Tensor, calibration: Calibration) -> str:
         waits = curve(rows, "train/waited_fraction")
         found["images per second"] = f"{median(rate for _, rate in rates):,.0f}"
         found["waiting for data"] = f"{fmean(share for _, share in waits):.1%}"
+    found |= cost_facts(rows)
     return "".join(f"<div><dd>{value}</dd><dt>{what}</dt></div>" for what, value in found.items())
+
+
+def cost_facts(rows: Rows) -> dict[str, str]:
+    """How well the device was used, and the energy that it took, as far as that is known."""
+    found = {}
+    if shares := curve(rows, "train/mfu"):
+        found["of the device's peak (MFU)"] = f"{median(share for _, share in shares):.1%}"
+    if used := curve(rows, "device/utilisation"):
+        found["device busy"] = f"{fmean(share for _, share in used):.0%}"
+    if energy := curve(rows, "energy_joules"):
+        found["energy"] = f"{energy[-1][1] / 3600:,.4g} Wh"
+    return found
 
 
 def curves(rows: Rows) -> str:

@@ -1,8 +1,4 @@
-"""What a run says of itself: its folder, the lines it prints, `metrics.jsonl` and trackers.
-
-To add a tracker: a function of a folder and a step that returns a function to log metrics with,
-and a line in `build_trackers`.
-"""
+"""What a run says of itself: its folder, the lines it prints, and `metrics.jsonl`."""
 
 import contextlib
 import json
@@ -11,27 +7,30 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .answers import Answers
-from .config import Config, RunConfig, flatten
+from .config import Config, flatten
 from .distributed import World
 from .loader import Batch, EvalData, TrainData
 from .machine import device_name
+from .monitor import Monitor
 from .page import Page
+from .peak import Peak, find_peak
 from .precision import Precision
 from .printable import printable
 from .run import append_lines, environment, forget_rows_after, write_json
 from .signals import StoppedError
+from .summary import Cost, amount, cost_of
+from .trackers import Trackers, confusion_picture
 from .watch import Watch
-
-Log = Callable[[int, dict[str, float]], None]
 
 
 class Report:
@@ -47,7 +46,8 @@ class Report:
     ) -> None:
         """Begin, or go on from a checkpoint: what was logged of later steps is forgotten."""
         self.train_data, self.watch = train_data, Watch(config, world, train_data)
-        self.world, self.run, self.batch_size = world, config.run, config.data.batch_size
+        self.config, self.world, self.run = config, world, config.run
+        self.batch_size = config.data.batch_size
         self.folder = Path(config.run.dir)
         self.page = Page(self.folder)
         self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, total_steps
@@ -56,12 +56,17 @@ class Report:
         self.loss = torch.full((), row["loss"], device=world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
         self.step = start_step
+        self.monitor = Monitor(world)
+        self.joules_before = row.get("joules", 0.0)  # what the run took before this start
+        self.epoch_joules = self.joules_before  # what it had taken at the last verdict
+        self.cost: Cost | None = None  # of the model, on rank 0
+        self.peak: Peak | None = None  # of the device
         self.top1: float | None = None  # of the last evaluation
         self.began = time.monotonic()
         self.epoch = [0.0, 0.0, 0.0]  # images, seconds and seconds without images since a verdict
         self.restart_clock(start_step)
         self.is_live = sys.stdout.isatty()
-        self.trackers: list[Log] = []
+        self.trackers = Trackers(self.say)
         self.unwritten: list[str] = []  # rows that the disk had no space for
         if world.is_main:
             write_json(self.folder / "config.json", flatten(config))
@@ -72,11 +77,13 @@ class Report:
         self.write_status("running")
         if self.world.is_main:
             forget_rows_after(self.folder / "metrics.jsonl", self.start_step)
-            self.trackers = build_trackers(self.run, self.folder, self.start_step)
+            self.trackers.begin(self.config, self.folder, self.start_step)
+        self.monitor.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Say how it ended."""
+        self.monitor.__exit__()
         if kind is None:
             self.write_status("done")
         elif isinstance(error, StoppedError):
@@ -85,6 +92,7 @@ class Report:
             self.write_status("interrupted")
         else:
             self.write_status("failed", f"{kind.__name__}: {error}")
+        self.trackers.close(kind is None)
 
     def say(self, line: str) -> None:
         """Print a line, once for all processes."""
@@ -111,8 +119,23 @@ class Report:
         self.say(f"images: {train_data.where}: {train_data.reason}")
         self.say(f"{type(model).__name__}: {weights:,} weights; {others[0]}")
         self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {others[1]}")
+        self.introduce_costs(model, precision, val_data.batch_size)
         folder = printable(str(self.folder))
         self.say(f"{folder}: from step {self.start_step} of {self.total_steps}")
+
+    def introduce_costs(self, model: nn.Module, precision: Precision, micro_batch: int) -> None:
+        """Print what an image costs, and what the device could do at the most."""
+        if not self.world.is_main:
+            return
+        self.cost = cost_of(model, self.config.data.image_size, precision)
+        if self.cost.trainable < self.cost.weights:
+            self.say(f"{self.cost.trainable:,} of the weights are trained")
+        self.say(self.cost.phrase(micro_batch))
+        if self.cost.flops:
+            self.peak = find_peak(precision)
+            self.say(f"peak: {amount(self.peak.flops)}FLOP/s by {self.peak.origin}")
+        if self.monitor.note:
+            self.say(self.monitor.note)
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches; what is done with them is looked at."""
@@ -147,31 +170,63 @@ class Report:
         )
         rate, waited = speed(*spent)
         memory = memory_bytes(self.world.device)
+        readings, joules, mfu = self.monitor.metrics(), self.joules(), self.mfu(rate)
         metrics = {
             "train/loss": loss,
             "train/lr": lr,
             "train/images_per_second": round(rate, 1),
             "train/waited_fraction": round(waited, 4),
             "memory_bytes": memory,
+            **({"train/mfu": round(mfu, 4)} if mfu else {}),
+            **readings,
+            **({"energy_joules": round(joules, 1)} if joules else {}),
             **more,
             **self.train_data.bad_images.metrics(),
         }
         self.write(step, metrics)
         left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
         top1 = "" if self.top1 is None else f"  top-1 {self.top1:.1%}"
+        device = self.monitor.phrase(readings)
         self.show(
             f"{self.place(step)}  loss {loss:.4f}{top1}  lr {lr:.1e}  {rate:,.0f} images/s  "
-            f"waited {waited:.0%}  {memory / 2**30:.1f} GB  left {clock(left)}"
+            f"waited {waited:.0%}  {device}{'  ' * bool(device)}{memory / 2**30:.1f} GB  "
+            f"left {clock(left)}"
         )
         self.epoch = [sum(pair) for pair in zip(self.epoch, spent, strict=True)]
         if step % self.steps_per_epoch == 0:
-            self.say(f"{self.place(step)}  {self.watch.verdict(*speed(*self.epoch))}")
+            rate, waited = speed(*self.epoch)
+            costs = self.epoch_costs(rate, joules)
+            self.say(f"{self.place(step)}  {self.watch.verdict(rate, waited)}{costs}")
             if told := self.train_data.bad_images.told():
                 self.say(told)
             self.epoch = [0.0, 0.0, 0.0]
         self.loss.zero_()
         self.row_step = step
         self.restart_clock(step)
+
+    def mfu(self, rate: float) -> float | None:
+        """The share of the devices' peak that training `rate` images a second makes use of.
+
+        Model FLOPs utilisation, of https://arxiv.org/abs/2204.02311.
+        """
+        if self.peak is None or self.cost is None or self.cost.training_flops is None:
+            return None
+        return rate * self.cost.training_flops / (self.peak.flops * self.world.size)
+
+    def joules(self) -> float:
+        """Energy that the run's devices took so far, on all machines; 0 if it can't be measured.
+
+        Waits for ranks.
+        """
+        here = torch.tensor(self.monitor.joules, device=self.world.device)
+        return self.joules_before + float(self.world.sum(here))
+
+    def epoch_costs(self, rate: float, joules: float) -> str:
+        """How well an epoch used the device, and the energy it took, as the end of a line."""
+        mfu, spent = self.mfu(rate), joules - self.epoch_joules
+        self.epoch_joules = joules
+        used = f"; {mfu:.0%} of the peak (MFU)" if mfu else ""
+        return used + (f"; {amount(spent)}J" if spent else "")
 
     def write_scores(self, step: int, metrics: dict[str, float], answers: Answers) -> None:
         """Log an evaluation, and bring the page up to date if that takes little time."""
@@ -185,6 +240,8 @@ class Report:
         """Print the result, class by class, and where the run is; write its page and answers."""
         self.write_page(answers)
         if self.world.is_main:
+            self.log_pictures({"confusion": confusion_picture(answers.confusion())})
+            self.trackers.finish(metrics)
             path = self.folder / "predictions.safetensors"
             try:
                 answers.save(path, self.total_steps)
@@ -207,6 +264,10 @@ class Report:
         """How the run stands, as its page says it."""
         now = time.strftime("%Y-%m-%d %H:%M")
         return f"step {self.step:,} of {self.total_steps:,}, {now}, {state}"
+
+    def log_pictures(self, pictures: dict[str, np.ndarray]) -> None:
+        """Pictures for the trackers, by name: (height, width, 3) uint8."""
+        self.trackers.pictures(self.step, pictures)
 
     def place(self, step: int) -> str:
         """Where in the run `step` is."""
@@ -233,12 +294,7 @@ class Report:
         if self.world.is_main:
             row = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), **metrics}
             self.write_rows(json.dumps(row))
-            try:
-                for log in self.trackers:
-                    log(step, metrics)
-            except OSError as error:
-                self.trackers = []
-                self.say(f"no more curves: {error}; metrics.jsonl has all")
+            self.trackers.log(step, metrics)
 
     def write_rows(self, row: str) -> None:
         """Add a row to `metrics.jsonl`, after those that the disk had no space for."""
@@ -268,7 +324,7 @@ class Report:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
         self.was_saved = True
         mean = self.world.sum(self.loss.clone()) / self.world.size
-        return {"loss": float(mean), "step": self.row_step}
+        return {"loss": float(mean), "step": self.row_step, "joules": self.joules()}
 
 
 def speed(num_images: float, seconds: float, waited_seconds: float) -> tuple[float, float]:
@@ -301,25 +357,6 @@ def scores_text(
     if len(ranked) > most:
         lines.append(f"  and {len(ranked) - most} classes that are recognised better")
     return "\n".join([*lines, phrase(metrics)])
-
-
-def build_trackers(run: RunConfig, folder: Path, start_step: int) -> list[Log]:
-    """The trackers that `run` asks for, beside `metrics.jsonl`."""
-    return [tensorboard(folder, start_step)] if run.tensorboard else []
-
-
-def tensorboard(folder: Path, start_step: int) -> Log:
-    """Curves for TensorBoard; what a killed run wrote after its last save is hidden."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
-
-    def log(step: int, metrics: dict[str, float]) -> None:
-        for name, value in metrics.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
-
-    return log
 
 
 def memory_bytes(device: torch.device) -> int:

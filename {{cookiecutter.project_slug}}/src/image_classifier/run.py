@@ -25,7 +25,7 @@ from .machine import device_name
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "nonfinite.jsonl", "heartbeats", "bad_images.txt")
 WRITTEN += ("predictions.safetensors",)
-WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "profile")
+WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile")
 
 SECRET = re.compile("token|secret|passw|api[-_]?key|credential", re.IGNORECASE)
 USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
