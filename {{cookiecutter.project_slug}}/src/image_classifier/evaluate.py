@@ -61,9 +61,7 @@ def evaluate(
     sums = torch.zeros(3, dtype=wide, device=device)
     with torch.inference_mode():
         for batch in data.batches():
-            with precision.autocast():
-                views = normalize.views(batch.images)
-                logits = sum(weight * model(view).float() for view, weight in views)
+            logits = answer(model, batch.images, normalize, precision)
             labels = batch.labels
             counts = labels != LEFT_OUT  # masked, as to pick them would wait for the device
             answers = logits.topk(min(5, classes), dim=1).indices  # (batch, 5)
@@ -81,6 +79,16 @@ def evaluate(
         raise UserError(f"none of the {len(data):,} images to evaluate on can be read")
     top1 = int(confusion.diagonal().sum()) / count
     return Scores(loss / count, top1, in_top5 / count, confusion, int(left_out))
+
+
+def answer(model: nn.Module, images: Tensor, normalize: Normalize, precision: Precision) -> Tensor:
+    """What a test takes for the model's answer to images: (batch, classes) float32 logits.
+
+    (batch, 3, size, size) uint8, channels_last. Logits are averaged where a test has several views.
+    """
+    with precision.autocast():
+        views = normalize.views(images)
+        return sum(weight * model(view).float() for view, weight in views)
 
 
 def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:
