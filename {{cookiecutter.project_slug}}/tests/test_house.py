@@ -15,7 +15,7 @@ import pytest
 from conftest import run_alone
 
 from image_classifier import config as config_module
-from image_classifier.cli import EvaluateOptions, parse
+from image_classifier.cli import EvaluateOptions, PredictOptions, parse
 from image_classifier.config import Config, DataConfig, flatten
 from image_classifier.datasets import open_dataset
 from image_classifier.presets import PRESETS
@@ -75,7 +75,11 @@ def test_every_command_of_the_readme_is_understood() -> None:
             words = words[words.index("evaluate") + 1 :]
             parse(EvaluateOptions, words, prog="evaluate", about="")
             found += 1
-    assert found >= 5
+        elif "predict" in words:
+            words = words[words.index("predict") + 1 :]
+            parse(PredictOptions, words, prog="predict", about="")
+            found += 1
+    assert found >= 8
 
 
 def train_in(folder: Path) -> int:

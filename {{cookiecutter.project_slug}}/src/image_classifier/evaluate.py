@@ -65,9 +65,7 @@ def evaluate(
     parts = []
     with torch.inference_mode():
         for batch in data.batches():
-            with precision.autocast():
-                views = normalize.views(batch.images)
-                logits = sum(weight * model(view).float() for view, weight in views)
+            logits = logits_of(model, batch.images, normalize, precision)
             parts.append(torch.stack(answered(logits, batch.labels)))
     model.train(was_training)
     if parts:
@@ -113,6 +111,18 @@ def answered(logits: Tensor, labels: Tensor) -> Answered:
         log_probability_of_truth=torch.where(counts, logs.gather(1, truth)[:, 0], 0.0),
         is_in_five=((best == truth).any(dim=1) & counts).float(),
     )
+
+
+def logits_of(
+    model: nn.Module, images: Tensor, normalize: Normalize, precision: Precision
+) -> Tensor:
+    """What a test takes for the model's answer to images: (batch, classes) float32 logits.
+
+    (batch, 3, size, size) uint8, channels_last. Logits are averaged where a test has several views.
+    """
+    with precision.autocast():
+        views = normalize.views(images)
+        return sum(weight * model(view).float() for view, weight in views)
 
 
 def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:

@@ -28,8 +28,10 @@ PROBED_TOGETHER = 64  # images of a batch while probing
 GOOD_ENOUGH = 0.95  # of the highest rate: more workers than that takes cost memory for nothing
 
 
-def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[int, str]:
-    """Workers of this process, and why so many."""
+def choose_workers(
+    data: DataConfig, samples: Samples, world: World, remembers: bool = True
+) -> tuple[int, str]:
+    """Workers of this process, and why so many; what is measured for it is kept, by default."""
     if data.workers != "auto":
         return data.workers, "as --data.workers says"
     cores = max(1, num_cores() // world.local_size)
@@ -40,11 +42,11 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
         return most, f"{seconds:.1f} s of decoding in an epoch are not worth measuring"
     memory = cache_folder(data) / "workers.json"
     key = machine_key(data, samples, world)
-    known = recall(memory)
+    known = recall(memory) if remembers else {}
     if key not in known:
         rates = {count: round(rate(samples, count)) for count in candidates(most, cores, world)}
         known[key] = {str(count): images for count, images in rates.items()}
-        if world.is_main:
+        if world.is_main and remembers:
             remember(memory, known)
     rates = {int(count): images for count, images in known[key].items()}
     allowed = {count: images for count, images in rates.items() if count <= most}

@@ -155,11 +155,11 @@ def image_files(place: Path, name: bytes) -> list[bytes]:
     """The image files below `place/name`, from `place`, sorted."""
     start = os.path.join(os.fsencode(place), name)
     skip = len(os.fsencode(place)) + 1
-    return sorted(path[skip:] for path in walk(start, set()))
+    return [path[skip:] for path in walk(start, set())]
 
 
 def walk(top: bytes, seen: set[tuple[int, int]]) -> Iterator[bytes]:
-    """Image files below `top`; a folder that links back to one above is entered once only.
+    """Image files below `top`, sorted; a folder that links back to one above is entered once only.
 
     Raises:
         UserError: if a folder can't be listed.
@@ -170,15 +170,33 @@ def walk(top: bytes, seen: set[tuple[int, int]]) -> Iterator[bytes]:
             return
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(top) as entries:
-            found = [entry for entry in entries if not is_junk(entry.name)]
+            # Names alone, as entries take far more memory. Folders with the slash that follows
+            # them: so the order is that of whole paths.
+            folders_and_images = (
+                entry.name + b"/" if is_folder(entry) else entry.name
+                for entry in entries
+                if not is_junk(entry.name) and (is_folder(entry) or is_image(entry))
+            )
+            found = sorted(folders_and_images)
     except OSError as error:
         where = ascii(os.fsdecode(top))
         raise UserError(f"cannot list folder {where}: {error.strerror}") from error
-    for entry in found:
-        if is_folder(entry):
-            yield from walk(entry.path, seen)
-        elif os.fsdecode(entry.name).lower().endswith(SUFFIXES) and is_file(entry):
-            yield entry.path
+    for name in found:
+        path = os.path.join(top, name)
+        if name.endswith(b"/"):
+            yield from walk(path[:-1], seen)
+        else:
+            yield path
+
+
+def is_image(entry: os.DirEntry[bytes]) -> bool:
+    """Whether it is called as an image is, and is a file."""
+    return has_suffix(entry.name) and is_file(entry)
+
+
+def has_suffix(path: bytes) -> bool:
+    """Whether a file is called as an image is."""
+    return os.fsdecode(path).lower().endswith(SUFFIXES)
 
 
 def is_folder(entry: os.DirEntry[bytes]) -> bool:

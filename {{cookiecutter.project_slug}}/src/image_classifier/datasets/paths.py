@@ -1,6 +1,8 @@
 """Where the images of a dataset lie."""
 
 import os
+from array import array
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -19,12 +21,15 @@ class PathList:
     at a time (https://github.com/pytorch/pytorch/issues/13246).
     """
 
-    def __init__(self, root: Path, paths: list[bytes]) -> None:
+    def __init__(self, root: Path, paths: Iterable[bytes]) -> None:
         """Keep `paths`, which are relative to `root` and need not be valid text."""
         self.root = root
-        lengths = torch.tensor([len(path) for path in paths], dtype=torch.int64)
-        self.ends = lengths.cumsum(0)
-        self.bytes = torch.frombuffer(bytearray(b"".join(paths)), dtype=torch.uint8)
+        content, ends = bytearray(), array("q")
+        for path in paths:  # which may be found as we go: millions are never a list
+            content += path
+            ends.append(len(content))
+        self.ends = torch.frombuffer(ends, dtype=torch.int64)
+        self.bytes = torch.frombuffer(content, dtype=torch.uint8)
 
     def __len__(self) -> int:
         """How many paths there are."""
@@ -34,6 +39,13 @@ class PathList:
         """The path of image `index`, from `root`."""
         start = int(self.ends[index - 1]) if index else 0
         return self.bytes[start : int(self.ends[index])].numpy().tobytes()
+
+    def between(self, first: int, last: int) -> list[bytes]:
+        """The paths of the images from `first` up to, not including, `last`, from `root`."""
+        ends = self.ends[max(0, first - 1) : last].tolist()
+        ends = ends if first else [0, *ends]
+        text = self.bytes[ends[0] : ends[-1]].numpy().tobytes()
+        return [text[start - ends[0] : end - ends[0]] for start, end in pairwise(ends)]
 
     def picked(self, indices: Tensor) -> "PathList":
         """The paths at `indices` alone."""
@@ -51,13 +63,10 @@ class PathList:
         root = os.fsencode(self.root)
 
         def stats_from(first: int) -> Tensor:
-            ends = self.ends[max(0, first - 1) : first + STAT_TOGETHER].tolist()
-            ends = ends if first else [0, *ends]
-            text = self.bytes[ends[0] : ends[-1]].numpy().tobytes()
             found = []
-            for start, end in pairwise(ends):
+            for path in self.between(first, min(first + STAT_TOGETHER, len(self))):
                 try:
-                    status = os.stat(root + b"/" + text[start - ends[0] : end - ends[0]])
+                    status = os.stat(root + b"/" + path)
                     found.append((status.st_size, status.st_mtime_ns))
                 except OSError:
                     found.append((-1, -1))
