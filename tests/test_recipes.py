@@ -19,7 +19,7 @@ TINY += " --compute.device cpu --precision fp32"
         (
             "imagenet_rn50_16",
             "--data.image-size 96 --augment.min-size 64 --data.test-size 128 --epochs 2"
-            " --augment.growth-begin 0.5 --augment.growth-end 0.5",
+            " --augment.growth-begin 0.5 --augment.growth-end 0.5 --run.evaluate-every-epochs 2",
         ),
         ("imagenet_vit_s", "--data.image-size 64 --data.test-size 96"),
     ],
@@ -34,12 +34,3 @@ def test_a_recipe_for_imagenet_trains(tmp_path: Path, preset: str, words: str) -
     assert len(losses) >= 2
     assert losses[0] == pytest.approx(2.3, abs=0.7)  # of ten classes, not yet known
     assert "val/top1" in json.loads(rows[-1])
-
-
-def test_a_vit_of_torchvision_is_refused_other_sizes_before_it_trains(tmp_path: Path) -> None:
-    words = f"folder {TINY} --model.name vit_b_32 --data.image-size 64 --data.test-size 96"
-    command = [sys.executable, "train.py", *words.split(), "--run.dir", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "vit_b_32, built for --data.image-size 64, can't take images of" in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -62,7 +62,7 @@ class DataConfig:
 class AugmentConfig:
     """What is done to training images, and how a test sees images.
 
-    (`augment.py`, `samples.py`, `resolution.py`).
+    (`augment.py`, `samples.py`, `resolution.py`)
     """
 
     crop: Literal["none", "pad", "resized"] = "pad"  # shift by `pad`, or random resized crop
