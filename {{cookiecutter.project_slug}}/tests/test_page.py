@@ -229,17 +229,32 @@ def test_an_axis_has_a_few_round_ticks(low: float, high: float) -> None:
     assert levels == pytest.approx([float(f"{level:.3g}") for level in levels], rel=1e-9)
 
 
-def test_a_run_ends_with_its_page(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    config = changed(config, optim__warmup_epochs=0, epochs=0.25)
+def test_a_run_has_a_page_on_its_way_and_ends_with_one(
+    config: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, states = Page.write, []
+
+    def write_and_look(page: Page, answers: Answers, state: str) -> None:
+        write(page, answers, state)
+        states.append(state)
+
+    monkeypatch.setattr(Page, "is_due", True)
+    monkeypatch.setattr(Page, "write", write_and_look)
+    config = changed(config, optim__warmup_epochs=0, epochs=0.5, run__evaluate_every_epochs=0.25)
     train(config)
+    assert [state.split(",")[0] for state in states] == ["step 1 of 2", "step 2 of 2"]
+    assert all(state.endswith("running") for state in states)
     written = Path(config.run.dir, "report.html")
-    assert Shown(written.read_text(encoding="utf-8")).tables[1][0][0] == "class"
+    shown = Shown(written.read_text(encoding="utf-8"))
+    assert shown.tables[1][0][0] == "class"
+    assert any(re.fullmatch("step 2 of 2, .*, done", word) for word in shown.words)
+    assert "As the model saw them in step 1, augmented." in shown.words
+    assert Path(config.run.dir, "predictions.safetensors").exists()
     assert f"report: {written}" in capsys.readouterr().out.splitlines()[-1]
     written.write_text("of an earlier run")
     train(config)  # goes on where the run is: at its end
     assert len(Shown(written.read_text(encoding="utf-8")).tables[1]) == 11
     assert [path.name for path in Path(config.run.dir).glob(".*.tmp")] == []
-    assert Path(config.run.dir, "predictions.safetensors").exists()
 
 
 def said(*pairs: tuple[float, bool]) -> Answers:
@@ -348,3 +363,5 @@ def test_a_page_is_written_during_the_run_when_that_costs_little(
     text = page.path.read_text(encoding="utf-8")
     assert "failed: <b> \\1" in Shown(text).words
     assert text.count("running") == 0
+    page.path.write_bytes(b"\xff of somebody else")
+    page.restate("done")

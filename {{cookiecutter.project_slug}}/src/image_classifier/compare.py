@@ -184,7 +184,8 @@ def check_images(one: Run, other: Run) -> None:
     if was is None or now is None:
         return
     # Prepared images are the same images, and say so behind a space.
-    if was.images.partition(" ")[0] != now.images.partition(" ")[0]:
+    same = was.images.partition(" ")[0] == now.images.partition(" ")[0]
+    if not same or len(was.answer) != len(now.answer):
         raise UserError(
             f"the validation images of {str(one.folder)!a} are not those of "
             f"{str(other.folder)!a}: scores on different images can't be compared"

@@ -89,7 +89,7 @@ class Page:
             OSError: if it can't be written; the one before is kept.
         """
         if self.path.exists():
-            text = self.path.read_text(encoding="utf-8")
+            text = self.path.read_text(encoding="utf-8", errors="replace")
             write_text(self.path, STATE.sub(lambda _: escape(state), text, count=1))
 
 

@@ -235,6 +235,7 @@ class Report:
         self.say(f"{self.place(step)}  validation: {phrase(metrics)}")
         if step < self.total_steps and self.page.is_due:
             self.write_page(answers)
+        self.restart_clock(step)
 
     def finish(self, metrics: dict[str, float], answers: Answers) -> None:
         """Print the result, class by class, and where the run is; write its page and answers."""
