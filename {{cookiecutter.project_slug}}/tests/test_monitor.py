@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from image_classifier import monitor
+from image_classifier.config import Config
 from image_classifier.distributed import World
+from image_classifier.loader import TrainData
 from image_classifier.monitor import (
     Meter,
     Monitor,
     Processor,
 )
+from image_classifier.peak import Peak
+from image_classifier.report import Report
+from image_classifier.summary import Cost
 
 UUIDS = ("aaaa", "bbbb", "cccc")  # of a machine's GPUs, as NVML numbers them
 
@@ -173,6 +178,22 @@ def test_a_cpu_that_computes_is_busy_and_one_that_waits_is_not(
         pass
     assert 0.07 < processor.read(1.0)["device/utilisation"] < 0.3  # of a second, as it was told
     assert processor.read(2.0)["device/utilisation"] < 0.07
+
+
+@pytest.mark.parametrize(("saved", "before"), [({"joules": 50.0}, 50.0), ({}, 0.0)])
+def test_energy_adds_up_over_the_starts_of_a_run(
+    config: Config, saved: dict[str, float], before: float
+) -> None:
+    Path(config.run.dir).mkdir()
+    world = World(torch.device("cpu"))
+    row = {"state": {"step": 3}, "report": {"loss": 0.0, "step": 3, **saved}}
+    report = Report(config, world, TrainData(config, world), 8, row)
+    report.monitor = SimpleNamespace(joules=7.0)
+    assert report.state_dict()["joules"] == before + 7
+    assert report.epoch_costs(1.0, report.joules()) == "; 7 J"  # what this start has taken
+    report.cost, report.peak = Cost(1, 1, flops=10, activation_bytes=1), Peak(300.0, "")
+    assert report.mfu(5.0) == 0.5
+    assert report.epoch_costs(5.0, before + 2507) == "; 50% of the peak (MFU); 2.5 kJ"
 
 
 @pytest.mark.usefixtures("nvml")

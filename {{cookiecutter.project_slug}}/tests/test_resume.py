@@ -51,17 +51,20 @@ def scored(config: Config) -> float:
 
 
 def final(config: Config) -> dict:
-    """The last checkpoint of a run, without what may differ: where it lies."""
+    """The last checkpoint of a run, without what may differ: where it lies, the energy it took."""
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
-    del saved["config"]["run.dir"]
+    del saved["config"]["run.dir"], saved["report"]["joules"]
     return saved
 
 
 def rows(config: Config) -> list[dict]:
-    """What a run logged, without its speed."""
+    """What a run logged, without its speed and what the device had to do for it."""
     lines = Path(config.run.dir, "metrics.jsonl").read_text().splitlines()
-    speed = ("train/images_per_second", "train/waited_fraction", "memory_bytes")
-    return [{k: v for k, v in json.loads(line).items() if k not in speed} for line in lines]
+    speed = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memory_bytes")
+    others = (*speed, "device/", "energy_joules")
+    return [
+        {k: v for k, v in json.loads(line).items() if not k.startswith(others)} for line in lines
+    ]
 
 
 def assert_same(one: object, other: object, where: str = "") -> None:

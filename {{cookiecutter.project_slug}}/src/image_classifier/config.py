@@ -132,6 +132,9 @@ class ComputeConfig:
     sync_batchnorm: bool = False  # batch statistics over all GPUs instead of each one's own
 
 
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Where a run lives, and what it writes when.
@@ -147,8 +150,8 @@ class RunConfig:
     evaluate_every_epochs: float = 1.0  # on the validation images
     save_every_steps: int = 0  # checkpoint; 0: only with every evaluation
     keep: int = 2  # newest checkpoints kept beside the best
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)  # who
-    # gets the metrics beside metrics.jsonl; the flag with nothing after it: nobody
+    trackers: tuple[TrackerName, ...] = ("tensorboard",)  # who gets the metrics beside
+    # metrics.jsonl; the flag with nothing after it: nobody
     on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss that is inf or nan ends the run before
     # it spoils the weights; skip: the step does not count
     restarts: int = 3  # times that a run starts itself again, from its last save, after a process

@@ -1,6 +1,6 @@
 """Where metrics go beside `metrics.jsonl`: TensorBoard, Weights & Biases, trackio.
 
-To add a tracker: a function that returns a `Tracker`, its name in `TRACKERS` and in `RunConfig`.
+To add a tracker: a function that returns a `Tracker`, its name in `TRACKERS` and `config.py`.
 """
 
 import contextlib
