@@ -1,6 +1,7 @@
 """What only a GPU can show: every precision, no hidden waits, overlap that is right, exactness."""
 
 import gc
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from conftest import changed, write_photo
 
+from image_classifier import monitor
 from image_classifier.cli import attempt
 from image_classifier.config import Config
 from image_classifier.distributed import World
@@ -177,3 +179,17 @@ def test_a_gpu_with_too_little_memory_trains_in_smaller_parts(on_gpu: Config) ->
     assert len(codes) > 1
     assert codes[-1] == 0
     assert abs(scores[0].loss - unbroken.loss) < 0.2
+
+
+def test_a_gpu_says_what_it_does_and_what_it_took(
+    on_gpu: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pynvml")
+    monkeypatch.setattr(monitor, "SAMPLE_SECONDS", 0.05)
+    train(changed(on_gpu, epochs=20))
+    rows = map(json.loads, Path(on_gpu.run.dir, "metrics.jsonl").read_text().splitlines())
+    *_, last = (row for row in rows if "train/loss" in row)
+    assert 5 < last["device/power_watts"] < 2000
+    assert 10 < last["device/temperature_celsius"] < 110
+    assert last["energy_joules"] > 0
+    assert 0 < last["train/mfu"] < 1

@@ -102,7 +102,7 @@ def test_it_is_the_gpus_that_torch_sees() -> None:
 def test_energy_is_counted_from_the_start_of_the_run(nvml: Nvml) -> None:
     looking = Monitor(gpus())
     looking.look()
-    assert looking.joules == 0
+    assert (looking.joules, type(looking.joules)) == (0, float)  # as ranks without a GPU have it
     nvml.millijoules += 7_000
     looking.look()
     assert looking.joules == pytest.approx(7)

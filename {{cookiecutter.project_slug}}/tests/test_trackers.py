@@ -181,11 +181,11 @@ def test_trackio_keeps_a_run_in_its_folder(library: Library, tmp_path: Path) -> 
     assert not library.began[0].get("space_id")
 
 
-def test_knobs_are_shown_without_paths_of_the_run_and_secrets(config: Config) -> None:
-    config = changed(config, data__root="https://user:planted@example.com/images")
-    knobs = shown_knobs(changed(config, run__init_from="planted"))
+def test_knobs_are_shown_without_paths_and_secrets(config: Config) -> None:
+    config = changed(config, data__root="/home/planted/images", run__init_from="planted.pt")
+    knobs = shown_knobs(changed(config, model__name="https://user:planted@example.com/net"))
     assert "planted" not in str(knobs)
-    assert knobs["data.root"] == "https://***@example.com/images"
+    assert knobs["model.name"] == "https://***@example.com/net"
     assert (knobs["optim.lr"], knobs["compute.tf32"], knobs["data.workers"]) == (0.02, True, "auto")
 
 

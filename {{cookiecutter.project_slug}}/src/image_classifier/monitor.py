@@ -80,7 +80,7 @@ class Monitor:
     @property
     def joules(self) -> float:
         """Energy that this machine's devices took since the block was entered; 0 if not known."""
-        return sum(device.joules for device in self.devices)
+        return float(sum(device.joules for device in self.devices))
 
     def metrics(self) -> Readings:
         """What was read since this was last called, or else what was read last."""

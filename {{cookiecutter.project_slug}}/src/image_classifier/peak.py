@@ -50,14 +50,21 @@ class Peak:
     origin: str
 
 
-def find_peak(precision: Precision) -> Peak:
-    """The peak of the device in the number format of the run: a datasheet's, or measured."""
-    device, dtype = precision.device, precision.dtype
+def find_peak(precision: Precision) -> Peak | None:
+    """The peak of the device in the number format of the run: a datasheet's, or measured.
+
+    None where neither can be had.
+    """
+    device, dtype, tf32 = precision.device, precision.dtype, precision.compute.tf32
     if device.type == "cuda":
-        flops = datasheet(torch.cuda.get_device_name(device), dtype, precision.compute.tf32)
+        flops = datasheet(torch.cuda.get_device_name(device), dtype, tf32)
         if flops is not None:
             return Peak(flops, "the datasheet")
-    return Peak(product_flops(device, dtype, torch.get_num_threads()), "a product measured here")
+    try:
+        flops = product_flops(device, dtype, tf32, torch.get_num_threads())
+    except RuntimeError:  # no memory for it, or no such product: a run can do without
+        return None
+    return Peak(flops, "a product measured here")
 
 
 def datasheet(name: str, dtype: torch.dtype, tf32: bool) -> float | None:
@@ -71,7 +78,12 @@ def datasheet(name: str, dtype: torch.dtype, tf32: bool) -> float | None:
 
 
 @cache
-def product_flops(device: torch.device, dtype: torch.dtype, threads: int) -> float:  # noqa: ARG001
+def product_flops(
+    device: torch.device,
+    dtype: torch.dtype,
+    tf32: bool,  # noqa: ARG001 - each has its own answer
+    threads: int,  # noqa: ARG001
+) -> float:
     """Operations a second of a large matrix product, the best of a few; once in a process.
 
     On a CPU it is computed by as many threads as the run has.

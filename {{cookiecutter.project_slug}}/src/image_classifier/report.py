@@ -133,6 +133,7 @@ class Report:
         self.say(self.cost.phrase(micro_batch))
         if self.cost.flops:
             self.peak = find_peak(precision)
+        if self.peak:
             self.say(f"peak: {amount(self.peak.flops)}FLOP/s by {self.peak.origin}")
         if self.monitor.note:
             self.say(self.monitor.note)
@@ -218,7 +219,7 @@ class Report:
 
         Waits for ranks.
         """
-        here = torch.tensor(self.monitor.joules, device=self.world.device)
+        here = torch.tensor(self.monitor.joules, dtype=torch.float32, device=self.world.device)
         return self.joules_before + float(self.world.sum(here))
 
     def epoch_costs(self, rate: float, joules: float) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .precision import Precision
+from .printable import printable
 
 NUM_IMAGES = 2  # one would not do for BatchNorm in training
 # A gradient for the inputs of a layer and one for its weights cost a forward pass each.
@@ -63,7 +64,7 @@ def look(model: nn.Module, image_size: int, precision: Precision) -> Cost:
     try:
         flops, kept = count(model, image_size, precision)
     except Exception as error:  # a network of somebody's, and an operation that needs contents
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = printable((str(error) or type(error).__name__).splitlines()[0])
         return Cost(weights, trainable, reason=f"{type(model).__name__} are not known: {reason}")
     return Cost(weights, trainable, flops // NUM_IMAGES, kept // NUM_IMAGES)
 

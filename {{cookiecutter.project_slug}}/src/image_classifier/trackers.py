@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .config import Config, UserError, flag, flatten
 from .printable import printable
-from .run import SECRET, without_secrets
+from .run import without_secrets
 
 Metrics = dict[str, float]
 Pictures = dict[str, np.ndarray]  # (height, width, 3) uint8, by name
@@ -28,6 +28,7 @@ Knobs = dict[str, str | float | bool]
 
 RIGHT, WRONG = (31, 102, 181), (217, 108, 26)  # what the diagonal and the rest are painted in
 PICTURE_SIDE = 512  # pixels of a confusion matrix, about
+PRIVATE = ("run.", "data.root", "data.cache")  # knobs with paths
 SYNC_SECONDS = 30  # for wandb's server to answer at the start
 
 
@@ -108,14 +109,12 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 def shown_knobs(config: Config) -> Knobs:
-    """What a result may depend on, for others to see: no paths of the run, and no secrets."""
-    knobs = {k: v for k, v in flatten(config).items() if not k.startswith("run.")}
-    plain = {k: v if isinstance(v, int | float) else str(v) for k, v in knobs.items()}
-    shown = {
-        knob: without_secrets([value])[0] if isinstance(value, str) else value
-        for knob, value in plain.items()
+    """What a result may depend on, for others to see: no paths of this machine, and no secrets."""
+    return {
+        flag(knob): value if isinstance(value, int | float) else without_secrets([str(value)])[0]
+        for knob, value in flatten(config).items()
+        if not knob.startswith(PRIVATE)
     }
-    return {flag(k): "***" if SECRET.search(k) else value for k, value in shown.items()}
 
 
 def tensorboard(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
