@@ -23,7 +23,7 @@ from image_classifier.config import (
     UserError,
 )
 from image_classifier.distributed import World, join_world
-from image_classifier.evaluate import answer, evaluate_run
+from image_classifier.evaluate import evaluate_run, logits_of
 from image_classifier.journal import Journal
 from image_classifier.listing import list_files
 from image_classifier.loader import EvalData
@@ -96,7 +96,7 @@ def test_answers_are_those_of_an_evaluation(run: str, photos: Path, tmp_path: Pa
         data = EvalData(trained.config.data, "val", world)
         with torch.inference_mode():
             model = trained.model, trained.normalize, trained.precision
-            logits = [answer(model[0], b.images, *model[1:]) for b in data.batches()]
+            logits = [logits_of(model[0], b.images, *model[1:]) for b in data.batches()]
         expected = torch.cat(logits).softmax(1)
         assert trained.normalize.tta == "flip"
     rows = rows_of(out)
