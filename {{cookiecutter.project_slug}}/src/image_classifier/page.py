@@ -14,13 +14,14 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
 from torch import Tensor
 
 from .answers import Answers, Calibration, calibrate
 from .charts import Line, Rows, chart, curve, reliability
 from .config import Config, flatten
 from .loader import Batch
-from .pictures import Picture, gallery, names_in, place_of, read_small, share_text
+from .pictures import Picture, contact_sheet, gallery, names_in, place_of, read_small, share_text
 from .run import write_text
 from .style import PAGE
 from .tables import class_table, confused_pairs, listing, matrix
@@ -81,6 +82,14 @@ class Page:
         write_page(self.path.parent, answers, state, self.seen)
         self.written = time.monotonic()
         self.took_seconds = self.written - began
+
+    def sheets(self, answers: Answers) -> dict[str, np.ndarray]:
+        """The pictures of mistakes and of training images, each kind as one: for trackers."""
+        mistakes = (read_small(answers.source, index) for index in answers.worst(PICTURES))
+        sheets = {"mistakes": [picture for picture in mistakes if picture is not None]}
+        if self.seen is not None:
+            sheets["training images"] = list(self.seen.pixels.cpu())
+        return {name: contact_sheet(pictures) for name, pictures in sheets.items() if pictures}
 
     def restate(self, state: str) -> None:
         """Change nothing but how the run stands, if there is a page.

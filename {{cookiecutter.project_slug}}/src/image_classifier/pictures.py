@@ -5,11 +5,12 @@ Text from outside, such as the path of an image, passes through `escape`.
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from .config import FaultError, UserError
@@ -18,6 +19,7 @@ from .datasets.source import Source
 SIDE = 160  # pixels of the longer side, at most: 72 pictures of noise are 1.9 MB
 TINY = 64  # up to here every pixel is kept, in PNG
 QUALITY = 80  # of JPEG, beyond that
+SHEET_SIDE, SHEET_COLUMNS = 96, 8  # of the pictures that are made one
 
 
 class Picture(NamedTuple):
@@ -53,6 +55,18 @@ def data_uri(pixels: Tensor) -> str:
     content = io.BytesIO()
     image.save(content, kind, quality=QUALITY)
     return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
+
+
+def contact_sheet(pictures: Sequence[Tensor]) -> np.ndarray:
+    """Pictures in rows, each cut to a square: (height, width, 3) uint8, of as many."""
+    side = SHEET_SIDE
+    rows = -(-len(pictures) // SHEET_COLUMNS)
+    sheet = Image.new("RGB", (SHEET_COLUMNS * side, rows * side), "white")
+    for place, pixels in enumerate(pictures):
+        row, column = divmod(place, SHEET_COLUMNS)
+        square = ImageOps.fit(Image.fromarray(pixels.numpy()), (side, side))
+        sheet.paste(square, (column * side, row * side))
+    return np.asarray(sheet)
 
 
 def read_small(source: Source, index: int) -> Tensor | None:

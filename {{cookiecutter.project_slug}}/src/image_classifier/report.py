@@ -12,7 +12,6 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -242,8 +241,10 @@ class Report:
         """Print the result, class by class, and where the run is; write its page and answers."""
         self.write_page(answers)
         if self.world.is_main:
-            self.log_pictures({"confusion": confusion_picture(answers.confusion())})
-            self.trackers.finish(metrics)
+            if self.trackers.open:
+                pictures = {"confusion": confusion_picture(answers.confusion())}
+                self.trackers.pictures(self.step, pictures | self.page.sheets(answers))
+                self.trackers.finish(metrics)
             path = self.folder / "predictions.safetensors"
             try:
                 answers.save(path, self.total_steps)
@@ -266,10 +267,6 @@ class Report:
         """How the run stands, as its page says it."""
         now = time.strftime("%Y-%m-%d %H:%M")
         return f"step {self.step:,} of {self.total_steps:,}, {now}, {state}"
-
-    def log_pictures(self, pictures: dict[str, np.ndarray]) -> None:
-        """Pictures for the trackers, by name: (height, width, 3) uint8."""
-        self.trackers.pictures(self.step, pictures)
 
     def place(self, step: int) -> str:
         """Where in the run `step` is."""
