@@ -55,6 +55,7 @@ class Report:
         self.row_step = row["step"]  # of the last row with a training loss
         self.step = start_step
         self.top1: float | None = None  # of the last evaluation
+        self.message = ""  # on how it ended, where there is something to say
         self.began = time.monotonic()
         self.epoch = [0.0, 0.0, 0.0]  # images, seconds and seconds without images since a verdict
         self.restart_clock(start_step)
@@ -76,7 +77,7 @@ class Report:
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Say how it ended."""
         if kind is None:
-            self.write_status("done")
+            self.write_status("done", self.message)
         elif isinstance(error, StoppedError):
             self.write_status("interrupted", str(error), signal=error.name)
         elif issubclass(kind, KeyboardInterrupt):
@@ -178,15 +179,25 @@ class Report:
         self.say(f"{self.place(step)}  validation: {phrase(metrics)}")
 
     def finish(
-        self, metrics: dict[str, float], confusion: Tensor, classes: tuple[str, ...]
+        self,
+        metrics: dict[str, float],
+        confusion: Tensor,
+        classes: tuple[str, ...],
+        message: str = "",
     ) -> None:
-        """Print the result, class by class, and where the run is; write its page."""
+        """Print the result, class by class, and where the run is; write its page.
+
+        `message` says why it ends, if it does so early.
+        """
         if self.world.is_main:
             try:
                 write_page(self.folder, classes, confusion)
             except OSError as error:
                 self.say(f"cannot write {self.folder / 'report.html'}: {error.strerror}")
         self.say(scores_text(metrics, confusion, classes))
+        if message and self.step < self.total_steps:
+            self.message = message
+            self.say(message)
         took = clock(time.monotonic() - self.began)
         folder, page = map(printable, (str(self.folder), str(self.folder / "report.html")))
         self.say(f"run folder: {folder}, report: {page}, {took}")

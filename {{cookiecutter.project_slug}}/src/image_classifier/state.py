@@ -1,5 +1,6 @@
 """All that a run must remember to go on exactly where it stopped."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import OptimConfig
+from .loader import Batch
 from .precision import Precision
 
 
@@ -23,6 +25,7 @@ class TrainState:
     step: int = 0
     best_top1: float = -1.0  # of all evaluations so far
     best_step: int = -1  # when it was reached
+    num_worse: int = 0  # evaluations since then
 
     @classmethod
     def start(
@@ -49,8 +52,27 @@ class TrainState:
 
     def note(self, top1: float) -> None:
         """Remember the result of evaluating these weights, if it is the best."""
+        self.num_worse += 1
         if top1 > self.best_top1:
-            self.best_top1, self.best_step = top1, self.step
+            self.best_top1, self.best_step, self.num_worse = top1, self.step, 0
+
+    def has_stalled(self, patience: int) -> bool:
+        """Whether the last `patience` evaluations found nothing better; never if that is 0."""
+        return 0 < patience <= self.num_worse
+
+    def until_stalled(self, batches: Iterator[Batch], patience: int) -> Iterator[Batch]:
+        """The same batches, which end early if training `has_stalled`."""
+        while not self.has_stalled(patience) and (batch := next(batches, None)) is not None:
+            yield batch
+
+    def end(self, patience: int) -> str:
+        """A line on why the run ends, if that is because it `has_stalled`; else nothing."""
+        if not self.has_stalled(patience):
+            return ""
+        return (
+            f"stopped early: no evaluation of {self.num_worse} was better than that of step "
+            f"{self.best_step}, top-1 {self.best_top1:.2%}, whose weights are in best.pt"
+        )
 
     @torch.no_grad()
     def advance(self) -> None:
@@ -72,6 +94,7 @@ class TrainState:
             "step": self.step,
             "best_top1": self.best_top1,
             "best_step": self.best_step,
+            "num_worse": self.num_worse,
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -82,6 +105,7 @@ class TrainState:
         """Become what was saved."""
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
+        self.num_worse = saved.get("num_worse", 0)
         self.model.load_state_dict(saved["model"])
         if self.ema is not None:
             self.ema.load_state_dict(saved["ema"])

@@ -7,6 +7,7 @@ from .checkpoint import Checkpoints
 from .config import Config
 from .distributed import join_world
 from .evaluate import Scores, evaluate
+from .freeze import Freeze
 from .guard import Guard
 from .loader import EvalData, TrainData
 from .memory import MicroBatch, split
@@ -14,13 +15,13 @@ from .mistakes import Start, find_mistakes
 from .models import build_model
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
 from .precision import Precision
+from .pretrained import open_origin
 from .profiling import profiler
 from .report import Report
 from .run import open_run
 from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .signals import Signals, StoppedError
 from .state import TrainState
-from .weights import init_from
 
 
 def train(config: Config) -> Scores:
@@ -43,6 +44,7 @@ def train(config: Config) -> Scores:
         train_data = TrainData(config, world)
         micro_batch = MicroBatch(config, world)  # all that is computed with at once
         val_data = EvalData(config.data, "val", world, config.run, micro_batch.size)
+        origin = open_origin(config.run, config.model, world, train_data, val_data)
         normalize = Normalize(train_data.source, config.data.image_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         steps_per_epoch, total_steps = (
@@ -51,6 +53,7 @@ def train(config: Config) -> Scores:
         )
         evaluate_every = train_data.steps_in(config.run.evaluate_every_epochs)
         save_every = config.run.save_every_steps or evaluate_every
+        patience = config.run.patience
 
         with seeded(WEIGHTS, config.seed):
             model = build_model(
@@ -60,8 +63,9 @@ def train(config: Config) -> Scores:
                 sample=lambda count: normalize(train_data.sample(count)),
             )
         model = precision.place(model)
-        origin = init_from(config.run, model)
-        loss_of = build_loss(config.optim, micro_batch.share)
+        begun = origin.fill(model, train_data.source.classes)
+        freeze = Freeze(config, model, steps_per_epoch, world)
+        loss_of = build_loss(config.optim, micro_batch.share, train_data.class_weights)
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
         doubts = find_mistakes(Start(config, model, train_data, val_data, lr_at, total_steps))
@@ -70,8 +74,7 @@ def train(config: Config) -> Scores:
         checkpoints = Checkpoints(config, world, train_data.source)
         saved = checkpoints.resume(state)
         report = Report(config, world, train_data, total_steps, saved)
-        report.introduce(val_data, model, precision, origin, promise, *doubts)
-        learner = world.parallelize(model, config.compute)  # the same weights, shared gradients
+        report.introduce(val_data, model, precision, begun, promise, *doubts)
         scores = None
 
         with (
@@ -83,7 +86,9 @@ def train(config: Config) -> Scores:
             checkpoints,
             profiler(config, world) as profiled,
         ):
-            for batch in profiled(report.watched(train_data.batches(state.step, total_steps))):
+            batches = train_data.batches(state.step, total_steps)
+            for batch in profiled(report.watched(state.until_stalled(batches, patience))):
+                learner = freeze.learner_at(state.step, optimizer)  # shares gradients with others
                 lr = set_lr(optimizer, lr_at(state.step))
                 seed_layers(config.seed, state.step, world.rank, world.device)
                 for images, labels, is_last in split(augment(batch, state.step), micro_batch.size):
@@ -104,13 +109,16 @@ def train(config: Config) -> Scores:
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
                     report.write_scores(state.step, scores.metrics())
                     state.note(scores.top1)
-                if is_due(state.step, total_steps, save_every) or state.is_best or signal:
+                is_new = state.is_best or state.has_stalled(patience)
+                if is_due(state.step, total_steps, save_every) or is_new or signal:
                     checkpoints.save(state, report.state_dict())
                 if signal and state.step < total_steps:
                     raise StoppedError(signal, checkpoints.account(state.step, total_steps))
 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
-            report.finish(scores.metrics(), scores.confusion, train_data.source.classes)
+            report.finish(
+                scores.metrics(), scores.confusion, train_data.source.classes, state.end(patience)
+            )
         return scores
 
 

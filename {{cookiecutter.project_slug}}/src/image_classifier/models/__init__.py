@@ -3,7 +3,7 @@
     def mine(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
         return nn.Sequential(...)
 
-Any other name is looked up among torchvision's classification models.
+Any other name is looked up among torchvision's classification models, and `timm/NAME` in timm.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,18 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from ..datasets.source import IMAGENET_MEAN, IMAGENET_STD
 from .airbench import airbench
 from .resnet9 import resnet9
-from .zoo import zoo
+from .timm import PREFIX, pretrained_config, timm
+from .zoo import AUXILIARY, zoo
 
 MODELS: dict[str, Callable[[ModelConfig, int, int], nn.Module]] = {
     network.__name__: network for network in (resnet9, airbench)
 }
 IMAGES_TO_FIT = 2000
+
+Colours = tuple[float, float, float]  # of red, green and blue
 
 
 def build_model(
@@ -36,9 +40,27 @@ def build_model(
     Raises:
         UserError: for a name that neither `MODELS` nor torchvision has, or a knob it can't follow.
     """
+    if model.name.startswith(PREFIX):
+        return timm(model, num_classes, image_size)
     if model.name not in MODELS:
         return zoo(model, num_classes, image_size, own=tuple(MODELS))
     network = MODELS[model.name](model, num_classes, image_size)
     if sample is not None and hasattr(network, "fit"):
         network.fit(sample(IMAGES_TO_FIT))
     return network
+
+
+def published_normalisation(name: str) -> tuple[Colours, Colours] | tuple[None, None]:
+    """Mean and deviation by which images were normalised for the weights that are published.
+
+    None for a model of which nobody has published any.
+    """
+    if name in MODELS:
+        return None, None
+    if name.startswith(PREFIX):
+        known = pretrained_config(name)
+        if known is not None and known.mean:
+            return tuple(known.mean), tuple(known.std)
+    if name in AUXILIARY:  # torchvision's own models undo ImageNet's and do this
+        return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    return IMAGENET_MEAN, IMAGENET_STD
