@@ -10,7 +10,6 @@ from argparse import Namespace
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 from urllib.parse import urlparse
 
@@ -173,7 +172,7 @@ def read_torch(path: Path) -> Origin:
     except DamagedError as error:
         raise UserError(str(error)) from error
     except UserError as error:
-        if not is_legacy or isinstance(error.__cause__, UnpicklingError):
+        if not is_legacy or not isinstance(error.__cause__, RuntimeError | EOFError):
             raise
         raise UserError(f"{str(path)!a} is damaged: {error.__cause__}") from error
     if is_checkpoint(saved):
@@ -227,11 +226,11 @@ def difference(theirs: dict[str, torch.Size], own: dict[str, torch.Size], of_hea
     missing = [name for name in missing if not name.endswith(UNKEPT)]
     if missing:
         return f"only one of the two has {abbreviate(missing)}"
-    for name in own:  # in its order
-        if name in of_head or theirs.get(name, own[name]) == own[name]:
+    for name, own_shape in own.items():  # in the order of the layers
+        shape = theirs.get(name, own_shape)
+        if name in of_head or shape == own_shape:
             continue
-        shape, own_shape = tuple(theirs[name]), tuple(own[name])
-        reason = f"{name} has shape {shape}, not {own_shape}"
+        reason = f"{name} has shape {tuple(shape)}, not {tuple(own_shape)}"
         if len(shape) == len(own_shape) == 4 and shape[:2] == own_shape[:2]:
             stem = "imagenet" if shape > own_shape else "small"
             return f"{reason}; --model.stem {stem} has the first layer that they are for"

@@ -22,6 +22,7 @@ class TrainState:
     precision: Precision
     ema: nn.Module | None  # the average of past weights, if there is one
     ema_decay: float
+    patience: int = 0  # evaluations without a better one, after which training ends; 0: never
     step: int = 0
     best_top1: float = -1.0  # of all evaluations so far
     best_step: int = -1  # when it was reached
@@ -34,11 +35,12 @@ class TrainState:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         precision: Precision,
+        patience: int = 0,
     ) -> "TrainState":
         """The state before the first step."""
         # A copy of what is compiled is not, and is to be evaluated as fast.
         ema = precision.place(deepcopy(model).requires_grad_(False)) if optim.ema_decay else None
-        return cls(model, optimizer, precision, ema, optim.ema_decay)
+        return cls(model, optimizer, precision, ema, optim.ema_decay, patience)
 
     @property
     def best_model(self) -> nn.Module:
@@ -56,18 +58,20 @@ class TrainState:
         if top1 > self.best_top1:
             self.best_top1, self.best_step, self.num_worse = top1, self.step, 0
 
-    def has_stalled(self, patience: int) -> bool:
-        """Whether the last `patience` evaluations found nothing better; never if that is 0."""
-        return 0 < patience <= self.num_worse
+    @property
+    def has_stalled(self) -> bool:
+        """Whether so many evaluations in a row found nothing better that training ends."""
+        return 0 < self.patience <= self.num_worse
 
-    def until_stalled(self, batches: Iterator[Batch], patience: int) -> Iterator[Batch]:
+    def until_stalled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches, which end early if training `has_stalled`."""
-        while not self.has_stalled(patience) and (batch := next(batches, None)) is not None:
+        while not self.has_stalled and (batch := next(batches, None)) is not None:
             yield batch
 
-    def end(self, patience: int) -> str:
+    @property
+    def end(self) -> str:
         """A line on why the run ends, if that is because it `has_stalled`; else nothing."""
-        if not self.has_stalled(patience):
+        if not self.has_stalled:
             return ""
         return (
             f"stopped early: no evaluation of {self.num_worse} was better than that of step "

@@ -52,8 +52,6 @@ def train(config: Config) -> Scores:
             train_data.steps_in(config.epochs),
         )
         evaluate_every = train_data.steps_in(config.run.evaluate_every_epochs)
-        save_every = config.run.save_every_steps or evaluate_every
-        patience = config.run.patience
 
         with seeded(WEIGHTS, config.seed):
             model = build_model(
@@ -70,10 +68,9 @@ def train(config: Config) -> Scores:
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
         doubts = find_mistakes(Start(config, model, train_data, val_data, lr_at, total_steps))
 
-        state = TrainState.start(config.optim, model, optimizer, precision)
+        state = TrainState.start(config.optim, model, optimizer, precision, config.run.patience)
         checkpoints = Checkpoints(config, world, train_data.source)
-        saved = checkpoints.resume(state)
-        report = Report(config, world, train_data, total_steps, saved)
+        report = Report(config, world, train_data, total_steps, checkpoints.resume(state))
         report.introduce(val_data, model, precision, begun, promise, *doubts)
         scores = None
 
@@ -86,8 +83,9 @@ def train(config: Config) -> Scores:
             checkpoints,
             profiler(config, world) as profiled,
         ):
-            batches = train_data.batches(state.step, total_steps)
-            for batch in profiled(report.watched(state.until_stalled(batches, patience))):
+            for batch in profiled(
+                report.watched(state.until_stalled(train_data.batches(state.step, total_steps)))
+            ):
                 learner = freeze.learner_at(state.step, optimizer)  # shares gradients with others
                 lr = set_lr(optimizer, lr_at(state.step))
                 seed_layers(config.seed, state.step, world.rank, world.device)
@@ -109,16 +107,18 @@ def train(config: Config) -> Scores:
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
                     report.write_scores(state.step, scores.metrics())
                     state.note(scores.top1)
-                is_new = state.is_best or state.has_stalled(patience)
-                if is_due(state.step, total_steps, save_every) or is_new or signal:
+                if (
+                    is_due(state.step, total_steps, config.run.save_every_steps or evaluate_every)
+                    or state.is_best
+                    or state.has_stalled
+                    or signal
+                ):
                     checkpoints.save(state, report.state_dict())
                 if signal and state.step < total_steps:
                     raise StoppedError(signal, checkpoints.account(state.step, total_steps))
 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
-            report.finish(
-                scores.metrics(), scores.confusion, train_data.source.classes, state.end(patience)
-            )
+            report.finish(scores.metrics(), scores.confusion, train_data.source.classes, state.end)
         return scores
 
 
