@@ -23,6 +23,7 @@ from image_classifier.checkpoint import Checkpoints
 from image_classifier.cli import main
 from image_classifier.config import (
     Config,
+    ModelConfig,
     RunConfig,
     UserError,
     flatten,
@@ -30,11 +31,12 @@ from image_classifier.config import (
 from image_classifier.datasets.source import Source
 from image_classifier.distributed import World
 from image_classifier.models import build_model
+from image_classifier.pretrained import open_origin
 from image_classifier.printable import printable
 from image_classifier.report import scores_text
 from image_classifier.run import without_secrets
 from image_classifier.train import train
-from image_classifier.weights import init_from, load_best
+from image_classifier.weights import load_best
 
 PACKAGE = Path(checkpoint.__file__).parent
 OWNED = "owned"  # the folder that a payload makes where it runs
@@ -162,6 +164,13 @@ def test_the_payloads_would_run_where_pickles_are_read(here: Path, write: Callab
     assert (here / OWNED).is_dir()
 
 
+def begin_with(path: str) -> None:
+    """Take the first weights of a model from a file."""
+    world = World(torch.device("cpu"))
+    origin = open_origin(RunConfig(init_from=path), ModelConfig(), world)
+    origin.fill(nn.Linear(2, 2), ("ant", "bee"))
+
+
 @pytest.mark.parametrize("write", HOSTILE, ids=lambda write: write.__name__)
 def test_a_hostile_checkpoint_is_refused_in_a_line(
     here: Path,
@@ -177,7 +186,7 @@ def test_a_hostile_checkpoint_is_refused_in_a_line(
     assert said[:-1].isprintable()
     assert HOSTILE[write] in said
     with pytest.raises(UserError):
-        init_from(RunConfig(init_from="last.pt"), nn.Linear(2, 2))
+        begin_with("last.pt")
     Path("run/checkpoints").mkdir(parents=True)
     Path("last.pt").rename("run/checkpoints/last.pt")
     pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
@@ -204,14 +213,14 @@ def test_a_hostile_checkpoint_is_refused_in_a_line(
 def test_a_hostile_safetensors_is_refused(here: Path, content: bytes) -> None:
     Path("w.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"--run.init-from 'w.safetensors': "):
-        init_from(RunConfig(init_from="w.safetensors"), nn.Linear(2, 2))
+        begin_with("w.safetensors")
     assert not (here / OWNED).exists()
 
 
 def test_weights_from_a_pipe_are_not_waited_for(here: Path) -> None:
     os.mkfifo(here / "w.safetensors")
     with pytest.raises(UserError, match="there is no checkpoint"):
-        init_from(RunConfig(init_from="w.safetensors"), nn.Linear(2, 2))
+        begin_with("w.safetensors")
 
 
 def test_the_package_calls_nothing_that_runs_what_it_reads() -> None:

@@ -170,9 +170,9 @@ class Checkpoints:
         write_whole(path, lambda file: torch.save(saved, file))
         if self.owed is not None:
             state, weights = self.owed
-            classes = {"classes": json.dumps(saved["classes"])}
+            about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
             whole = {name: tensor.contiguous() for name, tensor in weights.items()}
-            content = save(whole, metadata=classes)
+            content = save(whole, metadata=about)
             write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
             if state is saved:
                 give_name(path, self.folder / "best.pt")

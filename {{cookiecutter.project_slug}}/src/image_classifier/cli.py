@@ -295,6 +295,34 @@ def compare_verb(words: list[str]) -> int:
     return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
 
 
+@dataclass(frozen=True)
+class FindLrOptions(Config):
+    """Which learning rates to try, and every knob of training."""
+
+    low: float = 1e-6  # the first learning rate
+    high: float = 10.0  # the last, if training does not diverge before
+    steps: int = 100  # of training, each with a larger learning rate
+    dir: str = "runs/find-lr"  # folder to write lr.svg and lr.json to
+
+
+def find_lr_verb(words: list[str]) -> int:
+    """Find a learning rate by trying small to large ones: `find-lr [PRESET] [--FLAG VALUE ...]`."""
+    name, preset = take_preset(words, "shapes")
+    sections = [knob.name for knob in fields(Config)]
+    default = FindLrOptions(**{section: getattr(preset, section) for section in sections})
+    about = summary(find_lr_verb)
+    options = parse(FindLrOptions, words, prog=f"find-lr {name}", about=about, default=default)
+    config = Config(**{section: getattr(options, section) for section in sections})
+
+    def work() -> None:
+        from .find_lr import find_lr, growing
+
+        rates = growing(options.low, options.high, options.steps)
+        find_lr(config, f"python train.py {name}", Path(options.dir), rates)
+
+    return run_in_processes(work, config.run, config.compute)
+
+
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train_verb,
     "evaluate": evaluate_verb,
@@ -302,6 +330,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "check": check_verb,
     "prepare": prepare_verb,
     "bench": bench_verb,
+    "find-lr": find_lr_verb,
     "compare": compare_verb,
 }
 

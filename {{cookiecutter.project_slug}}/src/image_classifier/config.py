@@ -46,6 +46,8 @@ class DataConfig:
     # needed, or more, at 1/2, 1/4 or 1/8 of it: faster, and slightly other pixels
     on_bad_image: Literal["stop", "skip"] = "stop"  # a file that can't be read ends the run; skip:
     # another image takes its place, and it is listed in bad_images.txt in the run folder
+    balance: Literal["none", "sampling", "loss"] = "none"  # of classes that differ in size;
+    # sampling: each is seen equally often; loss: images of rare ones count for more
 
     @property
     def eval_size(self) -> int:
@@ -89,8 +91,8 @@ class AugmentConfig:
 class ModelConfig:
     """The network (`models/`)."""
 
-    name: str = "resnet9"  # resnet9, airbench, airbench96, vit_s, or any of torchvision's,
-    # such as resnet50
+    name: str = "resnet9"  # resnet9, airbench, airbench96, vit_s, or any of torchvision's, such as
+    # resnet50; with timm installed, timm/NAME for any of those
     width: int = 64  # channels of the first layer (resnet9, airbench, airbench96)
     norm: Literal["batch", "group"] = "batch"  # group: does not depend on how a batch is divided
     # (resnet9 only)
@@ -104,7 +106,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights move (`optim.py`, `precision.py`, `state.py`, `loader.py`, `memory.py`)."""
+    """How the weights move.
+
+    (`optim.py`, `freeze.py`, `precision.py`, `state.py`, `loader.py`, `memory.py`)
+    """
 
     name: Literal["sgd", "adamw", "muon"] = "sgd"  # sgd: with Nesterov momentum
     lr: float = 0.5  # peak learning rate, for `data.batch_size` as it stands
@@ -118,6 +123,8 @@ class OptimConfig:
         1  # parts a batch is computed in, to save memory; BatchNorm sees one at a time
     )
     ema_decay: float = 0.0  # per step, of the averaged weights that are evaluated; 0: none
+    frozen_epochs: float = 0.0  # in which only the last layer learns, on top of trained weights
+    layer_decay: float = 1.0  # learning rate of a layer as a part of that of the one above it
 
 
 @dataclass(frozen=True)
@@ -139,15 +146,17 @@ TrackerName = Literal["tensorboard", "wandb", "trackio"]
 class RunConfig:
     """Where a run lives, and what it writes when.
 
-    (`launch.py`, `run.py`, `checkpoint.py`, `weights.py`, `loader.py`, `report.py`, `train.py`)
+    (`launch.py`, `run.py`, `checkpoint.py`, `pretrained.py`, `loader.py`, `report.py`, `train.py`)
     """
 
     dir: str = ""  # the run folder: the same command continues it; default: runs/<preset>
     processes: int | Literal["auto"] = "auto"  # one per GPU by default; any number on a CPU
     fresh: bool = False  # start over: what the run folder holds of an earlier run is deleted
-    init_from: str = ""  # checkpoint whose weights are taken to start with
+    init_from: str = ""  # weights to start with: a checkpoint, a file of torchvision's, timm's or
+    # .safetensors; pretrained: torchvision's for the model, downloaded
     log_every_steps: int = 50  # progress line and row in metrics.jsonl
     evaluate_every_epochs: float = 1.0  # on the validation images
+    patience: int = 0  # evaluations without a better top-1, after which a run ends; 0: never
     save_every_steps: int = 0  # checkpoint; 0: only with every evaluation
     keep: int = 2  # newest checkpoints kept beside the best
     trackers: tuple[TrackerName, ...] = ("tensorboard",)  # who gets the metrics beside
@@ -200,6 +209,11 @@ class Config:
             raise UserError(
                 f"--optim.warmup-epochs {self.optim.warmup_epochs:g} is longer than the run: "
                 f"--epochs {self.epochs:g}"
+            )
+        if self.optim.frozen_epochs and not self.run.init_from:
+            raise UserError(
+                f"--optim.frozen-epochs {self.optim.frozen_epochs:g} keeps all layers but the last "
+                "as they are, which must have learned something: --run.init-from FILE or pretrained"
             )
         if self.precision == "fp16" and self.compute.device == "cpu":
             raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
@@ -264,9 +278,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "optim.clip_norm": (0, LARGE),
     "optim.accumulate": (1, LARGE),
     "optim.ema_decay": (0, 0.999999),
+    "optim.frozen_epochs": (0, LARGE),
+    "optim.layer_decay": (0.01, 1),
     "run.processes": (1, 4096),
     "run.log_every_steps": (1, LARGE),
     "run.evaluate_every_epochs": (1e-9, LARGE),
+    "run.patience": (0, LARGE),
     "run.save_every_steps": (0, LARGE),
     "run.keep": (1, 1000),
     "run.restarts": (0, 1000),

@@ -92,6 +92,7 @@ class TrainData:
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.to(self.home)
         self.order: tuple[int, Tensor] | None = None  # of the epoch that is under way
+        self.drawn = torch.empty(0)  # the same, with other numbers for images that come again
         self.waited_seconds = 0.0  # that the loop stood still for want of a batch
 
     def __len__(self) -> int:
@@ -102,6 +103,18 @@ class TrainData:
     def num_classes(self) -> int:
         """How many classes the images have."""
         return len(self.source.classes)
+
+    @property
+    def class_weights(self) -> Tensor | None:
+        """How much the loss of an image of each class counts: (classes,) float32; None: as all.
+
+        In inverse proportion to the images of the class, and 1 in the mean over all images.
+        """
+        if self.data.balance != "loss":
+            return None
+        sizes = self.source.labels.bincount(minlength=self.num_classes)
+        weights = len(self) / (sizes.count_nonzero() * sizes.clamp(min=1))
+        return torch.where(sizes > 0, weights, 0.0).to(self.world.device)
 
     @property
     def ceiling(self) -> float | None:
@@ -116,17 +129,21 @@ class TrainData:
 
     def global_indices_at(self, step: int) -> Tensor:
         """The images of batch `step` over all ranks: (data.batch_size,) int64."""
-        epoch, k = divmod(step, self.steps_per_epoch)
-        return self._order(epoch)[k * self.batch_size : (k + 1) * self.batch_size]
+        return self._part(self._order(step // self.steps_per_epoch), step)
 
     def indices_at(self, step: int) -> Tensor:
         """This rank's images of batch `step`: (batch,) int64."""
         return self.global_indices_at(step)[self.world.share(self.batch_size)]
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """Epoch and `indices_at` of each step from `start` up to, not including, `stop`."""
+        """Epoch and images of each step from `start` up to, not including, `stop`.
+
+        The numbers of images that come again in an epoch are those of `balanced_order_at`.
+        """
         for step in range(start, stop):
-            yield step // self.steps_per_epoch, self.indices_at(step)
+            epoch = step // self.steps_per_epoch
+            self._order(epoch)
+            yield epoch, self._part(self.drawn, step)[self.world.share(self.batch_size)]
 
     def sample(self, count: int) -> Tensor:
         """Up to `count` images spread evenly, as evaluation sees them, the same on every rank.
@@ -139,10 +156,19 @@ class TrainData:
         pixels = pixels[~bad] if bad.any() else pixels
         return as_nchw(pixels.to(self.world.device))
 
+    def _part(self, order: Tensor, step: int) -> Tensor:
+        """Batch `step` in the order of its epoch."""
+        k = step % self.steps_per_epoch
+        return order[k * self.batch_size : (k + 1) * self.batch_size]
+
     def _order(self, epoch: int) -> Tensor:
         """The order of the epoch, kept for its steps."""
         if self.order is None or self.order[0] != epoch:
-            order = seeding.order_at(self.seed, epoch, len(self.source))
+            if self.data.balance == "sampling":
+                self.drawn = seeding.balanced_order_at(self.seed, epoch, self.source.labels)
+                order = self.drawn % len(self)
+            else:
+                self.drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
             if self.where != "stream" and self.bad:
                 order = self._with_stand_ins(order, epoch)
             order = order.pin_memory() if self.home.type == "cuda" else order
@@ -156,7 +182,7 @@ class TrainData:
             UserError: if none of those that may stand in can be read.
         """
         count = len(self.source)
-        places = order.argsort()  # of each image in the epoch
+        stand_ins = torch.arange(count)
         for index in self.bad:
             others = (
                 seeding.stand_in_at(self.seed, epoch, index, attempt, count)
@@ -167,8 +193,8 @@ class TrainData:
                 assert self.source.paths is not None
                 reason = self.bad_images.reason(index)
                 raise none_stands_in(BadImageError(self.source.paths[index], reason))
-            order[places[index]] = other
-        return order
+            stand_ins[index] = other
+        return stand_ins[order]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """This rank's part of each global batch from step `start` up to, not including, `stop`."""

@@ -30,6 +30,7 @@ FAR = 20  # times the usual learning rate, or a part of it: published recipes ar
 FEW_FOR_BATCHNORM = 8  # images, below which accuracy suffers: https://arxiv.org/abs/1803.08494
 LONG_WARMUP = 0.5  # share of the run
 PROBES = 64  # validation images that are looked up among the training images
+SKEWED = 10  # times as many images as of the smallest class
 SHARED = 0.05  # share of them to be found there; every large dataset has a few twins
 
 
@@ -232,6 +233,19 @@ def few_for_batchnorm(start: Start) -> str:
     )
 
 
+def skewed_classes(start: Start) -> str:
+    """A class that is hardly ever seen is hardly ever answered: https://arxiv.org/abs/1901.05555."""
+    source = start.train_data.source
+    sizes = torch.bincount(source.labels)
+    smallest, largest = int(sizes[sizes > 0].min()), int(sizes.max())
+    if largest <= SKEWED * smallest or start.config.data.balance != "none":
+        return ""
+    return (
+        f"the largest class has {largest:,} training images and the smallest {smallest:,}, which "
+        "so counts for little: --data.balance sampling or loss makes all count alike"
+    )
+
+
 def shared_images(start: Start) -> str:
     """Scores on images that were learned say nothing of others."""
     count, twins = find_overlap(start.train_data.source, start.val_data.source, PROBES)
@@ -262,7 +276,14 @@ REFUSALS = (
     schedule_beyond_run,
     shuffled_evaluation,
 )
-DOUBTS = (unusual_lr, long_warmup, few_for_batchnorm, shared_images, other_normalisation)
+DOUBTS = (
+    unusual_lr,
+    long_warmup,
+    few_for_batchnorm,
+    skewed_classes,
+    shared_images,
+    other_normalisation,
+)
 
 
 def num_together(start: Start) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .blocks import find_blocks
 from .config import OptimConfig
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -18,18 +19,29 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def build_loss(optim: OptimConfig, batch_size: int) -> Callable[[Tensor, Tensor], Tensor]:
+def build_loss(
+    optim: OptimConfig, batch_size: int, class_weights: Tensor | None = None
+) -> Callable[[Tensor, Tensor], Tensor]:
     """Cross entropy, of logits with labels or with probabilities of each class.
 
-    Of a part of a batch, its share of the mean over all `batch_size` images: parts may differ.
+    Of a part of a batch, its share of the mean over all `batch_size` images: parts may differ. With
+    `class_weights`, (classes,) float32, that of each image counts as its class does.
     """
     mean = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
+    single = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing, reduction="none")
+
+    def weighted(logits: Tensor, targets: Tensor) -> Tensor:
+        # torch's own weights divide by their sum over the batch, so that parts would not add up,
+        # and weigh what label smoothing gives to other classes by those.
+        mixed = targets.is_floating_point()
+        weights = targets @ class_weights if mixed else class_weights[targets]
+        return (single(logits, targets) * weights).sum() / batch_size
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
         loss = mean(logits, targets)
         return loss if len(logits) == batch_size else loss * (len(logits) / batch_size)
 
-    return loss_of
+    return loss_of if class_weights is None else weighted
 
 
 def build_schedule(
@@ -48,9 +60,9 @@ def build_schedule(
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
-    """Make `lr` the learning rate of all weights, and return it."""
+    """Make `lr` the learning rate of all weights, of lower blocks their part, and return it."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["scale"]
     return lr
 
 
@@ -61,10 +73,7 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         sgd = torch.optim.SGD(
             groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, fused=True
         )
-        # Left to itself, SGD takes memory for it in the first step, and leaves there what it finds
-        # if that step is passed over for gradients that are not finite.
-        for weight in model.parameters() if optim.momentum else ():
-            sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        begin_momentum(sgd)
         return sgd
     betas = (optim.momentum, 0.999)
     if optim.name == "adamw":
@@ -72,16 +81,40 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     return Muon(groups, lr=optim.lr, betas=betas)
 
 
+def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Let SGD remember the weights that learn from now on.
+
+    Left to itself, it takes memory for it in the first step, and leaves there what it finds if that
+    step is passed over for gradients that are not finite.
+    """
+    if not isinstance(optimizer, torch.optim.SGD) or not optimizer.defaults["momentum"]:
+        return
+    for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+        if weight.requires_grad and weight not in optimizer.state:
+            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+
 def weight_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:
-    """Matrices and filters, which decay, and biases, norms and embeddings, which don't."""
-    decaying, others = [], []
-    for name, weight in model.named_parameters():
-        is_matrix = weight.ndim > 1 and not any(w in name for w in ("embedding", "token", "bias"))
-        (decaying if is_matrix else others).append(weight)
-    return [
-        {"params": decaying, "weight_decay": optim.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    """Matrices and filters, which decay, and biases, norms and embeddings, which don't.
+
+    Two groups, or two for each block of the network, from the first to the last: what is below
+    learns more slowly, as what it knows is of use for all images (https://arxiv.org/abs/1801.06146,
+    https://arxiv.org/abs/2106.08254). `scale` is a group's part of the learning rate.
+    """
+    names = {weight: name for name, weight in model.named_parameters()}
+    blocks = find_blocks(model) if optim.layer_decay < 1 else [list(names)]
+    groups: list[dict[str, object]] = []
+    for above, block in zip(reversed(range(len(blocks))), blocks, strict=True):
+        decaying, others = [], []
+        for weight in block:
+            is_special = any(word in names[weight] for word in ("embedding", "token", "bias"))
+            (decaying if weight.ndim > 1 and not is_special else others).append(weight)
+        scale = optim.layer_decay**above
+        groups += [
+            {"params": decaying, "weight_decay": optim.weight_decay, "scale": scale},
+            {"params": others, "weight_decay": 0.0, "scale": scale},
+        ]
+    return groups
 
 
 class Muon(torch.optim.AdamW):
@@ -95,17 +128,17 @@ class Muon(torch.optim.AdamW):
     def __init__(
         self, groups: list[dict[str, object]], lr: float, betas: tuple[float, float]
     ) -> None:
-        """`groups` as of `weight_groups`: the first has the matrices."""
+        """`groups` as of `weight_groups`: every other one, from the first on, has matrices."""
         super().__init__(groups, lr=lr, betas=betas, fused=True)
-        matrices = self.param_groups[0]["params"]
+        matrices = [weight for group in self.param_groups[::2] for weight in group["params"]]
         self.hidden = {id(weight) for weight in matrices[1:-1]}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Update all weights from their gradients; not at all if `found_inf` is 1, as AdamW."""
-        group = self.param_groups[0]
         spoiled = getattr(self, "found_inf", None)
-        for weight in group["params"]:
+        pairs = [(group, w) for group in self.param_groups[::2] for w in group["params"]]
+        for group, weight in pairs:
             if id(weight) not in self.hidden or weight.grad is None:
                 continue
             gradient = weight.grad.flatten(1)  # (outputs, inputs)

@@ -111,6 +111,28 @@ def folder() -> Config:
     )
 
 
+def finetune() -> Config:
+    """Your own photographs, from trained weights: `--data.root FOLDER [--run.init-from FILE]`."""
+    return Config(
+        epochs=20,
+        data=DataConfig(name="folder", image_size=224, batch_size=32),
+        # Smaller boxes than of half the image lose what a few hundred photographs show.
+        augment=AugmentConfig(crop="resized", min_area=0.5, policy="trivialaugment"),
+        model=ModelConfig(name="resnet18"),
+        optim=OptimConfig(
+            name="adamw",
+            lr=5e-4,
+            weight_decay=0.05,
+            warmup_epochs=1,
+            label_smoothing=0.1,
+            ema_decay=0.99,
+            frozen_epochs=1,  # https://arxiv.org/abs/2202.10054
+            layer_decay=0.75,  # https://arxiv.org/abs/2106.08254
+        ),
+        run=RunConfig(init_from="pretrained", patience=6, log_every_steps=10),
+    )
+
+
 def imagenet_rn50_16() -> Config:
     """ImageNet, ResNet-50; published: 73.8 % in 15 minutes on 8 A100s; not reproduced here."""
     # https://github.com/libffcv/ffcv-imagenet, rn50_configs/rn50_16_epochs.yaml. There each of 8
@@ -178,6 +200,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
         cifar10_best,
         cifar100,
         folder,
+        finetune,
         imagenet_rn50_16,
         imagenet_rn50_88,
         imagenet_vit_s,

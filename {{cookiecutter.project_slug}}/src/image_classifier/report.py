@@ -61,6 +61,7 @@ class Report:
         self.cost: Cost | None = None  # of the model, on rank 0
         self.peak: Peak | None = None  # of the device
         self.top1: float | None = None  # of the last evaluation
+        self.message = ""  # on how it ended, where there is something to say
         self.began = time.monotonic()
         self.epoch = [0.0, 0.0, 0.0]  # images, seconds and seconds without images since a verdict
         self.restart_clock(start_step)
@@ -84,7 +85,7 @@ class Report:
         """Say how it ended."""
         self.monitor.__exit__()
         if kind is None:
-            self.write_status("done")
+            self.write_status("done", self.message)
         elif isinstance(error, StoppedError):
             self.write_status("interrupted", str(error), signal=error.name)
         elif issubclass(kind, KeyboardInterrupt):
@@ -237,8 +238,11 @@ class Report:
             self.write_page(answers)
         self.restart_clock(step)
 
-    def finish(self, metrics: dict[str, float], answers: Answers) -> None:
-        """Print the result, class by class, and where the run is; write its page and answers."""
+    def finish(self, metrics: dict[str, float], answers: Answers, message: str = "") -> None:
+        """Print the result, class by class, and where the run is; write its page and answers.
+
+        `message` says why it ends, if it does so early.
+        """
         self.write_page(answers)
         if self.world.is_main:
             if self.trackers.open:
@@ -251,6 +255,9 @@ class Report:
             except OSError as error:
                 self.say(f"cannot write {path}: {error.strerror}")
         self.say(scores_text(metrics, answers.confusion(), answers.source.classes))
+        if message and self.step < self.total_steps:
+            self.message = message
+            self.say(message)
         took = clock(time.monotonic() - self.began)
         folder, page = map(printable, (str(self.folder), str(self.folder / "report.html")))
         self.say(f"run folder: {folder}, report: {page}, {took}")

@@ -49,6 +49,9 @@ class Samples:
     def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> dict[int, int]:
         """Write the images at `indices` as `epoch` has them to `out`, (count, size, size, 3) uint8.
 
+        An index may have a multiple of the number of images added to it: then it is an image that
+        the epoch has several times, each of them cropped in another way.
+
         Returns what stands in for those that can't be read and may be skipped: index by row.
 
         Raises:
@@ -60,7 +63,8 @@ class Samples:
             draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=BOX_DRAWS + 1))
             sides = random_sides(draws[:, 2:-1], self.min_area).tolist()
             corners, flips = draws[:, :2].tolist(), draws[:, -1].tolist()
-        for row, (index, place) in enumerate(zip(indices.tolist(), out, strict=True)):
+        for row, (drawn, place) in enumerate(zip(indices.tolist(), out, strict=True)):
+            index = drawn % len(self.source)
             try:
                 pixels = self.source.read(index, self.keep)
             except BadImageError as error:
@@ -71,7 +75,7 @@ class Samples:
                 box = place_box(sides[row], corners[row], *pixels.shape[:2])
                 crop(pixels, box, place, self.is_mirrored(index, epoch, flips[row]))
             if self.policy is not None:
-                with seeding.seeded(seeding.SAMPLE, self.seed, epoch, index, 1):
+                with seeding.seeded(seeding.SAMPLE, self.seed, epoch, drawn, 1):
                     changed = self.policy(place.permute(2, 0, 1))
                 place.copy_(changed.permute(1, 2, 0))
         return stand_ins

@@ -63,6 +63,29 @@ def order_at(seed: int, epoch: int, count: int) -> Tensor:
     return torch.randperm(count, generator=generator_at(ORDER, seed, epoch))
 
 
+def balanced_order_at(seed: int, epoch: int, labels: Tensor) -> Tensor:
+    """An order in which each class comes equally often, and an epoch is as long: (count,) int64.
+
+    The counts of classes that have images differ by one at the most. Of a large class as many
+    images are drawn, of a small one all of them several times: image `i` is then there as `i`,
+    `i + count`, `i + 2 * count`, so that each time it can be cropped in another way.
+    """
+    count, generator = len(labels), generator_at(ORDER, seed, epoch)
+    drawn = torch.randperm(count, generator=generator)
+    by_class = drawn[labels[drawn].argsort(stable=True)]  # class by class, each in random order
+    sizes = labels.bincount()
+    starts = sizes.cumsum(0) - sizes
+    classes = sizes.nonzero().flatten()
+    classes = classes[torch.randperm(len(classes), generator=generator)]
+    share, more = divmod(count, len(classes))  # the first few classes come once more
+    quotas = torch.full((len(classes),), share) + (torch.arange(len(classes)) < more)
+    chosen = classes.repeat_interleave(quotas)  # the class of each place
+    number = torch.arange(count) - (quotas.cumsum(0) - quotas).repeat_interleave(quotas)
+    rounds = number // sizes[chosen]
+    images = by_class[starts[chosen] + number % sizes[chosen]]
+    return (images + rounds * count)[torch.randperm(count, generator=generator)]
+
+
 def stand_in_at(seed: int, epoch: int, index: int, attempt: int, count: int) -> int:
     """Which of `count` images takes the place of image `index` in `epoch` if that can't be read.
 

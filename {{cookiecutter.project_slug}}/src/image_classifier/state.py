@@ -1,5 +1,6 @@
 """All that a run must remember to go on exactly where it stopped."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import OptimConfig
+from .loader import Batch
 from .precision import Precision
 
 
@@ -20,9 +22,11 @@ class TrainState:
     precision: Precision
     ema: nn.Module | None  # the average of past weights, if there is one
     ema_decay: float
+    patience: int = 0  # evaluations without a better one, after which training ends; 0: never
     step: int = 0
     best_top1: float = -1.0  # of all evaluations so far
     best_step: int = -1  # when it was reached
+    num_worse: int = 0  # evaluations since then
 
     @classmethod
     def start(
@@ -31,11 +35,12 @@ class TrainState:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         precision: Precision,
+        patience: int = 0,
     ) -> "TrainState":
         """The state before the first step."""
         # A copy of what is compiled is not, and is to be evaluated as fast.
         ema = precision.place(deepcopy(model).requires_grad_(False)) if optim.ema_decay else None
-        return cls(model, optimizer, precision, ema, optim.ema_decay)
+        return cls(model, optimizer, precision, ema, optim.ema_decay, patience)
 
     @property
     def best_model(self) -> nn.Module:
@@ -49,8 +54,34 @@ class TrainState:
 
     def note(self, top1: float) -> None:
         """Remember the result of evaluating these weights, if it is the best."""
+        self.num_worse += 1
         if top1 > self.best_top1:
-            self.best_top1, self.best_step = top1, self.step
+            self.best_top1, self.best_step, self.num_worse = top1, self.step, 0
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether so many evaluations in a row found nothing better that training ends."""
+        return 0 < self.patience <= self.num_worse
+
+    @property
+    def is_to_keep(self) -> bool:
+        """Whether these weights are the best so far, or the last."""
+        return self.is_best or self.has_stalled
+
+    def until_stalled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches, which end early if training `has_stalled`."""
+        while not self.has_stalled and (batch := next(batches, None)) is not None:
+            yield batch
+
+    @property
+    def end(self) -> str:
+        """A line on why the run ends, if that is because it `has_stalled`; else nothing."""
+        if not self.has_stalled:
+            return ""
+        return (
+            f"stopped early: no evaluation of {self.num_worse} was better than that of step "
+            f"{self.best_step}, top-1 {self.best_top1:.2%}, whose weights are in best.pt"
+        )
 
     @torch.no_grad()
     def advance(self) -> None:
@@ -72,6 +103,7 @@ class TrainState:
             "step": self.step,
             "best_top1": self.best_top1,
             "best_step": self.best_step,
+            "num_worse": self.num_worse,
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -82,6 +114,7 @@ class TrainState:
         """Become what was saved."""
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
+        self.num_worse = saved.get("num_worse", 0)
         self.model.load_state_dict(saved["model"])
         if self.ema is not None:
             self.ema.load_state_dict(saved["ema"])

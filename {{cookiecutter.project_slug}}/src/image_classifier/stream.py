@@ -122,6 +122,7 @@ class Stream:
                     left[answered] -= rows
             labels, indices, asked = self.numbers[:, slot, :count]
             if self.samples.is_skipping:
+                asked = asked % len(self.samples.source)
                 self.note(asked[indices != asked].tolist())
             yield self.images[slot, :count], labels, indices
             free.append(slot)
@@ -233,8 +234,9 @@ class Stream:
     def ask(self, slot: int, epoch: int, indices: Tensor) -> int:
         """Have a slot filled; how many of its rows workers will answer for."""
         count = len(indices)
-        self.numbers[0, slot, :count] = self.samples.source.labels[indices]
-        self.numbers[1:, slot, :count] = indices
+        images = indices % len(self.samples.source)
+        self.numbers[0, slot, :count] = self.samples.source.labels[images]
+        self.numbers[1, slot, :count], self.numbers[2, slot, :count] = images, indices
         if not self.num_workers:
             began = time.perf_counter()
             self.fill(slot, 0, count, epoch)

@@ -7,20 +7,22 @@ from .checkpoint import Checkpoints
 from .config import Config
 from .distributed import join_world
 from .evaluate import Scores, evaluate
+from .freeze import Freeze
 from .guard import Guard
 from .loader import EvalData, TrainData
 from .memory import MicroBatch, split
 from .mistakes import Start, find_mistakes
 from .models import build_model
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
+from .plan import Plan
 from .precision import Precision
+from .pretrained import open_origin
 from .profiling import profiler
 from .report import Report
 from .run import open_run
 from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .signals import Signals, StoppedError
 from .state import TrainState
-from .weights import init_from
 
 
 def train(config: Config) -> Scores:
@@ -43,14 +45,9 @@ def train(config: Config) -> Scores:
         train_data = TrainData(config, world)
         micro_batch = MicroBatch(config, world)  # all that is computed with at once
         val_data = EvalData(config.data, "val", world, config.run, micro_batch.size)
+        origin = open_origin(config.run, config.model, world, train_data, val_data)
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
-        augment = build_augment(config.augment, train_data, normalize, world, config.seed)
-        steps_per_epoch, total_steps = (
-            train_data.steps_per_epoch,
-            train_data.steps_in(config.epochs),
-        )
-        evaluate_every = train_data.steps_in(config.run.evaluate_every_epochs)
-        save_every = config.run.save_every_steps or evaluate_every
+        plan = Plan(config.run, train_data)
 
         with seeded(WEIGHTS, config.seed):
             model = build_model(
@@ -60,18 +57,21 @@ def train(config: Config) -> Scores:
                 sample=lambda count: normalize(train_data.sample(count)),
             )
         model = precision.place(model)
-        origin = init_from(config.run, model)
-        loss_of = build_loss(config.optim, micro_batch.share)
+        begun = origin.fill(model, train_data.source.classes)
+        freeze = Freeze(config, model, plan.steps_per_epoch, world)
+        loss_of = build_loss(config.optim, micro_batch.share, train_data.class_weights)
         optimizer = build_optimizer(config.optim, model)
-        lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
-        doubts = find_mistakes(Start(config, model, train_data, val_data, lr_at, total_steps))
+        lr_at = build_schedule(config.optim, plan.steps_per_epoch, plan.total_steps)
+        doubts = find_mistakes(Start(config, model, train_data, val_data, lr_at, plan.total_steps))
 
-        state = TrainState.start(config.optim, model, optimizer, precision)
+        state = TrainState.start(config.optim, model, optimizer, precision, config.run.patience)
         checkpoints = Checkpoints(config, world, train_data.source)
-        report = Report(config, world, train_data, total_steps, checkpoints.resume(state))
-        report.introduce(val_data, model, precision, origin, promise, *doubts)
-        augment = report.page.look_on(augment, normalize.pixels)
-        learner = world.parallelize(model, config.compute)  # the same weights, shared gradients
+        report = Report(config, world, train_data, plan.total_steps, checkpoints.resume(state))
+        report.introduce(val_data, model, precision, begun, promise, *doubts)
+        augment = report.page.look_on(
+            build_augment(config.augment, train_data, normalize, world, config.seed),
+            normalize.pixels,
+        )
         scores = None
 
         with (
@@ -83,7 +83,9 @@ def train(config: Config) -> Scores:
             checkpoints,
             profiler(config, world) as profiled,
         ):
-            for batch in profiled(report.watched(train_data.batches(state.step, total_steps))):
+            batches = state.until_stalled(train_data.batches(state.step, plan.total_steps))
+            for batch in profiled(report.watched(batches)):
+                learner = freeze.learner_at(state.step, optimizer)  # shares gradients with others
                 lr = set_lr(optimizer, lr_at(state.step))
                 seed_layers(config.seed, state.step, world.rank, world.device)
                 for images, labels, is_last in split(augment(batch, state.step), micro_batch.size):
@@ -98,22 +100,17 @@ def train(config: Config) -> Scores:
                 state.advance()
                 signal = guard.look(is_spoiled)
 
-                if is_due(state.step, total_steps, config.run.log_every_steps, steps_per_epoch):
+                if plan.logs_after(state.step):
                     report.write_progress(state.step, lr, guard.metrics)
-                if is_due(state.step, total_steps, evaluate_every):
+                if plan.evaluates_after(state.step):
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
                     report.write_scores(state.step, scores.metrics(), scores.answers)
                     state.note(scores.top1)
-                if is_due(state.step, total_steps, save_every) or state.is_best or signal:
+                if plan.saves_after(state.step) or state.is_to_keep or signal:
                     checkpoints.save(state, report.state_dict())
-                if signal and state.step < total_steps:
-                    raise StoppedError(signal, checkpoints.account(state.step, total_steps))
+                if signal and state.step < plan.total_steps:
+                    raise StoppedError(signal, checkpoints.account(state.step, plan.total_steps))
 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
-            report.finish(scores.metrics(), scores.answers)
+            report.finish(scores.metrics(), scores.answers, state.end)
         return scores
-
-
-def is_due(step: int, total_steps: int, *every: int) -> bool:
-    """Whether what is done every so many steps, and at the end, is due after `step`."""
-    return step == total_steps or any(step % steps == 0 for steps in every)

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from .config import Config, RunConfig, UserError, unflatten
+from .config import Config, UserError, unflatten
 from .datasets.source import Source
 
 
@@ -20,11 +18,25 @@ class DamagedError(Exception):
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What was saved, as tensors in host memory and plain values; the one place that reads them.
+    """What was saved, as tensors in host memory and plain values.
 
     Raises:
-        DamagedError: if the file is not what was written: `torch.load` checks no checksum.
+        DamagedError: if the file is not what was written.
         UserError: if it holds anything but tensors and plain values.
+    """
+    check_archive(path)
+    saved = load_plain(path)
+    if not is_checkpoint(saved):
+        raise UserError(f"{str(path)!a} is not a checkpoint of this project")
+    return saved
+
+
+def check_archive(path: Path) -> None:
+    """Look at the checksums of what torch has saved, and at its sizes: `torch.load` does not.
+
+    Raises:
+        DamagedError: if the file is not what was written.
+        UserError: if it is a program.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -43,8 +55,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if damaged or is_bomb:
         reason = f"wrong checksum of {damaged!a}" if damaged else "more inside than it is long"
         raise DamagedError(f"{str(path)!a} is damaged: {reason}")
+
+
+def load_plain(path: Path) -> Any:  # noqa: ANN401 - whatever a file may hold
+    """Tensors in host memory and plain values from a file; the one place that reads them.
+
+    Raises:
+        UserError: if it holds anything else.
+    """
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # Not torch's own words, which advise to load it all the same.
         name = re.search(r"GLOBAL (\S+)", str(error))
@@ -53,9 +73,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"refusing to load {str(path)!a}: "
             f"it holds objects other than tensors and plain values{found}"
         ) from error
-    if not is_checkpoint(saved):
-        raise UserError(f"{str(path)!a} is not a checkpoint of this project")
-    return saved
 
 
 def is_checkpoint(saved: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
@@ -119,47 +136,6 @@ def misfit(path: Path, error: Exception) -> str:
     """What to say when a checkpoint's weights don't fit the model: the first of torch's reasons."""
     reasons = [line.strip() for line in str(error).splitlines()]
     return f"{str(path)!a} holds another model: {reasons[1] if len(reasons) > 1 else reasons[0]}"
-
-
-def init_from(run: RunConfig, model: nn.Module) -> str:
-    """Take the weights of a checkpoint, or of a `.safetensors` file, and return a line on it.
-
-    With no path, or where the run goes on, they stay as they are. A last layer for another number
-    of classes stays random.
-
-    Raises:
-        UserError: if the file is missing or damaged, or of another model.
-    """
-    path = run.init_from
-    if not path:
-        return "random weights"
-    if Path(run.dir, "checkpoints", "last.pt").exists() and not run.fresh:
-        return "weights of this run; --run.init-from was for its start"
-    if not Path(path).is_file():
-        raise UserError(f"there is no checkpoint {path!a}")
-    try:
-        is_plain = path.endswith(".safetensors")
-        weights = load_file(path) if is_plain else load_best(Path(path)).weights
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"--run.init-from {path!a}: {error}") from error
-    own = model.state_dict()
-    missing = sorted(own.keys() ^ weights.keys())
-    if missing:
-        raise UserError(
-            f"--run.init-from {path!a} has the weights of another model: "
-            f"only one of the two has {abbreviate(missing)}"
-        )
-    unlike = [name for name, tensor in own.items() if weights[name].shape != tensor.shape]
-    head = list(own)[-1].rpartition(".")[0]
-    others = [name for name in unlike if name.rpartition(".")[0] != head]
-    if others:
-        raise UserError(
-            f"--run.init-from {path!a} has the weights of another model: {others[0]} has "
-            f"shape {tuple(weights[others[0]].shape)}, not {tuple(own[others[0]].shape)}"
-        )
-    model.load_state_dict({k: v for k, v in weights.items() if k not in unlike}, strict=False)
-    kept = f"; {head} is new, for other classes" if unlike else ""
-    return f"weights from {path!a}{kept}"
 
 
 def abbreviate(names: list[str], most: int = 3) -> str:

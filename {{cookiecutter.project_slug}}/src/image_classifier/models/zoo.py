@@ -5,6 +5,7 @@ from difflib import get_close_matches
 import torch
 from torch import nn
 
+from ..blocks import find_head
 from ..config import ModelConfig, UserError
 
 SMALL_IMAGE = 64  # pixels, up to which `stem = auto` keeps full resolution
@@ -40,12 +41,22 @@ def zoo(
         network = models.get_model(model.name, weights=None, **options)
     except (ValueError, AssertionError) as error:  # a transformer whose patches don't fit the image
         raise UserError(misfit(model, image_size, error)) from error
+    network = adapted(network, model, image_size)
+    if model.dropout:
+        drop_before_head(network, model.dropout)
+    return network
+
+
+def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Module:
+    """A `network` for photographs, made to take images of that size, which is tried.
+
+    Raises:
+        UserError: if it can't be.
+    """
     if model.stem == "small" or (model.stem == "auto" and image_size <= SMALL_IMAGE):
         has_small = keep_resolution(network)
         if model.stem == "small" and not has_small:
             raise UserError(f"--model.stem small: {model.name} has no stem that could be smaller")
-    if model.dropout:
-        drop_before_head(network, model.dropout)
     try:
         with torch.inference_mode():
             network.eval()(torch.zeros(1, 3, image_size, image_size))
@@ -93,9 +104,5 @@ def keep_resolution(network: nn.Module) -> bool:
 
 def drop_before_head(network: nn.Module, probability: float) -> None:
     """Put dropout before the last linear layer or, in networks that end so, 1 x 1 convolution."""
-    name, head = [
-        (name, layer)
-        for name, layer in network.named_modules()
-        if isinstance(layer, nn.Linear | nn.Conv2d)
-    ][-1]
+    name, head = find_head(network)
     network.set_submodule(name, nn.Sequential(nn.Dropout(probability), head))

@@ -1,0 +1,51 @@
+"""The models of timm by name, with that library installed: `timm/convnext_atto`."""
+
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from ..config import ModelConfig, UserError
+from .zoo import adapted, misfit
+
+PREFIX = "timm/"
+
+
+def timm(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+    """The model that timm has under the name after `timm/`, with a head for `num_classes`.
+
+    Raises:
+        UserError: if timm is missing or has none of that name, or a knob can't be followed.
+    """
+    library, name = open_timm(), model.name.removeprefix(PREFIX)
+    if not library.is_model(name):
+        near = get_close_matches(name, library.list_models(), n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(PREFIX + other for other in near)}?" if near else ""
+        raise UserError(f"timm has no model {name!a}{hint}")
+    options: dict[str, object] = {"num_classes": num_classes, "drop_rate": model.dropout}
+    if getattr(pretrained_config(model.name), "fixed_input_size", False):
+        options["img_size"] = image_size
+    try:
+        network = library.create_model(name, pretrained=False, **options)
+    except (ValueError, AssertionError, TypeError) as error:  # patches that don't fit the image
+        raise UserError(misfit(model, image_size, error)) from error
+    return adapted(network, model, image_size)
+
+
+def pretrained_config(name: str) -> Any:  # noqa: ANN401 - timm's own
+    """What timm knows of the weights that it publishes for the model `name`: None for nothing."""
+    return open_timm().get_pretrained_cfg(name.removeprefix(PREFIX), allow_unregistered=True)
+
+
+def open_timm() -> ModuleType:
+    """The library.
+
+    Raises:
+        UserError: if it is not installed.
+    """
+    try:
+        import timm as library
+    except ImportError as error:
+        raise UserError(f"models of timm need it: pip install timm ({error})") from error
+    return library

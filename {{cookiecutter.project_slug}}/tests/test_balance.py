@@ -1,0 +1,172 @@
+"""Classes that differ in size, and runs that end when they get no better."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, run_ranks
+from test_order import joined, seen
+from torch.nn.functional import one_hot
+
+from image_classifier import evaluate as evaluate_module
+from image_classifier import train as train_module
+from image_classifier.config import Config, DataConfig
+from image_classifier.datasets import DATASETS
+from image_classifier.datasets.shapes import shapes
+from image_classifier.datasets.source import Source
+from image_classifier.distributed import World
+from image_classifier.evaluate import Scores
+from image_classifier.loader import TrainData
+from image_classifier.optim import build_loss
+from image_classifier.seeding import balanced_order_at
+from image_classifier.state import TrainState
+from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
+SKEWED = torch.tensor([0] * 40 + [2] * 17 + [3] * 7)  # 64 images, and none of class 1
+
+
+def mine(data: DataConfig, split: str) -> Source:
+    """Images of four classes, most of them of the first, and none of the second."""
+    source = shapes(data, split)
+    pixels = source.pixels[: len(SKEWED)]
+    return replace(source, labels=SKEWED, pixels=pixels, classes=tuple("abcd"))
+
+
+def seen_on_mine(config: Config) -> list:
+    """What a rank sees of them."""
+    DATASETS["mine"] = mine
+    return seen(config)
+
+
+@pytest.fixture
+def skewed(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A run on such images."""
+    monkeypatch.setitem(DATASETS, "mine", mine)
+    return changed(config, data__name="mine", data__batch_size=8)
+
+
+def test_each_class_is_drawn_equally_often() -> None:
+    drawn = balanced_order_at(seed=1, epoch=2, labels=SKEWED)
+    assert len(drawn) == len(SKEWED)
+    images = drawn % len(SKEWED)
+    assert sorted(SKEWED[images].bincount().tolist()) == [0, 21, 21, 22]
+    times = images.bincount(minlength=64)
+    assert times[:40].max() == 1  # a large class gives other images each time
+    assert {*times[57:].tolist()} <= {3, 4}  # a small one all, equally often
+    assert len(drawn.unique()) == len(drawn)  # and each of them with a number of its own
+    assert torch.equal(drawn, balanced_order_at(seed=1, epoch=2, labels=SKEWED))
+    assert not torch.equal(drawn, balanced_order_at(seed=1, epoch=3, labels=SKEWED))
+
+
+def test_balanced_batches_are_the_same_on_any_ranks_and_workers(skewed: Config) -> None:
+    skewed = changed(skewed, data__balance="sampling")
+    resident = seen(skewed)
+    assert seen(skewed, 5, 8) == resident[5:]
+    for workers in (0, 2):
+        streamed = changed(skewed, data__where="stream", data__workers=workers)
+        assert seen(streamed) == resident
+    ranks = run_ranks(2, seen_on_mine, skewed)
+    for step, (indices, digests) in enumerate(resident):
+        assert joined(rank[step][0] for rank in ranks) == indices
+        assert joined(rank[step][1] for rank in ranks) == digests
+
+
+def test_an_image_that_comes_again_is_cropped_anew(config: Config, photos: Path) -> None:
+    config = changed(
+        config,
+        data__name="folder",
+        data__root=str(photos),
+        data__limit=0,
+        data__batch_size=12,
+        data__workers=0,
+        data__balance="sampling",
+        augment__crop="resized",
+        augment__flip="none",
+    )
+    data = TrainData(config, CPU)
+    data.source = replace(data.source, labels=torch.tensor([0] * 11 + [1]))
+    data.stream.samples.source = data.source
+    (batch,) = data.batches(0, 1)
+    rare = batch.pixels[batch.labels == 1]
+    assert len(rare) == 6
+    assert len({image.numpy().tobytes() for image in rare}) == 6
+    assert {*batch.indices[batch.labels == 1].tolist()} == {11}
+
+
+def test_rare_classes_count_for_more_in_the_loss(skewed: Config) -> None:
+    weights = TrainData(changed(skewed, data__balance="loss"), CPU).class_weights
+    assert weights[SKEWED].mean() == pytest.approx(1.0)
+    assert weights.tolist() == pytest.approx([64 / 3 / 40, 0, 64 / 3 / 17, 64 / 3 / 7])
+    assert TrainData(skewed, CPU).class_weights is None
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_weighted_losses_of_parts_add_up(config: Config, label_smoothing: float) -> None:
+    optim = replace(config.optim, label_smoothing=label_smoothing)
+    weights = torch.tensor([0.5, 1.0, 2.0])
+    logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 0, 1, 2, 2, 0])
+    loss_of, plain = build_loss(optim, 6, weights), build_loss(optim, 1)
+    whole = loss_of(logits, labels)
+    each = [plain(logits[n : n + 1], labels[n : n + 1]) for n in range(6)]
+    assert whole == pytest.approx(sum(weights[labels] * torch.stack(each)) / 6)
+    assert loss_of(logits[:4], labels[:4]) + loss_of(logits[4:], labels[4:]) == pytest.approx(whole)
+    assert loss_of(logits, one_hot(labels, 3).float()) == pytest.approx(whole)
+    half = loss_of(
+        logits, torch.lerp(*one_hot(torch.stack((labels, 1 - labels % 2)), 3).float(), 0.5)
+    )
+    assert half.isfinite()
+
+
+def test_a_skewed_folder_is_pointed_out(
+    skewed: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from image_classifier import mistakes
+
+    monkeypatch.setattr(mistakes, "SKEWED", 5)
+    short = changed(skewed, optim__warmup_epochs=0, epochs=0.125, run__fresh=True)
+    for balance, is_said in (("none", True), ("loss", False), ("sampling", False)):
+        train(changed(short, data__balance=balance))
+        line = "mistake? the largest class has 40 training images and the smallest 7"
+        assert (line in capsys.readouterr().out) == is_said
+
+
+def test_a_run_ends_when_it_gets_no_better(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = changed(config, epochs=8, run__patience=2, run__save_every_steps=100)
+    top1 = iter((0.2, 0.5, 0.4, 0.5, 0.9))
+    evaluate = evaluate_module.evaluate
+
+    def planned(*arguments: object) -> Scores:
+        return replace(evaluate(*arguments), top1=next(top1))
+
+    monkeypatch.setattr(train_module, "evaluate", planned)
+    train(config)
+    folder = Path(config.run.dir)
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("done", 16)
+    assert "no evaluation of 2 was better than that of step 8, top-1 50.00%" in status["message"]
+    assert (folder / "report.html").exists()
+    before = (folder / "checkpoints" / "last.pt").read_bytes()
+    train(config)
+    assert (folder / "checkpoints" / "last.pt").read_bytes() == before
+    assert json.loads((folder / "status.json").read_text()) == status | {"step": 16}
+
+
+def ended_at(config: Config) -> int:
+    """The step after which this rank ends a run that can never get better."""
+    steps, advance = [], TrainState.advance
+
+    def count(state: TrainState) -> None:
+        advance(state)
+        steps.append(state.step)
+
+    TrainState.advance = count
+    train(changed(config, optim__lr=0.0))
+    return steps[-1]
+
+
+def test_all_ranks_end_at_once(config: Config) -> None:
+    assert run_ranks(2, ended_at, changed(config, epochs=6, run__patience=1)) == [8, 8]

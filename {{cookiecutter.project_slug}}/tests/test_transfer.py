@@ -1,0 +1,296 @@
+"""A run that begins with weights of another: whose they may be, and which of them learn when."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed
+from safetensors.torch import save_file
+from test_resume import assert_same, final, train_until
+from torch import nn
+
+from image_classifier.blocks import find_blocks, find_head
+from image_classifier.config import (
+    Config,
+    ModelConfig,
+    RunConfig,
+    UserError,
+)
+from image_classifier.distributed import World
+from image_classifier.models import (
+    build_model,
+    published_normalisation,
+)
+from image_classifier.optim import build_optimizer, set_lr
+from image_classifier.pretrained import Origin, open_origin
+from image_classifier.train import train
+from image_classifier.weights import read_checkpoint
+
+CPU = World(torch.device("cpu"))
+SMALL = ModelConfig(name="resnet9", width=8)
+CLASSES = tuple("abcde")
+
+
+def fill(model: nn.Module, path: Path, name: str = "resnet9") -> str:
+    """Give `model`, which tells `CLASSES` apart, the weights in a file."""
+    origin = open_origin(RunConfig(init_from=str(path)), ModelConfig(name=name), CPU)
+    return origin.fill(model, CLASSES)
+
+
+@pytest.fixture(scope="module")
+def donor() -> nn.Module:
+    """A model of 5 classes that has learned something."""
+    return build_model(SMALL, 5, 32)
+
+
+def saved_by_torch(donor: nn.Module, path: Path) -> None:
+    torch.save(donor.state_dict(), path)
+
+
+def saved_long_ago(donor: nn.Module, path: Path) -> None:
+    torch.save(donor.state_dict(), path, _use_new_zipfile_serialization=False)
+
+
+def saved_from_ddp(donor: nn.Module, path: Path) -> None:
+    weights = {f"module._orig_mod.{name}": w for name, w in donor.state_dict().items()}
+    torch.save({"model": weights, "epoch": 3, "args": Namespace(lr=0.1)}, path)
+
+
+def saved_with_averages(donor: nn.Module, path: Path) -> None:
+    averaged = {f"module.{name}": w for name, w in donor.state_dict().items()}
+    averaged["n_averaged"] = torch.tensor(7)
+    zeros = {name: torch.zeros_like(w) for name, w in donor.state_dict().items()}
+    torch.save({"state_dict": zeros, "model_ema": averaged}, path)
+
+
+def saved_as_safetensors(donor: nn.Module, path: Path) -> None:
+    save_file(donor.state_dict(), path.with_suffix(".safetensors"))
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        saved_by_torch,
+        saved_long_ago,
+        saved_from_ddp,
+        saved_with_averages,
+        saved_as_safetensors,
+    ],
+)
+def test_weights_are_taken_as_others_save_them(
+    donor: nn.Module, tmp_path: Path, save: object
+) -> None:
+    save(donor, tmp_path / "w.pth")
+    (path,) = tmp_path.iterdir()
+    model = build_model(SMALL, 5, 32)
+    assert fill(model, path) == f"weights from {str(path)!a}"
+    assert_same(model.state_dict(), donor.state_dict())
+
+
+def test_a_last_layer_for_other_classes_is_new(donor: nn.Module, tmp_path: Path) -> None:
+    save_file(donor.state_dict(), tmp_path / "plain.safetensors")
+    model = build_model(SMALL, 7, 32)
+    assert "; head is new, for other classes" in fill(model, tmp_path / "plain.safetensors")
+    assert_same(model.stem.state_dict(), donor.stem.state_dict())
+    # As many classes, but others: what it knows of them is wrong.
+    about = {"classes": json.dumps(list("vwxyz"))}
+    save_file(donor.state_dict(), tmp_path / "ours.safetensors", metadata=about)
+    model = build_model(SMALL, 5, 32)
+    before = model.head.weight.clone()
+    assert "; head is new" in fill(model, tmp_path / "ours.safetensors")
+    assert torch.equal(model.head.weight, before)
+
+
+# A layer of its own, a 1 x 1 convolution, and ones in a sequence.
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("resnet18", "fc"),
+        ("squeezenet1_1", "classifier.1"),
+        ("vit_b_16", "heads.head"),
+        ("convnext_tiny", "classifier.2"),
+    ],
+)
+def test_the_head_of_any_model_is_found(name: str, head: str) -> None:
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name=name), 5, 96)
+    assert find_head(model)[0] == head
+    blocks = find_blocks(model)
+    assert blocks[0][0] is next(model.parameters())
+    assert {id(w) for w in blocks[-1]} == {id(w) for w in model.get_submodule(head).parameters()}
+    assert len({id(w) for block in blocks for w in block}) == len(list(model.parameters()))
+    assert sum(map(len, blocks)) == len(list(model.parameters()))
+    assert 9 <= len(blocks) <= 14
+
+
+def test_dropout_before_the_head_does_not_lose_it(tmp_path: Path) -> None:
+    plain = build_model(ModelConfig(name="squeezenet1_1"), 5, 64)
+    save_file(plain.state_dict(), tmp_path / "w.safetensors")
+    model = build_model(ModelConfig(name="squeezenet1_1", dropout=0.5), 5, 64)
+    assert "is new" not in fill(model, tmp_path / "w.safetensors", "squeezenet1_1")
+    assert torch.equal(model.classifier[1][1].weight, plain.classifier[1].weight)
+
+
+def test_weights_that_do_not_fit_say_what_to_do() -> None:
+    with torch.device("meta"):
+        large = build_model(ModelConfig(name="resnet18", stem="imagenet"), 5, 32)
+        small = build_model(ModelConfig(name="resnet18"), 5, 32)
+        transformers = [build_model(ModelConfig(name="vit_b_16"), 5, side) for side in (32, 48)]
+    with pytest.raises(UserError, match=r"conv1.weight has shape.*--model.stem imagenet"):
+        Origin("weights", large.state_dict()).fill(small, CLASSES)
+    with pytest.raises(UserError, match=r"pos_embedding has shape.*--data.image-size"):
+        Origin("weights", transformers[0].state_dict()).fill(transformers[1], CLASSES)
+
+
+@pytest.mark.parametrize("cut", [3, 1000, -1])
+def test_a_file_that_was_cut_short_is_named(donor: nn.Module, tmp_path: Path, cut: int) -> None:
+    for save in (saved_by_torch, saved_long_ago):
+        path = tmp_path / "w.pth"
+        save(donor, path)
+        path.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(UserError, match=r"'.*w.pth'"):
+            fill(build_model(SMALL, 5, 32), path)
+
+
+def test_a_file_without_weights_is_named(tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="holds no weights"):
+        fill(nn.Linear(2, 5), tmp_path / "w.pth")
+
+
+def test_without_a_network_a_line_says_how_to_bring_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    run = RunConfig(init_from="pretrained")
+    with pytest.raises(UserError, match=r"no route.*https://\S+/resnet18\S+\.pth.*--run.init-from"):
+        open_origin(run, ModelConfig(name="resnet18"), CPU)
+    with pytest.raises(UserError, match="torchvision has no weights of airbench"):
+        open_origin(run, ModelConfig(name="airbench"), CPU)
+
+
+def test_published_weights_are_downloaded_once_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_model(ModelConfig(name="squeezenet1_1"), 5, 64)
+    asked = []
+
+    def download(url: str, path: str, checksum: str, **_: object) -> None:
+        asked.append((url, checksum))
+        torch.save(model.state_dict(), path)
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    run = RunConfig(init_from="pretrained")
+    for _ in range(2):
+        origin = open_origin(run, ModelConfig(name="squeezenet1_1"), CPU)
+    ((url, checksum),) = asked
+    assert url.startswith("https://")
+    assert checksum
+    assert f"-{checksum}." in url
+    assert origin.mean == (0.485, 0.456, 0.406)
+
+
+def test_images_are_normalised_as_the_weights_learned_them(config: Config, tmp_path: Path) -> None:
+    about = {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]", "classes": '["x"]'}
+    model = build_model(config.model, 10, config.data.image_size)
+    save_file(model.state_dict(), tmp_path / "w.safetensors", metadata=about)
+    config = changed(config, optim__warmup_epochs=0.0, epochs=0.5)
+    begun = changed(config, run__init_from=str(tmp_path / "w.safetensors"))
+    train(begun)
+    assert (final(begun)["mean"], final(begun)["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
+    (tmp_path / "w.safetensors").unlink()
+    train(begun)  # goes on, and knows it from its own checkpoint
+    assert published_normalisation("inception_v3")[0] == (0.5, 0.5, 0.5)
+
+
+@pytest.fixture
+def begun(config: Config, tmp_path: Path) -> Config:
+    """A run that lets only the last layer learn in the first of its two epochs of four steps."""
+    model = build_model(replace(config.model, norm="batch"), 10, 32)
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    return changed(
+        config,
+        run__init_from=str(tmp_path / "w.pth"),
+        model__norm="batch",
+        optim__frozen_epochs=1.0,
+        optim__layer_decay=0.8,
+        optim__ema_decay=0.9,
+        optim__accumulate=2,
+        run__save_every_steps=1,
+        run__keep=10,
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_only_the_last_layer_learns_before_the_thaw(begun: Config, optimizer: str) -> None:
+    begun = changed(begun, optim__name=optimizer)
+    train(begun)
+    start = torch.load(begun.run.init_from, weights_only=True)
+    folder = Path(begun.run.dir, "checkpoints")
+    frozen, thawed = (
+        read_checkpoint(folder / f"step_0000000{step}.pt")["state"] for step in (4, 5)
+    )
+    for state in (frozen["model"], frozen["ema"]):
+        moved = {name for name, weight in state.items() if not torch.equal(weight, start[name])}
+        assert moved == {"head.weight", "head.bias"}  # and no statistics of a BatchNorm
+    assert len(frozen["optimizer"]["state"]) == 2
+    moved = [name for name, w in thawed["model"].items() if not torch.equal(w, start[name])]
+    assert moved == list(start)
+
+
+def test_a_run_killed_before_at_and_after_the_thaw_ends_as_an_unbroken_one(
+    begun: Config, tmp_path: Path
+) -> None:
+    unbroken = changed(begun, run__dir=str(tmp_path / "unbroken"))
+    train(unbroken)
+    for step in (2, 4, 6):
+        train_until(changed(begun, optim__accumulate=2), 2 * step, kill=False)
+    train(begun)
+    assert_same(final(begun), final(unbroken))
+
+
+def test_frozen_layers_take_no_backward_pass(
+    begun: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning = []
+    forward = nn.Conv2d.forward
+
+    def look(layer: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+        learning.append(forward(layer, images).requires_grad)
+        return forward(layer, images)
+
+    monkeypatch.setattr(nn.Conv2d, "forward", look)
+    train(changed(begun, epochs=1))
+    assert learning
+    assert not any(learning)
+
+
+def test_frozen_layers_that_know_nothing_are_refused(begun: Config) -> None:
+    with pytest.raises(UserError, match=r"--optim.frozen-epochs 1 .*--run.init-from"):
+        changed(begun, run__init_from="")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_lower_blocks_learn_more_slowly(donor: nn.Module, config: Config, name: str) -> None:
+    optim = replace(config.optim, name=name, layer_decay=0.5)
+    optimizer = build_optimizer(optim, donor)
+    assert set_lr(optimizer, 1.0) == 1.0
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == sorted(rates)
+    assert rates[-4:] == [0.5, 0.5, 1.0, 1.0]
+    ((rate, decay),) = {
+        (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for weight in group["params"]
+        if weight is donor.stem[0].weight
+    }
+    assert rate == 0.5 ** (len(rates) // 2 - 1)
+    assert decay == optim.weight_decay
