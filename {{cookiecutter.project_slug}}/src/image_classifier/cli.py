@@ -162,6 +162,50 @@ def predict_verb(words: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class ExportOptions:
+    """What to export, and how it is checked."""
+
+    run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
+    format: tuple[Literal["onnx", "pt2", "safetensors"], ...] = ("onnx", "pt2", "safetensors")
+    # files to write, as `model.<format>`
+    out: str = ""  # folder to write them to; default: `export` in the run folder
+    raw: bool = False  # normalised float images to logits, in place of pixels to probabilities
+    tolerance: float = 1e-3  # largest difference of a probability to the model's
+    split: Literal["val", "test", "train"] = "val"  # whose images are compared
+    images: int = 256  # how many of them
+    root: str = ""  # folder of the images, where it is not the one of the training
+
+
+def export_verb(words: list[str]) -> int:
+    """Write a trained model for other programs: `export RUN [--format onnx pt2 safetensors]`."""
+    options = parse(ExportOptions, words, prog="export", about=summary(export_verb))
+    if not options.format:
+        raise UserError("--format needs one or more of: onnx, pt2, safetensors")
+    for knob, value, low, high in (
+        ("tolerance", options.tolerance, 0, 1),
+        ("images", options.images, 1, 10**9),
+    ):
+        if not low <= value <= high:
+            raise UserError(f"--{knob} {value:g} is not in {low} .. {high}")
+
+    def work() -> None:
+        from .export import Wanted, export
+
+        wanted = Wanted(
+            formats=tuple(dict.fromkeys(options.format)),
+            folder=options.out,
+            is_raw=options.raw,
+            tolerance=options.tolerance,
+            split=options.split,
+            root=options.root,
+            num_images=options.images,
+        )
+        export(options.run, wanted)
+
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+
+
+@dataclass(frozen=True)
 class PrepareData:
     """Which images, and where to; as for `train`."""
 
@@ -327,6 +371,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train_verb,
     "evaluate": evaluate_verb,
     "predict": predict_verb,
+    "export": export_verb,
     "check": check_verb,
     "prepare": prepare_verb,
     "bench": bench_verb,

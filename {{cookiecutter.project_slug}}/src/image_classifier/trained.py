@@ -26,6 +26,8 @@ class Trained:
     classes: tuple[str, ...]
     model: nn.Module  # on the device, in evaluation mode
     normalize: Normalize  # as in training
+    mean: tuple[float, ...]  # that it takes off, of red, green and blue from 0 to 1
+    std: tuple[float, ...]  # that it then divides by
     precision: Precision
 
 
@@ -53,5 +55,7 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
         classes=best.images.classes,
         model=precision.place(model).eval(),
         normalize=Normalize(best.images, config.data.eval_size, precision, config.augment),
+        mean=best.images.mean,
+        std=best.images.std,
         precision=precision,
     )
