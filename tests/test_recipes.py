@@ -9,7 +9,7 @@ import pytest
 from conftest import PROJECT
 
 TINY = "--data.name shapes --data.limit 16 --data.batch-size 8 --data.workers 0 --epochs 1"
-TINY += " --optim.warmup-epochs 0 --run.no-tensorboard --run.log-every-steps 1 --run.processes 1"
+TINY += " --optim.warmup-epochs 0 --run.log-every-steps 1 --run.processes 1 --run.trackers"
 TINY += " --compute.device cpu --precision fp32"
 
 

@@ -49,7 +49,7 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
         augment__tta="flip",
         optim__warmup_epochs=0,
         run__dir=folder,
-        run__tensorboard=False,
+        run__trackers=(),
     )
     train(config)
     return folder

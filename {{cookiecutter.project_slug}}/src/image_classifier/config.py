@@ -146,7 +146,8 @@ TrackerName = Literal["tensorboard", "wandb", "trackio"]
 class RunConfig:
     """Where a run lives, and what it writes when.
 
-    (`launch.py`, `run.py`, `checkpoint.py`, `pretrained.py`, `loader.py`, `report.py`, `train.py`)
+    (`launch.py`, `run.py`, `plan.py`, `checkpoint.py`, `pretrained.py`, `loader.py`, `report.py`,
+    `train.py`)
     """
 
     dir: str = ""  # the run folder: the same command continues it; default: runs/<preset>
