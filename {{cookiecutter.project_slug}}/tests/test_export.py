@@ -148,6 +148,7 @@ def test_a_library_that_is_missing_is_named_with_the_command(
 
 MISTAKES = {
     "--images 0": "--images 0 is not in 1",
+    "--format pt2 --int8": "--int8 is made of the ONNX file",
     "--tolerance -1": "--tolerance -1 is not in 0",
     "--format onx": "onnx",
     "--format safetensors --split test": "test",

@@ -170,6 +170,7 @@ class ExportOptions:
     # files to write, as `model.<format>`
     out: str = ""  # folder to write them to; default: `export` in the run folder
     raw: bool = False  # normalised float images to logits, in place of pixels to probabilities
+    int8: bool = False  # the ONNX file in 8 bits too, if its top-1 stays within 0.5 points
     tolerance: float = 1e-3  # largest difference of a probability to the model's
     split: Literal["val", "test", "train"] = "val"  # whose images are compared
     images: int = 256  # how many of them
@@ -181,6 +182,8 @@ def export_verb(words: list[str]) -> int:
     options = parse(ExportOptions, words, prog="export", about=summary(export_verb))
     if not options.format:
         raise UserError("--format needs one or more of: onnx, pt2, safetensors")
+    if options.int8 and "onnx" not in options.format:
+        raise UserError("--int8 is made of the ONNX file: it needs --format onnx")
     for knob, value, low, high in (
         ("tolerance", options.tolerance, 0, 1),
         ("images", options.images, 1, 10**9),
@@ -199,6 +202,7 @@ def export_verb(words: list[str]) -> int:
             split=options.split,
             root=options.root,
             num_images=options.images,
+            has_int8=options.int8,
         )
         export(options.run, wanted)
 

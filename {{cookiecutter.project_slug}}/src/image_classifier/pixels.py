@@ -4,10 +4,14 @@ It is for programs without this package. It scales by products of matrices, for 
 has the operations: their own ways to resize differ from torch's, and from one another.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from .augment import VIEWS, reflect
+
+Answer = Callable[[Tensor], Tensor]  # a batch of images -> (batch, classes) of it
 
 # torch resizes bytes with weights of fixed point, as Pillow does: in 16 bits with the sign.
 LARGEST_WEIGHT, MOST_BITS = 2**15 - 0.5, 22

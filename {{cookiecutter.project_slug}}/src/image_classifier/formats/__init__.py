@@ -12,13 +12,15 @@ images from the file that it wrote: `export` compares that with the model.
 from collections.abc import Callable
 from pathlib import Path
 
+from ..pixels import Answer
 from .examples import example
+from .int8 import int8
 from .onnx_graph import check_libraries, onnx, open_onnx
-from .portable import Answer, Portable
+from .portable import Portable
 from .torch_program import pt2
 from .weights_alone import safetensors
 
-__all__ = ["FORMATS", "Answer", "Portable", "check_libraries", "example", "open_onnx"]
+__all__ = ["FORMATS", "Portable", "check_libraries", "example", "int8", "open_onnx"]
 
 FORMATS: dict[str, Callable[[Portable, Path], Answer]] = {
     format_.__name__: format_ for format_ in (onnx, pt2, safetensors)

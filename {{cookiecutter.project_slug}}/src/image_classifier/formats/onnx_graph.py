@@ -1,7 +1,6 @@
 """`model.onnx`: a graph that ONNX Runtime, TensorRT, OpenVINO and many others take."""
 
 import json
-import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
-from .portable import Answer, Portable
+from ..pixels import Answer
+from .portable import Portable
 
 OPSET = 18  # which torch writes by itself: no conversion could change what it means
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
@@ -29,15 +29,14 @@ def onnx(network: Portable, path: Path) -> Answer:
     if sum(weight.nbytes for weight in weights) > 0.99 * MOST_BYTES:
         raise UserError("a file of ONNX holds less than 2 GB, the model is larger: --format pt2")
     names, program = network.names, network.program
-    with warnings.catch_warnings():
-        graph = torch.onnx.export(
-            program,
-            dynamo=True,
-            input_names=names[:1],
-            output_names=names[1:],
-            opset_version=OPSET,
-            verbose=False,
-        )
+    graph = torch.onnx.export(
+        program,
+        dynamo=True,
+        input_names=names[:1],
+        output_names=names[1:],
+        opset_version=OPSET,
+        verbose=False,
+    )
     for key, value in network.about.items():
         graph.model.metadata_props[key] = json.dumps(value)
     graph.save(path, external_data=False)

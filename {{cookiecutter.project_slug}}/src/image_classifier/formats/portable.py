@@ -1,19 +1,15 @@
 """A model with all that others need to use it, on its way into a file."""
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from ..config import FaultError
 from ..pixels import FromNormalised, FromPixels
 
-Answer = Callable[[Tensor], Tensor]  # images as `Portable.network` takes them -> what it returns
 LONGEST = 2**15  # pixels of a side
 
 
@@ -49,11 +45,14 @@ class Portable:
             sizes |= {1: Dim("height", min=1, max=LONGEST), 2: Dim("width", min=1, max=LONGEST)}
             example = torch.zeros((2, side + 8, side + 16, 3), dtype=torch.uint8)
         try:
-            with warnings.catch_warnings(), torch.no_grad():
-                # Of its own making: https://github.com/pytorch/pytorch/issues/
-                return torch.export.export(self.network, (example,), dynamic_shapes=(sizes,))
+            with torch.no_grad():
+                program = torch.export.export(self.network, (example,), dynamic_shapes=(sizes,))
         except Exception as error:  # of many kinds, as many as there are ways to write a network
             reason = " ".join(str(error).split()) or type(error).__name__
             raise FaultError(
                 f"torch.export can't make a graph of the model: {reason[:300]}"
             ) from error
+        for node in program.graph.nodes:
+            # The files and lines that it came from, on this machine: most of a small file, too.
+            node.meta.pop("stack_trace", None)
+        return program

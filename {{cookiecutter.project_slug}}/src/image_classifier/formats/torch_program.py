@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from .portable import Answer, Portable
+from ..pixels import Answer
+from .portable import Portable
 
 ABOUT = "about.json"  # what the file says of the model; beside the program in it
 

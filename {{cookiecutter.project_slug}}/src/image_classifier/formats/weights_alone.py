@@ -7,7 +7,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .portable import Answer, Portable
+from ..pixels import Answer
+from .portable import Portable
 
 
 def safetensors(network: Portable, path: Path) -> Answer:

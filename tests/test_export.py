@@ -1,0 +1,97 @@
+"""A trained model runs without the project that trained it, and says the same."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import PROJECT
+from PIL import Image
+
+onnx = pytest.importorskip("onnx")
+COMMAND = "import sys; from image_classifier.cli import main; "
+COMMAND += "sys.exit(max(main(words.split()) for words in sys.argv[1:]))"
+SMOKE = "train smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+
+
+def python(*words: str, folder: Path, **environment: str) -> str:
+    """Run Python with warnings as errors; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *words],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, exported from pixels and from normalised images, and two photographs."""
+    for library in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(library)
+    folder = tmp_path_factory.mktemp("export")
+    noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    photo = Image.fromarray(noise).resize((90, 61), Image.Resampling.BICUBIC)
+    photo.save(folder / "photo.png")
+    turned = photo.transpose(Image.Transpose.ROTATE_90)  # as cameras save what is upright
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(folder / "turned.png", exif=exif)
+    words = (SMOKE, "export runs/smoke", "export runs/smoke --raw --out raw --format onnx pt2")
+    said = python("-c", COMMAND, *words, folder=folder, PYTHONPATH=str(PROJECT / "src"))
+    assert said.count("the same class for 192 of 192 images") == 5
+    return folder
+
+
+def answers(folder: Path, program: str) -> list[tuple[float, str]]:
+    """What an example says of both photographs: percentages and classes, best first."""
+    said = python(program, "photo.png", "turned.png", folder=folder, PYTHONPATH="")
+    lines = re.findall(r"^ *([0-9.]+)%  '(\w+)'$", said, re.MULTILINE)
+    return [(float(percentage), name) for percentage, name in lines]
+
+
+def test_examples_need_no_project_and_agree(exported: Path) -> None:
+    first = answers(exported, "runs/smoke/export/example_onnx.py")
+    assert len(first) == 10
+    assert len({name for _, name in first[:5]}) == 5
+    assert first[:5] == first[5:]  # the turned one is upright again
+    assert first == answers(exported, "runs/smoke/export/example_pt2.py")
+    # Pillow's cut of the middle may lie half a pixel beside ours.
+    for program in ("raw/example_onnx.py", "raw/example_pt2.py"):
+        raw = dict(map(reversed, answers(exported, program)[:5]))
+        for percentage, name in first[:3]:
+            assert raw[name] == pytest.approx(percentage, abs=2)
+
+
+def test_the_file_of_onnx_is_whole_and_says_what_it_is(exported: Path) -> None:
+    for folder, names, sizes in (
+        ("runs/smoke/export", ("images", "probabilities"), ["batch", "height", "width", 3]),
+        ("raw", ("images", "logits"), ["batch", 3, 32, 32]),
+    ):
+        path = exported / folder / "model.onnx"
+        model = onnx.load(path, load_external_data=False)
+        onnx.checker.check_model(model, full_check=True)
+        assert not [weight for weight in model.graph.initializer if weight.external_data]
+        assert model.opset_import[0].version == 18
+        (images,), (results,) = model.graph.input, model.graph.output
+        assert (images.name, results.name) == names
+        shape = [size.dim_param or size.dim_value for size in images.type.tensor_type.shape.dim]
+        assert shape == sizes
+        about = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
+        assert len(about["classes"]) == 10
+        assert about["side"] == 32
+        for file in path.parent.iterdir():  # they go to others
+            assert not re.search(
+                rb"/site-packages|\.py\", line|" + str(exported).encode(), file.read_bytes()
+            )
+        files = {"model.onnx", "model.pt2", "example_onnx.py", "example_pt2.py"}
+        assert {file.name for file in path.parent.iterdir()} >= files
