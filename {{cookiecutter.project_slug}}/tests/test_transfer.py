@@ -140,9 +140,9 @@ def test_weights_that_do_not_fit_say_what_to_do() -> None:
         small = build_model(ModelConfig(name="resnet18"), 5, 32)
         transformers = [build_model(ModelConfig(name="vit_b_16"), 5, side) for side in (32, 48)]
     with pytest.raises(UserError, match=r"conv1.weight has shape.*--model.stem imagenet"):
-        Origin("weights", large.state_dict()).fill(small, CLASSES)
+        Origin("w.pth", "", large.state_dict()).fill(small, CLASSES)
     with pytest.raises(UserError, match=r"pos_embedding has shape.*--data.image-size"):
-        Origin("weights", transformers[0].state_dict()).fill(transformers[1], CLASSES)
+        Origin("w.pth", "", transformers[0].state_dict()).fill(transformers[1], CLASSES)
 
 
 @pytest.mark.parametrize("cut", [3, 1000, -1])

@@ -5,7 +5,6 @@ https://arxiv.org/abs/1506.01186
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -26,10 +25,14 @@ from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .state import TrainState
 
 LOOK_EVERY = 10  # steps, between two looks at the losses: each waits for the device
-SMOOTHED_SHARE = 0.05  # of the steps, that the loss is averaged over to each side
-EXPLODED = 1.5  # times the first loss, from which on there is no way back
-LEARNED = 0.97  # of the first loss, below which something has been learned
-MARGIN = 10  # times the suggested rate that does not diverge yet, in a longer run
+SMOOTHED_SHARE = 0.05  # of the steps, that a loss is averaged over to each side
+LEARNED = 0.03  # of the first loss, that it must fall by for something to be learned
+EXPLODED = 1.5  # times the first loss, from which there is no way back
+# Of its whole fall: how near the loss is to the lowest where it stops falling, and how much of it
+# is lost where training diverges.
+NEAR, LOST = 0.1, 0.5
+# A longer run meets harder places than the test: parts of the two rates that it can bear.
+OF_LOWEST, OF_DIVERGED = 1 / 3, 1 / 10
 
 LEFT, RIGHT, TOP, BOTTOM = 48, 620, 16, 270  # of what the drawing encloses, in pixels
 
@@ -39,16 +42,19 @@ class Finding:
     """What the test has found."""
 
     rates: list[float]  # of each step
-    losses: list[float]  # of each step, smoothed
-    steepest: float  # rate at which the loss falls fastest
+    losses: list[float]  # of each step
+    smoothed: list[float]  # the same, averaged with its neighbours
+    lowest: float  # rate up to which the loss falls
     diverged: float | None  # rate from which on training falls apart; None: it does not
     suggested: float
 
     def words(self) -> str:
         """How the suggestion comes about."""
         end = f"it diverges from {self.diverged:.2g} on" if self.diverged else "it never diverges"
-        tenth = f", of which a {MARGIN}th is the limit" if self.diverged else ""
-        return f"the loss falls fastest at a learning rate of {self.steepest:.2g}; {end}{tenth}"
+        return (
+            f"the loss falls up to a learning rate of {self.lowest:.2g}, and {end}: "
+            "a third of the one, or a tenth of the other if that is less"
+        )
 
 
 def find_lr(config: Config, command: str, folder: Path, rates: list[float]) -> Finding:
@@ -127,7 +133,7 @@ def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
                 state.advance()
                 if state.step % LOOK_EVERY == 0 or state.step == len(rates):
                     seen = (world.sum(losses[: state.step].clone()) / world.size).tolist()
-                    if divergence(smooth(seen, len(rates)), at_once=False) is not None:
+                    if not smooth(seen, len(rates))[-1] < EXPLODED * seen[0]:
                         break
     finally:
         data.close()
@@ -142,17 +148,6 @@ def smooth(losses: list[float], steps: int) -> list[float]:
     return avg_pool1d(row, window, stride=1, padding=reach, count_include_pad=False)[0].tolist()
 
 
-def divergence(losses: list[float], at_once: bool = True) -> int | None:
-    """The step at which smoothed `losses` are lost, as is all that was learned; None for none."""
-    first = losses[0]
-    has_learned = False
-    for step, loss in enumerate(losses):
-        has_learned |= loss < LEARNED * first
-        if not loss < (first if has_learned and at_once else EXPLODED * first):
-            return step
-    return None
-
-
 def judge(rates: list[float], losses: list[float]) -> Finding:
     """What the losses say of the rates they were reached with.
 
@@ -160,24 +155,27 @@ def judge(rates: list[float], losses: list[float]) -> Finding:
         UserError: if they never fall.
     """
     smoothed = smooth(losses, len(rates))
-    end = divergence(smoothed)
-    good = smoothed[:end]
-    slopes = [after - before for before, after in pairwise(good)]
-    if not slopes or min(good) > LEARNED * good[0]:
+    end = next((n for n, loss in enumerate(smoothed) if not loss < EXPLODED * smoothed[0]), None)
+    low = min(smoothed[:end], default=smoothed[0])
+    fall = smoothed[0] - low
+    if not fall > LEARNED * smoothed[0]:
         raise UserError(
             f"no learning rate from {rates[0]:g} to {rates[len(losses) - 1]:g} lets the loss fall "
             f"({smoothed[0]:.4g} at first): set --low, --high or --steps"
         )
-    steepest = rates[slopes.index(min(slopes))]
-    diverged = None if end is None else rates[end]
-    suggested = min(steepest, diverged / MARGIN) if diverged else steepest
-    finite = [loss for loss in smoothed if math.isfinite(loss)]
-    return Finding(rates[: len(finite)], finite, steepest, diverged, suggested)
+    lowest = next(n for n, loss in enumerate(smoothed) if loss <= low + NEAR * fall)
+    after = smoothed.index(low)
+    lost = [n for n in range(after, len(smoothed)) if not smoothed[n] < low + LOST * fall]
+    diverged = rates[lost[0]] if lost else None
+    suggested = min(OF_LOWEST * rates[lowest], OF_DIVERGED * (diverged or math.inf))
+    finite = [n for n, loss in enumerate(smoothed) if math.isfinite(loss)]
+    kept = ([row[n] for n in finite] for row in (rates, losses, smoothed))
+    return Finding(*kept, rates[lowest], diverged, suggested)
 
 
 def drawing(finding: Finding) -> str:
     """The loss over the learning rate, whose axis is logarithmic, as an SVG."""
-    rates, losses = finding.rates, finding.losses
+    rates, losses = finding.rates, finding.smoothed
     low, high = min(losses), min(max(losses), EXPLODED * losses[0])
     start, decades = math.log10(rates[0]), math.log10(rates[-1] / rates[0])
 

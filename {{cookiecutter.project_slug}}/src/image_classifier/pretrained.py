@@ -51,7 +51,8 @@ Colours = tuple[float, float, float]  # of red, green and blue
 class Origin:
     """What a run starts with."""
 
-    words: str
+    path: str  # of the file; empty: there is none
+    words: str  # on it
     weights: dict[str, Tensor] = field(default_factory=dict)  # none: they stay as they are
     classes: tuple[str, ...] = ()  # that they tell apart, if that is known
     mean: Colours | None = None  # by which their images were normalised; None: it is not known
@@ -79,7 +80,9 @@ class Origin:
         shapes, own_shapes = ({name: w.shape for name, w in d.items()} for d in (weights, own))
         of_head = {f"{head}.weight", f"{head}.bias"}
         if reason := difference(shapes, own_shapes, of_head):
-            raise UserError(f"{self.words} are those of another model: {reason}")
+            raise UserError(
+                f"--run.init-from {self.path!a} has the weights of another model: {reason}"
+            )
         is_new = self.classes not in ((), classes) or any(
             shapes.get(name) != own_shapes.get(name) for name in of_head
         )
@@ -114,12 +117,12 @@ def find_origin(run: RunConfig, model: ModelConfig, world: World) -> Origin:
         UserError: as `open_origin`.
     """
     if not run.init_from:
-        return Origin("random weights")
+        return Origin("", "random weights")
     own = Path(run.dir, "checkpoints")
     if (own / "last.pt").exists() and not run.fresh:
         mean, std = saved_normalisation(own)
         words = "weights of this run; --run.init-from was for its start"
-        return Origin(words, mean=mean, std=std)
+        return Origin("", words, mean=mean, std=std)
     is_published = run.init_from == PUBLISHED
     path = download(model.name, world) if is_published else Path(run.init_from)
     if not path.is_file():
@@ -152,7 +155,7 @@ def read_safetensors(path: Path) -> Origin:
         kind = str if name == "classes" else float
         if not all(isinstance(value, kind) for value in known[name]):
             del known[name]
-    return Origin("", bare(weights), **known)
+    return Origin(str(path), "", bare(weights), **known)
 
 
 def read_torch(path: Path) -> Origin:
@@ -178,8 +181,8 @@ def read_torch(path: Path) -> Origin:
     if is_checkpoint(saved):
         best = load_best(path)
         images = best.images
-        return Origin("", best.weights, images.classes, images.mean, images.std)
-    return Origin("", state_dict_in(saved, path))
+        return Origin(str(path), "", best.weights, images.classes, images.mean, images.std)
+    return Origin(str(path), "", state_dict_in(saved, path))
 
 
 def state_dict_in(saved: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401 - whatever a file holds
