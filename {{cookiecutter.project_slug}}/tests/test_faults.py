@@ -16,8 +16,8 @@ from torch import Tensor
 
 from image_classifier import checkpoint, distributed, heartbeat
 from image_classifier import train as train_module
+from image_classifier.attempt import attempt
 from image_classifier.checkpoint import SaveError
-from image_classifier.cli import attempt
 from image_classifier.config import Config, FaultError, UserError
 from image_classifier.distributed import Board, World, join_world
 from image_classifier.loader import TrainData

@@ -10,7 +10,6 @@ import torch
 from conftest import changed
 
 from image_classifier import find_lr as find_lr_module
-from image_classifier.cli import FindLrOptions, parse
 from image_classifier.config import Config, UserError
 from image_classifier.distributed import World
 from image_classifier.find_lr import (
@@ -19,6 +18,8 @@ from image_classifier.find_lr import (
     judge,
     losses_at,
 )
+from image_classifier.parse import parse
+from image_classifier.verbs.find_lr import FindLrOptions
 
 RATES = growing(1e-6, 10, 100)
 

@@ -10,7 +10,7 @@ import torch
 from conftest import changed, write_photo
 
 from image_classifier import monitor
-from image_classifier.cli import attempt
+from image_classifier.attempt import attempt
 from image_classifier.config import Config
 from image_classifier.distributed import World
 from image_classifier.loader import Batch, TrainData, copy_ahead

@@ -15,10 +15,12 @@ import pytest
 from conftest import run_alone
 
 from image_classifier import config as config_module
-from image_classifier.cli import EvaluateOptions, PredictOptions, parse
 from image_classifier.config import Config, DataConfig, flatten
 from image_classifier.datasets import open_dataset
+from image_classifier.parse import parse
 from image_classifier.presets import PRESETS
+from image_classifier.verbs.evaluate import EvaluateOptions
+from image_classifier.verbs.predict import PredictOptions
 
 PROJECT = Path(__file__).parent.parent
 PACKAGE = Path(config_module.__file__).parent

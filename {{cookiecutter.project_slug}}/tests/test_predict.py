@@ -28,7 +28,7 @@ from image_classifier.journal import Journal
 from image_classifier.listing import list_files
 from image_classifier.loader import EvalData
 from image_classifier.presets import smoke
-from image_classifier.rows import Answers, Csv, Jsonl, Table
+from image_classifier.rows import Csv, Jsonl, Labelled, Table
 from image_classifier.train import train
 from image_classifier.trained import Trained, open_trained
 
@@ -261,20 +261,20 @@ def test_hostile_names_break_no_file_and_no_screen(
 
 def test_a_class_is_no_formula_and_moves_no_cursor() -> None:
     classes = ("=HYPERLINK(1)", "-1", "@x", 'a,"b', "\x1b[2J")
-    answers = Answers([b"x.jpg"], [[0, 1, 2, 3, 4]], [[0.4, 0.3, 0.2, 0.1, 1e-12]], {})
+    labelled = Labelled([b"x.jpg"], [[0, 1, 2, 3, 4]], [[0.4, 0.3, 0.2, 0.1, 1e-12]], {})
     rows = Csv(classes, 5)
-    (cells,) = csv.reader([rows.write(answers)])
+    (cells,) = csv.reader([rows.write(labelled)])
     assert cells[1] == "'=HYPERLINK(1)"
     assert cells[3::2] == ["'=HYPERLINK(1)", "-1", "'@x", 'a,"b', r"\x1b[2J", ""]
     assert cells[12] == "1e-12"
-    assert rows.read([rows.write(answers)]) == [("x.jpg", rows.names[0])]
-    (line,) = Jsonl(classes, 5).write(answers).splitlines()
+    assert rows.read([rows.write(labelled)]) == [("x.jpg", rows.names[0])]
+    (line,) = Jsonl(classes, 5).write(labelled).splitlines()
     assert [pair["label"] for pair in json.loads(line)["top"]] == list(classes)
 
 
 def test_a_table_fits_the_screen() -> None:
-    answers = Answers([b"long/" * 30 + b"1.jpg"], [[0, 1]], [[0.75, 0.25]], {})
-    (line,) = Table(("ant", "bee" * 20), 155, 60).write(answers).splitlines()
+    labelled = Labelled([b"long/" * 30 + b"1.jpg"], [[0, 1]], [[0.75, 0.25]], {})
+    (line,) = Table(("ant", "bee" * 20), 155, 60).write(labelled).splitlines()
     assert len(line) <= 60
     assert line.startswith("…")
     assert "/1.jpg  ant" in line

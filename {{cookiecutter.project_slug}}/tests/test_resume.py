@@ -333,9 +333,9 @@ def test_weights_of_another_model_are_refused(config: Config, tmp_path: Path) ->
     train(config)
     path = f"{config.run.dir}/checkpoints/best.pt"
     other = changed(config, run__dir=str(tmp_path / "b"), run__init_from=path)
-    with pytest.raises(UserError, match="weights of another model"):
+    with pytest.raises(UserError, match="are those of another model"):
         train(changed(other, model__width=16))
-    with pytest.raises(UserError, match="weights of another model"):
+    with pytest.raises(UserError, match="are those of another model"):
         train(changed(other, model__name="squeezenet1_1"))
 
 

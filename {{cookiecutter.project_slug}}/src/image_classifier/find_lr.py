@@ -38,7 +38,7 @@ LEFT, RIGHT, TOP, BOTTOM = 48, 620, 16, 270  # of what the drawing encloses, in 
 
 
 @dataclass(frozen=True)
-class Finding:
+class RangeTest:
     """What the test has found."""
 
     rates: list[float]  # of each step
@@ -57,7 +57,7 @@ class Finding:
         )
 
 
-def find_lr(config: Config, command: str, folder: Path, rates: list[float]) -> Finding:
+def find_lr(config: Config, command: str, folder: Path, rates: list[float]) -> RangeTest:
     """Train with each of `rates` for a step; print the one to take, and draw all in `folder`.
 
     Raises:
@@ -148,7 +148,7 @@ def smooth(losses: list[float], steps: int) -> list[float]:
     return avg_pool1d(row, window, stride=1, padding=reach, count_include_pad=False)[0].tolist()
 
 
-def judge(rates: list[float], losses: list[float]) -> Finding:
+def judge(rates: list[float], losses: list[float]) -> RangeTest:
     """What the losses say of the rates they were reached with.
 
     Raises:
@@ -170,10 +170,10 @@ def judge(rates: list[float], losses: list[float]) -> Finding:
     suggested = min(OF_LOWEST * rates[lowest], OF_DIVERGED * (diverged or math.inf))
     finite = [n for n, loss in enumerate(smoothed) if math.isfinite(loss)]
     kept = ([row[n] for n in finite] for row in (rates, losses, smoothed))
-    return Finding(*kept, rates[lowest], diverged, suggested)
+    return RangeTest(*kept, rates[lowest], diverged, suggested)
 
 
-def drawing(finding: Finding) -> str:
+def drawing(finding: RangeTest) -> str:
     """The loss over the learning rate, whose axis is logarithmic, as an SVG."""
     rates, losses = finding.rates, finding.smoothed
     low, high = min(losses), min(max(losses), EXPLODED * losses[0])

@@ -92,13 +92,13 @@ def open_groups(folders: Sequence[str]) -> list[Group]:
     groups: dict[str, list[Run]] = {}
     for folder in map(Path, folders):
         if (folder / "config.json").exists():
-            run = open_run(folder)
+            run = read_run(folder)
             groups.setdefault(json.dumps(run.knobs, sort_keys=True), []).append(run)
         else:
             found = sorted(path.parent for path in folder.glob("*/config.json"))
             if not found:
                 raise UserError(f"{str(folder)!a} is no run folder, nor are there any in it")
-            groups[str(folder)] = [open_run(path) for path in found]
+            groups[str(folder)] = [read_run(path) for path in found]
     members = list(groups.values())
     if len(members) == 1 and len(folders) > 1:
         members = [[run] for run in members[0]]
@@ -124,7 +124,7 @@ def make_group(number: int, runs: list[Run]) -> Group:
     return Group(chr(ord("A") + number) if number < 26 else str(number + 1), by_seed)
 
 
-def open_run(folder: Path) -> Run:
+def read_run(folder: Path) -> Run:
     """What `folder` says of its run.
 
     Raises:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from .config import FaultError, UserError
 from .datasets.paths import PathList
-from .rows import Answers, Csv, Jsonl
+from .rows import Csv, Jsonl, Labelled
 from .run import sync_folder, write_json, write_whole
 
 GROUP_BYTES = 2**24  # of the CSV behind a group of rows of a Parquet file
@@ -102,13 +102,13 @@ class Journal:
         self.num_bad += not label
         self.counts[label] += bool(label)
 
-    def add(self, answers: Answers) -> None:
+    def add(self, labelled: Labelled) -> None:
         """Add the rows of the next batch.
 
         Raises:
             FaultError: if they can't be written; what is written is kept.
         """
-        text = self.rows.write(answers).encode()
+        text = self.rows.write(labelled).encode()
         try:
             while text:
                 text = text[self.file.write(text) :]
@@ -117,7 +117,7 @@ class Journal:
                 f"cannot write {str(self.path)!a}: {error.strerror}; {self.num_done:,} rows are "
                 "kept, and the same command goes on from there"
             ) from error
-        for _, found, _ in answers.each():
+        for _, found, _ in labelled.each():
             self.note(self.rows.names[found[0][0]] if found else "")
 
     def finish(self) -> None:

@@ -212,17 +212,17 @@ def mistaken(answers: Answers) -> str:
         return "<p>None.</p>"
     note = "What the model was surest of, and wrong: in colour its answer, below it the truth. "
     note += "Some may be mistakes of the labels."
-    return f"<p>{note}</p>{gallery(answered(answers, index) for index in worst)}"
+    return f"<p>{note}</p>{gallery(answer_picture(answers, index) for index in worst)}"
 
 
 def uncertain(answers: Answers) -> str:
     """The answers that the model was least sure of, as pictures."""
     note = "Answers with the lowest probability, right or wrong."
     least = answers.least_certain(PICTURES)
-    return f"<p>{note}</p>{gallery(answered(answers, index) for index in least)}"
+    return f"<p>{note}</p>{gallery(answer_picture(answers, index) for index in least)}"
 
 
-def answered(answers: Answers, index: int) -> Picture:
+def answer_picture(answers: Answers, index: int) -> Picture:
     """An image with its answer and, where that is another, the truth."""
     source, answer = answers.source, int(answers.answer[index])
     truth = int(source.labels[index])

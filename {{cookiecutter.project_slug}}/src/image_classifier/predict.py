@@ -27,7 +27,7 @@ from .loader import Batch, copy_ahead, pins
 from .placement import choose_depth
 from .printable import printable
 from .report import clock
-from .rows import Answers, Table
+from .rows import Labelled, Table
 from .samples import LEFT_OUT, Samples
 from .stream import PART_SIZES, Stream
 from .trained import Trained, open_trained
@@ -133,14 +133,14 @@ class PredictData:
             self.waited_seconds += time.perf_counter() - asked
             yield start, batch
 
-    def answers(self, start: int, found: tuple[Tensor, ...]) -> Answers:
+    def labelled(self, start: int, found: tuple[Tensor, ...]) -> Labelled:
         """What was found of a batch: (batch, top_k) float32 and int64, and (batch,) int64 labels.
 
         What is wrong with a file that a worker could not read is asked for here, once more.
         """
         probabilities, classes, labels = found
         bad = (labels == LEFT_OUT).nonzero().flatten().tolist()
-        return Answers(
+        return Labelled(
             paths=self.files.between(start, start + len(labels)),
             classes=classes.tolist(),
             probabilities=probabilities.tolist(),
@@ -152,7 +152,7 @@ class PredictData:
         self.stream.close()
 
 
-def predictions(trained: Trained, data: PredictData, top_k: int, first: int) -> Iterator[Answers]:
+def label(trained: Trained, data: PredictData, top_k: int, first: int) -> Iterator[Labelled]:
     """Answers to the files from `first` on, a batch at a time, and each a batch late.
 
     So the device is at work while the caller writes. To be iterated in inference mode.
@@ -161,15 +161,15 @@ def predictions(trained: Trained, data: PredictData, top_k: int, first: int) -> 
     for start, batch in data.batches(first):
         logits = logits_of(trained.model, batch.images, trained.normalize, trained.precision)
         best = logits.softmax(1).topk(top_k)
-        late.append((start, to_host((best.values, best.indices, batch.labels), data.world)))
+        late.append((start, begin_copy((best.values, best.indices, batch.labels), data.world)))
         if len(late) > 1:
             earlier, wait = late.popleft()
-            yield data.answers(earlier, wait())
+            yield data.labelled(earlier, wait())
     for start, wait in late:
-        yield data.answers(start, wait())
+        yield data.labelled(start, wait())
 
 
-def to_host(tensors: tuple[Tensor, ...], world: World) -> Callable[[], tuple[Tensor, ...]]:
+def begin_copy(tensors: tuple[Tensor, ...], world: World) -> Callable[[], tuple[Tensor, ...]]:
     """Begin to copy from the device; the function that is returned waits for the copies."""
     is_pinned = pins(world)
     copies = tuple(
@@ -197,9 +197,9 @@ def to_screen(trained: Trained, data: PredictData, top_k: int) -> int:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     table = Table(trained.classes, longest, width)
     with torch.inference_mode():
-        for answers in predictions(trained, data, top_k, first=0):
-            print(table.write(answers), end="", flush=True)
-            num_bad += len(answers.errors)
+        for labelled in label(trained, data, top_k, first=0):
+            print(table.write(labelled), end="", flush=True)
+            num_bad += len(labelled.errors)
     tell_bad(num_bad, len(files), "")
     return len(files) - num_bad
 
@@ -211,8 +211,8 @@ def to_file(journal: Journal, trained: Trained, data: PredictData, top_k: int) -
         print(f"{out}: {first:,} of {count:,} rows are there", flush=True)
     progress = Progress(data, first)
     with torch.inference_mode():
-        for answers in predictions(trained, data, top_k, first):
-            journal.add(answers)
+        for labelled in label(trained, data, top_k, first):
+            journal.add(labelled)
             progress.tell(journal.num_done)
     journal.finish()
     progress.clear()

@@ -72,7 +72,7 @@ def prepare(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
             ) from error
 
 
-class StoppedError(Exception):
+class GivenUpError(Exception):
     """Another thread has failed, or the user wants no more."""
 
 
@@ -90,7 +90,7 @@ def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
         def tell(count: int, size: int) -> None:
             counts[number], written[number] = count, size
             if stop.is_set():
-                raise StoppedError
+                raise GivenUpError
 
         path, files = folder / shard_name(number), paths.picked(parts[number])
         key = key_of(files, stats[parts[number]], recipe)

@@ -79,7 +79,7 @@ class Origin:
         weights = with_head_named(head, self.weights, own)
         shapes, own_shapes = ({name: w.shape for name, w in d.items()} for d in (weights, own))
         of_head = {f"{head}.weight", f"{head}.bias"}
-        if reason := difference(shapes, own_shapes, of_head):
+        if reason := shapes_misfit(shapes, own_shapes, of_head):
             raise UserError(
                 f"--run.init-from {self.path!a} has the weights of another model: {reason}"
             )
@@ -220,7 +220,9 @@ def with_head_named(
     return weights
 
 
-def difference(theirs: dict[str, torch.Size], own: dict[str, torch.Size], of_head: set[str]) -> str:
+def shapes_misfit(
+    theirs: dict[str, torch.Size], own: dict[str, torch.Size], of_head: set[str]
+) -> str:
     """Why weights of these shapes don't fit a model, and what to do; nothing if all do.
 
     What is `of_head` may be of any shape.

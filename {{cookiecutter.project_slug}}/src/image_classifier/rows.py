@@ -22,7 +22,7 @@ WIDEST_LABEL, LEAST_PATH = 24, 16  # columns of the screen
 
 
 @dataclass(frozen=True)
-class Answers:
+class Labelled:
     """What a model says of the images of a batch."""
 
     paths: list[bytes]
@@ -58,10 +58,10 @@ class Csv:
         text = printable(text)
         return "'" + text if self.for_spreadsheets and FORMULA.match(text) else text
 
-    def write(self, answers: Answers) -> str:
+    def write(self, labelled: Labelled) -> str:
         """A row for each image."""
         labels, rows, nothing = self.labels, [], [","] * self.top_k
-        for path, found, error in answers.each():
+        for path, found, error in labelled.each():
             pairs = [f"{labels[c]},{p:{NUMBER}}" for c, p in found] or nothing
             cells = quoted(show(path)), pairs[0], *pairs, quoted(self.harmless(error))
             rows.append(",".join(cells) + "\n")
@@ -96,10 +96,10 @@ class Jsonl:
         self.names = list(classes)  # as `read` gives them
         self.labels = [json.dumps(name) for name in classes]
 
-    def write(self, answers: Answers) -> str:
+    def write(self, labelled: Labelled) -> str:
         """A line for each image."""
         labels, rows = self.labels, []
-        for path, found, error in answers.each():
+        for path, found, error in labelled.each():
             name, reason = json.dumps(self.name(path)), json.dumps(error or None)
             pairs = [f'"label": {labels[c]}, "probability": {json_number(p)}' for c, p in found]
             best = pairs[0] if pairs else '"label": null, "probability": null'
@@ -136,10 +136,10 @@ class Table:
         if width:
             self.path_width = max(LEAST_PATH, min(longest_path, width - others, width // 2))
 
-    def write(self, answers: Answers) -> str:
+    def write(self, labelled: Labelled) -> str:
         """A line for each image."""
         lines = []
-        for path, found, error in answers.each():
+        for path, found, error in labelled.each():
             name = show(path)
             if len(name) > self.path_width:  # its end tells more than its beginning
                 name = "…" + name[1 - self.path_width :]

@@ -50,14 +50,14 @@ def find_twins(pictures: np.ndarray, chosen: np.ndarray, run: Run) -> Tensor:
     scores = [torch.empty(0)] * len(parts)
 
     def look(number: int) -> None:
-        first, second = (grey(pictures[side.numpy()]) for side in parts[number].T)
+        first, second = (as_floats(pictures[side.numpy()]) for side in parts[number].T)
         scores[number] = agreement(first, second)
 
     run(look, len(parts), "looked at closely")
     return pairs[torch.cat(scores) > TWINS]
 
 
-def grey(pictures: np.ndarray) -> Tensor:
+def as_floats(pictures: np.ndarray) -> Tensor:
     """(count, side, side) uint8 as float32."""
     return torch.from_numpy(pictures).float()
 
@@ -76,7 +76,7 @@ def features_of(pictures: np.ndarray, chosen: np.ndarray) -> Tensor:
     kind = torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
     features = torch.zeros((len(chosen), FEATURES), dtype=kind)
     for first in range(0, len(chosen), 4096):
-        part = grey(pictures[chosen[first : first + 4096]])
+        part = as_floats(pictures[chosen[first : first + 4096]])
         amplitudes = (waves @ part @ waves.T * frequency.sqrt()).flatten(1)[:, 1:]
         amplitudes[part.std((1, 2)) < FLAT] = 0
         features[first : first + 4096] = torch.nn.functional.normalize(amplitudes)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..config import ModelConfig, UserError
-from .zoo import adapted, misfit
+from .zoo import adapted, size_misfit
 
 PREFIX = "timm/"
 
@@ -29,7 +29,7 @@ def timm(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     try:
         network = library.create_model(name, pretrained=False, **options)
     except (ValueError, AssertionError, TypeError) as error:  # patches that don't fit the image
-        raise UserError(misfit(model, image_size, error)) from error
+        raise UserError(size_misfit(model, image_size, error)) from error
     return adapted(network, model, image_size)
 
 

@@ -40,7 +40,7 @@ def zoo(
     try:
         network = models.get_model(model.name, weights=None, **options)
     except (ValueError, AssertionError) as error:  # a transformer whose patches don't fit the image
-        raise UserError(misfit(model, image_size, error)) from error
+        raise UserError(size_misfit(model, image_size, error)) from error
     network = adapted(network, model, image_size)
     if model.dropout:
         drop_before_head(network, model.dropout)
@@ -64,11 +64,11 @@ def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Modul
         RuntimeError,
         AssertionError,
     ) as error:  # halved until nothing is left
-        raise UserError(misfit(model, image_size, error)) from error
+        raise UserError(size_misfit(model, image_size, error)) from error
     return network.train()
 
 
-def misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
+def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
     """What to say when a network can't take images of that size."""
     reason = str(error).splitlines()[0]
     return f"{model.name} can't take images of --data.image-size {image_size}: {reason}"

@@ -1,0 +1,31 @@
+"""`compare`: whether a run is better than another."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from ..attempt import run_in_processes
+from ..config import ComputeConfig, RunConfig
+from ..parse import parse, summary
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What to compare, and what to write."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or folders of runs
+    json: str = ""  # file to write all that was found to
+    html: str = ""  # file to draw the curves of all runs in
+
+
+def compare_verb(words: list[str]) -> int:
+    """Say whether runs differ by more than chance: `compare RUN RUN [...]`."""
+    options = parse(CompareOptions, words, prog="compare", about=summary(compare_verb))
+
+    def work() -> None:
+        from ..compare import compare
+
+        compare(options.runs, options.json, options.html)
+
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
