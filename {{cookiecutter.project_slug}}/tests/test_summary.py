@@ -9,7 +9,7 @@ from image_classifier.config import Config
 from image_classifier.models import build_model
 from image_classifier.peak import datasheet, find_peak
 from image_classifier.precision import Precision
-from image_classifier.summary import amount, cost_of
+from image_classifier.summary import amount, build_effort, cost_of
 
 CPU = torch.device("cpu")
 
@@ -35,6 +35,20 @@ def test_a_small_network_costs_what_it_costs_by_hand(config: Config, name: str, 
     # The image, and what ReLU gives, which the last layer takes as well.
     assert cost.activation_bytes == size * (3 * 64 + 4 * 64)
     assert cost.phrase(8).startswith("an image: 18.9 kFLOP forward, 56.8 kFLOP in training")
+
+
+def test_small_images_and_frozen_layers_count_for_what_they_take(config: Config) -> None:
+    config = changed(
+        config,
+        run__init_from="weights.pt",
+        data__image_size=32,
+        augment__min_size=16,
+        augment__growth_begin=0.5,
+        augment__growth_end=0.5,
+        optim__frozen_epochs=1.0,
+    )
+    effort_at = build_effort(config, steps_per_epoch=2, total_steps=8)
+    assert [effort_at(step) for step in (0, 1, 2, 3, 4, 7)] == [1 / 12, 1 / 12, 1 / 4, 1 / 4, 1, 1]
 
 
 def test_counting_leaves_a_network_and_randomness_as_they_were(config: Config) -> None:

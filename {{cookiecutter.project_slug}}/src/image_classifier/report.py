@@ -27,7 +27,7 @@ from .precision import Precision
 from .printable import printable
 from .run import append_lines, environment, forget_rows_after, write_json
 from .signals import StoppedError
-from .summary import Cost, amount, cost_of
+from .summary import Cost, amount, build_effort, cost_of
 from .trackers import Trackers, confusion_picture
 from .watch import Watch
 
@@ -60,6 +60,7 @@ class Report:
         self.epoch_joules = self.joules_before  # what it had taken at the last verdict
         self.cost: Cost | None = None  # of the model, on rank 0
         self.peak: Peak | None = None  # of the device
+        self.effort_at = build_effort(config, self.steps_per_epoch, total_steps)
         self.top1: float | None = None  # of the last evaluation
         self.message = ""  # on how it ended, where there is something to say
         self.began = time.monotonic()
@@ -212,7 +213,8 @@ class Report:
         """
         if self.peak is None or self.cost is None or self.cost.training_flops is None:
             return None
-        return rate * self.cost.training_flops / (self.peak.flops * self.world.size)
+        flops = self.cost.training_flops * self.effort_at(self.step - 1)  # of an image, just now
+        return rate * flops / (self.peak.flops * self.world.size)
 
     def joules(self) -> float:
         """Energy that the run's devices took so far, on all machines; 0 if it can't be measured.

@@ -4,14 +4,17 @@ Found with tensors that have a shape and no contents, so nothing is computed and
 is drawn.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from .config import Config
 from .precision import Precision
 from .printable import printable
+from .resolution import build_size
 
 NUM_IMAGES = 2  # one would not do for BatchNorm in training
 # A gradient for the inputs of a layer and one for its weights cost a forward pass each.
@@ -46,6 +49,23 @@ class Cost:
 
 
 COSTS: dict[tuple, Cost] = {}  # of networks that were looked at in this process
+
+
+def build_effort(config: Config, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
+    """The share of an image's `training_flops` that a step takes, as a function of the step.
+
+    Less than 1 while images are small, in proportion to their area, and while all layers but the
+    last are frozen, which then have no backward pass.
+    """
+    full_size = config.data.image_size
+    size_at = build_size(config.augment, full_size, steps_per_epoch, total_steps)
+    thaw_step = round(config.optim.frozen_epochs * steps_per_epoch)
+
+    def effort_at(step: int) -> float:
+        passes = 1 if step < thaw_step else TRAINING_PASSES
+        return (size_at(step) / full_size) ** 2 * passes / TRAINING_PASSES
+
+    return effort_at
 
 
 def cost_of(model: nn.Module, image_size: int, precision: Precision) -> Cost:
