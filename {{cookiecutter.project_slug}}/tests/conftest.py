@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from image_classifier import distributed, report
 from image_classifier.config import Config
 from image_classifier.presets import smoke
 from image_classifier.summary import Cost
+from image_classifier.train import train
 
 # A run of two steps, as words of a command line.
 SMOKE = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
@@ -117,8 +119,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "num_cores", lambda: 1)
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
+def tiny(folder: Path) -> Config:
     """A run of a second: two epochs of four steps on drawn shapes, at CPU's exact precision."""
     return changed(
         smoke(),
@@ -126,9 +127,32 @@ def config(tmp_path: Path) -> Config:
         data__limit=64,
         data__batch_size=16,
         optim__warmup_epochs=1,
-        run__dir=str(tmp_path / "run"),
+        run__dir=str(folder),
         run__trackers=(),
     )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A tiny run, which nobody has begun."""
+    return tiny(tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny run that was trained to its end; not to be changed."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(distributed, "num_cores", lambda: 1)
+        train(tiny(folder))
+    return folder
+
+
+@pytest.fixture
+def finished(config: Config, trained_once: Path) -> Config:
+    """A tiny run that was trained to its end, in a folder of the test's own."""
+    shutil.copytree(trained_once, config.run.dir)
+    return config
 
 
 def write_photo(path: Path, seed: int, size: tuple[int, int] = (90, 70)) -> None:

@@ -38,14 +38,6 @@ def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path: Path) -> None:
         assert word in done.stdout
 
 
-def test_every_preset_answers_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in PRESETS:
-        with pytest.raises(SystemExit) as stop:
-            main(["train", name, "--help"])
-        assert stop.value.code == 0
-        assert f"train.py {name}" in capsys.readouterr().out
-
-
 MISTAKES = {
     "smok": "no preset 'smok'; there are: smoke",
     "smoke --optim.lrr 1": "did you mean --optim.lr?",

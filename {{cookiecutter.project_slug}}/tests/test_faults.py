@@ -196,17 +196,18 @@ def test_what_one_rank_tells_all_know_at_the_same_step() -> None:
 # Memory
 
 
-def losses(config: Config) -> list[float]:
+def losses(folder: Path) -> list[float]:
     """The training and validation losses that a run logged."""
-    logged = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
+    logged = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [row.get("train/loss") or row["val/loss"] for row in logged]
 
 
 def test_out_of_memory_halves_the_micro_batch_and_nothing_else(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Config,
+    trained_once: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    unbroken = changed(config, run__dir=f"{config.run.dir}-unbroken")
-    train(unbroken)
     sizes = []
 
     def fail(_: int, loss: Tensor) -> Tensor:
@@ -229,16 +230,15 @@ def test_out_of_memory_halves_the_micro_batch_and_nothing_else(
     assert "out of memory at step 1 with micro-batch 16" in said
     assert "from the last save with 4 (the batch stays 16)" in said
     assert set(sizes[2:]) == {4}
-    assert losses(config) == pytest.approx(losses(unbroken), rel=1e-3)
+    assert losses(Path(config.run.dir)) == pytest.approx(losses(trained_once), rel=1e-3)
 
 
-def test_a_micro_batch_need_not_divide_the_batch(config: Config) -> None:
-    whole = changed(config, run__dir=f"{config.run.dir}-whole")
-    train(whole)
-    Path(config.run.dir).mkdir()
-    Path(config.run.dir, "micro_batch.json").write_text('{"micro_batch": 5}')
+def test_a_micro_batch_need_not_divide_the_batch(config: Config, trained_once: Path) -> None:
+    folder = Path(config.run.dir)
+    folder.mkdir()
+    (folder / "micro_batch.json").write_text('{"micro_batch": 5}')
     train(config)
-    assert losses(config) == pytest.approx(losses(whole), rel=1e-3)
+    assert losses(folder) == pytest.approx(losses(trained_once), rel=1e-3)
 
 
 def test_where_one_image_is_too_much_it_is_said_what_the_memory_went_to(
@@ -441,7 +441,7 @@ def hold(config: Config, path: Path) -> None:
     def wait(_: Report) -> None:
         path.with_name("began").touch()
         while not path.exists():
-            pass
+            time.sleep(0.01)
 
     when_counting(wait)
     train(config)
@@ -453,6 +453,7 @@ def test_a_second_run_in_a_folder_is_refused_and_a_dead_one_is_no_hindrance(
     process, _ = start(hold, config, tmp_path / "go")
     while not (tmp_path / "began").exists():
         assert process.is_alive()
+        time.sleep(0.01)
     with pytest.raises(UserError, match=rf"in use by another run \(process {process.pid} on "):
         train(config)
     process.kill()

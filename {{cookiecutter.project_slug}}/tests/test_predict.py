@@ -46,6 +46,7 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
         data__root=str(photos),
         data__batch_size=4,
         data__limit=0,
+        data__workers=0,
         augment__tta="flip",
         optim__warmup_epochs=0,
         run__dir=folder,

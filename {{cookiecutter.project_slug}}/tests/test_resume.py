@@ -162,31 +162,28 @@ def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config: Config)
     assert sorted(chain(*two, one, *two_again)) == list(range(64))
 
 
-def test_a_finished_run_is_not_trained_again(config: Config) -> None:
-    first = train(config)
-    before = final(config)
-    again = train(config)
-    assert (again.top1, again.loss) == (first.top1, first.loss)
-    assert_same(final(config), before)
+def test_a_finished_run_is_not_trained_again(finished: Config) -> None:
+    before, logged = final(finished), rows(finished)[-1]
+    again = train(finished)
+    assert (again.top1, again.loss) == (logged["val/top1"], logged["val/loss"])
+    assert_same(final(finished), before)
 
 
-def test_fresh_starts_over(config: Config) -> None:
-    train(config)
-    other = changed(config, optim__lr=0.01, run__fresh=True)
+def test_fresh_starts_over(finished: Config) -> None:
+    other = changed(finished, optim__lr=0.01, run__fresh=True)
     train(other)
     assert rows(other)[0]["step"] < final(other)["state"]["step"]
     assert final(other)["config"]["optim.lr"] == 0.01
 
 
-def test_a_mistake_in_a_fresh_start_costs_nothing(config: Config) -> None:
-    train(config)
-    before = final(config)
+def test_a_mistake_in_a_fresh_start_costs_nothing(finished: Config) -> None:
+    before = final(finished)
     with pytest.raises(UserError):
-        train(changed(config, run__fresh=True, model__name="resnt18"))
-    assert_same(final(config), before)
-    own = f"{config.run.dir}/checkpoints/best.pt"
-    train(changed(config, run__fresh=True, run__init_from=own))
-    assert final(config)["state"]["step"] == 8
+        train(changed(finished, run__fresh=True, model__name="resnt18"))
+    assert_same(final(finished), before)
+    own = f"{finished.run.dir}/checkpoints/best.pt"
+    train(changed(finished, run__fresh=True, run__init_from=own))
+    assert final(finished)["state"]["step"] == 8
 
 
 def test_a_kill_before_the_best_is_saved_does_not_lose_it(
@@ -206,9 +203,8 @@ def test_a_kill_before_the_best_is_saved_does_not_lose_it(
 
 
 def test_a_model_that_was_edited_meanwhile_is_named(
-    config: Config, monkeypatch: pytest.MonkeyPatch
+    finished: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(config)
     build = train_module.build_model
 
     def edited(*arguments: object, **options: object) -> torch.nn.Module:
@@ -218,7 +214,7 @@ def test_a_model_that_was_edited_meanwhile_is_named(
 
     monkeypatch.setattr(train_module, "build_model", edited)
     with pytest.raises(UserError, match=r"another model: Missing key.*--run.fresh"):
-        train(config)
+        train(finished)
 
 
 def test_fresh_leaves_other_peoples_files_alone(config: Config) -> None:
@@ -229,35 +225,32 @@ def test_fresh_leaves_other_peoples_files_alone(config: Config) -> None:
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_another_config_is_not_mixed_into_a_run(config: Config) -> None:
-    train(config)
+def test_another_config_is_not_mixed_into_a_run(finished: Config) -> None:
     with pytest.raises(UserError, match=r"--optim.lr was 0.02, is 0.1.*--run.fresh"):
-        train(changed(config, optim__lr=0.1))
+        train(changed(finished, optim__lr=0.1))
 
 
-def test_other_images_are_not_mixed_into_a_run(config: Config, photos: Path) -> None:
-    train(config)
+def test_other_images_are_not_mixed_into_a_run(finished: Config, photos: Path) -> None:
     with pytest.raises(UserError, match=r"--data.name was shapes, is folder"):
-        train(changed(config, data__name="folder", data__root=str(photos), data__batch_size=4))
+        train(changed(finished, data__name="folder", data__root=str(photos), data__batch_size=4))
 
 
 def test_a_damaged_checkpoint_is_passed_over(
-    config: Config, capsys: pytest.CaptureFixture[str]
+    finished: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(config)
-    last = Path(config.run.dir, "checkpoints", "last.pt")
-    previous = sorted(last.parent.glob("step_*.pt"))[-2]
+    last = Path(finished.run.dir, "checkpoints", "last.pt")
+    previous, newest = sorted(last.parent.glob("step_*.pt"))[-2:]
     content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 1  # of the file, so under both of its names
-    last.write_bytes(content)
-    train(config)
+    content[len(content) // 2] ^= 1
+    for path in (last, newest):  # which are two names of one file
+        path.write_bytes(content)
+    train(finished)
     assert f"using {str(previous)!a} (step 4)" in capsys.readouterr().out
-    assert final(config)["state"]["step"] == 8
+    assert final(finished)["state"]["step"] == 8
 
 
-def test_damage_is_never_loaded(config: Config) -> None:
-    train(config)
-    path = Path(config.run.dir, "checkpoints", "last.pt")
+def test_damage_is_never_loaded(finished: Config) -> None:
+    path = Path(finished.run.dir, "checkpoints", "last.pt")
     whole = path.read_bytes()
     for cut in (0, 10, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
@@ -265,12 +258,11 @@ def test_damage_is_never_loaded(config: Config) -> None:
             read_checkpoint(path)
 
 
-def test_if_all_checkpoints_are_damaged_nothing_is_overwritten(config: Config) -> None:
-    train(config)
-    for path in Path(config.run.dir, "checkpoints").glob("*.pt"):
+def test_if_all_checkpoints_are_damaged_nothing_is_overwritten(finished: Config) -> None:
+    for path in Path(finished.run.dir, "checkpoints").glob("*.pt"):
         path.write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"no readable checkpoint.*--run.fresh"):
-        train(config)
+        train(finished)
 
 
 def test_data_reaches_the_disk_before_its_name(
@@ -313,29 +305,27 @@ def test_only_the_newest_checkpoints_are_kept(config: Config) -> None:
     assert names == ["best.pt", "best.safetensors", "last.pt", *numbered]
 
 
-def test_weights_of_a_run_start_another(config: Config, tmp_path: Path) -> None:
-    train(config)
-    trained = load_best(Path(config.run.dir, "checkpoints", "best.pt")).weights
+def test_weights_of_a_run_start_another(finished: Config, tmp_path: Path) -> None:
+    trained = load_best(Path(finished.run.dir, "checkpoints", "best.pt")).weights
     for name in ("best.pt", "best.safetensors"):
         other = changed(
-            config,
+            finished,
             optim__lr=0.0,
             optim__warmup_epochs=0,
             epochs=0.25,
             run__dir=str(tmp_path / name),
-            run__init_from=f"{config.run.dir}/checkpoints/{name}",
+            run__init_from=f"{finished.run.dir}/checkpoints/{name}",
         )
         train(other)
         assert_same(final(other)["state"]["model"], trained)
 
 
-def test_weights_of_another_model_are_refused(config: Config, tmp_path: Path) -> None:
-    train(config)
-    path = f"{config.run.dir}/checkpoints/best.pt"
-    other = changed(config, run__dir=str(tmp_path / "b"), run__init_from=path)
-    with pytest.raises(UserError, match="are those of another model"):
+def test_weights_of_another_model_are_refused(finished: Config, tmp_path: Path) -> None:
+    path = f"{finished.run.dir}/checkpoints/best.pt"
+    other = changed(finished, run__dir=str(tmp_path / "b"), run__init_from=path)
+    with pytest.raises(UserError, match="weights of another model"):
         train(changed(other, model__width=16))
-    with pytest.raises(UserError, match="are those of another model"):
+    with pytest.raises(UserError, match="weights of another model"):
         train(changed(other, model__name="squeezenet1_1"))
 
 

@@ -1,0 +1,58 @@
+"""What a project's own tests leave out, as it starts many processes or takes long."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PROJECT
+
+SMOKE = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+SMOKE += " --run.log-every-steps 1 --compute.device cpu"
+PRESETS = """
+import sys
+sys.path.insert(0, "src")
+from image_classifier.cli import main
+from image_classifier.presets import PRESETS
+
+for name in PRESETS:
+    print(f"preset {name}")
+    try:
+        main(["train", name, "--help"])
+    except SystemExit as stop:
+        assert stop.code == 0
+"""
+
+
+def run(*words: str) -> str:
+    """What a command prints that Python does in the project, and that must succeed."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=PROJECT, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses(folder: Path) -> list[float]:
+    """The losses that a run logged."""
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
+
+
+def test_processes_started_by_torchrun_learn_what_one_learns(tmp_path: Path) -> None:
+    alone, torchrun = tmp_path / "alone", tmp_path / "torchrun"
+    words = [*SMOKE.split(), "--run.dir"]
+    run("train.py", *words, str(alone), "--run.processes", "1")
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    said = run(*launcher, "train.py", *words, str(torchrun))
+    assert said.count("top-1") == 2  # other ranks are quiet
+    assert losses(torchrun) == pytest.approx(losses(alone), rel=1e-4)
+    assert json.loads((torchrun / "status.json").read_text())["state"] == "done"
+
+
+def test_every_preset_answers_help() -> None:
+    names = set(run("-c", PRESETS).split("preset ")[1:])
+    assert len(names) >= 12
+    for text in names:
+        assert f"train.py {text.splitlines()[0]}" in text
