@@ -32,7 +32,8 @@ def test_a_slow_decoder_is_found(
     monkeypatch.setattr(Source, "read", read_slowly)
     said = verdicts(changed(config, data__where="stream", data__workers=1), capsys)
     assert [line.split(",")[0] for line in said] == ["input-bound"]
-    assert 40 < float(re.findall(r"loader (\d+)", said[0])[0]) < 67  # images/s, of 67 at most
+    # Of 67 images/s at most; a machine that has other things to do wakes the decoder later.
+    assert 15 < float(re.findall(r"loader (\d+)", said[0])[0]) < 67
 
 
 def test_a_slow_model_is_found(

@@ -7,7 +7,6 @@ on behind the last whole batch, and another one is refused.
 
 import contextlib
 import csv
-import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO
 from .config import FaultError, UserError
 from .datasets.paths import PathList
 from .rows import Csv, Jsonl, Labelled
-from .run import sync_folder, write_json, write_whole
+from .run import lock_file, sync_folder, write_json, write_whole
 
 GROUP_BYTES = 2**24  # of the CSV behind a group of rows of a Parquet file
 
@@ -172,19 +171,9 @@ def open_journal(
         file = journal.path.open("ab+", buffering=0)
     with file:
         with mistakes_in(journal.path):
-            lock(file, out)
+            lock_file(file, f"{str(out)!a} is being written by another process")
             journal.begin(file, identity, fresh)
         yield journal
-
-
-def lock(file: FileIO, out: Path) -> None:
-    """Let no other process write to `file` until it is closed."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{str(out)!a} is being written by another process") from None
-    except OSError:  # some file systems on a network have no locks
-        pass
 
 
 def partial_of(out: Path) -> Path:

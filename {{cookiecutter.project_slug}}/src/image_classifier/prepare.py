@@ -6,7 +6,6 @@ case: each file that is not as it would be written is written, and the others ar
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import shutil
@@ -41,7 +40,7 @@ from .datasets.prepared import (
 from .decode import BadImageError, read_image, resize
 from .machine import num_cores
 from .report import clock
-from .run import write_json, write_whole
+from .run import lock_file, write_json, write_whole
 
 SHARD_BYTES = 2**28  # of a file of images, about: 1,000 files for a million of them
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
@@ -310,12 +309,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Make a folder, and let no other process prepare it: both would write to the same files."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{str(folder)!a} is being prepared by another process") from None
-        except OSError:  # some file systems on a network have no locks
-            pass
+        lock_file(file, f"{str(folder)!a} is being prepared by another process")
         yield
 
 

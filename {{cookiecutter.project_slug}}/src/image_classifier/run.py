@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO, TextIO
 
 import torch
 
@@ -147,6 +147,20 @@ def give_name(path: Path, name: Path) -> None:
         return
     temporary.replace(name)
     sync_folder(name.parent)
+
+
+def lock_file(file: IO, is_taken: str) -> None:
+    """Let no other process lock `file` until it is closed, here and in what is forked from here.
+
+    Raises:
+        UserError: saying `is_taken`, if another process has locked it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(is_taken) from None
+    except OSError:  # some file systems on a network have no locks
+        pass
 
 
 def sync_folder(folder: Path) -> None:
