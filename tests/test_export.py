@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from conftest import PROJECT
 from PIL import Image
 
-onnx = pytest.importorskip("onnx")
 COMMAND = "import sys; from image_classifier.cli import main; "
 COMMAND += "sys.exit(max(main(words.split()) for words in sys.argv[1:]))"
-SMOKE = "train smoke --run.no-tensorboard --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+SMOKE = "train smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
 
 
 def python(*words: str, folder: Path, **environment: str) -> str:
@@ -36,8 +36,6 @@ def python(*words: str, folder: Path, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, exported from pixels and from normalised images, and two photographs."""
-    for library in ("onnxscript", "onnxruntime"):
-        pytest.importorskip(library)
     folder = tmp_path_factory.mktemp("export")
     noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     photo = Image.fromarray(noise).resize((90, 61), Image.Resampling.BICUBIC)

@@ -37,6 +37,9 @@ def onnx(network: Portable, path: Path) -> Answer:
         opset_version=OPSET,
         verbose=False,
     )
+    # torch calls sizes that vary by numbers of its own.
+    sizes = zip(graph.model.graph.inputs[0].shape, ("batch", "height", "width"), strict=False)
+    graph.rename_axes({str(size): name for size, name in sizes if not isinstance(size, int)})
     for key, value in network.about.items():
         graph.model.metadata_props[key] = json.dumps(value)
     graph.save(path, external_data=False)
