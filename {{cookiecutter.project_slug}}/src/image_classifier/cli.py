@@ -148,7 +148,11 @@ def export_verb(words: list[str]) -> int:
         )
         export(options.run, wanted)
 
-    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    try:
+        return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    except KeyboardInterrupt:
+        print("\ninterrupted: what has been named is whole, the rest is not there", file=sys.stderr)
+        return INTERRUPTED
 
 
 @dataclass(frozen=True)
