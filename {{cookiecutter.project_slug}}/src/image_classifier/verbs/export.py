@@ -1,11 +1,12 @@
 """`export`: a trained model for other programs."""
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
-from ..attempt import run_in_processes
+from ..attempt import INTERRUPTED, run_in_processes
 from ..config import ComputeConfig, RunConfig, UserError
 from ..parse import check_ranges, parse, summary
 
@@ -50,4 +51,8 @@ def export_verb(words: list[str]) -> int:
         )
         export(options.run, wanted)
 
-    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    try:
+        return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    except KeyboardInterrupt:
+        print("\ninterrupted: what has been named is whole, the rest is not there", file=sys.stderr)
+        return INTERRUPTED
