@@ -40,6 +40,8 @@ def onnx(network: Portable, path: Path) -> Answer:
     # torch calls sizes that vary by numbers of its own.
     sizes = zip(graph.model.graph.inputs[0].shape, ("batch", "height", "width"), strict=False)
     graph.rename_axes({str(size): name for size, name in sizes if not isinstance(size, int)})
+    for node in graph.model.graph.all_nodes():
+        node.metadata_props.clear()  # the lines of Python it came from: most of a small file
     for key, value in network.about.items():
         graph.model.metadata_props[key] = json.dumps(value)
     graph.save(path, external_data=False)
