@@ -32,6 +32,9 @@ SERVER.set_forkserver_preload(
     [
         "torch._dynamo",
         "torchvision.transforms.v2",
+        "pytest",
+        "PIL.PngImagePlugin",
+        "numpy.ma",
         "image_classifier.train",
     ]
 )
@@ -56,6 +59,7 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
+    distributed.num_cores = lambda: 1  # as `one_thread` below
     # What an image costs is found once in a process, and takes a fifth of a second.
     report.cost_of = lambda *_: Cost(weights=1, trainable=1, reason="a test are not of interest")
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
