@@ -12,9 +12,9 @@ from ..parse import parse, sections, summary, take_preset
 class FindLrOptions(Config):
     """Which learning rates to try, and every knob of training."""
 
-    low: float = 1e-6  # the first learning rate
+    low: float = 1e-5  # the first learning rate
     high: float = 10.0  # the last, if training does not diverge before
-    steps: int = 100  # of training, each with a larger learning rate
+    steps: int = 200  # of training, each with a larger learning rate
     dir: str = "runs/find-lr"  # folder to write lr.svg and lr.json to
 
 
