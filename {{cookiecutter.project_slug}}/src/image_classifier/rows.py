@@ -103,8 +103,9 @@ class Jsonl:
             name, reason = json.dumps(self.name(path)), json.dumps(error or None)
             pairs = [f'"label": {labels[c]}, "probability": {json_number(p)}' for c, p in found]
             best = pairs[0] if pairs else '"label": null, "probability": null'
-            top = ", ".join(f"{{{pair}}}" for pair in pairs)
-            rows.append(f'{{"path": {name}, {best}, "top": [{top}], "error": {reason}}}\n')
+            top = ", ".join("{" + pair + "}" for pair in pairs)
+            row = f'"path": {name}, {best}, "top": [{top}], "error": {reason}'
+            rows.append("{" + row + "}\n")
         return "".join(rows)
 
     def read(self, lines: list[str]) -> list[tuple[str, str]]:
