@@ -52,7 +52,8 @@ def main() -> None:
             )
         )
     heads = ("command", "top-1, % (mean ± sd)", "seeds", "minutes", "CPU minutes")
-    write(given.results, "recipes", "What presets reach", table(heads, rows), missing(failures))
+    name = "-".join(["recipes", *(given.only or [])])
+    write(given.results, name, "What presets reach", table(heads, rows), missing(failures))
 
 
 def unknown(words: str, given: Namespace) -> list[str]:
