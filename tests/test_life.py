@@ -50,7 +50,8 @@ def test_a_mistake_that_one_process_meets_is_one_line(short_and_full: Path, tmp_
         Image.new("RGB", (32, 32), (number, 0, 0)).save(path)
     (tmp_path / "train" / "ant" / "2.png").write_bytes(b"<html>")  # the second image: rank 1's
     words = f"folder --data.root {tmp_path} --data.image-size 32 --data.batch-size 4"
-    words += f" --augment.crop pad --model.name resnet9 --run.processes 2 --run.dir {tmp_path}/run"
+    words += " --augment.crop pad --augment.policy none --model.name resnet9"
+    words += f" --run.processes 2 --run.dir {tmp_path}/run"
     command = [sys.executable, "train.py", *words.split()]
     done = subprocess.run(command, cwd=short_and_full, check=False, capture_output=True, text=True)
     assert done.returncode == 2
