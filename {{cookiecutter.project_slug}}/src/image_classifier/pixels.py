@@ -30,7 +30,10 @@ class FromPixels(nn.Module):
     ) -> None:
         """Around `model`, which takes normalised images of `side` pixels; `tta` as evaluation."""
         super().__init__()
-        self.model, self.side, self.views = model, side, VIEWS[tta]
+        self.model, self.side = model, side
+        self.views = [view for _, *view in VIEWS[tta]]
+        weights = torch.tensor([weight for weight, *_ in VIEWS[tta]])
+        self.register_buffer("weights", weights.view(-1, 1, 1))
         self.register_buffer("scale", torch.tensor([1 / (255 * s) for s in std]).view(3, 1, 1))
         shift = [-m / s for m, s in zip(mean, std, strict=True)]
         self.register_buffer("shift", torch.tensor(shift).view(3, 1, 1))
@@ -38,8 +41,10 @@ class FromPixels(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, height, width, 3) uint8 -> (batch, classes) float32 probabilities."""
         normal = middle_square(images, self.side) * self.scale + self.shift
-        answers = [weight * self.model(moved(normal, *view)) for weight, *view in self.views]
-        return torch.stack(answers).sum(0).softmax(dim=1)
+        # All views at once, so that the model stands in the graph once.
+        logits = self.model(torch.cat([moved(normal, *view) for view in self.views]))
+        by_view = logits.unflatten(0, (len(self.views), -1))  # (views, batch, classes)
+        return (self.weights * by_view).sum(0).softmax(dim=1)
 
 
 class FromNormalised(nn.Module):
