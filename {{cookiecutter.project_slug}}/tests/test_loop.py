@@ -320,6 +320,7 @@ def test_later_epochs_compile_nothing_anew(
 ) -> None:
     from torch._dynamo.utils import counters
 
+    from image_classifier import network
     from image_classifier import train as story
 
     compile_module, evaluate = torch.nn.Module.compile, story.evaluate
@@ -335,7 +336,7 @@ def test_later_epochs_compile_nothing_anew(
         torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager")
     )
     monkeypatch.setattr(story, "evaluate", evaluate_and_count)
-    monkeypatch.setattr(story, "build_model", lambda *_, **__: Short())
+    monkeypatch.setattr(network, "build_model", lambda *_, **__: Short())
     counters.clear()
     torch._dynamo.reset()  # what it knows of sizes that change
     # 68 images: the last batch of an evaluation is smaller than the others.

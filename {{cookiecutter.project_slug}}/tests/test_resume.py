@@ -13,8 +13,7 @@ import pytest
 import torch
 from conftest import changed, run_alone, run_ranks
 
-from image_classifier import checkpoint, run
-from image_classifier import train as train_module
+from image_classifier import checkpoint, network, run
 from image_classifier.config import Config, UserError
 from image_classifier.loader import Batch, TrainData
 from image_classifier.report import Report
@@ -205,14 +204,14 @@ def test_a_kill_before_the_best_is_saved_does_not_lose_it(
 def test_a_model_that_was_edited_meanwhile_is_named(
     finished: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = train_module.build_model
+    build = network.build_model
 
     def edited(*arguments: object, **options: object) -> torch.nn.Module:
         model = build(*arguments, **options)
         model.head = torch.nn.Sequential(torch.nn.Linear(64, 10))
         return model
 
-    monkeypatch.setattr(train_module, "build_model", edited)
+    monkeypatch.setattr(network, "build_model", edited)
     with pytest.raises(UserError, match=r"another model: Missing key.*--run.fresh"):
         train(finished)
 

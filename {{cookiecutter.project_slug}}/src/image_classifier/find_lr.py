@@ -16,12 +16,12 @@ from .distributed import World, join_world
 from .freeze import Freeze
 from .loader import TrainData
 from .memory import MicroBatch, split
-from .models import build_model
+from .network import begin_network
 from .optim import build_loss, build_optimizer, set_lr
 from .precision import Precision
 from .pretrained import open_origin
 from .run import open_run, write_json, write_text
-from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
+from .seeding import seed_everything, seed_layers
 from .state import TrainState
 
 LOOK_EVERY = 10  # steps, between two looks at the losses: each waits for the device
@@ -101,14 +101,7 @@ def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
     micro_batch = MicroBatch(config, world)
     normalize = Normalize(data.source, config.data.image_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
-    with seeded(WEIGHTS, config.seed):
-        model = build_model(
-            config.model,
-            data.num_classes,
-            config.data.image_size,
-            sample=lambda count: normalize(data.sample(count)),
-        )
-    model = precision.place(model)
+    model = begin_network(config, data, normalize, precision)
     begun = origin.fill(model, data.source.classes)
     freeze = Freeze(config, model, data.steps_per_epoch, world)
     loss_of = build_loss(config.optim, micro_batch.share, data.class_weights)

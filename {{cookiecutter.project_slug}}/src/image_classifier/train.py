@@ -12,7 +12,7 @@ from .guard import Guard
 from .loader import EvalData, TrainData
 from .memory import MicroBatch, split
 from .mistakes import Start, find_mistakes
-from .models import build_model
+from .network import begin_network
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
 from .plan import Plan
 from .precision import Precision
@@ -20,7 +20,7 @@ from .pretrained import open_origin
 from .profiling import profiler
 from .report import Report
 from .run import open_run
-from .seeding import WEIGHTS, seed_everything, seed_layers, seeded
+from .seeding import seed_everything, seed_layers
 from .signals import Signals, StoppedError
 from .state import TrainState
 
@@ -49,14 +49,7 @@ def train(config: Config) -> Scores:
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
         plan = Plan(config.run, train_data)
 
-        with seeded(WEIGHTS, config.seed):
-            model = build_model(
-                config.model,
-                train_data.num_classes,
-                config.data.image_size,
-                sample=lambda count: normalize(train_data.sample(count)),
-            )
-        model = precision.place(model)
+        model = begin_network(config, train_data, normalize, precision)
         begun = origin.fill(model, train_data.source.classes)
         freeze = Freeze(config, model, plan.steps_per_epoch, world)
         loss_of = build_loss(config.optim, micro_batch.share, train_data.class_weights)

@@ -22,10 +22,10 @@ from ..config import AugmentConfig, Config, DataConfig
 from ..distributed import World, join_world
 from ..loader import Batch, TrainData, pins
 from ..memory import split
-from ..models import build_model
+from ..network import begin_network
 from ..optim import build_loss, build_optimizer, build_schedule, set_lr
 from ..precision import Precision
-from ..seeding import WEIGHTS, seed_everything, seed_layers, seeded
+from ..seeding import seed_everything, seed_layers
 from ..state import TrainState
 from ..stream import Stream
 
@@ -93,14 +93,7 @@ class Trial:
                 data.source, config.data.image_size, precision, config.augment
             )
             self.augment = build_augment(config.augment, data, normalize, world, config.seed)
-            with seeded(WEIGHTS, config.seed):
-                model = build_model(
-                    config.model,
-                    data.num_classes,
-                    config.data.image_size,
-                    sample=lambda count: normalize(data.sample(count)),
-                )
-            model = precision.place(model)
+            model = begin_network(config, data, normalize, precision)
             share = config.data.batch_size // world.size
             self.micro_batch = share // config.optim.accumulate
             self.loss_of = build_loss(config.optim, share)

@@ -1,0 +1,28 @@
+"""The network of a run as it begins: with the random weights of the seed, on the device."""
+
+from torch import nn
+
+from .augment import Normalize
+from .config import Config
+from .loader import TrainData
+from .models import build_model
+from .precision import Precision
+from .seeding import WEIGHTS, seeded
+
+
+def begin_network(
+    config: Config, data: TrainData, normalize: Normalize, precision: Precision
+) -> nn.Module:
+    """The network that `config` names, to learn from `data`; the same on every rank.
+
+    Raises:
+        UserError: if there is no such model, or a knob it can't follow.
+    """
+    with seeded(WEIGHTS, config.seed):
+        model = build_model(
+            config.model,
+            data.num_classes,
+            config.data.image_size,
+            sample=lambda count: normalize(data.sample(count)),
+        )
+    return precision.place(model)
