@@ -59,7 +59,7 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
-    distributed.num_cores = lambda: 1  # as `one_thread` below
+    distributed.num_cores, os.fsync = lambda: 1, lambda _: None  # as `quick` below
     # What an image costs is found once in a process, and takes a fifth of a second.
     report.cost_of = lambda *_: Cost(weights=1, trainable=1, reason="a test are not of interest")
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
@@ -115,12 +115,14 @@ def changed(config: Config, **knobs: object) -> Config:
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute on one core: for images this small, threads wait for each other more than they help.
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute on one core, and wait for no disk.
 
-    The other cores are for what runs beside the tests.
+    For images this small, threads wait for each other more than they help; the other cores are for
+    what runs beside the tests. Tests kill processes, and what those wrote the system still has.
     """
     monkeypatch.setattr(distributed, "num_cores", lambda: 1)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def tiny(folder: Path) -> Config:

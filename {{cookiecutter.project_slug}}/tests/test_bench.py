@@ -54,7 +54,8 @@ def opened(config: Config, folder: Path) -> Iterator[tuple[Case, DataShelf]]:
 
 
 def test_the_steps_of_a_trial_are_those_of_training(config: Config, tmp_path: Path) -> None:
-    config = changed(config, optim__ema_decay=0.9, optim__accumulate=2, augment__mixup=0.2)
+    ways = {"optim__ema_decay": 0.9, "optim__accumulate": 2, "data__balance": "loss"}
+    config = changed(config, augment__mixup=0.2, **ways)
     train(config)
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))["state"]
     with opened(config, tmp_path) as (case, shelf):

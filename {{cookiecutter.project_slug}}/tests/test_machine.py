@@ -67,7 +67,7 @@ def test_a_file_on_the_disk_is_not_taken_for_one_in_memory(tmp_path: Path) -> No
     path = tmp_path / "images"
     with path.open("wb") as file:
         file.write(bytes(8_000_000))
-        os.fsync(file.fileno())
+        os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert not is_in_memory(path)
     assert not is_in_memory(tmp_path / "missing")

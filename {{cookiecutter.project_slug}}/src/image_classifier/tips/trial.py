@@ -1,6 +1,7 @@
 """One way to train, built to be timed: a config, and what no knob of it can say.
 
-A trial makes the very steps of `train`; a test holds the two together.
+A trial makes the very steps of `train`, those after a frozen start, of which most of a training
+consists; a test holds the two together.
 """
 
 import contextlib
@@ -90,13 +91,13 @@ class Trial:
             seed_everything(config.seed, config.deterministic, world.device)
             precision = Precision(config.precision, config.compute, config.optim, world.device)
             self.normalize = normalize = Normalize(
-                data.source, config.data.image_size, precision, config.augment
+                data.source, config.data.max_size, precision, config.augment
             )
             self.augment = build_augment(config.augment, data, normalize, world, config.seed)
             model = begin_network(config, data, normalize, precision)
             share = config.data.batch_size // world.size
             self.micro_batch = share // config.optim.accumulate
-            self.loss_of = build_loss(config.optim, share)
+            self.loss_of = build_loss(config.optim, share, data.class_weights)
             optimizer = build_optimizer(config.optim, model)
             self.total_steps = data.steps_in(config.epochs)
             self.lr_at = build_schedule(config.optim, data.steps_per_epoch, self.total_steps)
