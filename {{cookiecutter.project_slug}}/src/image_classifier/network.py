@@ -8,6 +8,7 @@ from .loader import TrainData
 from .models import build_model
 from .precision import Precision
 from .seeding import WEIGHTS, seeded
+from .strips import learn_from_strips
 
 
 def begin_network(
@@ -25,4 +26,7 @@ def begin_network(
             config.data.image_size,
             sample=lambda count: normalize(data.sample(count)),
         )
-    return precision.place(model)
+    model = precision.place(model)
+    if precision.has_amx and not config.compute.compile:
+        learn_from_strips(model)
+    return model

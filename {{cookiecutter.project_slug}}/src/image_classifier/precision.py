@@ -46,6 +46,12 @@ class Precision:
         """Whether losses are scaled, and steps that overflow are meant to be passed over."""
         return self.scaler.is_enabled()
 
+    @property
+    def has_amx(self) -> bool:
+        """Whether products are left to the tiles of AMX, on a CPU."""
+        on_cpu = self.device.type == "cpu" and self.dtype == torch.bfloat16
+        return on_cpu and has_fast_bf16(self.device)
+
     def place(self, model: nn.Module) -> nn.Module:
         """`model` on the device, in the layout and compiled as the config says."""
         model = model.to(self.device, memory_format=self.memory_format)
