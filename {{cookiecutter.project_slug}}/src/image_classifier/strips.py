@@ -9,7 +9,7 @@ from rows that are full. What it buys on a machine is a row of `bench`.
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d
 
 WIDEST = 8  # columns of a map: in strips, wider ones take longer than by themselves
 STRIP = 48  # columns, about
@@ -62,10 +62,18 @@ def strips(maps: Tensor) -> Tensor:
 
     The last one is filled up with zeros.
     """
-    count = max(1, round(STRIP / (maps.shape[3] + 1)))
-    rows = pad(maps.permute(0, 2, 3, 1), (0, 0, 0, 1, 0, 0, 0, -len(maps) % count))
-    rows = rows.unflatten(0, (-1, count)).transpose(1, 2)  # one row of each image after the other
-    return rows.flatten(2, 3).permute(0, 3, 1, 2)
+    images = maps.permute(0, 2, 3, 1)
+    batch, height, width, channels = images.shape
+    count = max(1, round(STRIP / (width + 1)))
+    full, rest = divmod(batch, count)
+    laid = images.new_empty(full + bool(rest), height, count, width + 1, channels)
+    laid[..., width, :] = 0
+    places = laid.transpose(1, 2)[..., :width, :]  # (strips, count, height, width, channels)
+    places[:full] = images[: batch - rest].unflatten(0, (full, count))
+    if rest:
+        places[full, :rest] = images[batch - rest :]
+        places[full, rest:] = 0
+    return laid.flatten(2, 3).permute(0, 3, 1, 2)
 
 
 def learn_from_strips(network: nn.Module, does: bool = True) -> None:
