@@ -69,12 +69,13 @@ def cifar10_best() -> Config:
 
 
 def cifar10_speed() -> Config:
-    """CIFAR-10 by airbench's recipe, in 8 epochs: 91.0 % after 7:08 on 2 cores, from JPEGs."""
+    """CIFAR-10 by airbench's recipe: 92.2 % after 20 minutes on 2 cores, from JPEGs."""
+    # https://arxiv.org/abs/2404.00498: the deeper network, at half its width, and images that grow.
     return Config(
-        epochs=8,
+        epochs=26,
         data=DataConfig(name="cifar10", batch_size=2000),
-        augment=AugmentConfig(pad=2, flip="alternating", tta="shift"),
-        model=ModelConfig(name="airbench"),
+        augment=AugmentConfig(min_size=24, flip="alternating", cutout=8, tta="shift"),
+        model=ModelConfig(name="airbench96"),
         optim=OptimConfig(
             name="muon",
             lr=0.025,
@@ -87,7 +88,7 @@ def cifar10_speed() -> Config:
             warmup_epochs=0,
             label_smoothing=0.2,
         ),
-        run=RunConfig(log_every_steps=25, evaluate_every_epochs=8),
+        run=RunConfig(log_every_steps=25, evaluate_every_epochs=13),
     )
 
 
