@@ -1,5 +1,6 @@
 """What several tests need: processes that start at once, tiny configs, photographs."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -48,7 +49,12 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let what takes long begin before the first test."""
+    """Let what takes long begin before the first test, and seek garbage in what follows alone.
+
+    Else all that torch has is gone through again and again.
+    """
+    gc.freeze()
+    session.config.add_cleanup(gc.unfreeze)  # or nanobind, at exit, takes all of it for leaks
     for module in {item.module for item in session.items if isinstance(item, pytest.Function)}:
         if hasattr(module, "begin") and not session.config.option.collectonly:
             session.config.add_cleanup(module.begin())
