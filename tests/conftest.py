@@ -1,6 +1,8 @@
 """What the tests of the template share: ways to render, and a way to compare folders."""
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +54,20 @@ def all_files(folder: Path) -> set[Path]:
 def contents(folder: Path, files: set[Path]) -> dict[Path, tuple[bytes, int]]:
     """Return the bytes of each file, and its mode."""
     return {file: ((folder / file).read_bytes(), (folder / file).stat().st_mode) for file in files}
+
+
+def python(*words: str, folder: Path = PROJECT, **environment: str) -> str:
+    """What a process of Python prints, in the project or another folder; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=os.environ | environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 """A trained model runs without the project that trained it, and says the same."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from conftest import PROJECT
+from conftest import PROJECT, python
 from PIL import Image
 
 COMMAND = "import sys; from image_classifier.cli import main; "
@@ -18,18 +15,9 @@ COMMAND += "sys.exit(max(main(words.split()) for words in sys.argv[1:]))"
 SMOKE = "train smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
 
 
-def python(*words: str, folder: Path, **environment: str) -> str:
+def strictly(*words: str, folder: Path, **environment: str) -> str:
     """Run Python with warnings as errors; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *words],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    return python("-W", "error", *words, folder=folder, OMP_NUM_THREADS="1", **environment)
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +33,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     turned.save(folder / "turned.png", exif=exif)
     export = "export runs/smoke --images 32"
     words = (SMOKE, export, f"{export} --raw --out raw --format onnx pt2")
-    said = python("-c", COMMAND, *words, folder=folder, PYTHONPATH=str(PROJECT / "src"))
+    said = strictly("-c", COMMAND, *words, folder=folder, PYTHONPATH=str(PROJECT / "src"))
     assert said.count("the same class for 32 of 32 images") == 5
     return folder
 
 
 def answers(folder: Path, program: str) -> list[tuple[float, str]]:
     """What an example says of both photographs: percentages and classes, best first."""
-    said = python(program, "photo.png", "turned.png", folder=folder, PYTHONPATH="")
+    said = strictly(program, "photo.png", "turned.png", folder=folder, PYTHONPATH="")
     lines = re.findall(r"^ *([0-9.]+)%  '(\w+)'$", said, re.MULTILINE)
     return [(float(percentage), name) for percentage, name in lines]
 

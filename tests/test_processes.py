@@ -1,12 +1,10 @@
 """What a project's own tests leave out, as it starts many processes or takes long."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT
+from conftest import python
 
 SMOKE = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
 SMOKE += " --run.log-every-steps 1 --compute.device cpu"
@@ -26,15 +24,6 @@ for name in PRESETS:
 """
 
 
-def run(*words: str) -> str:
-    """What a command prints that Python does in the project, and that must succeed."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=PROJECT, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def losses(folder: Path) -> list[float]:
     """The losses that a run logged."""
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
@@ -44,15 +33,15 @@ def losses(folder: Path) -> list[float]:
 def test_processes_started_by_torchrun_learn_what_one_learns(tmp_path: Path) -> None:
     alone, torchrun = tmp_path / "alone", tmp_path / "torchrun"
     words = [*SMOKE.split(), "--run.dir"]
-    run("train.py", *words, str(alone), "--run.processes", "1")
+    python("train.py", *words, str(alone), "--run.processes", "1")
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    said = run(*launcher, "train.py", *words, str(torchrun))
+    said = python(*launcher, "train.py", *words, str(torchrun))
     assert said.count("top-1") == 2  # other ranks are quiet
     assert losses(torchrun) == pytest.approx(losses(alone), rel=1e-4)
     assert json.loads((torchrun / "status.json").read_text())["state"] == "done"
 
 
 def test_every_preset_answers_help() -> None:
-    lines = run("-c", HELP).splitlines()
+    lines = python("-c", HELP).splitlines()
     assert len(lines) >= 10
     assert all(line.endswith(" 0 True") for line in lines), lines

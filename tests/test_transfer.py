@@ -1,14 +1,12 @@
 """Trained weights help where images are few, on one process and on two; and what timm offers."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from conftest import PROJECT
+from conftest import python
 
 STORY = """
 import json, sys
@@ -75,14 +73,6 @@ model = replace(base.model, width=8, norm="group")
 torch.save(build_model(model, 3, 32).state_dict(), here / "group.pth")
 print(json.dumps([train(config).top1 for config in (tuned, scratch)]))
 """
-
-
-def python(*words: str) -> str:
-    """What a process of Python prints, whose folder is that of the project."""
-    command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
-    distributed.num_cores, os.fsync = lambda: 1, lambda _: None  # as `quick` below
+    make_quick(pytest.MonkeyPatch())
     # What an image costs is found once in a process, and takes a fifth of a second.
     report.cost_of = lambda *_: Cost(weights=1, trainable=1, reason="a test are not of interest")
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
@@ -120,15 +120,20 @@ def changed(config: Config, **knobs: object) -> Config:
     return config
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_quick(patch: pytest.MonkeyPatch) -> None:
     """Compute on one core, and wait for no disk.
 
     For images this small, threads wait for each other more than they help; the other cores are for
     what runs beside the tests. Tests kill processes, and what those wrote the system still has.
     """
-    monkeypatch.setattr(distributed, "num_cores", lambda: 1)
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+    patch.setattr(distributed, "num_cores", lambda: 1)
+    patch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is."""
+    make_quick(monkeypatch)
 
 
 def tiny(folder: Path) -> Config:
@@ -154,8 +159,8 @@ def config(tmp_path: Path) -> Config:
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny run that was trained to its end; not to be changed."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(distributed, "num_cores", lambda: 1)
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch)
         train(tiny(folder))
     return folder
 

@@ -86,9 +86,6 @@ def learn_from_strips(network: nn.Module, does: bool = True) -> None:
 
 def is_plain(layer: nn.Conv2d) -> bool:
     """Whether it is 3 x 3, looks at every place and channel, and has no bias."""
-    return (layer.kernel_size, layer.stride, layer.padding, layer.dilation) == (
-        (3, 3),
-        (1, 1),
-        (1, 1),
-        (1, 1),
-    ) and (layer.groups, layer.padding_mode, layer.bias) == (1, "zeros", None)
+    steps = layer.stride, layer.padding, layer.dilation
+    rest = layer.groups, layer.padding_mode, layer.bias
+    return layer.kernel_size == (3, 3) and steps == ((1, 1),) * 3 and rest == (1, "zeros", None)
