@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from image_classifier.config import ModelConfig, UserError
 from image_classifier.models import build_model
@@ -34,6 +34,25 @@ def test_small_images_keep_their_resolution() -> None:
     assert large.conv1.stride == (2, 2)
     forced = build_model(ModelConfig(name="resnet18", stem="imagenet"), 3, 32)
     assert forced.conv1.stride == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["resnet9", "airbench96"])
+def test_gradients_are_laid_out_as_the_maps_are(name: str) -> None:
+    model = build_model(ModelConfig(name=name, width=8), 3, 32).to(
+        memory_format=torch.channels_last
+    )
+    agrees = []
+
+    def watch(_layer: nn.Module, _inputs: tuple[Tensor], maps: Tensor) -> None:
+        maps.register_hook(lambda gradient: agrees.append(gradient.stride() == maps.stride()))
+
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.register_forward_hook(watch)
+    images = torch.rand(4, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    model(images).sum().backward()
+    assert agrees
+    assert all(agrees)
 
 
 def test_a_wrong_name_says_which_is_right() -> None:

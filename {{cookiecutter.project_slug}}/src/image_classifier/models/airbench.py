@@ -14,7 +14,6 @@ PATCH = 2  # side of the patches that the first layer looks at, in pixels
 WHITEN_EPS = 5e-4  # added to variances: directions with next to none are noise
 SMALLEST_IMAGE = 9  # pixels, of which three halvings leave one
 LOGIT_SCALE = 1 / 9  # of the last layer, whose inputs are maxima
-GELU = "tanh"  # the approximation: the whole step is 1.15 x faster on a CPU
 
 
 class Airbench(nn.Module):
@@ -27,7 +26,7 @@ class Airbench(nn.Module):
         self.whiten = nn.Conv2d(3, filters, PATCH)
         self.whiten.weight.requires_grad_(False)
         self.stages = nn.Sequential(
-            nn.GELU(GELU),
+            nn.GELU(),
             stage(filters, model.width, num_convs),
             stage(model.width, 4 * model.width, num_convs),
             stage(4 * model.width, 4 * model.width, num_convs),
@@ -66,11 +65,11 @@ class Residual(nn.Module):
         self.body = nn.Sequential(
             conv(channels, channels),
             norm(channels),
-            nn.GELU(GELU),
+            nn.GELU(),
             conv(channels, channels),
             norm(channels),
         )
-        self.gelu = nn.GELU(GELU)
+        self.gelu = nn.GELU()
 
     def forward(self, features: Tensor) -> Tensor:
         """(batch, channels, height, width), in and out."""
@@ -82,10 +81,10 @@ def stage(inputs: int, outputs: int, num_convs: int) -> nn.Sequential:
 
     Of 3, the last two are a residual branch.
     """
-    first = [conv(inputs, outputs), nn.MaxPool2d(2), norm(outputs), nn.GELU(GELU)]
+    first = [conv(inputs, outputs), nn.MaxPool2d(2), norm(outputs), nn.GELU()]
     if num_convs == 3:
         return nn.Sequential(*first, Residual(outputs))
-    return nn.Sequential(*first, conv(outputs, outputs), norm(outputs), nn.GELU(GELU))
+    return nn.Sequential(*first, conv(outputs, outputs), norm(outputs), nn.GELU())
 
 
 def conv(inputs: int, outputs: int) -> nn.Conv2d:
