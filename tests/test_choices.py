@@ -4,8 +4,6 @@ import email.message
 import email.policy
 import email.utils
 import re
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -17,6 +15,7 @@ from conftest import (
     PROJECT,
     Render,
     all_files,
+    python,
     render_with_cookiecutter,
     tracked_files,
 )
@@ -125,8 +124,7 @@ def test_the_licence_is_named_and_given_in_full(
 @pytest.mark.parametrize("licence", ["MIT", "proprietary"])
 def test_the_project_builds_with_its_answers_as_metadata(licence: str, render: Render) -> None:
     folder = render(**LONG_NAMES, licence=licence)
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
-    subprocess.run(command, cwd=folder, check=True)
+    python("-m", "hatchling", "build", "-t", "wheel", folder=folder)
     with zipfile.ZipFile(next(folder.glob("dist/*.whl"))) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
         metadata = email.message_from_bytes(wheel.read(name), policy=email.policy.default)

@@ -1,12 +1,10 @@
 """Published recipes train: a step on small images, one on large ones, a test on larger ones."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT
+from conftest import python
 
 TINY = "--data.name shapes --data.limit 16 --data.batch-size 8 --data.workers 0 --epochs 1"
 TINY += " --optim.warmup-epochs 0 --run.log-every-steps 1 --run.processes 1 --run.trackers"
@@ -25,10 +23,7 @@ TINY += " --compute.device cpu --precision fp32"
     ],
 )
 def test_a_recipe_for_imagenet_trains(tmp_path: Path, preset: str, words: str) -> None:
-    command = [sys.executable, "train.py", preset, *f"{TINY} {words}".split()]
-    command += ["--run.dir", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("train.py", preset, *f"{TINY} {words}".split(), "--run.dir", str(tmp_path / "run"))
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     losses = [row["train/loss"] for row in map(json.loads, rows) if "train/loss" in row]
     assert len(losses) >= 2

@@ -38,9 +38,8 @@ def test_small_images_keep_their_resolution() -> None:
 
 @pytest.mark.parametrize("name", ["resnet9", "airbench96"])
 def test_gradients_are_laid_out_as_the_maps_are(name: str) -> None:
-    model = build_model(ModelConfig(name=name, width=8), 3, 32).to(
-        memory_format=torch.channels_last
-    )
+    model = build_model(ModelConfig(name=name, width=8), 3, 32)
+    model.to(memory_format=torch.channels_last)
     agrees = []
 
     def watch(_layer: nn.Module, _inputs: tuple[Tensor], maps: Tensor) -> None:
