@@ -13,11 +13,12 @@ import pytest
 import torch
 from conftest import changed, run_alone, run_ranks
 
-from image_classifier import checkpoint, network, run
+from image_classifier import checkpoint, distributed, network, run
 from image_classifier.config import Config, UserError
 from image_classifier.loader import Batch, TrainData
 from image_classifier.report import Report
 from image_classifier.run import write_whole
+from image_classifier.state import TrainState
 from image_classifier.train import train
 from image_classifier.weights import (
     DamagedError,
@@ -302,6 +303,39 @@ def test_only_the_newest_checkpoints_are_kept(config: Config) -> None:
     names = sorted(path.name for path in Path(config.run.dir, "checkpoints").iterdir())
     numbered = [f"step_0000000{step}.pt" for step in (6, 7, 8)]
     assert names == ["best.pt", "best.safetensors", "last.pt", *numbered]
+
+
+def saved_steps(config: Config) -> list[int]:
+    """Train, and return the steps of all checkpoints that were saved, the same on each rank."""
+    distributed.EXCHANGE_SECONDS = 0
+    steps, save = [], checkpoint.Checkpoints.save
+
+    def record(checkpoints: checkpoint.Checkpoints, state: TrainState, report: dict) -> None:
+        steps.append(state.step)
+        save(checkpoints, state, report)
+
+    checkpoint.Checkpoints.save = record
+    try:
+        train(config)
+    finally:
+        checkpoint.Checkpoints.save = save
+    return steps
+
+
+def test_a_run_that_seldom_evaluates_saves_by_the_clock(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seldom = changed(config, run__evaluate_every_epochs=100.0)
+    assert saved_steps(seldom) == [8]
+    minutes = iter(range(1, 1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "monotonic", lambda: 60.0 * next(minutes))
+        often = changed(seldom, run__dir=str(tmp_path / "often"), run__save_every_minutes=2.5)
+        assert saved_steps(often) == [3, 6, 8]  # the clock is asked once in a step
+    always = changed(seldom, run__dir=str(tmp_path / "two"), run__save_every_minutes=1e-9)
+    one, other = run_ranks(2, saved_steps, always)
+    assert one == other
+    assert len(one) == len(set(one)) > 3
 
 
 def test_weights_of_a_run_start_another(finished: Config, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class Checkpoints:
         # the threads of training sleep after every operation, which small models feel threefold.
         self.writer = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.pending: Future[None] | None = None
+        self.saved_step, self.saved_at = 0, monotonic()  # of the last save, on every rank
         self.kept_step = 0  # of the newest checkpoint that is on the disk
         self.num_failures = 0  # in a row
         self.owed: tuple[dict[str, Any], dict[str, Tensor]] | None = None  # the best, not written
@@ -126,8 +128,15 @@ class Checkpoints:
             "take another --run.dir, or start over with --run.fresh"
         )
 
+    @property
+    def are_old(self) -> bool:
+        """Whether the last save is longer ago than `run.save_every_minutes`, by rank 0's clock."""
+        seconds = 60 * self.run.save_every_minutes
+        return self.world.is_main and 0 < seconds < monotonic() - self.saved_at
+
     def save(self, state: TrainState, report: dict[str, float]) -> None:
         """Save `state` and the report's. The file is written while training goes on."""
+        self.saved_step, self.saved_at = state.step, monotonic()
         if not self.world.is_main:
             return
         self.wait()

@@ -159,6 +159,7 @@ class RunConfig:
     evaluate_every_epochs: float = 1.0  # on the validation images
     patience: int = 0  # evaluations without a better top-1, after which a run ends; 0: never
     save_every_steps: int = 0  # checkpoint; 0: only with every evaluation
+    save_every_minutes: float = 10.0  # and whenever the last one is so old; 0: never for its age
     keep: int = 2  # newest checkpoints kept beside the best
     trackers: tuple[TrackerName, ...] = ("tensorboard",)  # who gets the metrics beside
     # metrics.jsonl; the flag with nothing after it: nobody
@@ -286,6 +287,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "run.evaluate_every_epochs": (1e-9, LARGE),
     "run.patience": (0, LARGE),
     "run.save_every_steps": (0, LARGE),
+    "run.save_every_minutes": (0, LARGE),
     "run.keep": (1, 1000),
     "run.restarts": (0, 1000),
     "run.timeout_seconds": (1, LARGE),

@@ -1,10 +1,11 @@
-"""What ends a run before its end: agreed on by all ranks, after the same step."""
+"""What ends a run before its end, or makes it save: agreed on by all ranks, after the same step."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from torch import Tensor
 
+from .checkpoint import Checkpoints
 from .config import RunConfig
 from .distributed import Board
 from .finite import FiniteCheck
@@ -26,10 +27,11 @@ class Guard:
         lr_at: Callable[[int], float],
         micro_batch: MicroBatch,
         signals: Signals,
+        checkpoints: Checkpoints,
     ) -> None:
         """Of the training of `state` on `data`."""
         self.state, self.data, self.micro_batch = state, data, micro_batch
-        self.signals = signals
+        self.signals, self.checkpoints = signals, checkpoints
         self.finite = FiniteCheck(
             run, state.model, data, lr_at, scales=state.precision.scales, step=state.step
         )
@@ -59,8 +61,8 @@ class Guard:
         """What is logged of it."""
         return self.finite.metrics
 
-    def look(self, is_spoiled: Tensor) -> int:
-        """The signal after which all ranks save this step and end; 0 as long as there is none.
+    def look(self, is_spoiled: Tensor) -> tuple[int, bool]:
+        """The signal after which all ranks end, 0 while there is none; and whether to save now.
 
         `is_spoiled` is what `Precision.step` returns.
 
@@ -69,7 +71,9 @@ class Guard:
         """
         step = self.state.step
         fatal = self.finite.note(is_spoiled, step)
-        signal, fatal = self.board.exchange(step, self.signals.number, fatal)
+        # The last save may have come between the exchange in which rank 0 asked for one and this.
+        wanted = step if self.checkpoints.are_old else 0
+        signal, fatal, wanted = self.board.exchange(step, self.signals.number, fatal, wanted)
         if fatal:
             raise self.finite.error(fatal)
-        return signal
+        return signal, bool(signal) or wanted > self.checkpoints.saved_step

@@ -72,7 +72,7 @@ def train(config: Config) -> Scores:
             closing(val_data),
             Signals() as signals,
             report,
-            Guard(config.run, state, train_data, lr_at, micro_batch, signals) as guard,
+            Guard(config.run, state, train_data, lr_at, micro_batch, signals, checkpoints) as guard,
             checkpoints,
             profiler(config, world) as profiled,
         ):
@@ -91,7 +91,7 @@ def train(config: Config) -> Scores:
                     report.count(loss)
                 is_spoiled = precision.step(optimizer)
                 state.advance()
-                signal = guard.look(is_spoiled)
+                signal, is_save_due = guard.look(is_spoiled)
 
                 if plan.logs_after(state.step):
                     report.write_progress(state.step, lr, guard.metrics)
@@ -99,7 +99,7 @@ def train(config: Config) -> Scores:
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
                     report.write_scores(state.step, scores.metrics(), scores.answers)
                     state.note(scores.top1)
-                if plan.saves_after(state.step) or state.is_to_keep or signal:
+                if plan.saves_after(state.step) or state.is_to_keep or is_save_due:
                     checkpoints.save(state, report.state_dict())
                 if signal and state.step < plan.total_steps:
                     raise StoppedError(signal, checkpoints.account(state.step, plan.total_steps))
