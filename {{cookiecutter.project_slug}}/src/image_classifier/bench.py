@@ -16,7 +16,7 @@ import torch
 from .config import Config, UserError, flag, flatten
 from .distributed import join_world
 from .launch import is_launched, num_processes
-from .precision import Precision
+from .precision_probe import settle_precision
 from .run import environment, open_run, write_json, write_text
 from .samples import Samples
 from .tips import SAMPLE, SLOW, TIPS, Case, NotHereError, Variants
@@ -118,10 +118,10 @@ def open_case(config: Config, shelf: DataShelf, folder: Path) -> Case:
     processes = num_processes(config.run, config.compute)
     share = max(1, config.data.batch_size // processes)
     data = shelf.open(with_knobs(config, {"data.workers": 0}))
-    precision = Precision(config.precision, config.compute, config.optim, world.device)
+    config, _ = settle_precision(config, data, world)
     samples = Samples(data.source, config.data, config.seed, config.augment)
     workers, _ = choose_workers(config.data, samples, world)
-    settled = {"data.where": data.where, "data.workers": workers, "precision": precision.name}
+    settled = {"data.where": data.where, "data.workers": workers}
     whole = with_knobs(config, settled)
     part = with_knobs(whole, {"data.batch_size": share})
     num_gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0

@@ -19,6 +19,7 @@ from .memory import MicroBatch, split
 from .network import begin_network
 from .optim import build_loss, build_optimizer, set_lr
 from .precision import Precision
+from .precision_probe import settle_precision
 from .pretrained import open_origin
 from .run import open_run, write_json, write_text
 from .seeding import seed_everything, seed_layers
@@ -95,8 +96,9 @@ def growing(low: float, high: float, steps: int) -> list[float]:
 def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
     """The loss of each step of a training with `rates`, up to where it diverges."""
     seed_everything(config.seed, config.deterministic, world.device)
-    precision = Precision(config.precision, config.compute, config.optim, world.device)
     data = TrainData(config, world)
+    config, _ = settle_precision(config, data, world)
+    precision = Precision(config.precision, config.compute, config.optim, world.device)
     origin = open_origin(config.run, config.model, world, data)
     micro_batch = MicroBatch(config, world)
     normalize = Normalize(data.source, config.data.image_size, precision, config.augment)

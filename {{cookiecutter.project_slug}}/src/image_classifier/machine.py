@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import mmap
 import os
+import platform
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -138,16 +140,37 @@ def device_memory_bytes(device: torch.device) -> int:
     return host_memory_bytes()
 
 
-def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 is faster than float32 there: Ampere and later, or a CPU with AMX tiles."""
+def has_amx() -> bool:
+    """Whether this CPU multiplies matrices of bf16 in AMX tiles."""
+    return " amx_bf16" in cpu_info()
+
+
+def usual_precision(device: torch.device) -> str:
+    """The number format that is usually fastest on `device`, without a measurement.
+
+    A GPU has tensor cores for bf16 from Ampere on (capability 8.0), and for fp16 from Volta on
+    (7.0): https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
+    """
     if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type == "cpu":
-        try:
-            return " amx_bf16" in Path("/proc/cpuinfo").read_text()
-        except OSError:
-            return False
-    return False
+        capability = torch.cuda.get_device_capability(device)
+        return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+    has_bf16 = any(flag in cpu_info() for flag in (" amx_bf16", " avx512_bf16", " bf16"))
+    return "bf16" if device.type == "cpu" and has_bf16 else "fp32"
+
+
+def cpu_name() -> str:
+    """What the manufacturer calls this CPU: `AMD EPYC 9B14`."""
+    names = [line.partition(":")[2] for line in cpu_info().splitlines() if "model name" in line]
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+@cache
+def cpu_info() -> str:
+    """What Linux says of the processors; empty elsewhere."""
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
 
 
 def device_name(device: torch.device) -> str:

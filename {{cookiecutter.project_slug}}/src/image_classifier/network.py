@@ -27,6 +27,6 @@ def begin_network(
             sample=lambda count: normalize(data.sample(count)),
         )
     model = precision.place(model)
-    if precision.has_amx and not config.compute.compile:
+    if precision.uses_amx and not config.compute.compile:
         learn_from_strips(model)
     return model

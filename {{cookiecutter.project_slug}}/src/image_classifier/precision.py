@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import ComputeConfig, OptimConfig, UserError
-from .machine import has_fast_bf16
+from .machine import has_amx
 from .phases import phase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,9 +23,7 @@ class Precision:
     def __init__(
         self, name: str, compute: ComputeConfig, optim: OptimConfig, device: torch.device
     ) -> None:
-        """Choose the format `name`; for `auto` bf16 where the device is fast at it, else fp32."""
-        if name == "auto":
-            name = "bf16" if has_fast_bf16(device) else "fp32"
+        """Compute in the format `name`: fp32, bf16 or fp16; `precision_probe.py` settles `auto`."""
         if name == "fp16" and device.type == "cpu":
             raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
         self.name, self.compute, self.device = name, compute, device
@@ -47,10 +45,9 @@ class Precision:
         return self.scaler.is_enabled()
 
     @property
-    def has_amx(self) -> bool:
+    def uses_amx(self) -> bool:
         """Whether products are left to the tiles of AMX, on a CPU."""
-        on_cpu = self.device.type == "cpu" and self.dtype == torch.bfloat16
-        return on_cpu and has_fast_bf16(self.device)
+        return self.device.type == "cpu" and self.dtype == torch.bfloat16 and has_amx()
 
     def place(self, model: nn.Module) -> nn.Module:
         """`model` on the device, in the layout and compiled as the config says."""

@@ -16,6 +16,7 @@ from .network import begin_network
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
 from .plan import Plan
 from .precision import Precision
+from .precision_probe import settle_precision
 from .pretrained import open_origin
 from .profiling import profiler
 from .report import Report
@@ -40,9 +41,10 @@ def train(config: Config) -> Scores:
         open_run(config, world),
     ):
         promise = seed_everything(config.seed, config.deterministic, world.device)
-        precision = Precision(config.precision, config.compute, config.optim, world.device)
 
         train_data = TrainData(config, world)
+        config, why = settle_precision(config, train_data, world)
+        precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)  # all that is computed with at once
         val_data = EvalData(config.data, "val", world, config.run, micro_batch.size)
         origin = open_origin(config.run, config.model, world, train_data, val_data)
@@ -60,7 +62,7 @@ def train(config: Config) -> Scores:
         state = TrainState.start(config.optim, model, optimizer, precision, config.run.patience)
         checkpoints = Checkpoints(config, world, train_data.source)
         report = Report(config, world, train_data, plan.total_steps, checkpoints.resume(state))
-        report.introduce(val_data, model, precision, begun, promise, *doubts)
+        report.introduce(val_data, model, precision, begun, f"{why}; {promise}", *doubts)
         augment = report.page.look_on(
             build_augment(config.augment, train_data, normalize, world, config.seed),
             normalize.pixels,

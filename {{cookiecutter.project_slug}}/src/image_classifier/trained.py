@@ -8,6 +8,7 @@ from torch import nn
 from .augment import Normalize
 from .config import ComputeConfig, Config, UserError
 from .distributed import World
+from .machine import usual_precision
 from .models import build_model
 from .precision import Precision
 from .weights import load_best, misfit
@@ -40,8 +41,9 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
     path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
     best = load_best(path)
     config = best.config
-    name = config.precision
-    name = "auto" if name == "fp16" and world.device.type == "cpu" else name  # has no fp16
+    name, usual = config.precision, usual_precision(world.device)
+    if world.device.type == "cpu" and name != usual:  # a GPU may have trained it
+        name = "fp32"
     precision = Precision(name, compute, config.optim, world.device)
     model = build_model(config.model, len(best.images.classes), config.data.image_size)
     try:

@@ -15,7 +15,7 @@ from . import STARTED
 from .config import Config
 from .distributed import World
 from .loader import Batch, TrainData
-from .machine import has_fast_bf16, num_cores
+from .machine import num_cores, usual_precision
 
 # What makes the host read a value that a GPU may not have computed yet.
 WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
@@ -120,8 +120,9 @@ class Watch:
     def faster_model(self) -> str:
         """What to do about a loop that waits for nothing but the model."""
         advice = []
-        if self.config.precision == "fp32" and has_fast_bf16(self.world.device):
-            advice.append("--precision bf16")
+        usual = usual_precision(self.world.device)
+        if self.world.device.type == "cuda" and self.config.precision == "fp32" != usual:
+            advice.append(f"--precision {usual}")
         if not self.config.compute.channels_last:
             advice.append("--compute.channels-last")
         if not self.config.compute.compile:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..machine import has_fast_bf16, keep_freed_memory, return_freed_memory
+from ..machine import has_amx, keep_freed_memory, return_freed_memory
 from ..strips import learn_from_strips
 from .case import Case, NotHereError, Variants, need_gpu, with_knobs
 from .trial import Trial, Variant
@@ -18,9 +18,11 @@ def mixed_precision(case: Case) -> Variants:
 
     - Why: the units that multiply matrices are several times as fast at it, and activations take
       half of the memory and of the time to fetch them.
-    - When it hurts: a CPU without AMX, or a GPU before Ampere, has no such units for bf16 and may
-      be slower. fp16 has so small a range that the loss must be scaled, which is done here.
-    - Knob: `--precision bf16`, `fp16` or `fp32`; `auto` takes bf16 where the device is fast at it.
+    - When it hurts: a CPU without AMX or AVX-512 BF16 is slower in bf16, and depthwise convolutions
+      may be on any. A GPU before Ampere has no units for bf16, from Volta on it has them for fp16,
+      which has so small a range that the loss must be scaled: that is done here.
+    - Knob: `--precision bf16`, `fp16` or `fp32`; `auto` measures on a CPU which of fp32 and bf16
+      trains your network faster, and takes what the generation of a GPU is made for.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/amp_recipe.html>,
       <https://arxiv.org/abs/1710.03740>
     """
@@ -202,8 +204,8 @@ def strips(case: Case) -> Variants:
     - Knob: none, it is always done for 3 x 3 convolutions in bf16 on such a CPU, unless compiled.
     - Source: <https://uxlfoundation.github.io/oneDNN/dev_guide_convolution.html>; measured here.
     """
-    config = with_knobs(case.config, {"precision": "auto", "compute.compile": False})
-    if case.world.device.type != "cpu" or not has_fast_bf16(case.world.device):
+    config = with_knobs(case.config, {"precision": "bf16", "compute.compile": False})
+    if case.world.device.type != "cpu" or not has_amx():
         raise NotHereError("needs training on a CPU with AMX")
     return {
         "by maps": Variant(config, lambda trial: learn_from_strips(trial.learner, does=False)),

@@ -1,0 +1,118 @@
+"""`--precision auto`: what is fastest for this network on this machine, and the same ever after."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, run_ranks
+
+from image_classifier import precision_probe, trained
+from image_classifier.config import Config
+from image_classifier.distributed import World, join_world
+from image_classifier.loader import TrainData
+from image_classifier.machine import usual_precision
+from image_classifier.precision_probe import measure, settle_precision
+from image_classifier.train import train
+from image_classifier.trained import open_trained
+
+CPU = World(torch.device("cpu"))
+FASTER = {"fp32": [1.0, 1.2], "bf16": [0.5, 0.6]}
+SLOWER = {"fp32": [1.0, 1.2], "bf16": [1.1, 1.1]}
+DOUBTFUL = {"fp32": [1.0, 1.0], "bf16": [0.5, 2.0]}
+
+
+@pytest.fixture
+def auto(config: Config, tmp_path: Path) -> Config:
+    """A tiny run that leaves the format to the machine."""
+    return changed(config, precision="auto", data__cache=str(tmp_path / "cache"))
+
+
+def plant(patch: pytest.MonkeyPatch, rounds: dict[str, list[float]]) -> list[int]:
+    """Let the measurement find `rounds`; a list that grows with each measurement."""
+    calls: list[int] = []
+
+    def found(*_: object) -> dict[str, list[float]]:
+        calls.append(1)
+        return rounds
+
+    patch.setattr(precision_probe, "measure", found)
+    return calls
+
+
+def settled(config: Config) -> tuple[str, str]:
+    """The format that a run takes, and why."""
+    chosen, why = settle_precision(config, TrainData(config, CPU), CPU)
+    return chosen.precision, why
+
+
+def test_a_cpu_takes_bf16_only_where_it_was_measured_to_be_faster(
+    auto: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = plant(monkeypatch, FASTER)
+    assert settled(auto) == ("bf16", "bf16 is 2 x as fast as fp32 here, measured now")
+    assert settled(auto) == ("bf16", "bf16 is 2 x as fast as fp32 here, measured before")
+    assert len(calls) == 1
+    other = changed(auto, model__width=16)  # another network is another question
+    plant(monkeypatch, SLOWER)
+    assert settled(other) == ("fp32", "bf16 is 0.91 x as fast as fp32 here, measured now")
+    assert settled(changed(other, precision="bf16"))[0] == "bf16"
+
+
+def test_a_measurement_that_contradicts_itself_is_not_remembered(
+    auto: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = plant(monkeypatch, DOUBTFUL)
+    assert settled(auto)[0] == settled(auto)[0]
+    assert len(calls) == 2
+
+
+def test_a_run_goes_on_in_the_format_that_it_began_with(
+    auto: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(monkeypatch, FASTER)
+    train(changed(auto, epochs=1, optim__warmup_epochs=0, optim__schedule="triangle"))
+    assert "bf16; bf16 is 2 x as fast as fp32 here" in capsys.readouterr().out
+    plant(monkeypatch, SLOWER)
+    elsewhere = changed(auto, data__cache=auto.data.cache + "2")
+    assert settled(elsewhere) == ("bf16", "as this run began")
+    assert settled(changed(elsewhere, run__fresh=True))[0] == "fp32"
+    run = open_trained(auto.run.dir, auto.compute, CPU)
+    usual = usual_precision(CPU.device)
+    assert (run.config.precision, run.precision.name) == ("bf16", usual)
+    monkeypatch.setattr(trained, "usual_precision", lambda _: "fp32")  # a CPU without bf16
+    assert open_trained(auto.run.dir, auto.compute, CPU).precision.name == "fp32"
+
+
+def test_the_measurement_computes_in_both_formats_and_draws_from_no_one_elses_numbers(
+    auto: Config,
+) -> None:
+    before = torch.default_generator.get_state()
+    rounds = measure(auto, 10, 16, CPU)
+    assert torch.equal(torch.default_generator.get_state(), before)
+    assert rounds.keys() == {"fp32", "bf16"}
+    least, most = precision_probe.ROUNDS
+    for times in rounds.values():
+        assert least <= len(times) <= most
+        assert min(times) > 0
+
+
+def settled_on_rank(config: Config) -> str:
+    """The format that this rank takes, where the two measure the opposite."""
+    with join_world(config.compute) as world, pytest.MonkeyPatch.context() as patch:
+        plant(patch, (FASTER, SLOWER)[world.rank])
+        return settle_precision(config, TrainData(config, world), world)[0].precision
+
+
+def test_all_ranks_take_the_same_format(auto: Config) -> None:
+    assert run_ranks(2, settled_on_rank, auto) == ["bf16", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp16"), ((7, 0), "fp16"), ((6, 1), "fp32")],
+)
+def test_a_gpu_takes_what_its_generation_is_made_for(
+    capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert usual_precision(torch.device("cuda", 0)) == name
