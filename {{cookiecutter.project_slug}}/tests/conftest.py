@@ -126,7 +126,7 @@ def make_quick(patch: pytest.MonkeyPatch) -> None:
     For images this small, threads wait for each other more than they help; the other cores are for
     what runs beside the tests. Tests kill processes, and what those wrote the system still has.
     """
-    patch.setattr(distributed, "num_cores", lambda: 1)
+    patch.setattr(distributed, "num_threads", lambda _: 1)
     patch.setattr(os, "fsync", lambda _: None)
 
 

@@ -1,4 +1,4 @@
-"""Cores and memory are the container's, not the host's; what the system has read is at hand."""
+"""Cores and memory are the container's, and it is said why there is no GPU to train on."""
 
 import os
 import sys
@@ -6,14 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from image_classifier import distributed, machine
+from image_classifier.attempt import attempt
+from image_classifier.config import ComputeConfig, UserError
+from image_classifier.distributed import choose_device
 from image_classifier.machine import (
+    has_kernels,
     host_memory_bytes,
     is_in_memory,
     map_pages,
     num_cores,
+    num_threads,
 )
 
 
@@ -39,6 +46,104 @@ def test_a_quota_limits_the_cores(tmp_path: Path) -> None:
     assert num_cores(write(tmp_path / "half", cpu__max="50000 100000")) == 1
     old = {"cpu___cpu__cfs_quota_us": "300000", "cpu___cpu__cfs_period_us": "100000"}
     assert num_cores(write(tmp_path / "old", **old)) == 3
+
+
+def test_threads_are_those_that_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    for name in ("OMP_NUM_THREADS", "TORCHELASTIC_MAX_RESTARTS"):
+        monkeypatch.delenv(name, raising=False)
+    assert (num_threads(1), num_threads(3), num_threads(20)) == (8, 2, 1)
+    for text, threads in {"1": 1, "4,2": 4, "16": 16, "many": 8, "0": 8}.items():
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert num_threads(1) == threads
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")  # of torchrun, which sets 1 by itself
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert num_threads(2) == 4
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert num_threads(2) == 2
+
+
+def test_a_process_computes_on_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(distributed, "num_threads", lambda processes: 3 // processes)
+    try:
+        with distributed.join_world(ComputeConfig(device="cpu")):
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine on which torch sees no GPU."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def refuse_to_start() -> None:
+    """As torch does without a driver."""
+    raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have one")
+
+
+def test_it_is_said_why_the_cpu_has_to_do(no_gpu: pytest.MonkeyPatch) -> None:
+    no_gpu.setattr(torch.version, "cuda", None)
+    no_gpu.setattr(machine, "has_nvidia_driver", lambda: True)
+    device, why = choose_device("auto", 0, 1)
+    assert device.type == "cpu"
+    assert "is built without CUDA: uv pip install --reinstall --torch-backend auto torch" in why
+    no_gpu.setattr(machine, "has_nvidia_driver", lambda: False)
+    assert "there is no NVIDIA driver" in choose_device("auto", 0, 1)[1]
+    no_gpu.setattr(torch.version, "cuda", "13.0")
+    no_gpu.setattr(torch.cuda, "init", refuse_to_start)
+    assert choose_device("auto", 0, 1)[1] == "Found no NVIDIA driver on your system"
+    for hidden in ("", "-1"):
+        no_gpu.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        expected = f"CUDA_VISIBLE_DEVICES is '{hidden}', which hides every GPU: unset it"
+        assert choose_device("auto", 0, 1)[1] == expected
+    assert choose_device("cpu", 0, 1) == (torch.device("cpu"), "")  # it was asked for
+    with pytest.raises(UserError, match=r"--compute.device cuda: CUDA_VISIBLE_DEVICES is"):
+        choose_device("cuda", 0, 1)
+
+
+def test_a_gpu_without_kernels_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    archs = ["sm_75", "sm_80", "sm_86", "sm_90a", "compute_90"]
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: archs)
+    runs = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+    assert [has_kernels(*capability) for capability in runs] == [True] * len(runs)
+    assert [has_kernels(*capability) for capability in [(5, 2), (7, 0)]] == [False] * 2
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (5, 2))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GTX 980")
+    device, why = choose_device("auto", 0, 1)
+    assert device.type == "cpu"
+    assert "GTX 980 has compute capability 5.2, and torch" in why
+    with pytest.raises(UserError, match=r"--compute.device cuda: GTX 980 has"):
+        choose_device("cuda", 0, 1)
+
+
+FAULTS = {
+    "CUDA error: device-side assert triggered": "CUDA_LAUNCH_BLOCKING=1",
+    "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED": "CUDA_LAUNCH_BLOCKING=1",
+    "CUDA error: no kernel image is available for execution on the device": "--torch-backend auto",
+    "of any other kind": "failed\n",
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_a_fault_of_a_gpu_comes_with_what_to_do(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError(words)
+
+    assert attempt(fail) == 1
+    *_, last = capsys.readouterr().err.splitlines(keepends=True)
+    assert last.startswith("failed")
+    assert FAULTS[words] in last
 
 
 def test_a_limit_limits_the_memory(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import changed
 
+from image_classifier import distributed
 from image_classifier.config import Config
 from image_classifier.datasets.source import Source
 from image_classifier.models.resnet9 import ResNet9
@@ -67,9 +68,15 @@ def test_a_value_read_back_in_each_step_is_found_with_its_line(
     assert f"{__file__}:{line}" in said[0]
 
 
-def test_a_run_says_what_its_start_took(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_what_it_runs_on_and_what_its_start_took(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = torch.device("cpu"), "there is no GPU"
+    monkeypatch.setattr(distributed, "choose_device", lambda *_: missing)
     train(changed(config, epochs=1))
     said = capsys.readouterr().out
+    assert "\non the CPU: there is no GPU\nCPU, " in said
+    assert ", 1 process of 1 thread, fp32; as --precision says; seed 0: " in said
     parts = r"imports ([\d.]+), data and model ([\d.]+), first batch ([\d.]+), .* itself ([\d.]+)"
     total = float(re.findall(r"first step after ([\d.]+) s", said)[0])
     assert sum(map(float, re.findall(parts, said)[0])) == pytest.approx(total, abs=0.3)

@@ -50,12 +50,14 @@ def attempt(work: Callable[[], None]) -> int:
     except (UserError, BrokenPipeError):
         raise
     except Exception as error:
+        from .machine import advice_on
+
         account = traceback.format_exc()
         if is_echo(error):
             time.sleep(3)  # until the rank that has gone has said why, and all are stopped
             account = "the connection to another rank is lost"
         # In one piece, so that the accounts of several ranks do not mix.
         where = f" on rank {rank}" if rank else ""
-        print(f"{account}\nfailed{where}", file=sys.stderr)
+        print(f"{account}\nfailed{where}{advice_on(error)}", file=sys.stderr)
         return FAULT
     return DONE

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .config import ComputeConfig, RunConfig, UserError
-from .machine import end_with_parent, keep_freed_memory, num_cores
+from .machine import end_with_parent, find_accelerator, keep_freed_memory, num_threads
 
 EXCHANGE_SECONDS = 0.5  # about how often ranks tell each other what has come up
 LOST, AGAIN = 74, 75  # exit codes of ranks that lost another, and that ask to be started again
@@ -35,6 +35,7 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1  # processes on this machine
+    why_cpu: str = ""  # why the device is the CPU, where nobody has asked for that
     began: float = field(default_factory=time.monotonic)  # when it joined, in seconds
 
     @property
@@ -154,12 +155,11 @@ def join_world(
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = choose_device(compute.device, local_rank, local_size)
-    # More threads than cores slow each other down; torchrun's default of one leaves cores idle.
-    torch.set_num_threads(max(1, num_cores() // local_size))
+    device, why_cpu = choose_device(compute.device, local_rank, local_size)
+    torch.set_num_threads(num_threads(local_size))  # more than cores slow each other down
     if device.type == "cpu":
         keep_freed_memory()
-    world = World(device, rank, size, local_rank, local_size)
+    world = World(device, rank, size, local_rank, local_size, why_cpu)
     if size == 1:
         yield world
         return
@@ -183,13 +183,16 @@ def join_world(
             Path(store.path).unlink(missing_ok=True)
 
 
-def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
-    """The device of this process: its own GPU, or the CPU that all share."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if name == "auto":
-        name = found.type if found else "cpu"
-    elif name not in ("cpu", found and found.type):
-        raise UserError(f"--compute.device {name}: this machine has {found or 'no accelerator'}")
+def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.device, str]:
+    """The device of this process, its own GPU or the CPU that all share; and why no GPU was found.
+
+    Raises:
+        UserError: if there are more processes than devices, or no device of the kind asked for.
+    """
+    found, why = find_accelerator()
+    if name not in ("auto", "cpu", found):
+        raise UserError(f"--compute.device {name}: {why or f'this machine has {found}'}")
+    name, why = (found, why) if name == "auto" else (name, "")
     if name == "cuda":
         if local_size > torch.cuda.device_count():
             raise UserError(
@@ -197,10 +200,10 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
                 f"--run.processes {torch.cuda.device_count()}, or --compute.device cpu"
             )
         torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
+        return torch.device("cuda", local_rank), ""
     if name == "mps" and local_size > 1:
         raise UserError("several processes on one Apple GPU do not help: --run.processes 1")
-    return torch.device(name)
+    return torch.device(name), why
 
 
 def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> dist.Store:

@@ -12,6 +12,7 @@ import torch
 
 from .config import ComputeConfig, RunConfig
 from .distributed import AGAIN, LOST
+from .machine import num_threads
 from .signals import obeyed
 
 POLL_SECONDS = 0.05  # between two looks at the ranks
@@ -38,7 +39,7 @@ def launch(processes: int, run: RunConfig) -> int:
     They inherit the terminal. When one fails, the others are stopped; when it was killed, or asks
     for it, all are started again, as often as `run` says, and go on from the last save.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # until `join_world` knows better
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads(processes)))
     lost = 0
     while True:
         code, fate = launch_once(processes)

@@ -5,6 +5,7 @@ import ctypes
 import mmap
 import os
 import platform
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,18 @@ import torch
 CGROUP = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
+# The command that installs the build of torch that fits the driver.
+RIGHT_BUILD = "uv pip install --reinstall --torch-backend auto torch torchvision"
+# What helps against faults of a GPU, whose tracebacks show where it was noticed, not where it was.
+ADVICE = {
+    "device-side assert": "a check within a kernel failed, most often of a label or an index that "
+    "is out of range: put CUDA_LAUNCH_BLOCKING=1 before the command to see the line, or take "
+    "--compute.device cpu to see the value",
+    "CUDNN_STATUS_NOT_INITIALIZED": "cuDNN could not start, most often as other programs have the "
+    "GPU's memory (see nvidia-smi), or as it does not fit the driver: put CUDA_LAUNCH_BLOCKING=1 "
+    "before the command to see what failed first",
+    "no kernel image is available": f"this torch is not built for this GPU: {RIGHT_BUILD}",
+}
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -133,6 +146,78 @@ def call_libc(name: str, *arguments: object) -> None:
         getattr(ctypes.CDLL("libc.so.6"), name)(*arguments)
 
 
+def find_accelerator() -> tuple[str, str]:
+    """The kind of device to train on here: cuda, mps, ... or cpu; and then why there is no GPU.
+
+    A GPU that this build of torch has no kernels for counts for none.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return "cpu", why_no_gpu()
+    if found.type == "cuda" and not has_kernels(*torch.cuda.get_device_capability(0)):
+        major, minor = torch.cuda.get_device_capability(0)
+        return "cpu", (
+            f"{torch.cuda.get_device_name(0)} has compute capability {major}.{minor}, and torch "
+            f"{torch.__version__} has kernels for {', '.join(torch.cuda.get_arch_list())} only: "
+            f"install another build of torch ({RIGHT_BUILD})"
+        )
+    return found.type, ""
+
+
+def has_kernels(major: int, minor: int) -> bool:
+    """Whether this build of torch can compute on an NVIDIA GPU of that capability.
+
+    Kernels for `sm_86` run on 8.6 and later 8.x; `compute_90` is compiled for 9.0 and all later.
+    https://docs.nvidia.com/cuda/blackwell-compatibility-guide/
+    """
+    if torch.version.cuda is None:  # ROCm
+        return True
+    for arch in torch.cuda.get_arch_list():
+        kind, _, number = arch.partition("_")
+        number = number.rstrip("af")  # `sm_90a`
+        built = int(number[:-1]), int(number[-1])
+        if built <= (major, minor) and (kind == "compute" or built[0] == major):
+            return True
+    return False
+
+
+def why_no_gpu() -> str:
+    """Why torch sees no GPU, and what to do about it."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        value = os.environ.get(name)
+        if value is not None and (not value.strip() or value.startswith("-1")):
+            return f"{name} is {value!a}, which hides every GPU: unset it"
+    if torch.version.cuda is None and torch.version.hip is None:
+        if has_nvidia_driver():
+            return (
+                f"there is an NVIDIA driver, but torch {torch.__version__} is built without CUDA: "
+                f"{RIGHT_BUILD}"
+            )
+        return f"torch {torch.__version__} is built for CPUs, and there is no NVIDIA driver"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, no GPU
+        return str(error).partition(". ")[0]
+    return "torch finds no GPU"
+
+
+def has_nvidia_driver() -> bool:
+    """Whether the system has a driver for NVIDIA's GPUs: on Linux, Windows or its Linux."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def num_threads(processes: int) -> int:
+    """Threads for each of `processes` here: as OMP_NUM_THREADS says, else its share of the cores.
+
+    torchrun sets that to 1 where nobody has set it, which leaves cores idle.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    is_torchruns = asked == "1" and "TORCHELASTIC_MAX_RESTARTS" in os.environ
+    if asked.isdigit() and int(asked) > 0 and not is_torchruns:
+        return int(asked)
+    return max(1, num_cores() // processes)
+
+
 def device_memory_bytes(device: torch.device) -> int:
     """Memory that is free on `device`, in bytes."""
     if device.type == "cuda":
@@ -180,3 +265,9 @@ def device_name(device: torch.device) -> str:
     if device.type == "cpu":
         return f"CPU, {num_cores()} cores"
     return device.type
+
+
+def advice_on(error: Exception) -> str:
+    """What to do about a fault of the GPU, after a colon; empty for any other."""
+    said = (advice for words, advice in ADVICE.items() if words in str(error))
+    return next((f": {advice}" for advice in said), "")

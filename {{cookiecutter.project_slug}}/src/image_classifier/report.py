@@ -119,6 +119,11 @@ class Report:
             self.say(note)
         self.say(f"images: {train_data.where}: {train_data.reason}")
         self.say(f"{type(model).__name__}: {weights:,} weights; {others[0]}")
+        if world.why_cpu:
+            self.say(f"on the CPU: {world.why_cpu}")
+        if world.device.type == "cpu":
+            count = torch.get_num_threads()
+            processes += f" of {count} threads" if count > 1 else " of 1 thread"
         self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {others[1]}")
         self.introduce_costs(model, precision, val_data.batch_size)
         folder = printable(str(self.folder))
