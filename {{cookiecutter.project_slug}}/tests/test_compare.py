@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from test_page import HOSTILE, Shown
 from image_classifier.answers import Answers
 from image_classifier.cli import main
 from image_classifier.config import Config, flatten
+from image_classifier.datasets.paths import PathList
 from image_classifier.datasets.source import Source
 from image_classifier.significance import (
     MOST_SEEDS,
@@ -34,6 +37,7 @@ def write_run(
     lr: float = 0.5,
     rate: float = 500.0,
     pixel: int = 0,
+    paths: PathList | None = None,
     state: str = "done",
 ) -> str:
     """A run that ended with its first `right` images right; its folder."""
@@ -55,6 +59,8 @@ def write_run(
     source = Source(torch.ones(COUNT, dtype=torch.int64), ("ant", "bee"), pixels)
     answer = (torch.arange(COUNT) < right).long()
     share = torch.full((COUNT,), 0.9)
+    if paths is not None:
+        source = replace(source, pixels=None, paths=paths)
     answers = Answers(source, answer, share, share)
     answers.save(folder / "predictions.safetensors", step=100)
     return str(folder)
@@ -182,6 +188,19 @@ def test_what_can_not_be_compared_is_refused_in_a_line(
         folder = Path(write_run(tmp_path / f"damaged{len(text)}{name}", 900, lr=0.7))
         (folder / name).write_text(text)
         assert folder.name in refused(capsys, a, str(folder))
+
+
+def test_scores_on_images_that_were_replaced_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, paths = tmp_path / "image", PathList(tmp_path, [b"image"] * COUNT)
+    runs = []
+    for content in (b"one", b"one", b"two"):
+        image.write_bytes(content)
+        os.utime(image, (len(runs), 0))  # a copy has another time
+        runs.append(write_run(tmp_path / f"{len(runs)}", 900, lr=len(runs), paths=paths))
+    assert "no difference can be told" in "".join(said(capsys, *runs[:2]))
+    assert "are not those of" in refused(capsys, runs[0], runs[2])
 
 
 def test_names_of_runs_reach_neither_terminal_nor_page(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -233,6 +234,28 @@ def test_another_config_is_not_mixed_into_a_run(finished: Config) -> None:
 def test_other_images_are_not_mixed_into_a_run(finished: Config, photos: Path) -> None:
     with pytest.raises(UserError, match=r"--data.name was shapes, is folder"):
         train(changed(finished, data__name="folder", data__root=str(photos), data__batch_size=4))
+
+
+def test_images_that_were_replaced_under_their_names_are_noticed(
+    config: Config, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "photos"
+    shutil.copytree(photos, root)
+    config = changed(config, data__name="folder", data__root=str(root), data__batch_size=4)
+    train(config)
+    capsys.readouterr()
+    train(config)
+    assert "written anew" not in capsys.readouterr().out
+    image = root / "train" / "ant" / "4.jpg"
+    os.utime(image, (0, 0))
+    train(config)
+    assert "training images were written anew since this run was saved" in capsys.readouterr().out
+    content = image.read_bytes()
+    for end in (b"\0", b"\1"):  # another size, and then other bytes of the same size
+        image.write_bytes(content + end)
+        with pytest.raises(UserError, match="replaced by others under the same names"):
+            train(config)
+        train(changed(config, run__fresh=True))
 
 
 def test_a_damaged_checkpoint_is_passed_over(

@@ -68,6 +68,7 @@ class Answers:
             metadata={
                 "step": str(step),
                 "images": self.source.fingerprint(),
+                "files": json.dumps(self.source.file_digests()),
                 "classes": json.dumps(self.source.classes),
             },
         )
@@ -81,6 +82,7 @@ class Predictions:
     answer: Tensor  # (count,) int32; LEFT_OUT if the image could not be read
     truth: Tensor  # (count,) int32
     images: str  # their fingerprint
+    files: dict[str, str]  # their digests
 
 
 def read_predictions(path: Path) -> Predictions | None:
@@ -94,12 +96,13 @@ def read_predictions(path: Path) -> Predictions | None:
     try:
         with safe_open(path, "pt") as file:
             answer, truth = file.get_tensor("answer"), file.get_tensor("truth")
-            images = file.metadata()["images"]
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
+            about = file.metadata()
+            images, files = about["images"], dict(json.loads(about.get("files", "{}")))
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{str(path)!a} can't be read: {error}") from error
     if answer.ndim != 1 or answer.shape != truth.shape:
         raise UserError(f"{str(path)!a} has {tuple(answer.shape)} answers to {tuple(truth.shape)}")
-    return Predictions(answer, truth, images)
+    return Predictions(answer, truth, images, files)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .config import (
     flag,
     flatten,
 )
-from .datasets.source import Source, difference
+from .datasets.source import READ_FILES, Source, are_replaced, difference
 from .distributed import World
 from .run import clear_run, give_name, write_whole
 from .state import TrainState
@@ -50,6 +50,7 @@ class Checkpoints:
             "config": flatten(config),
             "classes": list(source.classes),
             "fingerprint": source.fingerprint(),
+            "files": source.file_digests() if world.is_main else {},
             "mean": list(source.mean),
             "std": list(source.std),
         }
@@ -84,6 +85,7 @@ class Checkpoints:
                 damage.append(str(error))
                 continue
             self.check_identity(saved)
+            self.check_files(saved.get("files", {}))
             try:
                 state.load_state_dict(saved["state"])
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -120,6 +122,17 @@ class Checkpoints:
             was, now = saved.get(name), self.identity[name]
             if was not in (None, now):  # None: saved before it was kept
                 raise self.refusal(f"it normalised by a {name} of {was}, not of {now}")
+
+    def check_files(self, was: dict[str, str]) -> None:
+        """Refuse to go on with other images under the same names; rank 0 looks at the files."""
+        now = self.identity["files"]
+        if not self.world.agree(not are_replaced(was, now)):
+            raise self.refusal("training images were replaced by others under the same names")
+        if was and self.world.is_main and was.get("times") != now.get("times"):
+            print(
+                "training images were written anew since this run was saved: their names and sizes "
+                f"are the same, and the contents of those that were read (up to {READ_FILES})"
+            )
 
     def refusal(self, reason: str) -> UserError:
         """What to raise where this run can't go on from its checkpoints."""

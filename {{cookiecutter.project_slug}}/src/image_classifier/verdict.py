@@ -10,6 +10,7 @@ from statistics import median, stdev
 from typing import Any
 
 from .config import UserError
+from .datasets.source import are_replaced
 from .groups import Group, Run
 from .samples import LEFT_OUT
 from .significance import (
@@ -153,7 +154,7 @@ def check_images(one: Run, other: Run) -> None:
         return
     # Prepared images are the same images, and say so behind a space.
     same = was.images.partition(" ")[0] == now.images.partition(" ")[0]
-    if not same or len(was.answer) != len(now.answer):
+    if not same or are_replaced(was.files, now.files) or len(was.answer) != len(now.answer):
         raise UserError(
             f"the validation images of {str(one.folder)!a} are not those of "
             f"{str(other.folder)!a}: scores on different images can't be compared"

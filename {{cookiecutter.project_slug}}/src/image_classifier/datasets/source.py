@@ -1,5 +1,6 @@
 """What every dataset gives: labels, class names, and images that are in memory or in files."""
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from ..decode import read_image
 from .paths import PathList
 from .prepared import Prepared
 
+READ_FILES = 64  # whose contents are compared when a run goes on
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -67,6 +69,32 @@ class Source:
         return digest.hexdigest() + (
             f" {self.prepared.recipe}" if self.prepared is not None else ""
         )
+
+    def file_digests(self) -> dict[str, str]:
+        """What tells that files were replaced under the same names; nothing of images in memory.
+
+        Digests of the sizes and of the times of all files, and of the contents of a few.
+        """
+        if self.paths is None:
+            return {}
+        stats, contents = self.paths.stats(), hashlib.blake2b(digest_size=8)
+        for path in self.thinned(min(READ_FILES, len(self))).paths or ():
+            with contextlib.suppress(OSError):  # a file that is gone has no size
+                contents.update(hashlib.blake2b(path.read_bytes()).digest())
+        sizes, times = (
+            hashlib.blake2b(column.contiguous().numpy().data, digest_size=8) for column in stats.T
+        )
+        found = {"sizes": sizes, "times": times, "contents": contents}
+        return {name: digest.hexdigest() for name, digest in found.items()}
+
+
+def are_replaced(was: dict[str, str], now: dict[str, str]) -> bool:
+    """Whether files of the same names hold other images, judged by two of their `file_digests`.
+
+    Times alone also differ after a copy.
+    """
+    known = was.keys() & now.keys() - {"times"}
+    return any(was[name] != now[name] for name in known)
 
 
 def difference(was: str, now: str) -> str:
