@@ -164,14 +164,17 @@ def test_knobs_that_gain_are_proposed_together(config: Config, tmp_path: Path) -
     assert pair["best"].config == changed(case.config, compute__channels_last=True)
 
 
-def test_what_there_is_no_time_for_is_said(
+def test_without_time_a_few_tips_are_measured_and_nothing_is_said_of_others(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hasty = replace(TINY, total_seconds=0)
-    bench(config, config, "train", tmp_path, names=["tf32", "item"], effort=hasty)
-    assert "no time left: --rows item" in capsys.readouterr().out
+    names = ["tf32", "item", "deterministic", "inference_mode", "profiler", "channels_last"]
+    bench(config, config, "train", tmp_path, names=names, effort=hasty)
+    said = capsys.readouterr().out
+    assert "no time left: --rows profiler" in said
+    assert "of the 3 tips measured (2 more were not, for want of time" in said.splitlines()[-1]
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
-    assert [len(row["variants"]) for row in rows] == [0, 0]
+    assert [len(row["variants"]) for row in rows] == [0, 2, 2, 3, 0, 0]
 
 
 def test_steps_that_take_too_long_are_tried_with_fewer_images(

@@ -27,6 +27,8 @@ from .tips.trial import DataShelf, Variant, kept_switches
 from .workers import choose_workers
 
 SMALLEST_BATCH = 16  # that still tells what a larger one would gain
+FEWEST_ROWS = 3  # that are measured however long it takes: nothing can be concluded from none
+NO_TIME = "no time left"  # why a row was not measured
 OWN_KNOBS = ("data.name", "data.root", "data.cache")  # of images that only `bench` has
 
 
@@ -70,16 +72,18 @@ def bench(
                 "config": flatten(case.config),
             }
             left = sum(not row.reason for row in rows) + 1  # and the best setting
-            best = Row("best")
+            num_measured, best = 0, Row("best")
             for number, row in enumerate([*rows, best], start=1):
                 if row is best:
                     row.variants = compose(case, rows)
                 spare = effort.total_seconds - (time.monotonic() - began)
-                if row.variants and row is not best and spare < least_seconds(row, effort, pace):
-                    row.variants, row.reason = {}, f"no time left: --rows {row.name}"
+                may_wait = row is not best and num_measured >= FEWEST_ROWS
+                if row.variants and may_wait and spare < least_seconds(row, effort, pace):
+                    row.variants, row.reason = {}, f"{NO_TIME}: --rows {row.name}"
                 elif row.variants:
                     budget_seconds = min(effort.row_seconds, spare / left)
                     row.timings = measure(row.variants, shelf, effort, budget_seconds)
+                    num_measured += 1
                     left -= 1
                 for line in row_lines(row):
                     print(line, flush=True)
@@ -87,7 +91,7 @@ def bench(
                 write_json(folder / "bench.json", report)
         finally:
             shutil.rmtree(folder / SAMPLE, ignore_errors=True)
-        sentence = preparing(case, rows) + conclude(best, case, config, default, command)
+        sentence = preparing(case, rows) + conclude(best, rows, case, config, default, command)
         write_json(folder / "bench.json", report | {"best": row_json(best), "verdict": sentence})
         write_text(folder / "bench.md", markdown(case, rows, sentence))
         write_text(folder / "bench.svg", bars(rows))
@@ -236,8 +240,10 @@ def preparing(case: Case, rows: list[Row]) -> str:
     return f"`prepare` the images first ({name}: {better[name]} against the files); "
 
 
-def conclude(best: Row, case: Case, config: Config, default: Config, command: str) -> str:
-    """The last line: the command line of the best setting that was found."""
+def conclude(  # noqa: PLR0917 - what was measured, and the words for it
+    best: Row, rows: list[Row], case: Case, config: Config, default: Config, command: str
+) -> str:
+    """The last line: the command line of the best setting among what was measured."""
     gain, knobs = best.gains().get("best"), {}
     if gain is not None and gain.is_effect and gain.median > 1:
         before, after = flatten(case.config), flatten(best.variants["best"].config)
@@ -245,6 +251,11 @@ def conclude(best: Row, case: Case, config: Config, default: Config, command: st
     preset, chosen = flatten(default), flatten(config) | knobs
     changed = {knob: value for knob, value in chosen.items() if value != preset[knob]}
     line = shlex.join([*shlex.split(command), *flags(changed)])
+    count = sum(any(timing.seconds for timing in row.timings.values()) for row in rows)
+    left_out = sum(row.reason.startswith(NO_TIME) for row in rows)
+    found = f"of the {count} tips measured" if count != 1 else "of the one tip measured"
+    if left_out:
+        found += f" ({left_out} more were not, for want of time: bench without --quick)"
     if knobs:
-        return f"best setting, {gain} against the preset: {line}"
-    return f"no knob gains anything here, the preset is best as it stands: {line}"
+        return f"best setting {found}, {gain} against the preset: {line}"
+    return f"{found}, no knob gains anything here: {line}"
