@@ -21,12 +21,12 @@ class PathList:
     at a time (https://github.com/pytorch/pytorch/issues/13246).
     """
 
-    def __init__(self, root: Path, paths: Iterable[bytes]) -> None:
+    def __init__(self, root: str | Path, paths: Iterable[bytes | str | Path]) -> None:
         """Keep `paths`, which are relative to `root` and need not be valid text."""
-        self.root = root
+        self.root = Path(root)
         content, ends = bytearray(), array("q")
         for path in paths:  # which may be found as we go: millions are never a list
-            content += path
+            content += os.fsencode(path)
             ends.append(len(content))
         self.ends = torch.frombuffer(ends, dtype=torch.int64)
         self.bytes = torch.frombuffer(content, dtype=torch.uint8)
