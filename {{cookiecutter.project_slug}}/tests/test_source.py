@@ -138,6 +138,11 @@ def test_a_bug_in_a_dataset_is_told_with_its_name_and_line(opened: Callable) -> 
     assert note.endswith(" of test_source.py, asked for the split 'train'")
 
 
+def test_a_search_for_files_that_finds_none_is_told(opened: Callable) -> None:
+    with pytest.raises(UserError, match="a PathList of no paths below 'photos'"):
+        opened(lambda: Source(LABELS, CLASSES, paths=PathList("photos", [])))
+
+
 def test_a_dataset_draws_the_same_whoever_asks(opened: Callable) -> None:
     one, other = (
         opened(lambda: Source(torch.randperm(6), CLASSES, PIXELS)).labels for _ in range(2)
