@@ -99,6 +99,7 @@ def test_what_people_commonly_have_is_refused_with_what_converts_it(
         ({"paths": PathList("photos", FILES)}, "pixels or in paths, not in both"),
         ({"pixels": PIXELS[:5]}, "6 labels, but 5 images"),
         ({"pixels": PIXELS.flatten(1)}, r"uint8 of 0 to 255, not \(6, 60\) uint8$"),
+        ({"pixels": PIXELS.short()}, r"not \(6, 4, 5, 3\) int16$"),
         ({"classes": "ant"}, "a tuple of text, the name of each class, not 'ant'$"),
         ({"classes": ()}, "a tuple of text, the name of each class, not "),
         ({"labels": None}, r"labels should be a tensor \(count,\) int64, not None$"),

@@ -9,6 +9,8 @@ from torch import Tensor
 from ..config import UserError
 from .paths import PathList
 
+WIDER = ("int16", "uint16")  # of which nobody knows which bits are the pixels
+
 
 class SourceError(UserError):
     """What a `Source` was made of is not what it holds; the line says what converts it."""
@@ -89,27 +91,36 @@ def as_pixels(pixels: Any) -> str:  # noqa: ANN401
 
     Of pixels that are so already it is `pixels`.
     """
-    if not isinstance(pixels, np.ndarray | Tensor):
-        return "torch.stack(pixels)" if isinstance(pixels, list) else ""
-    fix = on_cpu("pixels", pixels)
+    match pixels:
+        case [Tensor(), *_]:
+            return "torch.stack(pixels)"
+        case [np.ndarray(), *_]:
+            return "np.stack(pixels)"
+        case Tensor() | np.ndarray():
+            fix, layout = on_cpu("pixels", pixels), layout_of(*pixels.shape)
+        case _:
+            return ""
     if "float" in kind(pixels):  # from 0 to 1, as torchvision's transforms make them
         fix = f"({fix} * 255).round().byte()"
     elif kind(pixels) != "uint8":
         fix += ".byte()"
-    match tuple(pixels.shape):
+    return "" if layout is None or kind(pixels) in WIDER else fix + layout
+
+
+def layout_of(*shape: int) -> str | None:
+    """What makes images of this shape (count, height, width, 3); None if there is no saying."""
+    match shape:
         case (_, _, _, 3):
-            layout = ""
-        case (_, 3, _, _):
-            layout = ".permute(0, 2, 3, 1)"
-        case (_, 1, _, _):  # grey, as the rest
-            layout = ".permute(0, 2, 3, 1).expand(-1, -1, -1, 3)"
-        case (_, _, _, 1):
-            layout = ".expand(-1, -1, -1, 3)"
-        case (_, _, _):
-            layout = ".unsqueeze(3).expand(-1, -1, -1, 3)"
-        case _:
             return ""
-    return fix + layout
+        case (_, 3, _, _):
+            return ".permute(0, 2, 3, 1)"
+        case (_, 1, _, _):  # grey, as the rest
+            return ".permute(0, 2, 3, 1).expand(-1, -1, -1, 3)"
+        case (_, _, _, 1):
+            return ".expand(-1, -1, -1, 3)"
+        case (_, _, _):
+            return ".unsqueeze(3).expand(-1, -1, -1, 3)"
+    return None
 
 
 def three_floats(name: str, numbers: Any) -> tuple[float, float, float]:  # noqa: ANN401
