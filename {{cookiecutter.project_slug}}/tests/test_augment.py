@@ -157,8 +157,9 @@ def test_cutout_blanks_a_square_and_nothing_else() -> None:
 def test_normalised_pixels_have_mean_0_and_deviation_1(images: torch.Tensor) -> None:
     pixels = images.float() / 255
     source = Source(
-        labels=torch.zeros(6),
+        labels=torch.zeros(6, dtype=torch.int64),
         classes=("a",),
+        pixels=images,
         mean=tuple(pixels.mean(dim=(0, 1, 2)).tolist()),
         std=tuple(pixels.std(dim=(0, 1, 2)).tolist()),
     )

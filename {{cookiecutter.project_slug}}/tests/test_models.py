@@ -1,11 +1,16 @@
 """Any network by name, fitted to the images and the classes."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torchvision.models import get_model
 
-from image_classifier.config import ModelConfig, UserError
-from image_classifier.models import build_model
+from image_classifier.config import ModelConfig, OptimConfig, UserError
+from image_classifier.models import MODELS, build_model
+from image_classifier.optim import build_optimizer
 from image_classifier.presets import PRESETS
 
 
@@ -67,3 +72,83 @@ def test_a_model_that_cannot_take_the_images_is_refused() -> None:
 def test_a_stem_that_cannot_be_small_is_refused() -> None:
     with torch.device("meta"), pytest.raises(UserError, match=r"--model.stem small: vit_b_16"):
         build_model(ModelConfig(name="vit_b_16", stem="small"), 3, 32)
+
+
+# All that torchvision has kinds of: norms, scales, tokens, positions, biases of places, groups.
+FAMILIES = ["resnet18", "resnext50_32x4d", "vgg11_bn", "densenet121", "squeezenet1_1"]
+FAMILIES += ["mobilenet_v3_small", "efficientnet_b0", "regnet_y_400mf", "shufflenet_v2_x0_5"]
+FAMILIES += ["convnext_tiny", "swin_t", "swin_v2_t", "vit_b_16", "maxvit_t", *MODELS]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name: str) -> None:
+    # regnet computes its widths by tensors.
+    with nullcontext() if name.startswith("regnet") else torch.device("meta"):
+        own = MODELS.get(name, lambda *_: get_model(name, weights=None))
+        model = own(ModelConfig(name=name), 10, 32)
+    layers, decaying = [], []
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            layers.append(layer)
+            decaying.append(f"{path}.weight")
+        elif isinstance(layer, nn.MultiheadAttention):
+            decaying.append(f"{path}.in_proj_weight")
+    names = {weight: path for path, weight in model.named_parameters()}
+    optimizer = build_optimizer(OptimConfig(name="muon"), model)
+    found = [[names[weight] for weight in group["params"]] for group in optimizer.param_groups]
+    assert found == [decaying, [path for path in names.values() if path not in decaying]]
+    assert [group["weight_decay"] > 0 for group in optimizer.param_groups] == [True, False]
+    apart = {layers[0].weight, layers[-1].weight, *(c.weight for c in layers if is_grouped(c))}
+    hidden = {path for weight, path in names.items() if weight not in apart} & {*decaying}
+    assert {names[weight] for weight in optimizer.hidden} == hidden
+
+
+def is_grouped(layer: nn.Module) -> bool:
+    """Whether its filters see some of the channels only."""
+    return isinstance(layer, nn.Conv2d) and layer.groups > 1
+
+
+class Odd(nn.Module):
+    """A network with weights of several dimensions that are no matrices, and one that hides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.zeros(4, 6))
+        self.prompts = nn.ParameterList([torch.zeros(4, 6)])
+        self.positions = Positions()
+        self.head = nn.Linear(6, 3)
+        self.names = nn.Embedding(5, 6)
+        self.fourier = nn.Linear(2, 6)
+        self.norm = nn.LayerNorm((2, 6))
+        self.gate = nn.Linear(6, 1, bias=False)
+        self.spare_head = nn.Linear(6, 3)
+        self.normed = weight_norm(nn.Linear(6, 6))
+        self.stem = nn.Conv2d(3, 6, 2)
+        self.last = nn.Linear(6, 3)
+
+    def no_weight_decay(self) -> set[str]:
+        """As timm's models have it."""
+        return {"fourier.*"}
+
+    def get_classifier(self) -> tuple[nn.Module, ...]:
+        """As timm's models have it."""
+        return self.head, self.last
+
+
+class Positions(nn.Module):
+    """A layer by its looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(1, 4, 6))
+        self.bias_table = nn.Parameter(torch.zeros(4, 6))
+
+
+def test_what_is_no_matrix_does_not_decay_whatever_its_shape() -> None:
+    model = Odd()
+    names = {weight: path for path, weight in model.named_parameters()}
+    optimizer = build_optimizer(OptimConfig(name="muon"), model)
+    hidden = {"spare_head.weight", "normed.parametrizations.weight.original1"}
+    assert {names[weight] for weight in optimizer.hidden} == hidden
+    decaying = {names[weight] for weight in optimizer.param_groups[0]["params"]}
+    assert decaying == hidden | {"head.weight", "stem.weight", "last.weight"}

@@ -1,14 +1,18 @@
 """What a run sees is decided by the place in it: not by workers, ranks, or where it began."""
 
 import hashlib
+import random
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import changed, run_ranks
+from torch import Tensor
 
-from image_classifier import seeding
+from image_classifier import samples, seeding
+from image_classifier import workers as choosing
 from image_classifier.augment import Normalize, build_augment
 from image_classifier.config import Config
 from image_classifier.distributed import join_world
@@ -59,16 +63,73 @@ def test_every_word_of_a_key_counts() -> None:
     assert len({seeding.seed_at(*key) for key in keys}) == len(keys)
 
 
+def draws(count: int) -> list[list[int]]:
+    """What each generator that a transform may use draws: so many bytes."""
+    return [
+        list(random.randbytes(count)),
+        list(np.random.bytes(count)),
+        torch.randint(256, (count,)).tolist(),
+    ]
+
+
 def test_seeded_draws_leave_other_draws_alone() -> None:
-    torch.manual_seed(0)
-    expected = torch.rand(2)
-    torch.manual_seed(0)
-    first = torch.rand(1)
-    with seeding.seeded(1, 2):
-        inside = torch.rand(1)
-    with seeding.seeded(1, 2):
-        assert torch.equal(inside, torch.rand(1))
-    assert torch.equal(torch.cat((first, torch.rand(1))), expected)
+    with seeding.seeded(0):
+        expected = [draws(8), draws(8)]
+    with seeding.seeded(0):
+        first = draws(8)
+        with seeding.seeded(1, 2):
+            inside = draws(8)
+        with seeding.seeded(1, 2):
+            assert draws(8) == inside
+        assert [first, draws(8)] == expected
+    assert all(one != other for one, other in zip(first, inside, strict=True))
+
+
+def test_each_step_and_each_run_draws_its_own() -> None:
+    cpu, found = torch.device("cpu"), []
+    for place in (3, 3, 4):
+        seeding.seed_everything(place, deterministic=False, device=cpu)
+        found.append(draws(8))
+        seeding.seed_layers(0, place, 0, cpu)
+        found[-1] += draws(8)
+    assert found[0] == found[1]
+    assert all(one != other for one, other in zip(found[0], found[2], strict=True))
+
+
+def painted(image: Tensor) -> Tensor:
+    """A transform as people write them, whose three colours are drawn by three generators."""
+    shift = int(10 * np.random.randn() + 10 * random.gauss(0, 1))
+    colours = torch.tensor(draws(image[0].numel()), dtype=torch.uint8)
+    return (colours + shift % 256).view_as(image)
+
+
+def test_a_transform_draws_by_place_from_any_generator(
+    config: Config, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "build_policy", lambda _: painted)
+    config = changed(
+        config,
+        data__name="folder",
+        data__root=str(photos),
+        data__batch_size=4,
+        augment__policy="trivialaugment",
+    )
+
+    def pixels(count: int, start: int = 0) -> Tensor:
+        """(steps, batch, 3, 32, 32) uint8 of two epochs of three steps, by `count` workers."""
+        with join_world(config.compute) as world:
+            data = TrainData(changed(config, data__workers=count), world)
+            return torch.stack([batch.images.clone() for batch in data.batches(start, 6)])
+
+    alone = pixels(0)
+    for colour in alone.flatten(0, 1).flatten(2).unbind(1):
+        assert len(colour.unique(dim=0)) == 24  # each image, in each epoch, has its own
+    for count in (1, 2):
+        assert torch.equal(pixels(count), alone)
+    assert torch.equal(pixels(2, start=4), alone[4:])
+    monkeypatch.setattr(choosing, "FORKS", False)  # threads would have one generator for all
+    with join_world(config.compute) as world:
+        assert TrainData(changed(config, data__workers=2), world).workers == 0
 
 
 def test_a_run_can_begin_at_any_step(config: Config) -> None:

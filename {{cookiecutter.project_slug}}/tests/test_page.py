@@ -260,7 +260,8 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(
 def said(*pairs: tuple[float, bool]) -> Answers:
     """Answers with these probabilities, which are right or not."""
     shares, right = torch.tensor(pairs, dtype=torch.float32).T
-    source = Source(torch.ones(len(pairs), dtype=torch.int64), ("ant", "bee"))
+    pixels = torch.zeros((len(pairs), 1, 1, 3), dtype=torch.uint8)
+    source = Source(torch.ones(len(pairs), dtype=torch.int64), ("ant", "bee"), pixels)
     return Answers(source, right.long(), shares, shares)
 
 

@@ -1,16 +1,60 @@
-"""The blocks of any network, in the order in which images pass through them."""
+"""The blocks of any network, in the order in which images pass through them, and their matrices."""
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
+# Layers although they have modules in them, and what holds no matrix whatever the shape.
+NESTED_LAYERS = (nn.MultiheadAttention, ParametrizationList)
+TABLES = (nn.Embedding, nn.EmbeddingBag, nn.ParameterList, nn.ParameterDict)
+NORMS = (nn.LayerNorm, nn.RMSNorm)  # over several dimensions; the others have one number a channel
+
+
+def find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
+    """The matrices and filters of a network, in order, and the layer that each belongs to.
+
+    All else is one-dimensional in effect (biases, norms, scales) or an embedding: a table that is
+    looked up, or what belongs to no layer but to the network around layers (positions, tokens).
+    timm's models list names and patterns of more in `no_weight_decay()`, such as layers of which
+    positions are made.
+    """
+    matrices: dict[nn.Parameter, nn.Module] = {}
+    listed: list[str] = []
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        listed += [prefix + name for name in getattr(module, "no_weight_decay", tuple)()]
+        is_layer = not list(module.children()) or isinstance(module, NESTED_LAYERS)
+        if not is_layer or isinstance(module, TABLES + NORMS):
+            continue
+        for name, weight in module.named_parameters(recurse=False):
+            is_listed = any(fnmatchcase(prefix + name, pattern) for pattern in listed)
+            if is_matrix(weight) and "bias" not in name and not is_listed:
+                matrices[weight] = module
+    return matrices
+
+
+def is_matrix(weight: nn.Parameter) -> bool:
+    """Whether it has several rows and columns, one row for each output."""
+    return weight.ndim > 1 and weight.shape[0] > 1 and weight.shape[1:].numel() > 1
 
 
 def find_head(model: nn.Module) -> tuple[str, nn.Module]:
     """Name and layer of the last linear layer or, in networks that end so, 1 x 1 convolution."""
     layers = [pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear | nn.Conv2d)]
     return layers[-1]
+
+
+def find_heads(model: nn.Module) -> list[nn.Module]:
+    """The last layer and those beside it: timm's distilled transformers have two."""
+    _, last = find_head(model)
+    declared = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    parts = declared if isinstance(declared, tuple) else (declared,)
+    layers = [layer for part in parts for layer in part.modules()]
+    beside = [layer for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
+    return [last, *(layer for layer in beside if len(layer.weight) == len(last.weight))]
 
 
 def find_blocks(model: nn.Module, most: int = MOST_BLOCKS) -> list[list[nn.Parameter]]:
@@ -61,5 +105,5 @@ def is_stack(module: nn.Module) -> bool:
 
 
 def has_matrix(weights: list[nn.Parameter]) -> bool:
-    """Whether there is more than norms and biases."""
-    return any(weight.ndim > 1 for weight in weights)
+    """Whether there is more than norms, scales and biases."""
+    return any(map(is_matrix, weights))

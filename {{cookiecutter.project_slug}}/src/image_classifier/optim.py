@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .blocks import find_blocks
+from .blocks import find_blocks, find_heads, find_matrices
 from .config import OptimConfig
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -78,7 +78,7 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     betas = (optim.momentum, 0.999)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
-    return Muon(groups, lr=optim.lr, betas=betas)
+    return Muon(groups, find_hidden(model), lr=optim.lr, betas=betas)
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -95,26 +95,41 @@ def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def weight_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:
-    """Matrices and filters, which decay, and biases, norms and embeddings, which don't.
+    """Matrices and filters, which decay, and biases, norms, scales and embeddings, which don't.
 
     Two groups, or two for each block of the network, from the first to the last: what is below
     learns more slowly, as what it knows is of use for all images (https://arxiv.org/abs/1801.06146,
     https://arxiv.org/abs/2106.08254). `scale` is a group's part of the learning rate.
     """
-    names = {weight: name for name, weight in model.named_parameters()}
-    blocks = find_blocks(model) if optim.layer_decay < 1 else [list(names)]
+    matrices = find_matrices(model)
+    blocks = find_blocks(model) if optim.layer_decay < 1 else [list(model.parameters())]
     groups: list[dict[str, object]] = []
     for above, block in zip(reversed(range(len(blocks))), blocks, strict=True):
-        decaying, others = [], []
-        for weight in block:
-            is_special = any(word in names[weight] for word in ("embedding", "token", "bias"))
-            (decaying if weight.ndim > 1 and not is_special else others).append(weight)
+        decaying = [weight for weight in block if weight in matrices]
+        others = [weight for weight in block if weight not in matrices]
         scale = optim.layer_decay**above
         groups += [
             {"params": decaying, "weight_decay": optim.weight_decay, "scale": scale},
             {"params": others, "weight_decay": 0.0, "scale": scale},
         ]
     return groups
+
+
+def find_hidden(model: nn.Module) -> set[nn.Parameter]:
+    """The matrices and filters between the images and the logits, each of which mixes all inputs.
+
+    Filters in groups don't, depthwise ones least of all: each group has channels of its own, and
+    to make it orthogonal to the others means nothing.
+    """
+    matrices, heads = find_matrices(model), find_heads(model)
+    # What sees the colours of the images; in a network without such filters the first matrix.
+    stems = [weight for weight, layer in matrices.items() if getattr(layer, "in_channels", 0) == 3]
+    hidden = matrices.keys() - (stems or list(matrices)[:1])
+    return {
+        weight
+        for weight in hidden
+        if matrices[weight] not in heads and getattr(matrices[weight], "groups", 1) == 1
+    }
 
 
 class Muon(torch.optim.AdamW):
@@ -126,20 +141,23 @@ class Muon(torch.optim.AdamW):
     """
 
     def __init__(
-        self, groups: list[dict[str, object]], lr: float, betas: tuple[float, float]
+        self,
+        groups: list[dict[str, object]],
+        hidden: set[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float],
     ) -> None:
-        """`groups` as of `weight_groups`: every other one, from the first on, has matrices."""
+        """`groups` as of `weight_groups`, and which of their weights are `hidden`."""
         super().__init__(groups, lr=lr, betas=betas, fused=True)
-        matrices = [weight for group in self.param_groups[::2] for weight in group["params"]]
-        self.hidden = {id(weight) for weight in matrices[1:-1]}
+        self.hidden = hidden
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Update all weights from their gradients; not at all if `found_inf` is 1, as AdamW."""
         spoiled = getattr(self, "found_inf", None)
-        pairs = [(group, w) for group in self.param_groups[::2] for w in group["params"]]
+        pairs = [(group, w) for group in self.param_groups for w in group["params"]]
         for group, weight in pairs:
-            if id(weight) not in self.hidden or weight.grad is None:
+            if weight not in self.hidden or weight.grad is None:
                 continue
             gradient = weight.grad.flatten(1)  # (outputs, inputs)
             state = self.state[weight]

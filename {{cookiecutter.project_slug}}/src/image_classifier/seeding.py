@@ -6,6 +6,7 @@ in its checkpoint. The first word of a key, the purpose, keeps draws for differe
 """
 
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 # The purposes. Their numbers are part of every run: a change would change all results.
-WEIGHTS, ORDER, SAMPLE, BATCH, LAYERS, STAND_IN = range(1, 7)
+WEIGHTS, ORDER, SAMPLE, BATCH, LAYERS, STAND_IN, DATASET = range(1, 8)
 
 MASK = 2**64 - 1
+SPARES: list[np.random.MT19937] = []  # for `seeded`: one is seeded 60 x faster than it is made
 
 
 def mix(*key: int) -> int:
@@ -106,22 +108,41 @@ def sides_at(seed: int, count: int, device: torch.device | str = "cpu") -> Tenso
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Make draws from torch's global CPU generator depend on `key`, then put it back.
+    """Make draws from the global generators of the CPU depend on `key`, then put them back.
 
-    torchvision's transforms draw from it. `torch.manual_seed` would walk all devices: 20 x slower.
+    torchvision's transforms draw from torch's, other people's from those of `random` and NumPy too.
+    Of the latter, a normal number that it had in reserve is not put back.
     """
-    state = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(seed_at(*key))
+    state, python_state = torch.default_generator.get_state(), random.getstate()
+    # To copy NumPy's state and put it back takes 70 us; to let it use another generator, 0.5.
+    numpy_bits = np.random.get_bit_generator()
+    spare = SPARES.pop() if SPARES else np.random.MT19937(0)
+    np.random.set_bit_generator(spare)
+    seed_cpu(seed_at(*key))
     try:
         yield
     finally:
         torch.default_generator.set_state(state)
+        random.setstate(python_state)
+        np.random.set_bit_generator(numpy_bits)
+        SPARES.append(spare)
+
+
+def seed_cpu(value: int) -> None:
+    """Seed the global generators of torch on the CPU, of `random` and of NumPy."""
+    # `torch.manual_seed` would walk all devices: 20 x slower.
+    torch.default_generator.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
 
 
 def seed_layers(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Make what layers draw in step `step` (dropout) depend on the step; it differs by rank."""
+    """Make what is drawn in step `step` depend on the step; it differs by rank.
+
+    That is what layers draw (dropout), and on the CPU transforms of the batch too.
+    """
     value = seed_at(LAYERS, seed, step, rank)
-    torch.default_generator.manual_seed(value)
+    seed_cpu(value)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(value)
     elif device.type == "mps":
@@ -130,7 +151,8 @@ def seed_layers(seed: int, step: int, rank: int, device: torch.device) -> None:
 
 def seed_everything(seed: int, deterministic: bool, device: torch.device) -> str:
     """Seed what is drawn by history, choose kernels, and return a line on what is promised."""
-    torch.manual_seed(seed_at(WEIGHTS, seed))
+    torch.manual_seed(seed_at(WEIGHTS, seed))  # on all devices
+    seed_cpu(seed_at(WEIGHTS, seed))
     if deterministic:
         # cuBLAS reads this when its first handle is made.
         # https://docs.nvidia.com/cuda/cublas/#results-reproducibility

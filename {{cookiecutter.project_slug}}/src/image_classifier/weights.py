@@ -126,6 +126,7 @@ def load_best(path: Path) -> Best:
         images=Source(
             labels=torch.empty(0, dtype=torch.int64),
             classes=tuple(saved["classes"]),
+            pixels=torch.empty((0, 1, 1, 3), dtype=torch.uint8),
             mean=tuple(saved["mean"]),
             std=tuple(saved["std"]),
         ),

@@ -20,7 +20,7 @@ from .distributed import World
 from .machine import device_name, num_cores
 from .run import write_json
 from .samples import Samples
-from .stream import Stream
+from .stream import FORKS, Stream
 
 PROBE_SECONDS = 0.5  # for each number of workers that is tried
 WORTH_SECONDS = 5.0  # of decoding in an epoch, below which any number of workers will do
@@ -32,6 +32,8 @@ def choose_workers(
     data: DataConfig, samples: Samples, world: World, remembers: bool = True
 ) -> tuple[int, str]:
     """Workers of this process, and why so many; what is measured for it is kept, by default."""
+    if samples.policy is not None and not FORKS:
+        return 0, "a policy draws random numbers, and threads would take each other's"
     if data.workers != "auto":
         return data.workers, "as --data.workers says"
     cores = max(1, num_cores() // world.local_size)

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..config import UserError
+
 STAT_THREADS = 4  # no faster than one on a disk; on a network each waits for its own answer
 STAT_TOGETHER = 4096  # files that a thread asks for between two looks at its queue
 
@@ -21,13 +23,19 @@ class PathList:
     at a time (https://github.com/pytorch/pytorch/issues/13246).
     """
 
-    def __init__(self, root: Path, paths: Iterable[bytes]) -> None:
-        """Keep `paths`, which are relative to `root` and need not be valid text."""
-        self.root = root
+    def __init__(self, root: str | Path, paths: Iterable[bytes | str | Path]) -> None:
+        """Keep `paths`, which are relative to `root` and need not be valid text.
+
+        Raises:
+            UserError: if there are none.
+        """
+        self.root = Path(root)
         content, ends = bytearray(), array("q")
         for path in paths:  # which may be found as we go: millions are never a list
-            content += path
+            content += os.fsencode(path)
             ends.append(len(content))
+        if not ends:
+            raise UserError(f"a PathList of no paths below {str(root)!a}: there should be an image")
         self.ends = torch.frombuffer(ends, dtype=torch.int64)
         self.bytes = torch.frombuffer(content, dtype=torch.uint8)
 

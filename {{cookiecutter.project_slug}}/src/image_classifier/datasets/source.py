@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..decode import read_image
+from .conversions import check_classes, check_images, check_labels, three_floats
 from .paths import PathList
 from .prepared import Prepared
 
@@ -27,6 +28,22 @@ class Source:
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of red, green and blue, from 0 to 1
     std: tuple[float, float, float] = IMAGENET_STD
     notes: tuple[str, ...] = field(default=(), compare=False)  # what the user should know of it
+
+    def __post_init__(self) -> None:
+        """Refuse what is not as said above, as far as types, shapes and lengths tell.
+
+        Raises:
+            SourceError: that names the first, and what converts it.
+        """
+        check_labels(self.labels)
+        check_classes(self.classes)
+        check_images(self.pixels, self.paths, len(self.labels))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, three_floats(name, getattr(self, name)))
+        if self.pixels is not None:
+            # Rows of pixels are gathered as they lie in memory: were they only permuted, each step
+            # would copy all of them.
+            object.__setattr__(self, "pixels", self.pixels.contiguous())
 
     def __len__(self) -> int:
         """How many images there are."""
