@@ -1,6 +1,7 @@
 """Classic mistakes, each planted for real: it is refused or said before the first step."""
 
 import io
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
@@ -14,6 +15,7 @@ from conftest import changed, run_ranks
 
 from image_classifier import loader
 from image_classifier import stream as stream_module
+from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig, UserError
 from image_classifier.datasets import DATASETS
 from image_classifier.datasets.shapes import shapes
@@ -32,6 +34,8 @@ from image_classifier.mistakes import (
 )
 from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_schedule
+from image_classifier.parse import parse, take_preset
+from image_classifier.plan import Plan
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.stream import Stream
 from image_classifier.train import train
@@ -109,9 +113,49 @@ def test_sizes_that_a_model_cannot_take_are_refused(sound: Start, knob: str) -> 
     find_mistakes(replace(sound, config=config))  # a network of convolutions takes both
 
 
+@pytest.mark.parametrize("epochs", [None, 1, 2, 3, 5])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_have_no_mistakes(sound: Start, preset: str) -> None:
-    assert find_mistakes(with_knobs_of(sound, PRESETS[preset]())) == []
+def test_presets_have_no_mistakes_in_shorter_runs_either(
+    sound: Start, preset: str, epochs: int | None
+) -> None:
+    made = PRESETS[preset]()
+    words = [preset] if epochs is None else [preset, f"--epochs={epochs}"]
+    _, default = take_preset(words, "shapes")
+    config = parse(Config, words, prog="train", about="", default=default)
+    start = with_knobs_of(sound, config)
+    assert find_mistakes(start) == []
+    share = min(1, config.epochs / made.epochs)
+    assert config.optim.warmup_epochs == pytest.approx(share * made.optim.warmup_epochs, abs=1e-6)
+    assert config.optim.frozen_epochs == pytest.approx(share * made.optim.frozen_epochs, abs=1e-6)
+    rates = [start.lr_at(step) for step in range(start.total_steps)]
+    peak = rates.index(max(rates))
+    assert bool(peak) == bool(made.optim.warmup_epochs)
+    assert rates == sorted(rates[:peak]) + sorted(rates[peak:], reverse=True)
+    assert rates[-1] < rates[peak] / 20
+    data = SimpleNamespace(
+        steps_per_epoch=100,
+        total_steps=start.total_steps,
+        steps_in=lambda epochs: max(1, round(100 * epochs)),
+    )
+    plan = Plan(config.run, data)
+    due = [step for step in range(1, data.total_steps + 1) if plan.evaluates_after(step)]
+    assert due[-1] == data.total_steps
+    assert len(due) <= config.epochs
+    if preset in ("folder", "finetune"):
+        assert len(due) == config.epochs
+
+
+def test_knobs_that_are_given_are_not_shrunk(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--epochs", "2", "--optim.warmup-epochs=1.5", "--run.evaluate-every-epochs=0.5"]
+    _, default = take_preset(words, "shapes")
+    config = parse(Config, words, prog="train", about="", default=default)
+    assert (config.epochs, config.optim.warmup_epochs) == (2, 1.5)
+    assert config.run.evaluate_every_epochs == 0.5
+    for epochs in ("many", "0", "-2", "nan", "inf", ""):
+        assert take_preset(["folder", "--epochs", epochs], "shapes")[1] == PRESETS["folder"]()
+    with pytest.raises(SystemExit):
+        main(["train", "finetune", "--epochs", "2", "--help"])
+    assert re.search(r"--optim.frozen-epochs[^()]*\(default:[\s│]+0.1\)", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("name", "lr", "batch_size"), PUBLISHED)
