@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -176,7 +177,7 @@ def test_a_learning_rate_that_is_far_off_is_said(sound: Start, preset: str, fact
     (line,) = [
         line for line in find_mistakes(replace(sound, config=config)) if "--optim.lr" in line
     ]
-    assert line.startswith(f"mistake? --optim.lr {config.optim.lr:g} is ")
+    assert line.startswith(f"--optim.lr {config.optim.lr:g} is ")
     usual = float(line.split()[-1])
     assert unusual_lr(replace(sound, config=changed(config, optim__lr=usual))) == ""
 
@@ -292,7 +293,7 @@ def test_a_schedule_that_does_not_end_with_the_run_is_refused(sound: Start) -> N
 
 def test_a_warmup_that_is_left_of_a_longer_run_is_said(sound: Start) -> None:
     (line,) = find_mistakes(replace(sound, config=changed(sound.config, epochs=1)))
-    assert line.startswith("mistake? --optim.warmup-epochs 1 is 100% of the run")
+    assert line.startswith("--optim.warmup-epochs 1 is 100% of the run")
 
 
 def test_a_shuffled_or_padded_evaluation_is_refused(start: Start) -> None:
@@ -352,7 +353,7 @@ def test_validation_files_that_are_training_files_are_said(by_file: Config, how:
         for number, path in enumerate(sorted((root / "val").rglob("*.jpg"))):
             path.rename(path.with_name(f"other-{number}.jpg"))
     (line,) = find_mistakes(start_of(by_file))
-    assert line.startswith("mistake? of 12 validation images that were looked up, 12 are training")
+    assert line.startswith("of 12 validation images that were looked up, 12 are training")
     assert ascii(str(root / "val"))[:-1] in line
 
 
@@ -378,12 +379,15 @@ def mistaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Scores, 
 
 
 def test_a_run_says_its_mistakes_and_goes_on(mistaken: tuple[Config, Scores, str]) -> None:
-    _, _, printed = mistaken
-    found = [line for line in printed.splitlines() if line.startswith("mistake? ")]
+    config, _, printed = mistaken
+    found = [line for line in printed.splitlines() if line.startswith("warning: ")]
     assert [any(words in line for line in found) for words in ("lr 60", "of 32 val", "mean")] == (
         [True] * 3
     )
     assert len(found) == 3
+    page = Path(config.run.dir, "report.html").read_text()
+    for line in found:
+        assert f">{escape(line.removeprefix('warning: '))}</p>" in page
 
 
 def test_a_run_is_evaluated_with_the_normalisation_that_it_learned_with(
@@ -449,9 +453,11 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: is_pinned)
     monkeypatch.setattr(loader.resource, "getrlimit", lambda _: (65536, 65536))
     world = World(torch.device("cuda"))
+    warnings = []
     for _ in range(2):
-        batches = copy_ahead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world)
+        batches = copy_ahead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
         assert len(list(batches)) == 3
     printed = capsys.readouterr().out
-    assert printed.count("mistake? batches are not page-locked") == (not is_pinned)
+    assert printed.count("warning: batches are not page-locked") == (not is_pinned)
     assert ("`ulimit -l`, now 64 KB" in printed) == (not is_pinned)
+    assert [f"warning: {line}\n" for line in set(warnings)] == [printed] * (not is_pinned)

@@ -115,14 +115,19 @@ def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Answers:
 
 
 def page(
-    folder: Path, classes: tuple[str, ...], confusion: Tensor, rows: list[dict] = ROWS, **knobs: str
+    folder: Path,
+    classes: tuple[str, ...],
+    confusion: Tensor,
+    rows: list[dict] = ROWS,
+    warnings: tuple[str, ...] = ("a learning rate",),
+    **knobs: str,
 ) -> Shown:
-    """The page of a run that logged `rows` and ended in `confusion`."""
+    """The page of a run that logged `rows` and `warnings`, and ended in `confusion`."""
     prepare(folder, rows, **knobs)
     labels = torch.zeros(2, len(classes))
     labels[0, -1], labels[1] = 1.0, 1 / len(classes)
     seen = Seen(1, torch.zeros(2, 4, 4, 3, dtype=torch.uint8), labels)
-    write_page(folder, answers_of(classes, confusion), "running", seen)
+    write_page(folder, answers_of(classes, confusion), "running", seen, warnings)
     return Shown((folder / "report.html").read_text(encoding="utf-8"))
 
 
@@ -144,12 +149,17 @@ def test_names_are_shown_and_never_run(tmp_path: Path, size: int) -> None:
     harmless = tuple(f"class {n}" for n in range(size))
     plain = page(tmp_path, harmless, counts(size))
     names = HOSTILE + harmless[len(HOSTILE) :]
-    hostile = page(tmp_path, names, counts(size), run__dir="<script>\udcff", data__root="</dl>")
+    knobs = {"run__dir": "<script>\udcff", "data__root": "</dl>"}
+    hostile = page(tmp_path, names, counts(size), warnings=HOSTILE, **knobs)
     assert "script" not in plain.tags
     assert hostile.tags == plain.tags
     assert hostile.attributes == plain.attributes
     shown = [row[0] for row in hostile.tables[-1][1:]]
     assert set(shown) == set(names)
+    first = hostile.words.index("Warnings")
+    assert [word for word in hostile.words[first + 1 :] if word.strip()][: len(HOSTILE)] == list(
+        HOSTILE
+    )
     assert {"<CPU>", "<script>\\udcff", "</dl>"} <= set(hostile.words)
 
 

@@ -56,7 +56,7 @@ def find_mistakes(start: Start) -> list[str]:
     for refuse in REFUSALS:
         refuse(start)
     doubts = [doubt(start) for doubt in DOUBTS] if start.train_data.world.is_main else []
-    return [f"mistake? {line}" for line in doubts if line]
+    return [line for line in doubts if line]
 
 
 def labels_outside_head(start: Start) -> None:

@@ -56,12 +56,22 @@ def train(config: Config) -> Scores:
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, plan.steps_per_epoch, plan.total_steps)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
-        doubts = find_mistakes(Start(config, model, train_data, val_data, lr_at, plan.total_steps))
+        warnings = find_mistakes(
+            Start(config, model, train_data, val_data, lr_at, plan.total_steps)
+        )
 
         state = TrainState.start(config.optim, model, optimizer, precision, config.run.patience)
         checkpoints = Checkpoints(config, world, train_data.source)
         report = Report(config, world, train_data, plan.total_steps, checkpoints.resume(state))
-        report.introduce(val_data, model, precision, begun, promise, *doubts)
+        report.introduce(
+            val_data,
+            model,
+            precision,
+            frozen=freeze.weights,
+            begun=begun,
+            promise=promise,
+            warnings=warnings,
+        )
         augment = report.page.look_on(augment, normalize.pixels)
         scores = None
 
