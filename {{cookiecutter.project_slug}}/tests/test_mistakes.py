@@ -10,9 +10,11 @@ from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import changed, run_ranks
+from PIL import Image
 
 from image_classifier import loader
 from image_classifier import stream as stream_module
@@ -30,6 +32,7 @@ from image_classifier.loader import (
 )
 from image_classifier.mistakes import (
     Start,
+    costly_stem,
     find_mistakes,
     unusual_lr,
 )
@@ -357,6 +360,61 @@ def test_validation_files_that_are_training_files_are_said(by_file: Config, how:
     assert ascii(str(root / "val"))[:-1] in line
 
 
+@pytest.mark.parametrize(
+    ("suffix", "top", "said"),
+    [
+        (".png", 4095, "15 of 255"),  # of a camera with 12 bits
+        (".tif", 4095, "15 of 255"),
+        (".png", 40, "40 of 255"),
+        (".png", 255, ""),  # of 8 bits, saved as 16
+        (".png", 65535, ""),
+        (".jpg", 40, ""),  # has 8 bits, and may be dark
+    ],
+)
+def test_deep_greys_that_become_black_are_said(
+    by_file: Config, suffix: str, top: int, said: str
+) -> None:
+    root = Path(by_file.data.root)
+    for path in root.glob("train/*/*.jpg"):
+        grey = np.random.default_rng(0).integers(top // 2, top, (40, 40)).astype(np.uint16)
+        grey[0, 0] = top
+        kind = np.uint8 if suffix == ".jpg" else np.uint16
+        path.unlink()
+        Image.fromarray(grey.astype(kind)).save(path.with_suffix(suffix))
+    lines = find_mistakes(start_of(by_file))
+    assert len(lines) == bool(said)
+    for line in lines:
+        assert line.startswith("of 12 16-bit grey training images that were looked into, 12 become")
+        assert f"{suffix}' is {top:,} of 65,535, which is {said}; scale" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "stem", "size", "times"),
+    [
+        ("resnet18", "auto", 64, ("4", "16")),
+        ("resnet18", "auto", 48, ("2.2", "16")),
+        ("resnet18", "auto", 32, None),  # what it is made for
+        ("resnet18", "auto", 65, None),
+        ("resnet18", "small", 64, None),  # asked for
+        ("resnet18", "imagenet", 64, None),
+        ("mobilenet_v3_small", "auto", 64, None),  # no more than one of 128 pixels
+        ("resnet9", "auto", 64, None),
+    ],
+)
+def test_images_that_cost_more_than_larger_ones_are_said(
+    sound: Start, name: str, stem: str, size: int, times: tuple[str, str] | None
+) -> None:
+    knobs = {"model__name": name, "model__stem": stem, "data__image_size": size}
+    config = changed(sound.config, **knobs)
+    with torch.device("meta"):
+        model = build_model(config.model, 10, size)
+    line = costly_stem(replace(sound, config=config, model=model))
+    assert bool(line) == bool(times)
+    if times:
+        assert f"about {times[0]} times as much as one of --data.image-size 128" in line
+        assert f"{times[1]} times as much as with --model.stem imagenet" in line
+
+
 def test_one_twin_among_many_is_not_said(start: Start) -> None:
     start.val_data.source.pixels[5] = start.train_data.source.pixels[9]
     assert find_mistakes(start) == []
@@ -416,6 +474,9 @@ def test_a_refused_run_deletes_nothing(config: Config, monkeypatch: pytest.Monke
     mine = plant(monkeypatch, config, "train", labels=torch.arange(64))
     with pytest.raises(UserError, match=r"outside 0 \.\. 9"):
         train(changed(mine, run__fresh=True))
+    odd = changed(config, data__batch_size=15, augment__mixup=0.2)
+    with pytest.raises(UserError, match="an even number of images"):
+        train(changed(odd, run__fresh=True))
     assert rows.read_text() == "of an earlier run"
 
 

@@ -357,6 +357,30 @@ def test_training_images_are_shown_as_the_model_saw_them(tmp_path: Path) -> None
     assert page.seen.labels.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("shares", "captions", "sentence"),
+    [
+        ([(0.63, 0.37), (0.37, 0.63), (0.63, 0.37)], ["63%", "37%"], ", 63.0% and 37.0%"),
+        ([(1.0, 0.0), (0.0, 1.0), (0.37, 0.63)], ["100.0%"], ", 63.0% and 37.0%"),
+        ([(0.998, 0.002)], ["99.8%", "0.2%"], ", 99.8% and 0.2%"),
+        ([(1.0, 0.0), (0.0, 1.0)], ["100.0%"], ""),  # only pairs of one class
+    ],
+)
+def test_images_that_were_mixed_are_seen_to_be(
+    tmp_path: Path, shares: list[tuple[float, float]], captions: list[str], sentence: str
+) -> None:
+    prepare(tmp_path)
+    pixels = torch.zeros(len(shares), 4, 4, 3, dtype=torch.uint8)
+    answers = answers_of(("ant", "bee"), counts(2))
+    for labels, mixed in ((torch.tensor(shares), True), (torch.arange(len(shares)) % 2, False)):
+        write_page(tmp_path, answers, "", Seen(3, pixels, labels))
+        words = Shown((tmp_path / "report.html").read_text(encoding="utf-8")).words
+        note = f" and mixed in pairs{sentence}" * mixed
+        first = words.index(f"As the model saw them in step 3, augmented{note}.")
+        said = [word.strip() for word in words[first + 1 : words.index("Config")]]
+        assert [word for word in said if "%" in word][: len(captions)] == captions * mixed
+
+
 def test_a_page_is_written_during_the_run_when_that_costs_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -227,6 +228,10 @@ def test_fresh_leaves_other_peoples_files_alone(config: Config) -> None:
 def test_another_config_is_not_mixed_into_a_run(finished: Config) -> None:
     with pytest.raises(UserError, match=r"--optim.lr was 0.02, is 0.1.*--run.fresh"):
         train(changed(finished, optim__lr=0.1))
+    weights = re.escape(str(Path(finished.run.dir, "checkpoints", "last.pt")))
+    onward = rf"--epochs was 2, is 4; take another --run.dir \(with --run.init-from '{weights}' it"
+    with pytest.raises(UserError, match=onward):
+        train(changed(finished, epochs=4))
 
 
 def test_other_images_are_not_mixed_into_a_run(finished: Config, photos: Path) -> None:

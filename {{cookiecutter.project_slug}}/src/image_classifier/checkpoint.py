@@ -105,7 +105,7 @@ class Checkpoints:
             if knob == "data.where":  # workers cut resized crops otherwise than the device
                 is_free = self.identity["config"]["augment.crop"] != "resized"
             if was != value and not is_free:
-                raise self.refusal(f"--{flag(knob)} was {was}, is {value}")
+                raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
         if saved["classes"] != self.identity["classes"]:
             was, now = saved["classes"], self.identity["classes"]
             raise self.refusal(
@@ -119,11 +119,16 @@ class Checkpoints:
             if was not in (None, now):  # None: saved before it was kept
                 raise self.refusal(f"it normalised by a {name} of {was}, not of {now}")
 
-    def refusal(self, reason: str) -> UserError:
-        """What to raise where this run can't go on from its checkpoints."""
+    def refusal(self, reason: str, is_length: bool = False) -> UserError:
+        """What to raise where this run can't go on from its checkpoints; `is_length`: of `epochs`.
+
+        The learning rate has fallen with the length of the run, so more epochs are another run.
+        """
+        weights = ascii(str(self.folder / "last.pt"))
+        onward = f" (with --run.init-from {weights} it trains on from these weights)"
         return UserError(
             f"cannot continue {str(self.folder.parent)!a}: {reason}; "
-            "take another --run.dir, or start over with --run.fresh"
+            f"take another --run.dir{onward * is_length}, or start over with --run.fresh"
         )
 
     def save(self, state: TrainState, report: dict[str, float]) -> None:

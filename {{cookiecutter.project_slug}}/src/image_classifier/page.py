@@ -260,5 +260,16 @@ def learned(seen: Seen, classes: tuple[str, ...]) -> str:
         )
         for pixels, label in zip(seen.pixels.cpu(), seen.labels.cpu(), strict=True)
     )
-    note = f"As the model saw them in step {seen.step:,}, augmented."
+    note = f"As the model saw them in step {seen.step:,}, augmented{mixing(seen.labels.cpu())}."
     return f"<p>{note}</p>{gallery(pictures)}"
+
+
+def mixing(labels: Tensor) -> str:
+    """How a step mixed its images, by labels of some: nothing if it did not.
+
+    In one step all pairs are mixed in the same way; of two images of one class that can't be seen.
+    """
+    if labels.ndim == 1:
+        return ""
+    most = float(labels.max(dim=1).values.min())  # of the pair that is mixed most visibly
+    return " and mixed in pairs" + (f", {most:.1%} and {1 - most:.1%}" if most < 1 else "")
