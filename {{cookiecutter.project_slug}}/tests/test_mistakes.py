@@ -394,7 +394,7 @@ def test_deep_greys_that_become_black_are_said(
         ("resnet18", "auto", 64, ("4", "16")),
         ("resnet18", "auto", 48, ("2.2", "16")),
         ("resnet18", "auto", 32, None),  # what it is made for
-        ("resnet18", "auto", 65, None),
+        ("resnet18", "auto", 224, None),
         ("resnet18", "small", 64, None),  # asked for
         ("resnet18", "imagenet", 64, None),
         ("mobilenet_v3_small", "auto", 64, None),  # no more than one of 128 pixels

@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from importlib import metadata
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 from .attempt import DONE, FAULT, INTERRUPTED, MISTAKE
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(overview())
             return DONE
         if "--version" in words[:2]:  # behind `train` too, which is train.py's word
-            print(version())
+            print(versions())
             return DONE
         return choose("verb", words[0], VERBS)(words[1:])
     except UserError as mistake:
@@ -61,11 +61,11 @@ def overview() -> str:
     )
 
 
-def version() -> str:
+def versions() -> str:
     """The versions of this project, of torch, which is not imported for that, and of Python."""
     package = __name__.partition(".")[0]
-    scripts = metadata.entry_points(group="console_scripts")
+    scripts = entry_points(group="console_scripts")
     mine = [script.dist for script in scripts if script.module.partition(".")[0] == package]
     known = [f"{found.name} {found.version}" for found in mine if found is not None]
     name = known[0] if known else f"{Path(sys.argv[0]).name}, not installed"
-    return f"{name}; torch {metadata.version('torch')}; Python {platform.python_version()}"
+    return f"{name}; torch {version('torch')}; Python {platform.python_version()}"

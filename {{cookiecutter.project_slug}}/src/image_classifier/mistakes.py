@@ -266,7 +266,7 @@ def costly_stem(start: Start) -> str:
     model, size = start.config.model, start.config.data.image_size
     enlarged = getattr(start.model, "enlarged", 1)
     times = (enlarged * size / 128) ** 2
-    if model.stem != "auto" or times < COSTLY:
+    if model.stem != "auto" or enlarged == 1 or times < COSTLY:
         return ""
     return (
         f"--model.stem auto keeps full resolution up to {SMALL_IMAGE} pixels: an image of {size} "
