@@ -1,4 +1,4 @@
-"""Every knob of a run, on one page: the comment after a field is its `--help` text.
+"""Every knob of a run, on one page: the comment after a field, all of it, is its `--help` text.
 
 A section is read only by the modules that its docstring names, and by `mistakes.py`. Start from a
 preset (`presets.py`) and change what you need: `python train.py cifar10 --optim.lr 1.0`.

@@ -236,6 +236,7 @@ def highest_in_file(path: Path) -> int | None:
     """`highest_grey` of a file; None also for one that can't be read."""
     try:
         with Image.open(path, formats=FORMATS) as image:
+            check_size(image.height, image.width)
             return highest_grey(image)
     except Exception:  # whatever is wrong, `read_image` will say it
         return None

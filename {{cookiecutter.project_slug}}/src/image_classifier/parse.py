@@ -18,7 +18,7 @@ import tyro
 from .config import Config, UserError, flag
 from .presets import PRESETS, shortened
 
-# Words without a flag, by their fields: what they are called in help, and what they may be.
+# Words without a flag, by their fields: what help calls them, and an example.
 POSITIONALS = {
     "run": ("RUN", "runs/folder"),
     "paths": ("PATH", "photos"),
@@ -53,7 +53,7 @@ def parse(
         _, message, *_ = re.split(r"\n *[-─]{8,} *\n?", account.getvalue())
         message = " ".join(message.split()).removeprefix(f"Error parsing {kind.__name__}: ")
         message = message.replace("Unrecognized options:", "values follow their flags; unexpected:")
-        if not message.startswith("Missing from"):
+        if not (positionals_of(kind) and message.startswith("Missing from")):
             raise UserError(message) from None
     for name in positionals_of(kind):
         if not getattr(options, name, None):
