@@ -20,7 +20,7 @@ from conftest import SMOKE, write_photo
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto import event_pb2
 
-from image_classifier import bench, cli, find_lr, profiling, train
+from image_classifier import bench, find_lr, profiling, train
 from image_classifier.cli import main
 from image_classifier.config import (
     Config,
@@ -122,7 +122,7 @@ def test_the_version_is_that_of_the_project(
 ) -> None:
     mine = SimpleNamespace(name="photo-sorter", version="1.2.3")
     script = SimpleNamespace(module=main.__module__, dist=mine)
-    monkeypatch.setattr(cli, "entry_points", lambda group: [script] * is_installed)  # noqa: ARG005
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [script] * is_installed)  # noqa: ARG005
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
     others = f"; torch {metadata.version('torch')}; Python {platform.python_version()}\n"
     for words in (["--version"], ["train", "--version"]):

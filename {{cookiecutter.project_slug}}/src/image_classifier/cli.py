@@ -8,7 +8,6 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from importlib.metadata import entry_points, version
 from pathlib import Path
 
 from .attempt import DONE, FAULT, INTERRUPTED, MISTAKE
@@ -63,6 +62,8 @@ def overview() -> str:
 
 def versions() -> str:
     """The versions of this project, of torch, which is not imported for that, and of Python."""
+    from importlib.metadata import entry_points, version
+
     package = __name__.partition(".")[0]
     scripts = entry_points(group="console_scripts")
     mine = [script.dist for script in scripts if script.module.partition(".")[0] == package]

@@ -30,8 +30,8 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+DARK = 64  # of 255: an image that stays below looks black
 TRIES = 10  # at a random box that fits, as many as torchvision makes
-DARK = 64  # of 255, below which all pixels of an image look black
 BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
 
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
