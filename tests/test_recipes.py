@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import python
 
-TINY = "--data.name shapes --data.limit 16 --data.batch-size 8 --data.workers 0 --epochs 1"
-TINY += " --optim.warmup-epochs 0 --run.log-every-steps 1 --run.processes 1 --run.trackers"
-TINY += " --compute.device cpu --precision fp32"
+TINY = "--data.name shapes --data.root data --data.limit 16 --data.batch-size 8 --data.workers 0"
+TINY += " --epochs 1 --optim.warmup-epochs 0 --run.log-every-steps 1 --run.processes 1"
+TINY += " --run.trackers --compute.device cpu --precision fp32"
 
 
 @pytest.mark.parametrize(

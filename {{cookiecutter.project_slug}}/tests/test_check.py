@@ -105,6 +105,21 @@ def test_what_cannot_be_read_is_named_with_the_reason_and_can_be_left_out(
     assert check(root)[0] == 0
 
 
+def test_deep_greys_that_become_black_are_found(root: Path) -> None:
+    for number, top in enumerate((4095, 40, 65535)):
+        grey = np.random.default_rng(number).integers(0, top + 1, (40, 40)).astype(np.uint16)
+        grey[0, 0] = top
+        Image.fromarray(grey).save(root / "train/ant" / f"deep{number}.png")
+    serious, report = check(root)
+    assert serious == 0
+    found = report["findings"]["dark"]
+    assert names(found) == [{"train/ant/deep0.png"}, {"train/ant/deep1.png"}]
+    assert [item["what"] for item in found] == [
+        "its highest value is 4,095 of 65,535",
+        "its highest value is 40 of 65,535",
+    ]
+
+
 def test_a_picture_that_is_known_from_training_is_found_in_a_changed_form(root: Path) -> None:
     changes = ("smaller", "cropped", "brighter", "grey", "saved anew")
     expected = []

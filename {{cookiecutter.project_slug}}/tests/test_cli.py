@@ -1,20 +1,26 @@
 """The command line: quick to answer, one line for a mistake, the same run however it is started."""
 
 import gzip
+import inspect
 import json
+import platform
 import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import get_type_hints
 
 import pytest
 from conftest import SMOKE, write_photo
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto import event_pb2
 
-from image_classifier import profiling
+from image_classifier import bench, find_lr, profiling, train
 from image_classifier.cli import main
 from image_classifier.config import (
     Config,
@@ -22,7 +28,17 @@ from image_classifier.config import (
     flatten,
     unflatten,
 )
-from image_classifier.presets import PRESETS
+from image_classifier.parse import summary
+from image_classifier.presets import PRESETS, smoke
+from image_classifier.verbs import VERBS
+from image_classifier.verbs.bench import BenchOptions
+from image_classifier.verbs.check import CheckOptions
+from image_classifier.verbs.compare import CompareOptions
+from image_classifier.verbs.evaluate import EvaluateOptions
+from image_classifier.verbs.export import ExportOptions
+from image_classifier.verbs.find_lr import FindLrOptions
+from image_classifier.verbs.predict import PredictOptions
+from image_classifier.verbs.prepare import PrepareOptions
 
 PROJECT = Path(__file__).parent.parent
 
@@ -34,13 +50,103 @@ def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert " torch" not in done.stderr  # which takes seconds
-    for word in (*PRESETS, "--optim.lr", "peak learning rate", "--run.processes"):
-        assert word in done.stdout
+    columns = set()
+    for name, preset in PRESETS.items():
+        (found,) = re.findall(rf"^  {name} +(?={re.escape(summary(preset))}$)", done.stdout, re.M)
+        columns.add(len(found))
+    assert columns == {len(max(PRESETS, key=len)) + 4}
+
+
+OPTIONS = {
+    "train": Config,
+    "evaluate": EvaluateOptions,
+    "predict": PredictOptions,
+    "export": ExportOptions,
+    "check": CheckOptions,
+    "prepare": PrepareOptions,
+    "bench": BenchOptions,
+    "find-lr": FindLrOptions,
+    "compare": CompareOptions,
+}
+
+
+def comments(kind: type, prefix: str = "") -> dict[str, str]:
+    """The comment of each option, by its flag or, where it has none, by what stands for it."""
+    source = "".join(inspect.getsource(owner) for owner in reversed(kind.__mro__[:-1]))
+    found = {}
+    for name, first, below in re.findall(
+        r"^    (\w+): [^#\n]*(?:# (.*))?((?:\n    # .*)*)", source, re.MULTILINE
+    ):
+        section = get_type_hints(kind)[name]
+        if is_dataclass(section):
+            found |= comments(section, f"{prefix}{name}.")
+        else:
+            knob = {"run": "RUN", "paths": "PATH", "runs": "RUNS"}.get(name)
+            knob = knob or f"--{prefix}{name}".replace("_", "-")
+            found[knob] = " ".join([first, *re.findall("# (.*)", below)]).strip()
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_an_option_is_the_whole_of_its_comment(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    said = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert said.startswith(f"usage: sort-photos {verb} ")
+    expected = comments(OPTIONS[verb])
+    assert len(expected) >= 3
+    for option, comment in expected.items():
+        assert comment, option
+        about = rf" {option}\b.{{0,90}}? {re.escape(comment)} \((default|required)\b"
+        assert re.search(about, said), option
+    assert unflatten(flatten(smoke())) == smoke()  # what was done to show help changes no type
+
+
+def test_the_bare_command_says_what_to_type_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    first = re.findall(r"^  (sort-photos train.*?)  ", said, re.MULTILINE)
+    assert [words.split()[1:] for words in first] == [["train"], ["train", "--data.root", "photos"]]
+    assert re.findall(r"^  ([\w-]+)  ", said, re.MULTILINE)[-len(VERBS) :] == list(VERBS)
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_the_version_is_that_of_the_project(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = SimpleNamespace(name="photo-sorter", version="1.2.3")
+    script = SimpleNamespace(module=main.__module__, dist=mine)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [script] * is_installed)  # noqa: ARG005
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
+    others = f"; torch {metadata.version('torch')}; Python {platform.python_version()}\n"
+    for words in (["--version"], ["train", "--version"]):
+        assert main(words) == 0
+        known = "photo-sorter 1.2.3" if is_installed else "sort-photos, not installed"
+        assert capsys.readouterr().out == known + others
 
 
 MISTAKES = {
     "smok": "no preset 'smok'; there are: smoke",
     "smoke --optim.lrr 1": "did you mean --optim.lr?",
+    "smoke --model resnet50": "there is no --model; did you mean --model.name?",
+    "smoke --data photos": "did you mean --data.name?",
+    "smoke --optimizer adamw": "did you mean --optim.name?",
+    "smoke --compute cpu": "did you mean --compute.device?",
+    "smoke --lr 1": "did you mean --optim.lr?",
+    "smoke -lr 1": "did you mean --optim.lr?",
+    "smoke --batch_size=9": "did you mean --data.batch-size?",
+    "smoke --workers 2": "did you mean --data.workers?",
+    "smoke --no-prepared": "did you mean --data.no-prepared?",
+    "smoke --epoch 3": "did you mean --epochs?",
+    "smoke --pretrained": "there is no --pretrained\n",
+    "smoke folder": "values follow their flags; unexpected: folder",
+    "smoke --data.root photos": "'photos': the dataset shapes is drawn and reads no files",
     "smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
     "smoke --epochs many": "--epochs",
     "smoke --optim.lr": "--optim.lr",
@@ -74,6 +180,56 @@ def test_a_mistake_is_answered_in_one_line(
     assert said.count("\n") == 1
     assert said.startswith("error: ")
     assert MISTAKES[words] in said
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ("evaluate", "RUN"),
+        ("predict --top-k 3", "RUN"),
+        ("predict runs/a --top-k 3", "PATH"),
+        ("export", "RUN"),
+        ("compare", "RUNS"),
+    ],
+)
+def test_a_word_that_is_missing_is_named_with_an_example(
+    words: str, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    verb = words.split(maxsplit=1)[0]
+    assert said.startswith(
+        f"error: sort-photos {verb}: {missing} is missing ({'run ' * ('R' in missing)}"
+    )
+    assert f"; for example: sort-photos {verb} runs/" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "preset", "root"),
+    [
+        ("", "shapes", "data"),
+        ("--data.root photos", "folder", "photos"),
+        ("--epochs 9 --data.root=photos", "folder", "photos"),
+        ("--data.root photos --data.name cifar10", "shapes", "photos"),
+        ("--data.name=cifar10 --data.root photos", "shapes", "photos"),
+        ("smoke --data.root photos", "smoke", "photos"),
+        ("finetune --data.root photos", "finetune", "photos"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train", "find-lr", "bench"])
+def test_whoever_gives_a_folder_means_the_images_in_it(
+    verb: str, words: str, preset: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+    for module, function in ((train, "train"), (find_lr, "find_lr"), (bench, "bench")):
+        monkeypatch.setattr(module, function, lambda config, *_, **__: begun.append(config))
+    assert main([verb, *words.split()]) == 0
+    assert begun[0].data.root == root
+    assert begun[0].model == PRESETS[preset]().model
+    assert begun[0].data.batch_size == PRESETS[preset]().data.batch_size
 
 
 def test_a_bad_image_stops_the_run_with_its_name(
@@ -154,5 +310,5 @@ def test_a_config_survives_being_written_down() -> None:
 
 
 def test_a_config_that_contradicts_itself_is_refused_when_it_is_built() -> None:
-    with pytest.raises(UserError, match="longer than the run"):
+    with pytest.raises(UserError, match=r"longer than the run: --epochs 0.5; about 0.1 is usual"):
         Config(epochs=0.5)

@@ -1,8 +1,11 @@
 """Evaluation counts every image once, on any number of processes, and only looks."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import changed, run_ranks
+from test_page import answers_of, page
 
 from image_classifier.answers import calibrate
 from image_classifier.augment import Normalize
@@ -84,6 +87,20 @@ def test_scores_are_those_of_the_logits(config: Config) -> None:
     truth = shares.gather(1, labels[:, None])[:, 0]
     torch.testing.assert_close(scores.answers.probability_of_truth, truth)
     assert scores.metrics()["val/ece"] == calibrate(scores.answers).error
+
+
+@pytest.mark.parametrize(("num_classes", "is_told"), [(2, False), (5, False), (6, True)])
+def test_the_five_most_probable_of_five_classes_are_not_told(
+    tmp_path: Path, num_classes: int, is_told: bool
+) -> None:
+    confusion = torch.eye(num_classes, dtype=torch.int64)
+    classes = tuple("abcdef"[:num_classes])
+    answers = answers_of(classes, confusion)
+    metrics = Scores(0.5, 1.0, 1.0, confusion, answers).metrics()
+    assert ("val/top5" in metrics) == is_told
+    assert ("top-5" in scores_text(metrics, confusion, classes)) == is_told
+    words = page(tmp_path, classes, confusion, [{"step": 1, "epoch": 1.0, **metrics}]).words
+    assert ("top-5" in words) == is_told
 
 
 def test_evaluation_only_looks(config: Config) -> None:

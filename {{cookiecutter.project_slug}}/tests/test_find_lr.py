@@ -10,6 +10,7 @@ import torch
 from conftest import changed
 
 from image_classifier import find_lr as find_lr_module
+from image_classifier.cli import main
 from image_classifier.config import Config, UserError
 from image_classifier.distributed import World
 from image_classifier.find_lr import (
@@ -82,6 +83,15 @@ def test_a_training_that_diverges_is_not_gone_on_with(config: Config) -> None:
     losses = losses_at(rates, config, World(torch.device("cpu")))
     assert len(losses) in (10, 20, 30)
     assert losses == losses_at(rates, config, World(torch.device("cpu")))
+
+
+def test_what_to_try_has_the_knobs_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(find_lr_module, "find_lr", lambda _, command, *__: tried.append(command))
+    words = "--data.root;my photos;--epochs;2;--optim.lr=3;--data.no-prepared;--run.trackers"
+    assert main(["find-lr", *words.split(";")]) == 0
+    flags = "--epochs 2.0 --data.root 'my photos' --data.no-prepared --run.trackers"
+    assert tried == [f"python train.py folder {flags}"]
 
 
 def test_it_takes_every_knob_of_training() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -121,12 +122,25 @@ def test_a_limit_takes_from_every_class(flat: Path) -> None:
     assert source.labels.bincount().tolist() == [5, 5]
 
 
+def flatten(root: Path, *splits: str) -> None:
+    """Let the images of splits lie side by side, in no folders."""
+    for place in (root / split for split in splits):
+        for path in sorted(place.glob("*/*.jpg")):
+            path.rename(place / f"{path.parent.name}-{path.name}")
+        for folder in filter(Path.is_dir, list(place.iterdir())):
+            shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda root: (root / "train" / "cat").mkdir(), r"class 'cat' has no images"),
         (lambda root: write_photo(root / "val" / "cat" / "1.jpg", 0), r"has not: 'cat'"),
         (lambda root: [p.unlink() for p in root.glob("val/*/*")], r"val' has no images"),
+        (lambda root: flatten(root, "val"), r"val' has 2 images but no folders: .*/val/<class>/"),
+        (lambda root: flatten(root, "train"), r"train' has 2 images but no folders: put .* into"),
+        (lambda root: flatten(root, "train", "val", "."), r"' has 4 images but no folders: put"),
+        (lambda root: [shutil.rmtree(root / split) for split in SPLITS], r"' has no folders: put"),
         (
             lambda root: (root / "train").rename(root / "other"),
             r"has a folder 'val' but none called 'train'",

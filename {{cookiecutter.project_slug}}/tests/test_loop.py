@@ -301,6 +301,22 @@ def test_averaged_weights_follow_the_model(config: Config) -> None:
     assert not state.best_model.weight.requires_grad
 
 
+@pytest.mark.parametrize("steps", [20, 100, 400])
+def test_the_window_of_averaged_weights_shrinks_with_a_short_run(
+    config: Config, steps: int
+) -> None:
+    model = torch.nn.Linear(1, 1)
+    optim = changed(config, optim__ema_decay=0.9999).optim
+    precision = Precision("fp32", config.compute, optim, torch.device("cpu"))
+    state = TrainState.start(optim, model, build_optimizer(optim, model), precision)
+    for step in range(1, steps + 1):
+        with torch.no_grad():
+            model.weight.fill_(float(step))
+        state.advance()
+    lag = steps - float(state.best_model.weight.detach())  # of the average behind the weights
+    assert 0 < lag < steps / 9
+
+
 class Short(torch.nn.Module):
     """A network that is traced in no time."""
 

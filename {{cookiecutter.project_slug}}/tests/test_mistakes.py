@@ -1,19 +1,24 @@
 """Classic mistakes, each planted for real: it is refused or said before the first step."""
 
 import io
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import changed, run_ranks
+from PIL import Image
 
 from image_classifier import loader
 from image_classifier import stream as stream_module
+from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig, UserError
 from image_classifier.datasets import DATASETS
 from image_classifier.datasets.shapes import shapes
@@ -32,6 +37,8 @@ from image_classifier.mistakes import (
 )
 from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_schedule
+from image_classifier.parse import parse, take_preset
+from image_classifier.plan import Plan
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.stream import Stream
 from image_classifier.train import train
@@ -109,9 +116,49 @@ def test_sizes_that_a_model_cannot_take_are_refused(sound: Start, knob: str) -> 
     find_mistakes(replace(sound, config=config))  # a network of convolutions takes both
 
 
+@pytest.mark.parametrize("epochs", [None, 1, 2, 3, 5])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_have_no_mistakes(sound: Start, preset: str) -> None:
-    assert find_mistakes(with_knobs_of(sound, PRESETS[preset]())) == []
+def test_presets_have_no_mistakes_in_shorter_runs_either(
+    sound: Start, preset: str, epochs: int | None
+) -> None:
+    made = PRESETS[preset]()
+    words = [preset] if epochs is None else [preset, f"--epochs={epochs}"]
+    _, default = take_preset(words, "shapes")
+    config = parse(Config, words, prog="train", about="", default=default)
+    start = with_knobs_of(sound, config)
+    assert find_mistakes(start) == []
+    share = min(1, config.epochs / made.epochs)
+    assert config.optim.warmup_epochs == pytest.approx(share * made.optim.warmup_epochs, abs=1e-6)
+    assert config.optim.frozen_epochs == pytest.approx(share * made.optim.frozen_epochs, abs=1e-6)
+    rates = [start.lr_at(step) for step in range(start.total_steps)]
+    peak = rates.index(max(rates))
+    assert bool(peak) == bool(made.optim.warmup_epochs)
+    assert rates == sorted(rates[:peak]) + sorted(rates[peak:], reverse=True)
+    assert rates[-1] < rates[peak] / 20
+    data = SimpleNamespace(
+        steps_per_epoch=100,
+        total_steps=start.total_steps,
+        steps_in=lambda epochs: max(1, round(100 * epochs)),
+    )
+    plan = Plan(config.run, data)
+    due = [step for step in range(1, data.total_steps + 1) if plan.evaluates_after(step)]
+    assert due[-1] == data.total_steps
+    assert len(due) <= config.epochs
+    if preset in ("folder", "finetune"):
+        assert len(due) == config.epochs
+
+
+def test_knobs_that_are_given_are_not_shrunk(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--epochs", "2", "--optim.warmup-epochs=1.5", "--run.evaluate-every-epochs=0.5"]
+    _, default = take_preset(words, "shapes")
+    config = parse(Config, words, prog="train", about="", default=default)
+    assert (config.epochs, config.optim.warmup_epochs) == (2, 1.5)
+    assert config.run.evaluate_every_epochs == 0.5
+    for epochs in ("many", "0", "-2", "nan", "inf", ""):
+        assert take_preset(["folder", "--epochs", epochs], "shapes")[1] == PRESETS["folder"]()
+    with pytest.raises(SystemExit):
+        main(["train", "finetune", "--epochs", "2", "--help"])
+    assert re.search(r"--optim.frozen-epochs[^()]*\(default:[\s│]+0.1\)", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("name", "lr", "batch_size"), PUBLISHED)
@@ -132,7 +179,7 @@ def test_a_learning_rate_that_is_far_off_is_said(sound: Start, preset: str, fact
     (line,) = [
         line for line in find_mistakes(replace(sound, config=config)) if "--optim.lr" in line
     ]
-    assert line.startswith(f"mistake? --optim.lr {config.optim.lr:g} is ")
+    assert line.startswith(f"--optim.lr {config.optim.lr:g} is ")
     usual = float(line.split()[-1])
     assert unusual_lr(replace(sound, config=changed(config, optim__lr=usual))) == ""
 
@@ -248,7 +295,7 @@ def test_a_schedule_that_does_not_end_with_the_run_is_refused(sound: Start) -> N
 
 def test_a_warmup_that_is_left_of_a_longer_run_is_said(sound: Start) -> None:
     (line,) = find_mistakes(replace(sound, config=changed(sound.config, epochs=1)))
-    assert line.startswith("mistake? --optim.warmup-epochs 1 is 100% of the run")
+    assert line.startswith("--optim.warmup-epochs 1 is 100% of the run")
 
 
 def test_a_shuffled_or_padded_evaluation_is_refused(start: Start) -> None:
@@ -308,8 +355,63 @@ def test_validation_files_that_are_training_files_are_said(by_file: Config, how:
         for number, path in enumerate(sorted((root / "val").rglob("*.jpg"))):
             path.rename(path.with_name(f"other-{number}.jpg"))
     (line,) = find_mistakes(start_of(by_file))
-    assert line.startswith("mistake? of 12 validation images that were looked up, 12 are training")
+    assert line.startswith("of 12 validation images that were looked up, 12 are training")
     assert ascii(str(root / "val"))[:-1] in line
+
+
+@pytest.mark.parametrize(
+    ("suffix", "top", "said"),
+    [
+        (".png", 4095, "15 of 255"),  # of a camera with 12 bits
+        (".tif", 4095, "15 of 255"),
+        (".png", 40, "40 of 255"),
+        (".png", 255, ""),  # of 8 bits, saved as 16
+        (".png", 65535, ""),
+        (".jpg", 40, ""),  # has 8 bits, and may be dark
+    ],
+)
+def test_deep_greys_that_become_black_are_said(
+    by_file: Config, suffix: str, top: int, said: str
+) -> None:
+    root = Path(by_file.data.root)
+    for path in root.glob("train/*/*.jpg"):
+        grey = np.random.default_rng(0).integers(top // 2, top, (40, 40)).astype(np.uint16)
+        grey[0, 0] = top
+        kind = np.uint8 if suffix == ".jpg" else np.uint16
+        path.unlink()
+        Image.fromarray(grey.astype(kind)).save(path.with_suffix(suffix))
+    lines = find_mistakes(start_of(by_file))
+    assert len(lines) == bool(said)
+    for line in lines:
+        assert line.startswith("of 12 16-bit grey training images that were looked into, 12 become")
+        assert f"{suffix}' is {top:,} of 65,535, which is {said}; scale" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "stem", "size", "times"),
+    [
+        ("resnet18", "auto", 64, ("4", "16")),
+        ("resnet18", "auto", 48, ("2.2", "16")),
+        ("resnet18", "auto", 32, None),  # what it is made for
+        ("resnet18", "auto", 224, None),
+        ("resnet18", "small", 64, None),  # asked for
+        ("resnet18", "imagenet", 64, None),
+        ("mobilenet_v3_small", "auto", 64, None),  # no more than one of 128 pixels
+        ("resnet9", "auto", 64, None),
+    ],
+)
+def test_images_that_cost_more_than_larger_ones_are_said(
+    sound: Start, name: str, stem: str, size: int, times: tuple[str, str] | None
+) -> None:
+    knobs = {"model__name": name, "model__stem": stem, "data__image_size": size}
+    config = changed(sound.config, **knobs)
+    with torch.device("meta"):
+        model = build_model(config.model, 10, size)
+    lines = find_mistakes(replace(sound, config=config, model=model))
+    assert len(lines) == bool(times)
+    for line in lines:
+        assert f"about {times[0]} times as much as one of --data.image-size 128" in line
+        assert f"{times[1]} times as much as with --model.stem imagenet" in line
 
 
 def test_one_twin_among_many_is_not_said(start: Start) -> None:
@@ -334,12 +436,15 @@ def mistaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Scores, 
 
 
 def test_a_run_says_its_mistakes_and_goes_on(mistaken: tuple[Config, Scores, str]) -> None:
-    _, _, printed = mistaken
-    found = [line for line in printed.splitlines() if line.startswith("mistake? ")]
+    config, _, printed = mistaken
+    found = [line for line in printed.splitlines() if line.startswith("warning: ")]
     assert [any(words in line for line in found) for words in ("lr 60", "of 32 val", "mean")] == (
         [True] * 3
     )
     assert len(found) == 3
+    page = Path(config.run.dir, "report.html").read_text()
+    for line in found:
+        assert f">{escape(line.removeprefix('warning: '))}</p>" in page
 
 
 def test_a_run_is_evaluated_with_the_normalisation_that_it_learned_with(
@@ -368,6 +473,9 @@ def test_a_refused_run_deletes_nothing(config: Config, monkeypatch: pytest.Monke
     mine = plant(monkeypatch, config, "train", labels=torch.arange(64))
     with pytest.raises(UserError, match=r"outside 0 \.\. 9"):
         train(changed(mine, run__fresh=True))
+    odd = changed(config, data__batch_size=15, augment__mixup=0.2)
+    with pytest.raises(UserError, match="an even number of images"):
+        train(changed(odd, run__fresh=True))
     assert rows.read_text() == "of an earlier run"
 
 
@@ -405,9 +513,11 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: is_pinned)
     monkeypatch.setattr(loader.resource, "getrlimit", lambda _: (65536, 65536))
     world = World(torch.device("cuda"))
+    warnings = []
     for _ in range(2):
-        batches = copy_ahead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world)
+        batches = copy_ahead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
         assert len(list(batches)) == 3
     printed = capsys.readouterr().out
-    assert printed.count("mistake? batches are not page-locked") == (not is_pinned)
+    assert printed.count("warning: batches are not page-locked") == (not is_pinned)
     assert ("`ulimit -l`, now 64 KB" in printed) == (not is_pinned)
+    assert [f"warning: {line}\n" for line in set(warnings)] == [printed] * (not is_pinned)

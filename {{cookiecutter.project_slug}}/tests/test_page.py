@@ -115,14 +115,19 @@ def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Answers:
 
 
 def page(
-    folder: Path, classes: tuple[str, ...], confusion: Tensor, rows: list[dict] = ROWS, **knobs: str
+    folder: Path,
+    classes: tuple[str, ...],
+    confusion: Tensor,
+    rows: list[dict] = ROWS,
+    warnings: tuple[str, ...] = ("a learning rate",),
+    **knobs: str,
 ) -> Shown:
-    """The page of a run that logged `rows` and ended in `confusion`."""
+    """The page of a run that logged `rows` and `warnings`, and ended in `confusion`."""
     prepare(folder, rows, **knobs)
     labels = torch.zeros(2, len(classes))
     labels[0, -1], labels[1] = 1.0, 1 / len(classes)
     seen = Seen(1, torch.zeros(2, 4, 4, 3, dtype=torch.uint8), labels)
-    write_page(folder, answers_of(classes, confusion), "running", seen)
+    write_page(folder, answers_of(classes, confusion), "running", seen, warnings)
     return Shown((folder / "report.html").read_text(encoding="utf-8"))
 
 
@@ -144,12 +149,17 @@ def test_names_are_shown_and_never_run(tmp_path: Path, size: int) -> None:
     harmless = tuple(f"class {n}" for n in range(size))
     plain = page(tmp_path, harmless, counts(size))
     names = HOSTILE + harmless[len(HOSTILE) :]
-    hostile = page(tmp_path, names, counts(size), run__dir="<script>\udcff", data__root="</dl>")
+    knobs = {"run__dir": "<script>\udcff", "data__root": "</dl>"}
+    hostile = page(tmp_path, names, counts(size), warnings=HOSTILE, **knobs)
     assert "script" not in plain.tags
     assert hostile.tags == plain.tags
     assert hostile.attributes == plain.attributes
     shown = [row[0] for row in hostile.tables[-1][1:]]
     assert set(shown) == set(names)
+    first = hostile.words.index("Warnings")
+    assert [word for word in hostile.words[first + 1 :] if word.strip()][: len(HOSTILE)] == list(
+        HOSTILE
+    )
     assert {"<CPU>", "<script>\\udcff", "</dl>"} <= set(hostile.words)
 
 
@@ -346,6 +356,30 @@ def test_training_images_are_shown_as_the_model_saw_them(tmp_path: Path) -> None
     assert page.seen.step == 7
     assert torch.equal(page.seen.pixels.permute(0, 3, 1, 2).flatten(), torch.arange(96).byte())
     assert page.seen.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("shares", "captions", "sentence"),
+    [
+        ([(0.63, 0.37), (0.37, 0.63), (0.63, 0.37)], ["63%", "37%"], ", 63.0% and 37.0%"),
+        ([(1.0, 0.0), (0.0, 1.0), (0.37, 0.63)], ["100.0%"], ", 63.0% and 37.0%"),
+        ([(0.998, 0.002)], ["99.8%", "0.2%"], ", 99.8% and 0.2%"),
+        ([(1.0, 0.0), (0.0, 1.0)], ["100.0%"], ""),  # only pairs of one class
+    ],
+)
+def test_images_that_were_mixed_are_seen_to_be(
+    tmp_path: Path, shares: list[tuple[float, float]], captions: list[str], sentence: str
+) -> None:
+    prepare(tmp_path)
+    pixels = torch.zeros(len(shares), 4, 4, 3, dtype=torch.uint8)
+    answers = answers_of(("ant", "bee"), counts(2))
+    for labels, mixed in ((torch.tensor(shares), True), (torch.arange(len(shares)) % 2, False)):
+        write_page(tmp_path, answers, "", Seen(3, pixels, labels))
+        words = Shown((tmp_path / "report.html").read_text(encoding="utf-8")).words
+        note = f" and mixed in pairs{sentence}" * mixed
+        first = words.index(f"As the model saw them in step 3, augmented{note}.")
+        said = [word.strip() for word in words[first + 1 : words.index("Config")]]
+        assert [word for word in said if "%" in word][: len(captions)] == captions * mixed
 
 
 def test_a_page_is_written_during_the_run_when_that_costs_little(

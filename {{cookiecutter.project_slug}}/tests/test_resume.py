@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -229,6 +230,10 @@ def test_fresh_leaves_other_peoples_files_alone(config: Config) -> None:
 def test_another_config_is_not_mixed_into_a_run(finished: Config) -> None:
     with pytest.raises(UserError, match=r"--optim.lr was 0.02, is 0.1.*--run.fresh"):
         train(changed(finished, optim__lr=0.1))
+    weights = re.escape(str(Path(finished.run.dir, "checkpoints", "last.pt")))
+    onward = rf"--epochs was 2, is 4; take another --run.dir \(with --run.init-from '{weights}' it"
+    with pytest.raises(UserError, match=onward):
+        train(changed(finished, epochs=4))
 
 
 def test_other_images_are_not_mixed_into_a_run(finished: Config, photos: Path) -> None:
@@ -253,7 +258,7 @@ def test_images_that_were_replaced_under_their_names_are_noticed(
     content = image.read_bytes()
     for end in (b"\0", b"\1"):  # another size, and then other bytes of the same size
         image.write_bytes(content + end)
-        with pytest.raises(UserError, match="replaced by others under the same names"):
+        with pytest.raises(UserError, match=r"replaced under the same names.* --run.init-from"):
             train(config)
         train(changed(config, run__fresh=True))
 

@@ -68,6 +68,15 @@ def test_weights_that_are_not_trained_are_told(config: Config) -> None:
     model[0].requires_grad_(False)
     cost = cost_of(model, 8, precision(config))
     assert (cost.weights, cost.trainable) == (2682, 2570)
+    assert cost.activation_bytes == 4 * 4 * 64  # what the last layer takes
+
+
+def test_layers_that_rest_at_first_cost_what_they_will(config: Config) -> None:
+    model = small().requires_grad_(False)
+    model[3].requires_grad_(True)
+    expected = cost_of(small(), 8, precision(config))
+    assert cost_of(model, 8, precision(config), list(model[0].parameters())) == expected
+    assert not model[0].weight.requires_grad
 
 
 class Asking(nn.Sequential):

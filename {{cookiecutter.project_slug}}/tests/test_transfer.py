@@ -1,6 +1,7 @@
 """A run that begins with weights of another: whose they may be, and which of them learn when."""
 
 import json
+import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -230,9 +231,14 @@ def begun(config: Config, tmp_path: Path) -> Config:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])
-def test_only_the_last_layer_learns_before_the_thaw(begun: Config, optimizer: str) -> None:
+def test_only_the_last_layer_learns_before_the_thaw(
+    begun: Config, optimizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     begun = changed(begun, optim__name=optimizer)
     train(begun)
+    (line,) = re.findall(r"^an image: .*", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r" [1-9][\d.]* [kM]B of activations", line)  # which it takes after the thaw
+    assert line.endswith("; at first only the last layer is trained, 650 weights")
     start = torch.load(begun.run.init_from, weights_only=True)
     folder = Path(begun.run.dir, "checkpoints")
     frozen, thawed = (
@@ -247,13 +253,15 @@ def test_only_the_last_layer_learns_before_the_thaw(begun: Config, optimizer: st
 
 
 def test_a_run_killed_before_at_and_after_the_thaw_ends_as_an_unbroken_one(
-    begun: Config, tmp_path: Path
+    begun: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unbroken = changed(begun, run__dir=str(tmp_path / "unbroken"))
     train(unbroken)
     for step in (2, 4, 6):
         train_until(changed(begun, optim__accumulate=2), 2 * step, kill=False)
+    capsys.readouterr()
     train(begun)
+    assert "at first" not in capsys.readouterr().out
     assert_same(final(begun), final(unbroken))
 
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
-from .config import Config, UserError, flag, flatten
+from .config import Config, UserError, flatten, words_of
 from .distributed import join_world
 from .launch import is_launched, num_processes
 from .precision_probe import settle_precision
@@ -169,7 +168,7 @@ def plan_row(name: str, case: Case, is_asked: bool, effort: Effort) -> Row:
         for knob, value in first.items()
         if knob not in OWN_KNOBS and value != preset[knob] and all(o[knob] == value for o in others)
     }
-    return Row(name, note=" ".join(flags(shared)), variants=variants)
+    return Row(name, note=" ".join(words_of(shared)), variants=variants)
 
 
 def introduce(case: Case, rows: list[Row], effort: Effort, pace: float) -> None:
@@ -216,18 +215,6 @@ def compose(case: Case, rows: list[Row]) -> Variants:
     return {"preset": Variant(case.config), "best": Variant(with_knobs(case.config, knobs))}
 
 
-def flags(knobs: dict[str, Any]) -> list[str]:
-    """Knobs as words of a command line."""
-    words = []
-    for knob, value in knobs.items():
-        section, dot, name = flag(knob).rpartition(".")
-        if isinstance(value, bool):
-            words.append(f"--{section}{dot}{'' if value else 'no-'}{name}")
-        else:
-            words += [f"--{section}{dot}{name}", str(value)]
-    return words
-
-
 def preparing(case: Case, rows: list[Row]) -> str:
     """What to do with the images first, if that was found to help; else nothing."""
     row = next((row for row in rows if row.name == "prepared"), None)
@@ -250,7 +237,7 @@ def conclude(  # noqa: PLR0917 - what was measured, and the words for it
         knobs = {knob: value for knob, value in after.items() if value != before[knob]}
     preset, chosen = flatten(default), flatten(config) | knobs
     changed = {knob: value for knob, value in chosen.items() if value != preset[knob]}
-    line = shlex.join([*shlex.split(command), *flags(changed)])
+    line = shlex.join([*shlex.split(command), *words_of(changed)])
     count = sum(any(timing.seconds for timing in row.timings.values()) for row in rows)
     left_out = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of the {count} tips measured" if count != 1 else "of the one tip measured"

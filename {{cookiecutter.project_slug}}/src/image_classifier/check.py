@@ -161,6 +161,16 @@ def find_odd(images: Images, survey: Survey) -> Iterator[Finding]:
         ]
         yield Finding(name, title, is_serious=False, items=items)
     items = [
+        {"images": [images.entry(n)], "what": f"its highest value is {survey.dark[n]:,} of 65,535"}
+        for n in survey.dark
+    ]
+    yield Finding(
+        "dark",
+        "16-bit grey images that become all but black: scale them, or save them with 8 bits",
+        is_serious=False,
+        items=items,
+    )
+    items = [
         {"images": [images.entry(n)], "what": f"it is {survey.misnamed[n]}"}
         for n in survey.misnamed
     ]

@@ -109,7 +109,7 @@ class Checkpoints:
             if knob == "data.where":  # workers cut resized crops otherwise than the device
                 is_free = self.identity["config"]["augment.crop"] != "resized"
             if was != value and not is_free:
-                raise self.refusal(f"--{flag(knob)} was {was}, is {value}")
+                raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
         if saved["classes"] != self.identity["classes"]:
             was, now = saved["classes"], self.identity["classes"]
             raise self.refusal(
@@ -127,18 +127,24 @@ class Checkpoints:
         """Refuse to go on with other images under the same names; rank 0 looks at the files."""
         now = self.identity["files"]
         if not self.world.agree(not are_replaced(was, now)):
-            raise self.refusal("training images were replaced by others under the same names")
+            raise self.refusal("training images were replaced under the same names", True)
         if was and self.world.is_main and was.get("times") != now.get("times"):
             print(
                 "training images were written anew since this run was saved: their names and sizes "
                 f"are the same, and the contents of those that were read (up to {READ_FILES})"
             )
 
-    def refusal(self, reason: str) -> UserError:
-        """What to raise where this run can't go on from its checkpoints."""
+    def refusal(self, reason: str, offers_weights: bool = False) -> UserError:
+        """What to raise where this run can't go on from its checkpoints.
+
+        With `offers_weights`, its weights may begin another run: one of more epochs, for example,
+        as the learning rate of this one has fallen with its length.
+        """
+        weights = ascii(str(self.folder / "last.pt"))
+        onward = f" (with --run.init-from {weights} it trains on from these weights)"
         return UserError(
             f"cannot continue {str(self.folder.parent)!a}: {reason}; "
-            "take another --run.dir, or start over with --run.fresh"
+            f"take another --run.dir{onward * offers_weights}, or start over with --run.fresh"
         )
 
     @property

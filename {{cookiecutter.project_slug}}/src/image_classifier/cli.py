@@ -4,13 +4,15 @@ Words are understood before torch is imported, so that `--help` and a typo answe
 """
 
 import os
+import platform
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from .attempt import DONE, FAULT, INTERRUPTED, MISTAKE
 from .config import UserError
-from .parse import choose, summary
+from .parse import choose, command, summary
 from .printable import printable
 from .verbs import VERBS
 
@@ -21,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not words or words[0] in ("-h", "--help"):
             print(overview())
+            return DONE
+        if "--version" in words[:2]:  # behind `train` too, which is train.py's word
+            print(versions())
             return DONE
         return choose("verb", words[0], VERBS)(words[1:])
     except UserError as mistake:
@@ -38,6 +43,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """The verbs and what they do."""
-    lines = [f"  {name:<10}{summary(verb)}" for name, verb in VERBS.items()]
-    return "\n".join(["verbs, each with a --help of its own:", "", *lines])
+    """What to type first, and the verbs with what they do."""
+    train, width = command("train"), max(map(len, VERBS))
+    root = f"{train} --data.root photos"
+    return "\n".join(
+        [
+            "To begin:",
+            "",
+            f"  {train:<{len(root)}}  train on shapes that are drawn on the spot",
+            f"  {root}  train on your own images: photos/<class>/1.jpg",
+            "",
+            "Verbs, each with a --help of its own:",
+            "",
+            *(f"  {name:<{width}}  {summary(verb)}" for name, verb in VERBS.items()),
+        ]
+    )
+
+
+def versions() -> str:
+    """The versions of this project, of torch, which is not imported for that, and of Python."""
+    from importlib.metadata import entry_points, version
+
+    package = __name__.partition(".")[0]
+    scripts = entry_points(group="console_scripts")
+    mine = [script.dist for script in scripts if script.module.partition(".")[0] == package]
+    known = [f"{found.name} {found.version}" for found in mine if found is not None]
+    name = known[0] if known else f"{Path(sys.argv[0]).name}, not installed"
+    return f"{name}; torch {version('torch')}; Python {platform.python_version()}"

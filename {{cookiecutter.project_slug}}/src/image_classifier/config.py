@@ -1,4 +1,4 @@
-"""Every knob of a run, on one page: the comment after a field is its `--help` text.
+"""Every knob of a run, on one page: the comment after a field, all of it, is its `--help` text.
 
 A section is read only by the modules that its docstring names, and by `mistakes.py`. Start from a
 preset (`presets.py`) and change what you need: `python train.py cifar10 --optim.lr 1.0`.
@@ -119,9 +119,8 @@ class OptimConfig:
     warmup_epochs: float = 1.0  # linear from 0 to `lr`
     label_smoothing: float = 0.0  # probability spread over all classes
     clip_norm: float = 0.0  # largest norm of all gradients together; 0: no clipping
-    accumulate: int = (
-        1  # parts a batch is computed in, to save memory; BatchNorm sees one at a time
-    )
+    accumulate: int = 1  # parts that a batch is computed in, to save memory; BatchNorm takes its
+    # statistics from one part at a time
     ema_decay: float = 0.0  # per step, of the averaged weights that are evaluated; 0: none
     frozen_epochs: float = 0.0  # in which only the last layer learns, on top of trained weights
     layer_decay: float = 1.0  # learning rate of a layer as a part of that of the one above it
@@ -210,7 +209,7 @@ class Config:
         if self.optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {self.optim.warmup_epochs:g} is longer than the run: "
-                f"--epochs {self.epochs:g}"
+                f"--epochs {self.epochs:g}; about {0.2 * self.epochs:.1g} is usual"
             )
         if self.optim.frozen_epochs and not self.run.init_from:
             raise UserError(
@@ -310,6 +309,18 @@ def knob_value(config: Config, knob: str) -> Any:  # noqa: ANN401 - knobs have m
 def flag(knob: str) -> str:
     """The knob as the command line has it: `optim.warmup_epochs` -> `optim.warmup-epochs`."""
     return knob.replace("_", "-")
+
+
+def words_of(knobs: dict[str, Any]) -> list[str]:
+    """Knobs as words of a command line: `{"data.prepared": False}` -> `--data.no-prepared`."""
+    words = []
+    for knob, value in knobs.items():
+        section, dot, name = flag(knob).rpartition(".")
+        if isinstance(value, bool):
+            words.append(f"--{section}{dot}{'' if value else 'no-'}{name}")
+        else:
+            words += [f"--{flag(knob)}", *map(str, value if isinstance(value, tuple) else [value])]
+    return words
 
 
 def flatten(config: Config) -> dict[str, Any]:

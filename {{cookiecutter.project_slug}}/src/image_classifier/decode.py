@@ -30,6 +30,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+DARK = 64  # of 255: an image that stays below looks black
 TRIES = 10  # at a random box that fits, as many as torchvision makes
 BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
 
@@ -208,7 +209,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         lowest, highest = grey.getextrema()
         if lowest < 0 or highest >= 2**16:
             raise ValueError("its pixels are numbers of 32 bits; save it with 8 bits per channel")
-        image = grey.point(lambda value: value * (1 / 256 if highest > 255 else 1)).convert("L")
+        image = grey.point(lambda value: value * scale_of_grey(highest)).convert("L")
     turn = TURNS.get(orientation_in(exif)) if exif else None
     if turn is not None:
         image = image.transpose(turn)
@@ -219,6 +220,31 @@ def to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     return image.convert("RGB")
+
+
+def scale_of_grey(highest: int) -> float:
+    """What the values of a 16-bit grey image are multiplied by, if `highest` is among them."""
+    return 1 / 256 if highest > 255 else 1
+
+
+def highest_grey(image: Image.Image) -> int | None:
+    """The highest value of a 16-bit grey image; None of any other, whose pixels are not decoded."""
+    return int(image.convert("I").getextrema()[1]) if image.mode.startswith("I") else None
+
+
+def highest_in_file(path: Path) -> int | None:
+    """`highest_grey` of a file; None also for one that can't be read."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            check_size(image.height, image.width)
+            return highest_grey(image)
+    except Exception:  # whatever is wrong, `read_image` will say it
+        return None
+
+
+def is_dark(highest: int) -> bool:
+    """Whether a 16-bit grey image with this highest value becomes all but black."""
+    return highest * scale_of_grey(highest) < DARK
 
 
 def image_size(path: Path) -> tuple[int, int] | None:

@@ -31,14 +31,16 @@ class Scores:
     left_out: int = 0  # images that could not be read, and do not count
 
     def metrics(self) -> dict[str, float]:
-        """The numbers that are logged."""
+        """The numbers that are logged; top-5 where there are more than five classes."""
+        top5 = {"val/top5": self.top5} if len(self.confusion) > 5 else {}
         left_out = {"val/bad_images": self.left_out} if self.left_out else {}
         return {
             "val/loss": self.loss,
             "val/top1": self.top1,
-            "val/top5": self.top5,
+            **top5,
             "val/ece": calibrate(self.answers).error,
-        } | left_out
+            **left_out,
+        }
 
 
 def evaluate(

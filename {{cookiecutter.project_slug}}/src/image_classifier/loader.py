@@ -93,6 +93,7 @@ class TrainData:
             self.labels = self.source.labels.to(self.home)
         self.order: tuple[int, Tensor] | None = None  # of the epoch that is under way
         self.drawn = torch.empty(0)  # the same, with other numbers for images that come again
+        self.warnings: list[str] = []  # on what is most likely wrong with batches
         self.waited_seconds = 0.0  # that the loop stood still for want of a batch
 
     def __len__(self) -> int:
@@ -233,11 +234,12 @@ class TrainData:
                     labels, indices = labels.pin_memory(), indices.pin_memory()
                 yield images, labels, indices
 
-        return copy_ahead(host_batches(), self.world)
+        return copy_ahead(host_batches(), self.world, self.warnings)
 
     def _streamed(self, start: int, stop: int) -> Iterator[Batch]:
         """Decoding in workers that live from the first step to the last."""
-        return copy_ahead(self.stream.batches(self.places(start, stop)), self.world)
+        batches = self.stream.batches(self.places(start, stop))
+        return copy_ahead(batches, self.world, self.warnings)
 
     def close(self) -> None:
         """Let the workers end."""
@@ -342,8 +344,13 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
         return open_dataset(data, split)
 
 
-def copy_ahead(batches: Iterator[tuple[Tensor, ...]], world: World) -> Iterator[Batch]:
-    """Put batches on the device, each while the one before it is computed with."""
+def copy_ahead(
+    batches: Iterator[tuple[Tensor, ...]], world: World, warnings: list[str] | None = None
+) -> Iterator[Batch]:
+    """Put batches on the device, each while the one before it is computed with.
+
+    `warnings` gets what is said of them.
+    """
     device = world.device
     if device.type != "cuda":
         for host in batches:
@@ -361,7 +368,9 @@ def copy_ahead(batches: Iterator[tuple[Tensor, ...]], world: World) -> Iterator[
 
     first = next(batches, None)
     if not all(tensor.is_pinned() for tensor in first or ()):
-        say_not_pinned(world)
+        warning = say_not_pinned(world)
+        if warnings is not None:
+            warnings.append(warning)
     ahead = copy(first)
     while ahead is not None:
         here = ahead
@@ -378,16 +387,20 @@ def copy_ahead(batches: Iterator[tuple[Tensor, ...]], world: World) -> Iterator[
 
 
 @cache
-def say_not_pinned(world: World) -> None:
+def say_not_pinned(world: World) -> str:
     """Say, once in a run, that batches are not page-locked: `non_blocking` then promises nothing.
+
+    Returns what is said.
 
     https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     is_limited = limit != resource.RLIM_INFINITY
     why = f"raise `ulimit -l`, now {limit // 1024:,} KB" if is_limited else "see `pins`"
+    warning = f"batches are not page-locked: the GPU waits for each to be copied; {why}"
     if world.is_main:
-        print(f"mistake? batches are not page-locked: the GPU waits for each to be copied; {why}")
+        print(f"warning: {warning}")
+    return warning
 
 
 def pins(world: World) -> bool:

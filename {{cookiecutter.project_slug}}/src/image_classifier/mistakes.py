@@ -16,7 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .config import Config, OptimConfig, UserError, flag
 from .datasets.overlap import find_overlap
 from .datasets.source import Source
+from .decode import highest_in_file, is_dark, scale_of_grey
 from .loader import EvalData, TrainData
+from .models.zoo import SMALL_IMAGE
 from .optim import SCHEDULES
 from .trackers import check_installed
 
@@ -29,7 +31,9 @@ USUAL_LR = {
 FAR = 20  # times the usual learning rate, or a part of it: published recipes are within 10
 FEW_FOR_BATCHNORM = 8  # images, below which accuracy suffers: https://arxiv.org/abs/1803.08494
 LONG_WARMUP = 0.5  # share of the run
-PROBES = 64  # validation images that are looked up among the training images
+PROBES = 64  # validation images that are looked up, and training files that are looked into
+COSTLY = 1.5  # times an image of 128 pixels
+DEEP_SUFFIXES = (".png", ".tif", ".tiff")  # of files that may have 16 bits per pixel
 SKEWED = 10  # times as many images as of the smallest class
 SHARED = 0.05  # share of them to be found there; every large dataset has a few twins
 
@@ -56,7 +60,7 @@ def find_mistakes(start: Start) -> list[str]:
     for refuse in REFUSALS:
         refuse(start)
     doubts = [doubt(start) for doubt in DOUBTS] if start.train_data.world.is_main else []
-    return [f"mistake? {line}" for line in doubts if line]
+    return [line for line in doubts if line]
 
 
 def labels_outside_head(start: Start) -> None:
@@ -257,6 +261,44 @@ def shared_images(start: Start) -> str:
     )
 
 
+def costly_stem(start: Start) -> str:
+    """Up to 64 pixels first layers keep full resolution, which is made for 32: CIFAR's images."""
+    model, size = start.config.model, start.config.data.image_size
+    enlarged = getattr(start.model, "enlarged", 1)
+    times = (enlarged * size / 128) ** 2
+    if model.stem != "auto" or enlarged == 1 or times < COSTLY:
+        return ""
+    return (
+        f"--model.stem auto keeps full resolution up to {SMALL_IMAGE} pixels: an image of {size} "
+        f"costs {model.name} about {times:.2g} times as much as one of --data.image-size 128, and "
+        f"{enlarged**2} times as much as with --model.stem imagenet"
+    )
+
+
+def dark_images(start: Start) -> str:
+    """Of 16-bit grey images the upper 8 bits are kept, and many cameras fill only the lower ones.
+
+    A few files are looked into; of those that have not 16 bits, no more than the header is read.
+    """
+    paths = start.train_data.source.paths
+    if paths is None:
+        return ""
+    count = min(PROBES, len(paths))
+    picked = paths.picked(torch.arange(count) * len(paths) // count)
+    files = [path for path in picked if path.suffix.lower() in DEEP_SUFFIXES]
+    highest = {path: high for path in files if (high := highest_in_file(path)) is not None}
+    dark = {path: high for path, high in highest.items() if is_dark(high)}
+    if 2 * len(dark) <= len(highest):
+        return ""
+    path = max(dark, key=dark.__getitem__)
+    shown = int(dark[path] * scale_of_grey(dark[path]))
+    return (
+        f"of {len(highest)} 16-bit grey training images that were looked into, {len(dark)} become "
+        f"all but black: the highest value in {str(path)!a} is {dark[path]:,} of 65,535, which is "
+        f"{shown} of 255; scale them to the whole range, or save them with 8 bits"
+    )
+
+
 def other_normalisation(start: Start) -> str:
     """Evaluation normalises as training does, whatever the validation images come with."""
     train, val = start.train_data.source, start.val_data.source
@@ -283,6 +325,8 @@ DOUBTS = (
     skewed_classes,
     shared_images,
     other_normalisation,
+    costly_stem,
+    dark_images,
 )
 
 

@@ -7,7 +7,7 @@ such as the name of a class, passes through `escape`.
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import sqrt
@@ -50,6 +50,7 @@ class Page:
         """In the run folder; nothing is written yet."""
         self.path = folder / "report.html"
         self.seen: Seen | None = None
+        self.warnings: list[str] = []
         self.written, self.took_seconds = time.monotonic(), USUAL_SECONDS
 
     def look_on(self, augment: Augment, pixels_of: Callable[[Tensor], Tensor]) -> Augment:
@@ -79,7 +80,7 @@ class Page:
             OSError: if it can't be written; the one before is kept.
         """
         began = time.monotonic()
-        write_page(self.path.parent, answers, state, self.seen)
+        write_page(self.path.parent, answers, state, self.seen, self.warnings)
         self.written = time.monotonic()
         self.took_seconds = self.written - began
 
@@ -102,7 +103,13 @@ class Page:
             write_text(self.path, STATE.sub(lambda _: escape(state), text, count=1))
 
 
-def write_page(folder: Path, answers: Answers, state: str = "", seen: Seen | None = None) -> None:
+def write_page(
+    folder: Path,
+    answers: Answers,
+    state: str = "",
+    seen: Seen | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
     """Write `report.html` from what a run wrote to `folder` and its last evaluation."""
     files = ("metrics.jsonl", "config.json", "environment.json")
     metrics, *others = ((folder / name).read_text(encoding="utf-8") for name in files)
@@ -119,6 +126,7 @@ def write_page(folder: Path, answers: Answers, state: str = "", seen: Seen | Non
         f"<h1>{escape(folder.resolve().name)}</h1><p>{escape(about)}</p>",
         f'<p class="state">{escape(state)}</p>',
         f'<dl class="facts">{facts(rows, confusion, calibration)}</dl>',
+        f"<section><h2>Warnings</h2>{warned(warnings)}</section>" if warnings else "",
         f'<div class="curves">{curves(rows)}</div>',
         '<div class="beside">',
         f"<section><h2>Confusion</h2>{confusions(classes, confusion)}</section>",
@@ -137,6 +145,11 @@ def write_page(folder: Path, answers: Answers, state: str = "", seen: Seen | Non
     write_text(folder / "report.html", page)
 
 
+def warned(warnings: Sequence[str]) -> str:
+    """What the run said that is most likely wrong, a paragraph for each."""
+    return "".join(f'<p class="warning">{escape(line)}</p>' for line in warnings)
+
+
 def facts(rows: Rows, confusion: Tensor, calibration: Calibration) -> str:
     """The result in a few numbers, the most important first."""
     right, count = int(confusion.diagonal().sum()), int(confusion.sum())
@@ -145,7 +158,8 @@ def facts(rows: Rows, confusion: Tensor, calibration: Calibration) -> str:
         epoch, best = max(top1, key=lambda point: point[1])
         if best > top1[-1][1]:
             found[f"best top-1, at epoch {epoch:g}"] = f"{best:.2%}"
-        found["top-5"] = f"{curve(rows, 'val/top5')[-1][1]:.2%}"
+        if top5 := curve(rows, "val/top5"):
+            found["top-5"] = f"{top5[-1][1]:.2%}"
         found["validation loss"] = f"{curve(rows, 'val/loss')[-1][1]:.4f}"
     found["calibration error"] = f"{calibration.error:.1%}"
     if rates := curve(rows, "train/images_per_second"):
@@ -246,5 +260,16 @@ def learned(seen: Seen, classes: tuple[str, ...]) -> str:
         )
         for pixels, label in zip(seen.pixels.cpu(), seen.labels.cpu(), strict=True)
     )
-    note = f"As the model saw them in step {seen.step:,}, augmented."
+    note = f"As the model saw them in step {seen.step:,}, augmented{mixing(seen.labels.cpu())}."
     return f"<p>{note}</p>{gallery(pictures)}"
+
+
+def mixing(labels: Tensor) -> str:
+    """How a step mixed its images, by labels of some: nothing if it did not.
+
+    In one step all pairs are mixed in the same way; of two images of one class that can't be seen.
+    """
+    if labels.ndim == 1:
+        return ""
+    most = float(labels.max(dim=1).values.min())  # of the pair that is mixed most visibly
+    return " and mixed in pairs" + (f", {most:.1%} and {1 - most:.1%}" if most < 1 else "")

@@ -85,14 +85,17 @@ def place_of(source: Source, index: int) -> str:
 
 
 def share_text(share: float) -> str:
-    """A probability: 100% is said of what rounds to it in tenths only."""
+    """A share: one decimal where it would otherwise be said to be nothing or all."""
     percent = f"{share:.0%}"
     return f"{share:.1%}" if percent in ("0%", "100%") else percent
 
 
 def names_in(label: Tensor, classes: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The name of a label, () int64; or of all that are mixed in it, with their shares."""
+    """The name of a label, () int64; or of all that are mixed in it, with their shares.
+
+    Two images of one class are mixed too: it then has 100.0%.
+    """
     if label.ndim == 0:
         return [(classes[int(label)], "")]
     shares = sorted(((float(label[n]), int(n)) for n in label.nonzero().flatten()), reverse=True)
-    return [(classes[n], f"{share:.0%}" if share < 1 else "") for share, n in shares]
+    return [(classes[n], share_text(share)) for share, n in shares]

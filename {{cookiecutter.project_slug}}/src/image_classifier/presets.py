@@ -114,7 +114,7 @@ def folder() -> Config:
             label_smoothing=0.1,
             ema_decay=0.99,
         ),
-        run=RunConfig(log_every_steps=10, evaluate_every_epochs=5),
+        run=RunConfig(log_every_steps=10),
     )
 
 
@@ -213,3 +213,27 @@ PRESETS: dict[str, Callable[[], Config]] = {
         imagenet_vit_s,
     )
 }
+
+
+def shortened(config: Config, epochs: float) -> Config:
+    """A preset for a run of `epochs`: what it counts in epochs shrinks where it is made for more.
+
+    `epochs` itself stays as it is: it is what the user says.
+    """
+    if not 0 < epochs < config.epochs:
+        return config
+    warmup_epochs, frozen_epochs, evaluate_every_epochs = (
+        round(value * epochs / config.epochs, 6)
+        for value in (
+            config.optim.warmup_epochs,
+            config.optim.frozen_epochs,
+            config.run.evaluate_every_epochs,
+        )
+    )
+    # Of a preset that evaluates every epoch, a shorter run does so too, and not more often.
+    every = min(max(1.0, evaluate_every_epochs), config.run.evaluate_every_epochs)
+    return replace(
+        config,
+        optim=replace(config.optim, warmup_epochs=warmup_epochs, frozen_epochs=frozen_epochs),
+        run=replace(config.run, evaluate_every_epochs=every),
+    )

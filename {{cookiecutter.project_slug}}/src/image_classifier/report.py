@@ -7,7 +7,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Report:
         self.batch_size = config.data.batch_size
         self.folder = Path(config.run.dir)
         self.page = Page(self.folder)
+        self.warnings: Sequence[str] = ()  # that were said before the first step
         self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, total_steps
         self.start_step = start_step = saved["state"]["step"] if saved else 0
         row = saved["report"] if saved else {"loss": 0.0, "step": 0}
@@ -105,9 +106,18 @@ class Report:
         val_data: EvalData,
         model: nn.Module,
         precision: Precision,
-        *others: str,
+        *,
+        frozen: Sequence[nn.Parameter],
+        begun: str,
+        promise: str,
+        warnings: Sequence[str],
     ) -> None:
-        """Print what this run is made of."""
+        """Print what this run is made of, and what is most likely wrong with it.
+
+        `frozen` weights rest at first. `begun` says what weights the run begins with, `promise` how
+        far it repeats itself.
+        """
+        self.warnings = warnings
         train_data, world = self.train_data, self.world
         weights = sum(weight.numel() for weight in model.parameters())
         processes = f"{world.size} processes" if world.size > 1 else "1 process"
@@ -115,28 +125,40 @@ class Report:
             f"{len(train_data):,} training and {len(val_data):,} validation images of "
             f"{train_data.num_classes} classes"
         )
-        for note in (*train_data.source.notes, *val_data.source.notes, *others[2:]):
+        for note in (*train_data.source.notes, *val_data.source.notes):
             self.say(note)
+        for warning in warnings:
+            self.say(f"warning: {warning}")
         self.say(f"images: {train_data.where}: {train_data.reason}")
-        self.say(f"{type(model).__name__}: {weights:,} weights; {others[0]}")
+        self.say(f"{type(model).__name__}: {weights:,} weights; {begun}")
         if world.why_cpu:
             self.say(f"on the CPU: {world.why_cpu}")
         if world.device.type == "cpu":
             count = torch.get_num_threads()
             processes += f" of {count} threads" if count > 1 else " of 1 thread"
-        self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {others[1]}")
-        self.introduce_costs(model, precision, val_data.batch_size)
+        self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {promise}")
+        self.introduce_costs(model, precision, val_data.batch_size, frozen)
         folder = printable(str(self.folder))
         self.say(f"{folder}: from step {self.start_step} of {self.total_steps}")
 
-    def introduce_costs(self, model: nn.Module, precision: Precision, micro_batch: int) -> None:
+    def introduce_costs(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        micro_batch: int,
+        frozen: Sequence[nn.Parameter],
+    ) -> None:
         """Print what an image costs, and what the device could do at the most."""
         if not self.world.is_main:
             return
-        self.cost = cost_of(model, self.config.data.image_size, precision)
+        self.cost = cost_of(model, self.config.data.image_size, precision, frozen)
         if self.cost.trainable < self.cost.weights:
             self.say(f"{self.cost.trainable:,} of the weights are trained")
-        self.say(self.cost.phrase(micro_batch))
+        line, thaw_epochs = self.cost.phrase(micro_batch), self.config.optim.frozen_epochs
+        if frozen and self.start_step < round(thaw_epochs * self.steps_per_epoch):
+            learning = self.cost.trainable - sum(weight.numel() for weight in frozen)
+            line += f"; at first only the last layer is trained, {learning:,} weights"
+        self.say(line)
         if self.cost.flops:
             self.peak = find_peak(precision)
         if self.peak:
@@ -273,6 +295,7 @@ class Report:
         """Write `report.html` on the last evaluation; a full disk is no reason to end."""
         if self.world.is_main:
             try:
+                self.page.warnings = [*self.warnings, *self.train_data.warnings]
                 self.page.write(answers, self.state_text("running"))
             except OSError as error:
                 self.say(f"cannot write {self.page.path}: {error.strerror}")
@@ -347,11 +370,10 @@ def speed(num_images: float, seconds: float, waited_seconds: float) -> tuple[flo
 
 def phrase(metrics: dict[str, float]) -> str:
     """An evaluation in words."""
+    top5 = f"top-5 {metrics['val/top5']:.2%}, " if "val/top5" in metrics else ""
     left_out = metrics.get("val/bad_images", 0)
-    return (
-        f"top-1 {metrics['val/top1']:.2%}, top-5 {metrics['val/top5']:.2%}, "
-        f"loss {metrics['val/loss']:.4f}"
-    ) + (f", without {left_out} that could not be read" if left_out else "")
+    without = f", without {left_out} that could not be read" if left_out else ""
+    return f"top-1 {metrics['val/top1']:.2%}, {top5}loss {metrics['val/loss']:.4f}{without}"
 
 
 def scores_text(

@@ -35,6 +35,8 @@ USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 def open_run(config: Config, world: World) -> Iterator[None]:
     """A block in which the run folder is this run's alone: there, and found writable.
 
+    A block that ends by an exception before it wrote anything leaves no folder behind.
+
     Raises:
         UserError: if it can't be written, or another run is at work in it.
     """
@@ -42,19 +44,34 @@ def open_run(config: Config, world: World) -> Iterator[None]:
         yield
         return
     folder = Path(config.run.dir)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / ".writable", None)
         (folder / ".writable").unlink()
         lock = (folder / ".lock").open("a+")
     except OSError as error:
+        remove_unused(made)
         raise UserError(
             f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
             "set --run.dir to a folder that can be written"
         ) from error
     with lock:
         take(lock, folder)
-        yield
+        try:
+            yield
+        except BaseException:
+            remove_unused(made)  # as long as it is locked: nobody else begins in it
+            raise
+
+
+def remove_unused(made: list[Path]) -> None:
+    """Remove folders, the innermost first, as far as they hold nothing but the lock of a run."""
+    for folder in made:
+        with contextlib.suppress(OSError):  # something else lies in it
+            if [path.name for path in folder.iterdir()] == [".lock"]:
+                (folder / ".lock").unlink()
+            folder.rmdir()
 
 
 def take(lock: TextIO, folder: Path) -> None:

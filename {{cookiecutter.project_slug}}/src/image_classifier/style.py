@@ -66,6 +66,7 @@ thead th { position: sticky; top: 0; max-width: 7rem; background: var(--paper); 
 .right { background: color-mix(in srgb, var(--right) var(--shade), var(--paper)); }
 .wrong { background: color-mix(in srgb, var(--wrong) var(--shade), var(--paper)); }
 .state { margin: 0; }
+.warning { color: var(--error); }
 .state:empty { display: none; }
 .reliability { display: flex; flex-wrap: wrap; align-items: center; gap: 0 3rem; }
 .reliability figure { flex: 0 1 24rem; }

@@ -4,7 +4,7 @@ Found with tensors that have a shape and no contents, so nothing is computed and
 is drawn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -68,28 +68,44 @@ def build_effort(config: Config, steps_per_epoch: int, total_steps: int) -> Call
     return effort_at
 
 
-def cost_of(model: nn.Module, image_size: int, precision: Precision) -> Cost:
-    """What `model` costs with square images of `image_size` pixels."""
-    weights = tuple((tuple(w.shape), w.requires_grad) for w in model.parameters())
+def cost_of(
+    model: nn.Module,
+    image_size: int,
+    precision: Precision,
+    frozen: Sequence[nn.Parameter] = (),
+) -> Cost:
+    """What `model` costs with square images of `image_size` pixels.
+
+    `frozen` weights, which rest at first, count as if they learned: memory must do for that.
+    """
+    learning = learning_weights(model, frozen)
+    weights = tuple((tuple(w.shape), id(w) in learning) for w in model.parameters())
     key = (repr(model), weights, image_size, precision.name, precision.device.type)
     if key not in COSTS:
-        COSTS[key] = look(model, image_size, precision)
+        COSTS[key] = look(model, image_size, precision, learning)
     return COSTS[key]
 
 
-def look(model: nn.Module, image_size: int, precision: Precision) -> Cost:
+def learning_weights(model: nn.Module, frozen: Sequence[nn.Parameter]) -> set[int]:
+    """The weights of `model` that learn, now or when `frozen` ones do, by `id`."""
+    return {id(w) for w in model.parameters() if w.requires_grad} | set(map(id, frozen))
+
+
+def look(model: nn.Module, image_size: int, precision: Precision, learning: set[int]) -> Cost:
     """The cost of `model`, from a forward pass over tensors without contents."""
     weights = sum(weight.numel() for weight in model.parameters())
-    trainable = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    trainable = sum(weight.numel() for weight in model.parameters() if id(weight) in learning)
     try:
-        flops, kept = count(model, image_size, precision)
+        flops, kept = count(model, image_size, precision, learning)
     except Exception as error:  # a network of somebody's, and an operation that needs contents
         reason = printable((str(error) or type(error).__name__).splitlines()[0])
         return Cost(weights, trainable, reason=f"{type(model).__name__} are not known: {reason}")
     return Cost(weights, trainable, flops // NUM_IMAGES, kept // NUM_IMAGES)
 
 
-def count(model: nn.Module, image_size: int, precision: Precision) -> tuple[int, int]:
+def count(
+    model: nn.Module, image_size: int, precision: Precision, learning: set[int]
+) -> tuple[int, int]:
     """Operations, and bytes kept for the backward pass, of a few images."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -107,6 +123,8 @@ def count(model: nn.Module, image_size: int, precision: Precision) -> tuple[int,
 
     without_contents = FakeTensorMode()
     fakes = {f"model.{name}": without_contents.from_tensor(t) for name, t in tensors.items()}
+    for name, tensor in tensors.items():
+        fakes[f"model.{name}"].requires_grad_(id(tensor) in learning)
     with without_contents:
         size = (NUM_IMAGES, 3, image_size, image_size)
         images = torch.empty(size, device=precision.device).to(

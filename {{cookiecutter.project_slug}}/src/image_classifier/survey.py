@@ -22,7 +22,15 @@ from .config import DataConfig
 from .datasets import open_dataset
 from .datasets.quarantine import path_from_root
 from .datasets.source import Source
-from .decode import FORMATS, ORIENTATION, BadImageError, read_image, resize
+from .decode import (
+    FORMATS,
+    ORIENTATION,
+    BadImageError,
+    highest_grey,
+    is_dark,
+    read_image,
+    resize,
+)
 from .machine import end_with_parent, num_cores
 from .prepare import work_in_threads
 from .report import clock
@@ -107,6 +115,7 @@ class Survey:
     pictures: np.ndarray  # (count, SIDE, SIDE) uint8, grey
     unreadable: dict[int, str] = field(default_factory=dict)  # the reason, by image
     misnamed: dict[int, str] = field(default_factory=dict)  # the format, by image
+    dark: dict[int, int] = field(default_factory=dict)  # highest value of 16 bits, by image
     kinds: Counter[str] = field(default_factory=Counter)  # formats, modes and the like
 
 
@@ -123,16 +132,18 @@ def look_at_all(images: Images) -> Survey:
             part = read(first, min(first + TOGETHER, count))
             survey.looks[first : first + TOGETHER] = part.looks
             survey.pictures[first : first + TOGETHER] = part.pictures
-            told.append((part.unreadable, part.misnamed, part.kinds))
+            told.append((part.unreadable, part.misnamed, part.dark, part.kinds))
 
-        told: list[tuple[dict[int, str], dict[int, str], Counter[str]]] = []
+        told: list[tuple[dict[int, str], dict[int, str], dict[int, int], Counter[str]]] = []
         run_in_threads(look, -(-count // TOGETHER), "read")
-    for unreadable, misnamed, kinds in told:
+    for unreadable, misnamed, dark, kinds in told:
         survey.unreadable |= unreadable
         survey.misnamed |= misnamed
+        survey.dark |= dark
         survey.kinds += kinds
     survey.unreadable = dict(sorted(survey.unreadable.items()))  # not as they were come upon
     survey.misnamed = dict(sorted(survey.misnamed.items()))
+    survey.dark = dict(sorted(survey.dark.items()))
     return survey
 
 
@@ -237,6 +248,9 @@ def look_at_head(content: bytes, path: Path, index: int, survey: Survey) -> None
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             kinds["animated: only the first picture is read"] += is_animated
             kinds["transparent: shown over white"] += image.has_transparency_data
+            highest = highest_grey(image)
+            if highest is not None and is_dark(highest):
+                survey.dark[index] = highest
     except Exception:  # it was read all the same, and this is only to count
         return
     if path.suffix.lower() not in SUFFIXES_OF.get(form, (f".{form.lower()}",)):

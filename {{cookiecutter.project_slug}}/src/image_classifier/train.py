@@ -57,16 +57,24 @@ def train(config: Config) -> Scores:
         loss_of = build_loss(config.optim, micro_batch.share, train_data.class_weights)
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, plan.steps_per_epoch, plan.total_steps)
-        doubts = find_mistakes(Start(config, model, train_data, val_data, lr_at, plan.total_steps))
+        augment = build_augment(config.augment, train_data, normalize, world, config.seed)
+        warnings = find_mistakes(
+            Start(config, model, train_data, val_data, lr_at, plan.total_steps)
+        )
 
         state = TrainState.start(config.optim, model, optimizer, precision, config.run.patience)
         checkpoints = Checkpoints(config, world, train_data.source)
         report = Report(config, world, train_data, plan.total_steps, checkpoints.resume(state))
-        report.introduce(val_data, model, precision, begun, f"{why}; {promise}", *doubts)
-        augment = report.page.look_on(
-            build_augment(config.augment, train_data, normalize, world, config.seed),
-            normalize.pixels,
+        report.introduce(
+            val_data,
+            model,
+            precision,
+            frozen=freeze.weights,
+            begun=begun,
+            promise=f"{why}; {promise}",
+            warnings=warnings,
         )
+        augment = report.page.look_on(augment, normalize.pixels)
         scores = None
 
         with (

@@ -143,11 +143,22 @@ def make_source(
 
 
 def class_folders(place: Path) -> list[bytes]:
-    """The names of the folders in `place`, sorted; bytes, as they need not be valid text."""
+    """The names of the folders in `place`, sorted; bytes, as they need not be valid text.
+
+    Raises:
+        UserError: if there are none; it says how many images lie there, and where they belong.
+    """
     with os.scandir(os.fsencode(place)) as entries:
-        names = sorted(e.name for e in entries if is_folder(e) and not is_junk(e.name))
+        found = [entry for entry in entries if not is_junk(entry.name)]
+    names = sorted(entry.name for entry in found if is_folder(entry))
     if not names:
-        raise UserError(f"{str(place)!a} has no folders, one per class, with images in them")
+        count = sum(is_image(entry) for entry in found)
+        images = f"{count:,} images but " if count else ""
+        example = ascii(str(place / "<class>" / "1.jpg"))
+        raise UserError(
+            f"{str(place)!a} has {images}no folders: put the images of each class into a folder of "
+            f"its own, such as {example}"
+        )
     return names
 
 

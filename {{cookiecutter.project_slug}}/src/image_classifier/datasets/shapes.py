@@ -102,8 +102,13 @@ def shapes(data: DataConfig, split: str) -> Source:
     """Images of shapes, the classes in turn.
 
     Raises:
-        UserError: for a split that there is not.
+        UserError: for a split that there is not, or a folder, of which nothing would be read.
     """
+    if data.root != DataConfig.root:
+        raise UserError(
+            f"--data.root {data.root!a}: the dataset shapes is drawn and reads no files; "
+            "the presets folder and finetune read your own images"
+        )
     if split not in SPLITS:
         raise UserError(f"shapes has no split {split!r}; there are: {', '.join(SPLITS)}")
     numbers = torch.arange(SPLITS[split].start, SPLITS[split].stop)[: data.limit or None]

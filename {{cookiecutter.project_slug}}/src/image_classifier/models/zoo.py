@@ -54,8 +54,8 @@ def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Modul
         UserError: if it can't be.
     """
     if model.stem == "small" or (model.stem == "auto" and image_size <= SMALL_IMAGE):
-        has_small = keep_resolution(network)
-        if model.stem == "small" and not has_small:
+        network.enlarged = keep_resolution(network)
+        if model.stem == "small" and network.enlarged == 1:
             raise UserError(f"--model.stem small: {model.name} has no stem that could be smaller")
     try:
         with torch.inference_mode():
@@ -74,17 +74,18 @@ def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
     return f"{model.name} can't take images of --data.image-size {image_size}: {reason}"
 
 
-def keep_resolution(network: nn.Module) -> bool:
+def keep_resolution(network: nn.Module) -> int:
     """Make the first layers of a convolutional network keep full resolution, as CIFAR's nets do.
 
     The first convolution gets stride 1, and 3 x 3 filters where they were larger; a max-pooling
-    right after it goes (https://arxiv.org/abs/1512.03385, section 4.2). False if the network does
-    not begin that way: its first layer cuts patches, for example.
+    right after it goes (https://arxiv.org/abs/1512.03385, section 4.2). Returns how many times as
+    wide all features are then: 1 if the network does not begin that way, as its first layer cuts
+    patches, for example.
     """
     layers = [(name, m) for name, m in network.named_modules() if not list(m.children())]
     first, stem = layers[0]
     if not isinstance(stem, nn.Conv2d) or stem.stride != (2, 2):
-        return False
+        return 1
     size = min(stem.kernel_size[0], 3)
     small = nn.Conv2d(
         stem.in_channels,
@@ -98,8 +99,8 @@ def keep_resolution(network: nn.Module) -> bool:
     for name, layer in layers[1:4]:
         if isinstance(layer, nn.MaxPool2d):
             network.set_submodule(name, nn.Identity())
-            break
-    return True
+            return 2 * stem.stride[0]
+    return stem.stride[0]
 
 
 def drop_before_head(network: nn.Module, probability: float) -> None:

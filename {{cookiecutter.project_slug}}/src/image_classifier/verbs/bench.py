@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..attempt import INTERRUPTED, run_in_processes
 from ..config import ComputeConfig, Config, RunConfig
-from ..parse import parse, sections, summary, take_preset
+from ..parse import command, parse, sections, summary, take_preset
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,10 @@ def bench_verb(words: list[str]) -> int:
     """Measure what each performance tip buys here: `bench [PRESET] [--quick]`."""
     name, preset = take_preset(words, "shapes")
     default, about = BenchOptions(**sections(preset)), summary(bench_verb)
-    options = parse(BenchOptions, words, prog=f"bench {name}", about=about, default=default)
+    prog = f"{command('bench')} {name}"
+    options = parse(BenchOptions, words, prog=prog, about=about, default=default)
     config = Config(**sections(options))
-    command = f"python train.py {name}"
+    training = f"python train.py {name}"
 
     def work() -> None:
         from ..bench import FULL, QUICK, bench
@@ -35,7 +36,7 @@ def bench_verb(words: list[str]) -> int:
             print(page(), end="")
             return
         effort = QUICK if options.quick else FULL
-        bench(config, preset, command, Path(options.dir), names=options.rows, effort=effort)
+        bench(config, preset, training, Path(options.dir), names=options.rows, effort=effort)
 
     try:
         return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

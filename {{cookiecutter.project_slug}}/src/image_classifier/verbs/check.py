@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..attempt import DONE, FAULT, INTERRUPTED, run_in_processes
 from ..config import ComputeConfig, Config, DataConfig, RunConfig
-from ..parse import parse, summary
+from ..parse import command, parse, summary
 from .prepare import PrepareData, take_images
 
 
@@ -24,7 +24,8 @@ def check_verb(words: list[str]) -> int:
     """Audit the images before training: `check [PRESET] --data.root FOLDER`."""
     name, images = take_images(words)
     default, about = CheckOptions(images), summary(check_verb)
-    options = parse(CheckOptions, words, prog=f"check {name}", about=about, default=default)
+    prog = f"{command('check')} {name}"
+    options = parse(CheckOptions, words, prog=prog, about=about, default=default)
     config = Config(data=DataConfig(**asdict(options.data)))
     serious = 0
 

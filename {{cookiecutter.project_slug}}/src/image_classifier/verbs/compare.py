@@ -7,7 +7,7 @@ import tyro
 
 from ..attempt import run_in_processes
 from ..config import ComputeConfig, RunConfig
-from ..parse import parse, summary
+from ..parse import command, parse, summary
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class CompareOptions:
 
 def compare_verb(words: list[str]) -> int:
     """Say whether runs differ by more than chance: `compare RUN RUN [...]`."""
-    options = parse(CompareOptions, words, prog="compare", about=summary(compare_verb))
+    options = parse(CompareOptions, words, prog=command("compare"), about=summary(compare_verb))
 
     def work() -> None:
         from ..compare import compare

@@ -7,7 +7,7 @@ import tyro
 
 from ..attempt import run_in_processes
 from ..config import ComputeConfig, RunConfig
-from ..parse import parse, summary
+from ..parse import command, parse, summary
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class EvaluateOptions:
 
 def evaluate_verb(words: list[str]) -> int:
     """Evaluate the best weights of a run: `evaluate RUN [--split test]`."""
-    options = parse(EvaluateOptions, words, prog="evaluate", about=summary(evaluate_verb))
+    options = parse(EvaluateOptions, words, prog=command("evaluate"), about=summary(evaluate_verb))
     compute = ComputeConfig(device=options.device)
 
     def work() -> None:

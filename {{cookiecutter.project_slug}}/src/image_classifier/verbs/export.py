@@ -8,7 +8,7 @@ import tyro
 
 from ..attempt import INTERRUPTED, run_in_processes
 from ..config import ComputeConfig, RunConfig, UserError
-from ..parse import check_ranges, parse, summary
+from ..parse import check_ranges, command, parse, summary
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ExportOptions:
 
 def export_verb(words: list[str]) -> int:
     """Write a trained model for other programs: `export RUN [--format onnx pt2 safetensors]`."""
-    options = parse(ExportOptions, words, prog="export", about=summary(export_verb))
+    options = parse(ExportOptions, words, prog=command("export"), about=summary(export_verb))
     if not options.format:
         raise UserError("--format needs one or more of: onnx, pt2, safetensors")
     if options.int8 and "onnx" not in options.format:

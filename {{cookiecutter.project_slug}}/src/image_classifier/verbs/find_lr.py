@@ -1,11 +1,12 @@
 """`find-lr`: a learning rate to begin with."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..attempt import run_in_processes
-from ..config import Config
-from ..parse import parse, sections, summary, take_preset
+from ..config import Config, flatten, words_of
+from ..parse import command, parse, sections, summary, take_preset
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,17 @@ def find_lr_verb(words: list[str]) -> int:
     """Find a learning rate by trying small to large ones: `find-lr [PRESET] [--FLAG VALUE ...]`."""
     name, preset = take_preset(words, "shapes")
     default, about = FindLrOptions(**sections(preset)), summary(find_lr_verb)
-    options = parse(FindLrOptions, words, prog=f"find-lr {name}", about=about, default=default)
+    prog = f"{command('find-lr')} {name}"
+    options = parse(FindLrOptions, words, prog=prog, about=about, default=default)
     config = Config(**sections(options))
+    as_made = flatten(preset) | {"optim.lr": config.optim.lr}
+    changed = {knob: value for knob, value in flatten(config).items() if value != as_made[knob]}
+    training = shlex.join(["python", "train.py", name, *words_of(changed)])
 
     def work() -> None:
         from ..find_lr import find_lr, growing
 
         rates = growing(options.low, options.high, options.steps)
-        find_lr(config, f"python train.py {name}", Path(options.dir), rates)
+        find_lr(config, training, Path(options.dir), rates)
 
     return run_in_processes(work, config.run, config.compute)

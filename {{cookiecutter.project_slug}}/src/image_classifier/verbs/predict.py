@@ -9,7 +9,7 @@ import tyro
 
 from ..attempt import DONE, FAULT, INTERRUPTED, run_in_processes
 from ..config import ComputeConfig, RunConfig
-from ..parse import check_ranges, parse, summary
+from ..parse import check_ranges, command, parse, summary
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PredictOptions:
 
 def predict_verb(words: list[str]) -> int:
     """Label images with a trained model: `predict RUN PATH... [--out FILE.csv]`."""
-    options = parse(PredictOptions, words, prog="predict", about=summary(predict_verb))
+    options = parse(PredictOptions, words, prog=command("predict"), about=summary(predict_verb))
     check_ranges(options, top_k=(1, 2**16), batch_size=(1, 2**16), workers=(0, 2**16))
     compute, num_read = ComputeConfig(device=options.device), 0
 

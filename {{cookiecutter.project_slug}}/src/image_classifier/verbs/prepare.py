@@ -12,7 +12,7 @@ from ..config import (
     DataConfig,
     RunConfig,
 )
-from ..parse import check_ranges, parse, summary, take_preset
+from ..parse import check_ranges, command, parse, summary, take_preset
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def prepare_verb(words: list[str]) -> int:
     """Write images once as training needs them: `prepare [PRESET] --data.root FOLDER`."""
     name, images = take_images(words)
     default, about = PrepareOptions(images), summary(prepare_verb)
-    options = parse(PrepareOptions, words, prog=f"prepare {name}", about=about, default=default)
+    prog = f"{command('prepare')} {name}"
+    options = parse(PrepareOptions, words, prog=prog, about=about, default=default)
     check_ranges(options, side=(8, 4096), quality=(1, 100))
     config = Config(data=DataConfig(**asdict(options.data)))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..attempt import RESTARTS, run_in_processes
 from ..config import Config
-from ..parse import parse, summary, take_preset
+from ..parse import command, parse, summary, take_preset
 from ..presets import PRESETS
 
 
@@ -13,9 +13,10 @@ def train_verb(words: list[str]) -> int:
     """Train: `train [PRESET] [--FLAG VALUE ...]`; the same command continues a run."""
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
-    presets = "\n".join(f"  {key:<9}{summary(make)}" for key, make in PRESETS.items())
+    width = max(map(len, PRESETS))
+    presets = "\n".join(f"  {key:<{width}}  {summary(make)}" for key, make in PRESETS.items())
     about = f"Train. Presets, of which this is `{name}`:\n\n{presets}"
-    config = parse(Config, words, prog=f"train.py {name}", about=about, default=preset)
+    config = parse(Config, words, prog=f"{command('train')} {name}", about=about, default=preset)
 
     def work() -> None:
         from ..train import train
