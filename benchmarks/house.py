@@ -6,10 +6,8 @@ here is an error. Here everything is off that can be off; a comparison names wha
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -141,8 +139,8 @@ def input_batches(config: Any, ready: bool = True) -> Iterator[tuple[Any, Any]]:
             yield augment(batch, step) if ready else (batch.images, batch.labels)
 
 
-def train(config: Any, batches: Callable[..., Iterable[Any]]) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Train at a constant learning rate, and return the rows of metrics.jsonl.
+def train(config: Any, batches: Callable[..., Iterable[Any]]) -> None:  # noqa: ANN401
+    """Train at a constant learning rate.
 
     `batches` replaces `TrainData.batches`, which is its last argument: it reads the clock.
     """
@@ -154,7 +152,6 @@ def train(config: Any, batches: Callable[..., Iterable[Any]]) -> list[dict[str, 
     own = TrainData.batches
     TrainData.batches = lambda data, start, stop: batches(data, start, stop, own)
     train(config)
-    return [json.loads(row) for row in Path(config.run.dir, "metrics.jsonl").open()]
 
 
 def offer_pixels(name: str, pixels: Any, labels: Any, **more: Any) -> None:  # noqa: ANN401

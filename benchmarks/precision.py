@@ -29,7 +29,7 @@ ABOUT = """
 """
 CLASSES = 10
 SKIPPED = 5  # steps before the clock starts
-LONGEST = 1000  # steps
+LONGEST = 20_000  # steps
 EPOCH = 50  # steps of an epoch
 PRECISIONS = ("fp32", "bf16", "auto")
 
@@ -40,13 +40,14 @@ class Task(NamedTuple):
     network: str
     size: int
     batch: int
+    stem: str
     width: int = 64  # of resnet9
 
 
 TASKS = {
-    "resnet18-128": Task("resnet18", 128, 64),
-    "resnet18-32": Task("resnet18", 32, 128),
-    "resnet9-32": Task("resnet9", 32, 256, width=32),  # as in the preset `shapes`
+    "resnet18-128": Task("resnet18", 128, 64, "imagenet"),
+    "resnet18-32": Task("resnet18", 32, 128, "small"),
+    "resnet9-32": Task("resnet9", 32, 256, "auto", width=32),  # as in the preset `shapes`
 }
 
 
@@ -62,7 +63,7 @@ def build_config(task: Task, precision: str, device: str, folder: Path) -> Any: 
             "cache": str(folder / "cache"),
             "where": "device",
         },
-        model={"name": task.network, "width": task.width},
+        model={"name": task.network, "stem": task.stem, "width": task.width},
         compute={"device": device},
         run={"dir": str(folder / "run"), "log_every_steps": LONGEST},
     )
@@ -78,23 +79,24 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     house.offer_pixels("noise", *pixels)
     readings: list[tuple[int, rounds.Reading]] = []
 
-    def read(step: int) -> float:
+    def read(done: int) -> float:
         """Read the clock when the device has done all that it was told to."""
         if options.device == "cuda":
             torch.cuda.synchronize()
-        readings.append((step, rounds.Reading.now()))
+        readings.append((done, rounds.Reading.now()))
         return time.monotonic()
 
     def timed(data: Any, start: int, stop: int, batches: Callable) -> Iterator[Any]:  # noqa: ANN401
         """Batches until enough time has passed; then the run is cut short."""
-        ended = float("inf")
-        for step, batch in enumerate(batches(data, start, stop)):
-            if step == SKIPPED:
-                ended = read(step) + options.seconds
+        ended, done = float("inf"), 0
+        for batch in batches(data, start, stop):
+            if done == SKIPPED:
+                ended = read(done) + options.seconds
             if time.monotonic() > ended:
                 break
             yield batch
-        read(step)
+            done += 1
+        read(done)
 
     house.train(build_config(task, precision, options.device, folder), timed)
     (began, first), (ended, last) = readings

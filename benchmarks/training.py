@@ -26,6 +26,7 @@ Prints and writes `results/training.json` (`training-cuda` on a GPU, `-<folder>`
 """
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -328,9 +329,10 @@ def ours(course: Course, cache: str = "raw", **knobs: Any) -> None:  # noqa: ANN
         size, batch = course.setup.size, course.setup.batch
         pixels = house.noise(images_of(course.root), size, course.num_classes, distinct=batch)
         house.offer_pixels("synthetic", *pixels)
-    rows = house.train(
+    house.train(
         config, lambda data, start, stop, batches: course.watched(batches(data, start, stop))
     )
+    rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
     rows = [row for row in rows if "train/loss" in row]
     course.losses = [row["train/loss"] for row in rows]
     timed = [row["train/waited_fraction"] for row in rows if row["step"] > SKIPPED]

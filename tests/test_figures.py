@@ -1,4 +1,4 @@
-"""Figures come from results, results name the code that they are of, configs spell out all knobs."""
+"""Figures come from results, results name the code they are of, configs spell out all knobs."""
 
 import ast
 import dataclasses
