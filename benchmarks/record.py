@@ -53,17 +53,17 @@ def relate(results: Results, key: str, names: Iterable[str], baseline: str) -> N
             one[f"{key} x {baseline}"] = one[key] / other[key]
 
 
-def spread(numbers: Sequence[float]) -> dict[str, float]:
+def spread(found: Sequence[float]) -> dict[str, float]:
     """Median, lowest and highest; mean and standard deviation."""
-    found = {
-        "median": statistics.median(numbers),
-        "lowest": min(numbers),
-        "highest": max(numbers),
-        "mean": statistics.mean(numbers),
+    shown = {
+        "median": statistics.median(found),
+        "lowest": min(found),
+        "highest": max(found),
+        "mean": statistics.mean(found),
     }
-    if len(numbers) > 1:
-        found["deviation"] = statistics.stdev(numbers)
-    return {name: float(f"{number:.5g}") for name, number in found.items()}
+    if len(found) > 1:
+        shown["deviation"] = statistics.stdev(found)
+    return {name: float(f"{number:.5g}") for name, number in shown.items()}
 
 
 def goal(what: str, asked: str, found: Sequence[float]) -> dict[str, Any]:
@@ -110,10 +110,10 @@ def measured(
     """What a comparison found: each number of each contender, what was asked for, what failed."""
     return {
         "measured": {
-            name: {key: spread([one[key] for one in rounds]) for key in rounds[0]}
+            name: {key: spread(numbers(results, name, key)) for key in rounds[0]}
             for name, rounds in results.items()
         },
-        "rounds": max(map(len, results.values()), default=0),
+        "rounds": max(map(len, results.values()), default=1),
         "goals": list(goals),
         "failures": failures,
     }
@@ -206,7 +206,8 @@ def machine_text(result: Result) -> str:
     """The machine in a few words."""
     machine, flags = result["machine"], result["machine"]["flags"]
     names = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with bf16", "avx512f": "AVX-512"}
-    widest = next((name for flag, name in names.items() if flag in flags), "AVX2")
+    names["avx2"] = "AVX2"
+    widest = next((name for flag, name in names.items() if flag in flags), "no AVX2")
     cores = f"{machine['cores']} core{'s' * (machine['cores'] != 1)}"
     shown = f"{cores} of {machine['cpu'].replace('(R)', '')} ({widest})"
     return ", ".join(filter(None, [shown, machine["gpu"]]))
@@ -249,6 +250,7 @@ def command() -> str:
     return shlex.join(["python", *called, *words])
 
 
+@cache
 def commit() -> str:
     """Which state of the repository this is."""
     return printed(["git", "describe", "--always", "--dirty"]) or "unknown"
@@ -269,7 +271,7 @@ def digest(script: Path) -> str:
     A script names what it is about in `ABOUT`: modules of the package, `*` for all of a folder.
     """
     found = hashlib.sha256()
-    for path in modules_of(script):
+    for path in modules_of(script.resolve()):
         found.update(f"{path.name}\n{code_of(path)}".encode())
         for name in about(path).split():
             named = sorted(PACKAGE.glob(f"{name}.py")) or [PACKAGE / name / "__init__.py"]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import record
 from record import PROJECT, RESULTS, Results
 
 LONGEST_SECONDS = 3600  # that one contender may take in one round
@@ -85,6 +86,9 @@ def compare(
     names = [name for name in names if not options.only or name.partition(":")[0] in options.only]
     results: Results = {name: [] for name in names}
     failures: dict[str, str] = {}
+    # Both remember: a result is of the code as it is now, whatever is edited meanwhile.
+    record.digest(Path(script))
+    record.commit()
     for number in range(options.rounds):
         # Each round begins with another one: what the first leaves in caches helps the second.
         for name in names[number % len(names) :] + names[: number % len(names)]:
