@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import house
 import record
 import rounds
 
@@ -29,14 +30,13 @@ CHUNK = 256  # images of a batch
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """What one round of `predict` and of the loader alone takes."""
     from image_classifier import predict
-    from image_classifier.config import ComputeConfig
     from image_classifier.distributed import join_world
     from image_classifier.journal import open_journal
     from image_classifier.listing import list_files
     from image_classifier.rows import Csv
     from image_classifier.trained import open_trained
 
-    compute = ComputeConfig(device="cpu", channels_last=True, compile=False)
+    compute = house.build_config().compute
     files = list_files(options.paths, sys.stdin.buffer, b"\n")
     with join_world(compute) as world, tempfile.TemporaryDirectory() as folder:
         trained = open_trained(options.run, compute, world)

@@ -46,7 +46,7 @@ RECIPES = {
     "scratch": f"{TRANSFER} --run.init-from= --optim.frozen-epochs 0",
 }
 WEIGHTS = "cifar10 --data.name folder --data.root CIFAR --data.limit 25000 --epochs 3"
-WEIGHTS += " --model.stem imagenet"
+WEIGHTS += " --model.stem imagenet --optim.warmup-epochs 1"
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def unknown(words: str, given: argparse.Namespace) -> list[str]:
 def contend(given: argparse.Namespace) -> dict[str, float]:
     """Train one preset with one seed, in a folder of its own."""
     words = RECIPES[given.contender].split()
-    words += ["--seed", str(given.round), *shlex.split(given.more)]
+    words += ["--seed", str(given.round)]
     with tempfile.TemporaryDirectory() as folder:
         begun = rounds.Reading.now()
         rows = train(words, given, Path(folder), given.contender.partition(":")[2])
@@ -107,11 +107,12 @@ def train(
 ) -> list[dict[str, float]]:
     """Run a command of `train.py`, with paths for what stands for them; its metrics.jsonl."""
     words = [str(vars(given)[word.lower()].resolve()) if word.isupper() else word for word in words]
+    words += [*shlex.split(given.more), "--run.dir", "run"]
     environment = os.environ | {"PYTHONPATH": str(record.PROJECT / "src")}
     if instructions:
         environment["ONEDNN_MAX_CPU_ISA"] = instructions
     subprocess.run(
-        [sys.executable, str(record.PROJECT / "train.py"), *words, "--run.dir", "run"],
+        [sys.executable, str(record.PROJECT / "train.py"), *words],
         cwd=folder,
         env=environment,
         stdout=sys.stderr,
