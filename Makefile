@@ -12,12 +12,13 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 export RUFF_NO_CACHE := true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults format environment clean
+.PHONY: help demo test faults figures format environment clean
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
 	@echo 'make test      lint, the import contract, and every test of the template'
 	@echo 'make faults    inject every fault that is in docs/faults.md, half an hour on 2 cores'
+	@echo 'make figures   write the figures of README.md and docs/ from benchmarks/results/'
 	@echo 'make format    let ruff write what it can'
 	@echo 'make clean     remove what was built; VENV stays'
 	@echo
@@ -38,6 +39,10 @@ test: $(INSTALLED)
 
 faults: $(INSTALLED)
 	$(BIN)/python -m faults
+	$(BIN)/python benchmarks/figures.py
+
+figures: $(INSTALLED)
+	$(BIN)/python benchmarks/figures.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix

@@ -12,7 +12,7 @@ stream lie outside of what is timed. CPU time is that of the process and all its
 is of batches that are ready to train on (float32, normalised), the other of uint8 batches, as they
 are best handed to a GPU that normalises by itself: there each loader is told to leave that out.
 
-Prints and writes `results/loaders.md` (`loaders-<folder>.md` with `--root`).
+Prints and writes `results/loaders.json` (`loaders-<folder>.json` with `--root`).
 """
 
 import argparse
@@ -23,16 +23,25 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import house
 import pictures
+import record
 import rounds
+
+# The way from a file to a batch.
+ABOUT = """
+    augment bad_images datasets datasets/folder datasets/paths datasets/prepared datasets/source
+    decode loader placement prepare samples seeding stream
+"""
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SKIPPED = 16  # batches before the clock starts: by then everybody's queues are as full as they get
 LEFT = 16  # batches after it stops, so that workers are as busy at the end as in the middle
+COMPARED = 256  # crops whose pixels are compared
 
 
 @dataclass(frozen=True)
@@ -304,39 +313,24 @@ def dali(task: Task) -> Batches:
         yield batch["data"], batch["label"]
 
 
-def house_config(task: Task, cache: str = "none") -> Any:  # noqa: ANN401 - not imported up here
-    """The preset `folder` for this task, with what `prepare` wrote to the folder `cache`."""
-    from image_classifier.presets import folder
-
-    preset = folder()
-    data = replace(
-        preset.data,
-        root=str(task.root),
-        cache=str(task.scratch / cache),
-        image_size=task.size,
-        batch_size=task.batch,
-        where="stream",
-        workers=task.workers,
+def build_config(task: Task, cache: str = "none") -> Any:  # noqa: ANN401 - a config
+    """Crops and flips of the files at `task.root`, or of what `prepare` wrote to `cache`."""
+    return house.build_config(
+        data={
+            "root": str(task.root),
+            "cache": str(task.scratch / cache),
+            "image_size": task.size,
+            "batch_size": task.batch,
+            "where": "stream",
+            "workers": task.workers,
+        },
+        augment={"crop": "resized", "min_area": task.min_area, "flip": "random"},
     )
-    augment = replace(preset.augment, min_area=task.min_area)
-    return replace(preset, precision="fp32", data=data, augment=augment)
 
 
 def ours(task: Task, cache: str = "none") -> Batches:
     """The batches that `train` of a generated project sees, before or after its `augment`."""
-    from image_classifier.augment import Normalize, build_augment
-    from image_classifier.distributed import join_world
-    from image_classifier.loader import TrainData
-    from image_classifier.precision import Precision
-
-    config = house_config(task, cache)
-    with join_world(config.compute) as world:
-        data = TrainData(config, world)
-        precision = Precision(config.precision, config.compute, config.optim, world.device)
-        normalize = Normalize(data.source, task.size, precision)
-        augment = build_augment(config.augment, data, normalize, world, config.seed)
-        for step, batch in enumerate(data.batches(0, sys.maxsize)):
-            yield augment(batch, step) if task.ready else (batch.images, batch.labels)
+    return house.input_batches(build_config(task, cache), task.ready)
 
 
 def ours_prepared(task: Task, form: str) -> Batches:
@@ -372,7 +366,7 @@ def bare(task: Task, cache: str = "none") -> Batches:
     from image_classifier.distributed import join_world
     from image_classifier.loader import TrainData
 
-    config = house_config(task, cache)
+    config = build_config(task, cache)
     with join_world(config.compute) as world:
         torch.set_num_threads(1)
         data = TrainData(config, world)
@@ -424,7 +418,7 @@ def measure(batches: Batches, steps: int, task: Task) -> dict[str, float]:
     return {"cpu_ms": 1e3 * took.cpu_seconds / count, "images_per_second": count / took.seconds}
 
 
-def compare_pixels(task: Task, count: int) -> str:
+def pixel_differences(task: Task) -> dict[str, float]:
     """How far our pixels are from those of PIL and torchvision's v1 transforms, box for box."""
     import numpy as np
     import torch
@@ -436,9 +430,9 @@ def compare_pixels(task: Task, count: int) -> str:
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import hflip, resized_crop
 
-    config = house_config(task)
-    indices = np.arange(count)
-    images = torch.empty((count, task.size, task.size, 3), dtype=torch.uint8)
+    config = build_config(task)
+    indices = np.arange(COMPARED)
+    images = torch.empty((COMPARED, task.size, task.size, 3), dtype=torch.uint8)
     with join_world(config.compute) as world:
         data = TrainData(config, world)
     samples = data.stream.samples
@@ -455,60 +449,39 @@ def compare_pixels(task: Task, count: int) -> str:
         theirs = resized_crop(image, *box, [task.size, task.size], InterpolationMode.BILINEAR)
         theirs = hflip(theirs) if samples.is_mirrored(index, 0, float(draws[index, -1])) else theirs
         difference = np.abs(ours.astype(int) - np.asarray(theirs).astype(int))
-        differences.append((difference.mean(), difference.max()))
+        differences.append((float(difference.mean()), int(difference.max())))
     means, largest = zip(*differences, strict=True)
-    lines = [
-        rounds.goal("mean absolute difference, of 255", [sum(means) / count], 0.05, at_most=True),
-        f"- the image that differs most: {max(means):.3f} on average; "
-        f"the pixel that differs most: {max(largest)}",
-        f"- over {count} crops of {len(data):,} images, min_area {task.min_area:g}",
-    ]
-    return "\n".join(lines)
+    return {
+        "mean_difference_of_255": sum(means) / len(means),
+        "mean_of_the_image_that_differs_most": max(means),
+        "the_pixel_that_differs_most": max(largest),
+    }
 
 
-def show(results: rounds.Results, names: list[str], baseline: str) -> str:
-    """A row per contender: CPU time, its ratio to the baseline's, images per second."""
-    rows = []
-    for name in names:
-        if name not in results:
-            continue
-        ratio = rounds.ratios(results, "cpu_ms", name, baseline) if baseline in results else []
-        row = [name.partition(":")[0], rounds.spread(rounds.values(results, name, "cpu_ms"), 3)]
-        row.append(rounds.spread(ratio, 3))
-        row.append(rounds.spread(rounds.values(results, name, "images_per_second"), 0))
-        rows.append(row)
-    title = baseline.partition(":")[0]
-    return rounds.table(["", "CPU ms per image", f"x {title}", "images/s"], rows)
-
-
-def goals(results: rounds.Results) -> str:
+def goals(results: record.Results) -> list[dict[str, Any]]:
     """What was asked for, and what came out."""
 
-    def against(name: str, other: str) -> list[float] | None:
-        both = name in results and other in results
-        return rounds.ratios(results, "cpu_ms", name, other) if both else None
+    def goal(what: str, asked: str, name: str, baseline: str) -> dict[str, Any]:
+        found = record.numbers(results, name, f"cpu_ms x {baseline}")
+        return record.goal(f"CPU time of {name}{what} to that of {baseline}", asked, found)
 
     lines = []
-    for name, limit in (
-        ("ours", 0.50),
-        ("ours-prepared-jpeg", 0.20),
-        ("ours-prepared-raw", 0.06),
-    ):
-        what = f"CPU time of {name} in uint8, as it hands batches over, to pil-v1's in float32"
-        lines.append(rounds.goal(what, against(f"{name}:uint8", "pil-v1"), limit, at_most=True))
-        lines.append(rounds.goal("both in float32", against(name, "pil-v1"), limit, at_most=True))
+    asked = {"ours": "<= 0.5", "ours-prepared-jpeg": "<= 0.2", "ours-prepared-raw": "<= 0.06"}
+    for name, limit in asked.items():
+        lines.append(goal(", as it hands batches over,", limit, f"{name}:uint8", "pil-v1"))
+        lines.append(goal("", limit, name, "pil-v1"))
     for kind in ("", ":uint8"):
-        peers = [name + kind for name in PEERS if name + kind in results]
-        if peers:
-            best = min(peers, key=lambda name: min(rounds.values(results, name, "cpu_ms")))
-            what = f"CPU time of ours to the best peer's, {best.partition(':')[0]}, in "
-            what += "uint8" if kind else "float32"
-            lines.append(rounds.goal(what, against(f"ours{kind}", best), 1.0, at_most=True))
-    for kind in ("", "-prepared-raw"):
-        what = f"CPU time of bare{kind}, one core without a loader, to that of ours{kind}"
-        share = against(f"bare{kind}:uint8", f"ours{kind}:uint8")
-        lines.append(rounds.goal(what, share, 0.92, at_most=False))
-    return "\n".join(lines)
+        for peer in best_peer(results, kind):
+            lines.append(goal(", the best peer being that,", "<= 1", f"ours{kind}", peer))
+    for form in ("", "-prepared-raw"):
+        lines.append(goal(", one core alone,", ">= 0.92", f"bare{form}:uint8", f"ours{form}:uint8"))
+    return lines
+
+
+def best_peer(results: record.Results, kind: str) -> list[str]:
+    """The peer that takes the least CPU time for this kind of batches, if one was measured."""
+    peers = [name + kind for name in PEERS if name + kind in results]
+    return sorted(peers, key=lambda name: min(record.numbers(results, name, "cpu_ms")))[:1]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -531,7 +504,43 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         scratch = (options.scratch or Path(temporary)).resolve()
-        compare(options, scratch)
+        count = options.images + (SKIPPED + LEFT) * Task.batch
+        what = make_long(options, scratch, count)
+        name = f"loaders-{options.root.resolve().name}" if options.root else "loaders"
+        if options.pixels:
+            options.rounds, options.only = 1, None
+            results, failures = rounds.compare(
+                __file__, ["pixels"], options, "--scratch", str(scratch)
+            )
+            difference = record.numbers(results, "pixels", "mean_difference_of_255")
+            record.write(
+                options.results / f"{name}-pixels.json",
+                f"Our pixels against PIL's: {what}",
+                f"{COMPARED} crops of at least {options.min_area:g} of the area, box for box.",
+                record.measured(
+                    results, failures, [record.goal("mean difference", "<= 0.05", difference)]
+                ),
+            )
+            return
+        names = [*CONTENDERS, *UINT8]
+        results, failures = rounds.compare(__file__, names, options, "--scratch", str(scratch))
+        record.relate(results, "cpu_ms", names, "pil-v1")
+        record.relate(results, "cpu_ms", UINT8, "pil-v1:uint8")
+        for kind in ("", ":uint8"):
+            for peer in best_peer(results, kind):
+                record.relate(results, "cpu_ms", [f"ours{kind}"], peer)
+        for form in ("", "-prepared-raw"):
+            record.relate(results, "cpu_ms", [f"bare{form}:uint8"], f"ours{form}:uint8")
+        size = pictures.average_bytes(scratch / "long")
+        record.write(
+            options.results / f"{name}.json",
+            f"Loaders alone: {what}, {size // 1000} kB each on average",
+            f"{options.images:,} images per round; 2 workers, batches of 64, random crops of at "
+            f"least {options.min_area:g} of the area to 224 x 224, flips. float32 batches are "
+            "normalised and ready to train on; uint8 batches are for a device that normalises. "
+            "Medians (lowest to highest); ratios are taken within a round.",
+            record.measured(results, failures, goals(results)),
+        )
 
 
 def contend(options: argparse.Namespace) -> None:
@@ -544,43 +553,20 @@ def contend(options: argparse.Namespace) -> None:
         ready=not options.contender.endswith(":uint8"),
     )
     pictures.warm(task.root)
+    if options.contender == "pixels":
+        rounds.give(pixel_differences, task)
+        return
     batches = (CONTENDERS | UINT8)[options.contender](task)
     rounds.give(measure, batches, options.images // task.batch, task)
 
 
-def compare(options: argparse.Namespace, scratch: Path) -> None:
-    """Make the folder, let everybody have their turns, and write the tables."""
+def make_long(options: argparse.Namespace, scratch: Path, count: int) -> str:
+    """Make the folder `long`, an epoch of which is longer than a measurement; what it is of."""
     scratch.mkdir(parents=True, exist_ok=True)
-    long = scratch / "long"
-    if not long.exists():
+    if not (scratch / "long").exists():
         root = options.root or pictures.generate(scratch / "photographs", options.distinct)
-        batch = Task.batch
-        count = options.images + (SKIPPED + LEFT) * batch
-        pictures.lengthen(root.resolve(), long, count)
-    size = pictures.average_bytes(long)
-    name = f"loaders-{options.root.resolve().name}" if options.root else "loaders"
-    what = f"{options.root.name}" if options.root else "generated photographs, 500 x 375"
-    if options.pixels:
-        sys.path.insert(0, str(rounds.PROJECT / "src"))
-        account = compare_pixels(Task(long, scratch, min_area=options.min_area), 256)
-        rounds.write(
-            options.results, f"{name}-pixels", f"Our pixels against PIL's: {what}", account
-        )
-        return
-    names = [*CONTENDERS, *UINT8]
-    results, failures = rounds.compare(__file__, names, options, "--scratch", str(scratch))
-    rounds.write(
-        options.results,
-        name,
-        f"Loaders alone: {what}, {size // 1000} kB each on average",
-        f"{options.images:,} images per round, {options.rounds} rounds; 2 workers, batches of 64, "
-        f"random crops of at least {options.min_area:g} of the area to 224 x 224, flips. "
-        "Medians (lowest..highest); ratios are taken within a round.",
-        "## Ready to train: normalised float32\n\n" + show(results, list(CONTENDERS), "pil-v1"),
-        "## uint8, for a device that normalises\n\n" + show(results, list(UINT8), "pil-v1:uint8"),
-        "## What was asked for\n\n" + goals(results),
-        rounds.missing(failures),
-    )
+        pictures.lengthen(root.resolve(), scratch / "long", count)
+    return options.root.resolve().name if options.root else "generated photographs, 500 x 375"
 
 
 if __name__ == "__main__":

@@ -15,20 +15,22 @@ no other process shares. Both are of a worker, from the first batches to the las
 differs only by how many share it, so growth is in private. What the index itself costs is the
 difference to the same walk through an index of 1,000 files.
 
-Prints and writes `results/memory.md`.
+Prints and writes `results/memory.json`.
 """
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import house
 import pictures
+import record
 import rounds
+
+ABOUT = "datasets/paths datasets/source loader machine samples stream"
 
 FILES = 64  # that there are in fact
 FEW = 1000  # names of an index that costs nothing
@@ -55,9 +57,6 @@ def ours(root: Path, count: int) -> Iterator[Any]:
     from image_classifier.datasets import DATASETS
     from image_classifier.datasets.paths import PathList
     from image_classifier.datasets.source import Source
-    from image_classifier.distributed import join_world
-    from image_classifier.loader import TrainData
-    from image_classifier.presets import folder
 
     labels = torch.arange(count) % FILES
     classes = tuple(map(str, range(FILES)))
@@ -67,20 +66,21 @@ def ours(root: Path, count: int) -> Iterator[Any]:
         return Source(labels, classes, paths=paths)
 
     DATASETS["million"] = million
-    config = folder()
-    data = replace(
-        config.data,
-        name="million",
-        root=str(root),
-        image_size=SIDE,
-        batch_size=BATCH,
-        where="stream",
-        workers=WORKERS,
+    return house.input_batches(build_config(root), ready=False)
+
+
+def build_config(root: Path) -> Any:  # noqa: ANN401 - a config
+    """The files as they are, in order of an epoch."""
+    return house.build_config(
+        data={
+            "name": "million",
+            "root": str(root),
+            "image_size": SIDE,
+            "batch_size": BATCH,
+            "where": "stream",
+            "workers": WORKERS,
+        }
     )
-    augment = replace(config.augment, crop="none")
-    config = replace(config, data=data, augment=augment)
-    with join_world(config.compute) as world:
-        yield from TrainData(config, world).batches(0, sys.maxsize)
 
 
 def imagefolder(root: Path, count: int) -> Iterator[Any]:
@@ -111,9 +111,8 @@ def measure(batches: Iterator[Any], steps: int) -> dict[str, float]:
         next(batches)
     took = rounds.Reading.now().since(began)
     after = worker_megabytes()
-    rate = steps * BATCH / took.seconds
-    growth = {f"{key}_growth": after[key] - before[key] for key in after}
-    return {**after, **growth, "images_per_second": rate}
+    growth = {f"growth_of_{key}": after[key] - before[key] for key in after}
+    return {**after, **growth, "images_per_second": steps * BATCH / took.seconds}
 
 
 def worker_megabytes() -> dict[str, float]:
@@ -127,7 +126,7 @@ def worker_megabytes() -> dict[str, float]:
             if key in sums:
                 sums[key] += int(value.split()[0])
     private = sums["Private_Clean"] + sums["Private_Dirty"]
-    return {"pss": sums["Pss"] / WORKERS / 1024, "private": private / WORKERS / 1024}
+    return {"MB_of_pss": sums["Pss"] / WORKERS / 1024, "MB_private": private / WORKERS / 1024}
 
 
 def main() -> None:
@@ -145,37 +144,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         make_files(Path(root))
         results, failures = rounds.compare(__file__, contenders, options, "--root", root)
-    write(options, results, failures)
-
-
-def write(options: argparse.Namespace, results: rounds.Results, failures: dict[str, str]) -> None:
-    """The table, and what was asked for."""
-    rows, lines = [], []
-    for name in CONTENDERS:
-        if name not in results or f"{name}:few" not in results:
-            continue
-        for key, count in ((name, options.files), (f"{name}:few", FEW)):
-            columns = ("pss", "pss_growth", "private", "private_growth")
-            cells = [rounds.spread(rounds.values(results, key, column), 1) for column in columns]
-            rate = rounds.spread(rounds.values(results, key, "images_per_second"), 0)
-            rows.append([f"{name}, {count:,} files", *cells, rate])
-    for column in ("pss", "private"):
-        cost = None
-        if "ours" in results and "ours:few" in results:
-            many, few = (rounds.values(results, key, column) for key in ("ours", "ours:few"))
-            cost = [one - other for one, other in zip(many, few, strict=False)]
-        what = f"ours: MB of {column} memory per worker that the index costs, after the walk"
-        lines.append(rounds.goal(what, cost, 40, at_most=True))
-    headers = ["MB per worker", "PSS", "its growth", "private", "its growth", "images/s"]
-    rounds.write(
-        options.results,
-        "memory",
-        f"Memory of two workers that walk {options.files:,} files",
-        f"{options.rounds} rounds. Medians (lowest..highest); growth is from the first batches "
-        "to the last.",
-        rounds.table(headers, rows),
-        "\n".join(lines),
-        rounds.missing(failures),
+    goals = []
+    for kind in ("MB_of_pss", "MB_private"):
+        many, few = (record.numbers(results, name, kind) for name in ("ours", "ours:few"))
+        cost = [one - other for one, other in zip(many, few, strict=False)]
+        what = f"ours: {kind.replace('_', ' ')} of a worker that the index costs, after the walk"
+        goals.append(record.goal(what, "<= 40", cost))
+    record.write(
+        options.results / "memory.json",
+        f"Memory of a worker, one of two that walk {options.files:,} files",
+        f"`few` is the same walk through an index of {FEW:,} files. Growth is from the first "
+        "batches to the last. Medians (lowest to highest).",
+        record.measured(results, failures, goals),
     )
 
 

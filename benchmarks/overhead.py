@@ -12,7 +12,7 @@ Evaluation and saving come at the end, and are not timed.
 
 The bare loop does nothing but gather, normalise, forward, loss, backward, step, zero_grad.
 
-Prints and writes `results/overhead.md`.
+Prints and writes `results/overhead.json`.
 """
 
 import argparse
@@ -21,74 +21,69 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import house
+import record
 import rounds
 
+# All that a step of `train` passes through.
+ABOUT = """
+    augment finite freeze guard heartbeat loader memory models models/hooks models/resnet9 monitor
+    optim page phases plan precision profiling report resident seeding state train trackers watch
+"""
 COUNT, SIDE, CLASSES = 50_000, 32, 10  # images as CIFAR-10 has them
 BLOCK = 50  # steps in a turn: as many as from one progress line to the next
+LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 5e-4
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Milliseconds per step of both loops, and what the one takes more than the other."""
-    from image_classifier.loader import TrainData
-    from image_classifier.train import train
+    config = build_config(options, folder)
+    pixels = house.noise(COUNT, SIDE, CLASSES, distinct=COUNT)
+    house.offer_pixels("generated", *pixels)
+    ours, bare = [], []
 
-    config = resident_config(options, folder)
-    house, bare = [], []
-    batches = TrainData.batches
-
-    def in_turns(data: TrainData, start: int, stop: int) -> Iterator[Any]:
+    def in_turns(data: Any, start: int, stop: int, batches: Callable) -> Iterator[Any]:  # noqa: ANN401
         """The batches, and between blocks of them a block of the bare loop."""
         bare_block = bare_loop(config, data)
-        ours, began = batches(data, start, stop), 0.0
+        own, began = batches(data, start, stop), 0.0
         for step in range(start, stop):
             if step % BLOCK == 0:
                 asked = time.perf_counter()
                 if step:
-                    house.append(asked - began)
+                    ours.append(asked - began)
                 bare_block()
                 began = time.perf_counter()
                 bare.append(began - asked)
-            yield next(ours)
+            yield next(own)
 
-    TrainData.batches = in_turns
-    train(config)
-    house, bare = house[1:], bare[1 : len(house)]  # the first block of each is for warming up
-    in_pairs = [100 * (one / other - 1) for one, other in zip(house, bare, strict=True)]
+    house.train(config, in_turns)
+    ours, bare = ours[1:], bare[1 : len(ours)]  # the first block of each is for warming up
+    in_pairs = [100 * (one / other - 1) for one, other in zip(ours, bare, strict=True)]
     return {
-        "train_ms": 1e3 * sum(house) / len(house) / BLOCK,
-        "bare_ms": 1e3 * sum(bare) / len(bare) / BLOCK,
-        "more_percent": 100 * (sum(house) / sum(bare) - 1),
-        "more_percent_median": statistics.median(in_pairs),
+        "train_ms_per_step": 1e3 * sum(ours) / len(ours) / BLOCK,
+        "bare_ms_per_step": 1e3 * sum(bare) / len(bare) / BLOCK,
+        "percent_more": 100 * (sum(ours) / sum(bare) - 1),
+        "percent_more_in_pairs_of_blocks": statistics.median(in_pairs),
     }
 
 
-def resident_config(options: argparse.Namespace, folder: Path) -> Any:  # noqa: ANN401
-    """Generated images in memory; a small network in float32; no augmentation but to normalise."""
-    import torch
-    from image_classifier.config import AugmentConfig, Config, DataConfig, ModelConfig, RunConfig
-    from image_classifier.datasets import DATASETS
-    from image_classifier.datasets.source import Source
-
-    def generated(_: DataConfig, split: str) -> Source:
-        count = COUNT if split == "train" else 512
-        pixels = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8)
-        labels = torch.arange(count) % CLASSES
-        return Source(labels, classes=tuple(map(str, range(CLASSES))), pixels=pixels)
-
-    DATASETS["generated"] = generated
+def build_config(options: argparse.Namespace, folder: Path) -> Any:  # noqa: ANN401 - a config
+    """A small network in float32, nothing but normalised images, and all that a run writes."""
     steps = (options.blocks + 2) * BLOCK
-    return Config(
+    return house.build_config(
         epochs=steps / (COUNT // options.batch),
-        precision="fp32",
-        data=DataConfig(name="generated", batch_size=options.batch, where="device"),
-        augment=AugmentConfig(crop="none", flip="none"),
-        model=ModelConfig(width=options.width),
-        optim=replace(Config().optim, lr=0.01, warmup_epochs=0),
-        run=RunConfig(dir=str(folder), log_every_steps=BLOCK, evaluate_every_epochs=1e6),
+        data={
+            "name": "generated",
+            "image_size": SIDE,
+            "batch_size": options.batch,
+            "where": "device",
+        },
+        model={"name": "resnet9", "width": options.width},
+        optim={"lr": LR, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY},
+        run={"dir": str(folder), "log_every_steps": BLOCK, "trackers": ("tensorboard",)},
     )
 
 
@@ -102,7 +97,7 @@ def bare_loop(config: Any, data: Any) -> Callable[[], None]:  # noqa: ANN401 - o
     model = build_model(config.model, CLASSES, SIDE).to(memory_format=torch.channels_last)
     criterion = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True
+        model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True, fused=True
     )
     precision = Precision(config.precision, config.compute, config.optim, torch.device("cpu"))
     normalize = Normalize(data.source, SIDE, precision)
@@ -133,31 +128,18 @@ def main() -> None:
             rounds.give(measure, options, Path(folder, "run"))
         return
     results, failures = rounds.compare(__file__, ["in turns"], options)
-    parts = [rounds.missing(failures)]
-    if results:
-
-        def values(key: str) -> list[float]:
-            return rounds.values(results, "in turns", key)
-
-        rows = [
-            ["`train`", rounds.spread(values("train_ms"), 3)],
-            ["bare loop", rounds.spread(values("bare_ms"), 3)],
-        ]
-        what = "percent that a step of `train` takes more"
-        parts = [
-            rounds.table(["", "ms per step"], rows),
-            rounds.goal(what, values("more_percent"), 3, at_most=True),
-            f"- the same as the median of pairs of blocks: "
-            f"{rounds.spread(values('more_percent_median'))}",
-        ]
-    rounds.write(
-        options.results,
-        "overhead",
+    more = record.numbers(results, "in turns", "percent_more")
+    record.write(
+        options.results / "overhead.json",
         "The loop of `train` against a bare loop",
-        f"{options.rounds} processes, each with {options.blocks} blocks of {BLOCK} steps of both "
-        f"loops in turns; resnet9 of width {options.width}, batches of {options.batch} images of "
-        f"{SIDE} x {SIDE}, float32. Medians of the processes (lowest..highest).",
-        *parts,
+        f"Each round is a process with {options.blocks} blocks of {BLOCK} steps of both loops in "
+        f"turns; resnet9 of width {options.width}, batches of {options.batch} images of "
+        f"{SIDE} x {SIDE}, float32. Medians (lowest to highest).",
+        record.measured(
+            results,
+            failures,
+            [record.goal("percent that a step of `train` takes more", "<= 3", more)],
+        ),
     )
 
 

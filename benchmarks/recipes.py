@@ -1,89 +1,124 @@
 """What presets reach: top-1 on the validation images over several seeds, and the time it takes.
 
-Each is trained as a user would train it, by the command that the table shows; a seed is a round.
+    python benchmarks/recipes.py --only shapes                        # what `make demo` trains
+    python benchmarks/recipes.py --only cifar10_speed --cifar cifar
+    python benchmarks/recipes.py --only folder --flowers flowers
+    python benchmarks/recipes.py --only finetune scratch --flowers flowers --cifar cifar
+
+Each is trained as a user would train it, by the command that the result shows; a seed is a round.
 Images that can't be made on the spot are given by their folders: `--flowers` (train/ and val/ with
-5 classes) and `--cifar` (CIFAR-10 as files: train/, and test/ under the name of val/). What starts
-from weights takes them from `--weights`. The deviation is that of single runs, not of their mean.
+5 classes) and `--cifar` (CIFAR-10 as files: train/, and test/ under the name of val/). `finetune`
+starts from weights that have seen CIFAR-10 for 3 epochs, and `scratch` is the same without them.
+`shapes:AVX2` is `shapes` on a CPU that has no more than that, as `ONEDNN_MAX_CPU_ISA` has it.
+
+Prints and writes `results/recipes-<preset>.json` for each. The deviation is that of single runs,
+not of their mean.
 """
 
+import argparse
 import json
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 
-from rounds import PROJECT, Reading, compare, give, missing, parser, table, write
+import record
+import rounds
 
+# A preset is its config, and what learns by it.
+ABOUT = """
+    augment bad_images datasets datasets/cifar datasets/folder datasets/paths datasets/shapes
+    datasets/source decode distributed evaluate freeze loader machine memory models models/*
+    network optim precision presets pretrained resident resolution samples seeding state stream
+    strips train
+"""
+TRANSFER = "finetune --data.root FLOWERS --data.image-size 64 --model.stem imagenet --epochs 15"
+TRANSFER += " --run.patience 0"
 RECIPES = {
     "shapes": "shapes",
+    "shapes:AVX512_CORE_BF16": "shapes",
+    "shapes:AVX2": "shapes",
     "cifar10_speed": "cifar10_speed --data.name folder --data.root CIFAR",
     "folder": "folder --data.root FLOWERS",
-    "finetune": "finetune --data.root FLOWERS --run.init-from WEIGHTS",
+    "finetune": f"{TRANSFER} --run.init-from WEIGHTS",
+    "scratch": f"{TRANSFER} --run.init-from= --optim.frozen-epochs 0",
 }
+WEIGHTS = "cifar10 --data.name folder --data.root CIFAR --data.limit 25000 --epochs 3"
+WEIGHTS += " --model.stem imagenet --optim.warmup-epochs 1"
 
 
 def main() -> None:
-    """Train all, seed by seed, and write the table."""
-    options = parser(__doc__, rounds=3)
+    """Train all that can be, seed by seed, and write a result for each."""
+    parser = rounds.parser(__doc__, rounds=3)
     for what in ("cifar", "flowers", "weights"):
-        options.add_argument(f"--{what}", type=Path, help=f"in place of {what.upper()}")
-    options.add_argument("--more", default="", help="words that every command ends with")
-    given = options.parse_args()
+        parser.add_argument(f"--{what}", type=Path, help=f"in place of {what.upper()}")
+    parser.add_argument("--more", default="", help="words that every command ends with")
+    given = parser.parse_args()
     if given.contender:
-        give(train, given)
+        rounds.give(contend, given)
         return
-    known = [name for name, words in RECIPES.items() if not unknown(words, given)]
-    results, failures = compare(sys.argv[0], known, given)
-    rows = []
-    for name, runs in results.items():
-        top1 = [100 * run["top1"] for run in runs]
-        deviation = f" ± {statistics.stdev(top1):.2f}" if len(top1) > 1 else ""
-        rows.append(
-            (
-                f"`python train.py {RECIPES[name]}`",
-                f"{statistics.mean(top1):.2f}{deviation}",
-                str(len(top1)),
-                f"{statistics.median(run['minutes'] for run in runs):.1f}",
-                f"{statistics.median(run['cpu_minutes'] for run in runs):.1f}",
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        weights = []
+        wanted = not given.only or "finetune" in given.only
+        if given.cifar and given.flowers and not given.weights and wanted:
+            train(WEIGHTS.split(), given, Path(folder))
+            given.weights = Path(folder, "run", "checkpoints", "last.pt")
+            weights = ["--weights", str(given.weights)]
+        known = [name for name, words in RECIPES.items() if not unknown(words, given)]
+        results, failures = rounds.compare(__file__, known, given, *weights)
+    for preset in dict.fromkeys(name.partition(":")[0] for name in [*results, *failures]):
+        parts = [
+            {name: row for name, row in part.items() if name.partition(":")[0] == preset}
+            for part in (results, failures)
+        ]
+        record.write(
+            given.results / f"recipes-{preset}.json",
+            f"What `{preset}` reaches",
+            f"`python train.py {' '.join([RECIPES[preset], given.more]).strip()}`, as often as "
+            "there are rounds, with a seed each. Medians (lowest to highest).",
+            record.measured(*parts),
         )
-    heads = ("command", "top-1, % (mean ± sd)", "seeds", "minutes", "CPU minutes")
-    name = "-".join(["recipes", *(given.only or [])])
-    write(given.results, name, "What presets reach", table(heads, rows), missing(failures))
 
 
-def unknown(words: str, given: Namespace) -> list[str]:
+def unknown(words: str, given: argparse.Namespace) -> list[str]:
     """What stands for a path in `words`, and was not given."""
     return [word for word in words.split() if word.isupper() and not vars(given)[word.lower()]]
 
 
-def train(given: Namespace) -> dict[str, float]:
-    """Train one preset with one seed."""
-    words = [
-        str(vars(given)[word.lower()].resolve()) if word.isupper() else word
-        for word in RECIPES[given.contender].split()
-    ]
+def contend(given: argparse.Namespace) -> dict[str, float]:
+    """Train one preset with one seed, in a folder of its own."""
+    words = RECIPES[given.contender].split()
+    words += ["--seed", str(given.round)]
     with tempfile.TemporaryDirectory() as folder:
-        more = ["--seed", str(given.round), "--run.dir", folder, *shlex.split(given.more)]
-        begun = Reading.now()
-        subprocess.run(
-            [sys.executable, "train.py", *words, *more],
-            cwd=PROJECT,
-            env=os.environ | {"PYTHONPATH": str(PROJECT / "src")},
-            stdout=sys.stderr,
-            check=True,
-        )
-        took = Reading.now().since(begun)
-        rows = [json.loads(row) for row in (Path(folder) / "metrics.jsonl").open()]
+        begun = rounds.Reading.now()
+        rows = train(words, given, Path(folder), given.contender.partition(":")[2])
+        took = rounds.Reading.now().since(begun)
     return {
-        "top1": [row["val/top1"] for row in rows if "val/top1" in row][-1],
+        "top1_percent": [100 * row["val/top1"] for row in rows if "val/top1" in row][-1],
         "minutes": took.seconds / 60,
         "cpu_minutes": took.cpu_seconds / 60,
     }
+
+
+def train(
+    words: list[str], given: argparse.Namespace, folder: Path, instructions: str = ""
+) -> list[dict[str, float]]:
+    """Run a command of `train.py`, with paths for what stands for them; its metrics.jsonl."""
+    words = [str(vars(given)[word.lower()].resolve()) if word.isupper() else word for word in words]
+    words += [*shlex.split(given.more), "--run.dir", "run"]
+    environment = os.environ | {"PYTHONPATH": str(record.PROJECT / "src")}
+    if instructions:
+        environment["ONEDNN_MAX_CPU_ISA"] = instructions
+    subprocess.run(
+        [sys.executable, str(record.PROJECT / "train.py"), *words],
+        cwd=folder,
+        env=environment,
+        stdout=sys.stderr,
+        check=True,
+    )
+    return [json.loads(row) for row in Path(folder, "run", "metrics.jsonl").open()]
 
 
 if __name__ == "__main__":

@@ -10,18 +10,19 @@ Everybody shifts each image by up to 4 pixels, mirrors every other one, and norm
 transforms for each image. `dataloader-v2` is the same with torchvision's v2 transforms on tensors.
 `ours` is what `train` does where images are resident: batches of `TrainData`, then `augment`.
 
-Prints and writes `results/resident.md` (`resident-<folder>.md` with `--root`).
+Prints and writes `results/resident.json` (`resident-<folder>.json` with `--root`).
 """
 
-import argparse
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import house
+import record
 import rounds
+
+ABOUT = "augment datasets/source loader placement resident seeding"
 
 COUNT, SIDE, BATCH, PAD, WORKERS = 50_000, 32, 512, 4, 2
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -106,28 +107,18 @@ def dataloader_v2(root: Path | None) -> Iterator[tuple[Any, Any]]:
 def ours(root: Path | None) -> Iterator[tuple[Any, Any]]:
     """Resident images of the house, gathered and augmented a batch at a time."""
     import torch
-    from image_classifier.augment import Normalize, build_augment
-    from image_classifier.datasets import DATASETS
-    from image_classifier.datasets.source import Source
-    from image_classifier.distributed import join_world
-    from image_classifier.loader import TrainData
-    from image_classifier.precision import Precision
-    from image_classifier.presets import cifar10
 
     pixels, labels = (torch.from_numpy(array) for array in load(root))
-    classes = tuple(map(str, range(10)))
-    DATASETS["array"] = lambda *_: Source(labels, classes, pixels=pixels, mean=MEAN, std=STD)
-    config = cifar10()
-    data = replace(config.data, name="array", batch_size=BATCH, where="device")
-    augment = replace(config.augment, crop="pad", pad=PAD, cutout=0)
-    config = replace(config, precision="fp32", data=data, augment=augment)
-    with join_world(config.compute) as world:
-        train_data = TrainData(config, world)
-        precision = Precision(config.precision, config.compute, config.optim, world.device)
-        normalize = Normalize(train_data.source, SIDE, precision)
-        apply = build_augment(config.augment, train_data, normalize, world, config.seed)
-        for step, batch in enumerate(train_data.batches(0, sys.maxsize)):
-            yield apply(batch, step)
+    house.offer_pixels("array", pixels, labels, mean=MEAN, std=STD)
+    return house.input_batches(build_config())
+
+
+def build_config() -> Any:  # noqa: ANN401 - a config
+    """Shifts and flips of images in memory, in float32."""
+    return house.build_config(
+        data={"name": "array", "image_size": SIDE, "batch_size": BATCH, "where": "device"},
+        augment={"crop": "pad", "pad": PAD, "flip": "random"},
+    )
 
 
 CONTENDERS: dict[str, Callable[[Path | None], Iterator[tuple[Any, Any]]]] = {
@@ -162,36 +153,19 @@ def main() -> None:
         rounds.give(measure, CONTENDERS[options.contender](options.root), options.seconds)
         return
     results, failures = rounds.compare(__file__, CONTENDERS, options)
-    write(options, results, failures)
-
-
-def write(options: argparse.Namespace, results: rounds.Results, failures: dict[str, str]) -> None:
-    """The table, and what was asked for."""
-    key, baseline = "images_per_second", "dataloader-pil"
-    rows = []
-    for name in results:
-        ratio = rounds.ratios(results, key, name, baseline) if baseline in results else []
-        rows.append(
-            [
-                name,
-                rounds.spread(rounds.values(results, name, key), 0),
-                rounds.spread(ratio, 1),
-                rounds.spread(rounds.values(results, name, "cpu_us"), 1),
-            ]
-        )
-    both = "ours" in results and baseline in results
-    ratio = rounds.ratios(results, key, "ours", baseline) if both else None
     what = options.root.resolve().name if options.root else f"{COUNT:,} generated images"
-    rounds.write(
-        options.results,
-        f"resident-{what}" if options.root else "resident",
+    record.relate(results, "images_per_second", CONTENDERS, "dataloader-pil")
+    ratio = record.numbers(results, "ours", "images_per_second x dataloader-pil")
+    record.write(
+        options.results / (f"resident-{what}.json" if options.root else "resident.json"),
         f"Small images in memory: {what}, batches of {BATCH}",
-        f"{options.seconds:g} s per round, {options.rounds} rounds; crops after padding by {PAD}, "
-        "flips, normalised float32 out. Medians (lowest..highest); ratios are taken within a "
-        "round.",
-        rounds.table(["", "images/s", f"x {baseline}", "CPU us per image"], rows),
-        rounds.goal("images/s of ours to dataloader-pil's", ratio, 20, at_most=False),
-        rounds.missing(failures),
+        f"{options.seconds:g} s per round; crops after padding by {PAD}, flips, normalised float32 "
+        "out. Medians (lowest to highest); ratios are taken within a round.",
+        record.measured(
+            results,
+            failures,
+            [record.goal("images/s of ours to those of dataloader-pil", ">= 20", ratio)],
+        ),
     )
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Make an environment with all peers, and run every comparison, one after the other.
+# Make an environment with all peers, run every comparison, one after the other, and write the figures.
 #
-#     bash benchmarks/run.sh                                   # generated images
-#     PHOTOS=FOLDER CIFAR=FOLDER bash benchmarks/run.sh        # and yours: FOLDER/train/<class>/
+#     bash benchmarks/run.sh                                          # generated images
+#     PHOTOS=FOLDER CIFAR=FOLDER FLOWERS=FOLDER bash benchmarks/run.sh   # yours: FOLDER/train/<class>/
 #
 # It needs uv (https://docs.astral.sh/uv/), Linux, an otherwise idle machine, and some hours.
 # UV_TORCH_BACKEND=cpu makes the environment smaller; PEERS=PATH is another place for it.
@@ -24,13 +24,23 @@ compare loaders --pixels
 compare loaders
 compare resident
 compare overhead
+compare precision
 compare memory
 compare training
+compare recipes --only shapes
 if [ -n "${PHOTOS:-}" ]; then
     compare loaders --pixels --root "$PHOTOS"
     compare loaders --root "$PHOTOS"
     compare training --root "$PHOTOS"
+    compare twins --files "$PHOTOS"
 fi
 if [ -n "${CIFAR:-}" ]; then
     compare resident --root "$CIFAR"
+    compare recipes --only cifar10_speed --cifar "$CIFAR"
 fi
+if [ -n "${FLOWERS:-}" ]; then
+    compare recipes --only folder --flowers "$FLOWERS"
+    [ -z "${CIFAR:-}" ] \
+        || compare recipes --only finetune scratch --flowers "$FLOWERS" --cifar "$CIFAR"
+fi
+"$PEERS/bin/python" benchmarks/figures.py

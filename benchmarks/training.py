@@ -18,11 +18,11 @@ are in it. On a GPU all but `examples`, which has no such switch, compile the ne
 - `ours-streamed`: `train` of a generated project, from the same files
 - `ours-fp32-nchw`: from the raw cache of `prepare`, all else as in `examples`
 - `ours-fp32`: and channels_last
-- `ours`: and bf16 where the device is fast at it: what the preset `folder` does on its own
+- `ours`: and `--precision auto`, which is what a run takes if it is not told otherwise
 - `ours-jpeg`: from the smaller cache of JPEGs
 - `ours-synthetic`: from noise that lies in the device's memory: what the network alone could do
 
-Prints and writes `results/training.md` (`training-cuda.md` on a GPU, `-<folder>` with `--root`).
+Prints and writes `results/training.json` (`training-cuda` on a GPU, `-<folder>` with `--root`).
 """
 
 import argparse
@@ -32,14 +32,21 @@ import statistics
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import house
 import loaders
 import pictures
+import record
 import rounds
 
+# What a step takes, beside the way of its images.
+ABOUT = """
+    distributed finite freeze guard machine memory models models/hooks models/zoo network optim
+    precision profiling report state strips train watch
+"""
 LR, MOMENTUM, WEIGHT_DECAY = 0.02, 0.9, 1e-4
 SKIPPED = 10  # steps before the clock starts
 LOGGED = 10  # steps in a row of our log: its loss is their mean
@@ -313,85 +320,56 @@ def lightning(course: Course) -> None:
     course.losses = [float(loss) for loss in course.losses]
 
 
-def ours(course: Course, cache: str = "raw", **compute: Any) -> None:  # noqa: ANN401
-    """`train` of a generated project with the preset `folder`, but SGD at a constant rate."""
-    from image_classifier import optim
-    from image_classifier.loader import TrainData
-    from image_classifier.presets import folder
-    from image_classifier.train import train
-
+def ours(course: Course, cache: str = "raw", **knobs: Any) -> None:  # noqa: ANN401
+    """`train` of a generated project."""
     if cache in ("raw", "jpeg"):
         loaders.prepare(course.root, course.scratch / cache, cache)
-    optim.SCHEDULES["constant"] = lambda _: 1.0
-    batches = TrainData.batches
-    TrainData.batches = lambda *arguments: course.watched(batches(*arguments))
-    config = folder()
-    run = course.scratch / "run"
-    config = replace(
-        config,
-        seed=course.seed,
-        precision=compute.pop("precision", config.precision),
-        # Less than an epoch, however many steps are asked for.
-        epochs=course.steps / (images_of(course.root) // course.setup.batch),
-        data=replace(
-            config.data,
-            root=str(course.root),
-            cache=str(course.scratch / cache),
-            image_size=course.setup.size,
-            batch_size=course.setup.batch,
-        ),
-        model=replace(config.model, name=course.setup.network),
-        augment=replace(config.augment, min_area=course.min_area),
-        optim=replace(
-            config.optim,
-            name="sgd",
-            lr=LR,
-            momentum=MOMENTUM,
-            weight_decay=WEIGHT_DECAY,
-            schedule="constant",
-            warmup_epochs=0,
-            label_smoothing=0,
-        ),
-        compute=replace(
-            config.compute, device=course.device, compile=course.setup.compiled, **compute
-        ),
-        run=replace(
-            config.run,
-            dir=str(run),
-            fresh=True,
-            log_every_steps=LOGGED,
-            evaluate_every_epochs=1e6,
-            trackers=(),
-        ),
-    )
+    config = build_config(course, cache, **knobs)
     if cache == "synthetic":
-        config = synthetic(config, course)
-    train(config)
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        size, batch = course.setup.size, course.setup.batch
+        pixels = house.noise(images_of(course.root), size, course.num_classes, distinct=batch)
+        house.offer_pixels("synthetic", *pixels)
+    house.train(
+        config, lambda data, start, stop, batches: course.watched(batches(data, start, stop))
+    )
+    rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
     rows = [row for row in rows if "train/loss" in row]
     course.losses = [row["train/loss"] for row in rows]
     timed = [row["train/waited_fraction"] for row in rows if row["step"] > SKIPPED]
     course.waited = statistics.mean(timed)
 
 
-def synthetic(config: Any, course: Course) -> Any:  # noqa: ANN401 - a config, of the house
-    """The same on noise in the device's memory, which is not augmented."""
-    import torch
-    from image_classifier.datasets import DATASETS
-    from image_classifier.datasets.source import Source
-
-    def noise(*_: object) -> Source:
-        size, count = course.setup.size, images_of(course.root)
-        some = torch.randint(0, 256, (course.setup.batch, size, size, 3), dtype=torch.uint8)
-        pixels = some.repeat(-(-count // len(some)), 1, 1, 1)[:count]
-        classes = tuple(map(str, range(course.num_classes)))
-        return Source(torch.arange(count) % len(classes), classes, pixels=pixels)
-
-    DATASETS["synthetic"] = noise
-    return replace(
-        config,
-        data=replace(config.data, name="synthetic", where="device"),
-        augment=replace(config.augment, crop="none", flip="none"),
+def build_config(
+    course: Course, cache: str, precision: str = "auto", channels_last: bool = True
+) -> Any:  # noqa: ANN401 - a config
+    """The same training as that of all others: SGD at a constant rate, crops and flips."""
+    synthetic = cache == "synthetic"
+    return house.build_config(
+        seed=course.seed,
+        precision=precision,
+        # Less than an epoch, however many steps are asked for.
+        epochs=course.steps / (images_of(course.root) // course.setup.batch),
+        data={
+            "name": "synthetic" if synthetic else "folder",
+            "root": str(course.root),
+            "cache": str(course.scratch / cache),
+            "image_size": course.setup.size,
+            "batch_size": course.setup.batch,
+            "where": "device" if synthetic else "stream",
+        },
+        augment={
+            "crop": "none" if synthetic else "resized",
+            "min_area": course.min_area,
+            "flip": "none" if synthetic else "random",
+        },
+        model={"name": course.setup.network, "stem": "imagenet"},
+        optim={"lr": LR, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY},
+        compute={
+            "device": course.device,
+            "compile": course.setup.compiled,
+            "channels_last": channels_last,
+        },
+        run={"dir": str(course.scratch / "run"), "log_every_steps": LOGGED},
     )
 
 
@@ -425,7 +403,25 @@ def main() -> None:
         rounds.give(contend, options)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        compare(options, (options.scratch or Path(temporary)).resolve())
+        scratch = (options.scratch or Path(temporary)).resolve()
+        setup = SETUPS[options.device]
+        what = loaders.make_long(options, scratch, (options.steps + loaders.LEFT) * setup.batch)
+        results, failures = rounds.compare(__file__, CONTENDERS, options, "--scratch", str(scratch))
+        on = [options.device] if options.device != "cpu" else []
+        name = "-".join(["training", *on, *([options.root.resolve().name] if options.root else [])])
+        key = "images_per_second"
+        record.relate(results, key, CONTENDERS, "examples")
+        for other in ("timm", "lightning", "ours-synthetic"):
+            record.relate(results, key, ["ours"], other)
+        record.write(
+            options.results / f"{name}.json",
+            f"Whole training: {setup.title}, {setup.size} pixels, batches of {setup.batch}: {what}",
+            f"{options.steps} steps a run, of which the first {SKIPPED} are not timed; round r is "
+            "the run with seed r. Medians (lowest to highest); ratios are taken within a round. "
+            f"The loss is the mean of the last {COMPARED} steps; waited is the share of the time "
+            f"that the loop stood still for want of images. {losses_agree(results)}",
+            record.measured(results, failures, goals(results)),
+        )
 
 
 def contend(options: argparse.Namespace) -> dict[str, float]:
@@ -443,63 +439,26 @@ def contend(options: argparse.Namespace) -> dict[str, float]:
     return course.result()
 
 
-def compare(options: argparse.Namespace, scratch: Path) -> None:
-    """Make the folder, let everybody have their turns, and write the table."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    setup, long = SETUPS[options.device], scratch / "long"
-    if not long.exists():
-        root = options.root or pictures.generate(scratch / "photographs", options.distinct)
-        pictures.lengthen(root.resolve(), long, (options.steps + loaders.LEFT) * setup.batch)
-    results, failures = rounds.compare(__file__, CONTENDERS, options, "--scratch", str(scratch))
-    on = [options.device] if options.device != "cpu" else []
-    name = "-".join(["training", *on, *([options.root.resolve().name] if options.root else [])])
-    what = options.root.name if options.root else "generated photographs, 500 x 375"
-    key, baseline = "images_per_second", "examples"
-    rows = []
-    for contender in results:
-        ratio = rounds.ratios(results, key, contender, baseline) if baseline in results else []
-        rows.append(
-            [
-                contender,
-                rounds.spread(rounds.values(results, contender, key), 1),
-                rounds.spread(ratio),
-                rounds.spread(rounds.values(results, contender, "cpu_ms"), 1),
-                rounds.spread(rounds.values(results, contender, "loss"), 3),
-                rounds.spread([r["waited"] for r in results[contender] if "waited" in r]),
-            ]
-        )
-    headers = ["", "images/s", f"x {baseline}", "CPU ms per image", "loss at the end", "waited"]
-    both = "ours" in results and baseline in results
-    ratio = rounds.ratios(results, key, "ours", baseline) if both else None
-    fed = {"ours", "ours-synthetic"} <= results.keys()
-    share = rounds.ratios(results, key, "ours", "ours-synthetic") if fed else None
-    rounds.write(
-        options.results,
-        name,
-        f"Whole training: {setup.title}, {setup.size} pixels, batches of {setup.batch}: {what}",
-        f"{options.steps} steps a run, of which the first {SKIPPED} are not timed; "
-        f"{options.rounds} runs of each, with seeds of their own. Medians (lowest..highest); "
-        f"ratios are taken within a round. The loss is the mean of the last {COMPARED} steps; "
-        "waited is the share of the time that the loop stood still for want of images.",
-        rounds.table(headers, rows),
-        rounds.goal("images/s of ours to those of examples", ratio, 2.5, at_most=False),
-        rounds.goal("images/s of ours to those of ours-synthetic", share, 0.95, at_most=False),
-        losses_agree(results) if both else "",
-        rounds.missing(failures),
-    )
+def goals(results: record.Results) -> list[dict[str, Any]]:
+    """What was asked for, and what came out."""
+    lines = []
+    for other, asked in (("examples", ">= 2.5"), ("ours-synthetic", ">= 0.95")):
+        ratio = record.numbers(results, "ours", f"images_per_second x {other}")
+        lines.append(record.goal(f"images/s of ours to those of {other}", asked, ratio))
+    return lines
 
 
-def losses_agree(results: rounds.Results) -> str:
-    """How far the losses of ours are from the baseline's, in deviations between seeds."""
-    theirs, ours = (rounds.values(results, name, "loss") for name in ("examples", "ours"))
+def losses_agree(results: record.Results) -> str:
+    """How far the losses of ours are from the baseline's, in standard errors over seeds."""
+    if not {"ours", "examples"} <= results.keys():
+        return ""
+    theirs, ours = (record.numbers(results, name, "loss") for name in ("examples", "ours"))
     apart = statistics.mean(ours) - statistics.mean(theirs)
+    said = f"The mean loss of ours minus that of examples is {apart:+.3f}"
     if min(len(theirs), len(ours)) < 2:
-        return f"- mean loss of ours minus that of examples: {apart:+.3f} (one seed)"
+        return f"{said} (one seed)."
     error = sum(statistics.variance(losses) / len(losses) for losses in (ours, theirs)) ** 0.5
-    return (
-        f"- mean loss of ours minus that of examples: {apart:+.3f}, which is "
-        f"{abs(apart) / error:.1f} standard errors (less than 2 is noise)"
-    )
+    return f"{said}, {abs(apart) / error:.1f} standard errors (less than 2 is noise)."
 
 
 if __name__ == "__main__":

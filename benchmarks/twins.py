@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - the process that measures imports torch, the one that starts it does not
 """How many changed copies of pictures `check` finds, and how many twins it makes up.
 
     python benchmarks/twins.py --files photos
@@ -8,22 +9,22 @@ Found is a copy that is in one group with its original. Other pairs are of a cop
 its original was not in a group with: false alarms. Whether originals that are found alike are the
 same only a person can say: `--json FILE` has their names.
 
-Prints a table.
+Prints and writes `results/twins-<folder>.json`.
 """
 
 import argparse
 import io
 import json
 import random
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import record
+import rounds
 from PIL import Image
 
-HOUSE = Path(__file__).parent.parent / "{{cookiecutter.project_slug}}" / "src"
+ABOUT = "decode survey twins"
 
 
 def jpeg(image: Image.Image, quality: int = 85) -> bytes:
@@ -62,48 +63,57 @@ CHANGES: dict[str, Callable[[Image.Image, random.Random], bytes]] = {
 }
 
 
-def main() -> None:
-    """Make the copies, search, count."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", required=True, help="folder of photographs")
-    parser.add_argument("--images", type=int, default=400, help="how many of them are copied")
-    parser.add_argument("--json", help="file for the names of originals that were found alike")
-    options = parser.parse_args()
-    sys.path.insert(0, str(HOUSE))
-    from image_classifier.decode import decode, resize  # noqa: PLC0415
-    from image_classifier.survey import grey, run_in_threads  # noqa: PLC0415
-    from image_classifier.twins import SIDE, find_twins, groups_of  # noqa: PLC0415
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """Of one change, the percentage of the copies that are found, and the other pairs."""
+    from image_classifier.decode import decode, resize
+    from image_classifier.survey import grey, run_in_threads
+    from image_classifier.twins import SIDE, find_twins, groups_of
 
-    chance = random.Random(0)
     suffixes = (".jpg", ".jpeg", ".png")
-    files = sorted(path for path in Path(options.files).rglob("*") if path.suffix in suffixes)
-    files = [
-        files[n * len(files) // options.images] for n in range(min(options.images, len(files)))
-    ]
+    files = sorted(path for path in options.files.rglob("*") if path.suffix in suffixes)
+    count = min(options.images, len(files))
+    files = [files[n * len(files) // count] for n in range(count)]
 
     def small(content: bytes) -> np.ndarray:
         return grey(resize(decode(content), SIDE, SIDE).numpy())
 
     originals = np.stack([small(path.read_bytes()) for path in files])
-    began = time.perf_counter()
-    alone = find_twins(originals, np.arange(len(files)), run_in_threads)
-    print(f"{len(files)} pictures, {len(alone)} pairs of them found alike")
+    alone = find_twins(originals, np.arange(count), run_in_threads)
     if options.json:
         names = [[str(files[first]), str(files[second])] for first, second in alone.tolist()]
-        Path(options.json).write_text(json.dumps(names, indent=1))
-    known = groups_of(alone, len(files))
-    print("\n| change | found | other pairs |\n|---|---|---|")
-    for name, change in CHANGES.items():
-        images = [Image.open(path).convert("RGB") for path in files]
-        copies = np.stack([small(change(image, chance)) for image in images])
-        both = np.concatenate((originals, copies))
-        pairs = find_twins(both, np.arange(len(both)), run_in_threads)
-        first, second = (side % len(files) for side in pairs.T)
-        other = int((known[first] != known[second]).sum())
-        groups = groups_of(pairs, 2 * len(files))
-        found = (groups[: len(files)] == groups[len(files) :]).float().mean()
-        print(f"| {name} | {found:.1%} | {other} |", flush=True)
-    print(f"\n{time.perf_counter() - began:.0f} s")
+        options.json.write_text(json.dumps(names, indent=1))
+    known = groups_of(alone, count)
+    chance = random.Random(options.round)
+    change = CHANGES[options.contender]
+    images = [Image.open(path).convert("RGB") for path in files]
+    copies = np.stack([small(change(image, chance)) for image in images])
+    both = np.concatenate((originals, copies))
+    pairs = find_twins(both, np.arange(len(both)), run_in_threads)
+    first, second = (side % count for side in pairs.T)
+    groups = groups_of(pairs, 2 * count)
+    return {
+        "found_percent": 100 * float((groups[:count] == groups[count:]).float().mean()),
+        "other_pairs": int((known[first] != known[second]).sum()),
+        "pairs_of_originals": len(alone),
+    }
+
+
+def main() -> None:
+    """Make the copies, search, count."""
+    parser = rounds.parser(__doc__, rounds=1)
+    parser.add_argument("--files", type=Path, required=True, help="folder of photographs")
+    parser.add_argument("--images", type=int, default=400, help="how many of them are copied")
+    parser.add_argument("--json", type=Path, help="file for the names of originals found alike")
+    options = parser.parse_args()
+    if options.contender:
+        rounds.give(measure, options)
+        return
+    record.write(
+        options.results / f"twins-{options.files.resolve().name}.json",
+        f"Changed copies that `check` finds: {options.files.resolve().name}",
+        f"{options.images} pictures.",
+        record.measured(*rounds.compare(__file__, CHANGES, options)),
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Inject every fault, and write the table of tries and losses.
 
-python -m faults                      # all, into docs/faults.md
+python -m faults                      # all, into benchmarks/results/faults.json
 python -m faults --short              # a few tries of each, printed
 python -m faults --only kill          # rows whose names hold a word
 """
@@ -8,12 +8,19 @@ python -m faults --only kill          # rows whose names hold a word
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from benchmarks import record
 
 from . import PROJECT, ROOT, disks, kills, long, ranks, steps
 from .suites import tests_of
-from .table import Row, page, run_row
+from .table import Row, run_row
+
+# What keeps the promises.
+ABOUT = """
+    attempt bad_images checkpoint distributed finite guard heartbeat launch loader memory run
+    samples seeding signals state stream train
+"""
 
 ROWS = [
     Row(
@@ -193,7 +200,6 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose names hold this")
     parser.add_argument("--tries", type=int, default=0, help="of each row, in place of its own")
     options = parser.parse_args()
-    began = time.monotonic()
     results = []
     for row in ROWS:
         tries = options.tries or (row.short_tries if options.short else row.tries)
@@ -206,8 +212,10 @@ def main() -> int:
             f"{result.verdict:>12}  {result.seconds:4.0f} s  {row.fault}: {result.note}", flush=True
         )
     if not (options.short or options.only or options.tries):
-        table = page(results, "make faults", time.monotonic() - began)
-        (ROOT / "docs" / "faults.md").write_text(table)
+        found = {"faults": [result.facts() for result in results]}
+        about = "Faults that were injected into the generated project."
+        path = record.RESULTS / "faults.json"
+        record.write(path, "Faults", about, record.measured({}, {}) | found)
     return int(any(result.verdict == "BROKEN" for result in results))
 
 

@@ -10,6 +10,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 MAX_NAME_LENGTH = 50
@@ -20,12 +21,79 @@ _EMAIL = r"[A-Za-z0-9][A-Za-z0-9._%+-]*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+"
 # Names that no file may have on Windows.
 _DEVICES = {"con", "prn", "aux", "nul"}
 _DEVICES |= {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
-# What the project imports or depends on would be hidden by a project or a package of that name.
-_TAKEN = {"numpy", "pil", "pillow", "pytest", "ruff", "safetensors", "tensorboard", "torch"}
-_TAKEN |= {"torchvision", "triton", "tyro"}
-# What stands beside the package: train.py, and folders from which Python could import.
-_BESIDE = {"build", "data", "dist", "runs", "src", "tests", "train"}
-_PYTHON = {*keyword.kwlist, *keyword.softkwlist, *sys.stdlib_module_names}
+
+# What the project needs or can use, and what that needs in turn: names of distributions, their
+# import names and their commands, with `_` for `-` and `.`. A package of such a name hides the
+# library, a distribution of such a name replaces it. A test compares them with what is installed.
+_LIBRARIES = {
+    "numpy": "f2py numpy numpy_config",
+    "pillow": "pil pillow",
+    "safetensors": "safetensors",
+    "simplejpeg": "simplejpeg",
+    "tensorboard": """
+        absl absl_py google grpc grpcio markdown markdown_py markupsafe packaging protobuf
+        setuptools tensorboard tensorboard_data_server typing_extensions werkzeug
+    """,
+    "torch": """
+        cuda cuda_bindings cuda_pathfinder cuda_toolkit filelock fsspec functorch isympy jinja2
+        mpmath networkx proton proton_viewer sympy torch torchfrtrace torchgen torchrun triton
+    """,
+    "torchvision": "torchvision",
+    "tyro": "docstring_parser typeguard tyro",
+    "timm": """
+        anyio click colorama h11 hf hf_xet httpcore2 httpx2 huggingface_hub idna pyyaml timm
+        tiny_agents tqdm truststore yaml
+    """,
+    "wandb": """
+        annotated_types certifi charset_normalizer coreweave_evaluations cwevals distro
+        googleapis_common_protos httpcore httpx normalizer platformdirs pydantic pydantic_core
+        requests sniffio typing_inspection urllib3 wandb wb xxhash
+    """,
+    "trackio": """
+        brotli dotenv gradio_client httptools multipart orjson python_dotenv python_multipart
+        starlette trackio uvicorn uvloop watchfiles websockets
+    """,
+    "nvidia-ml-py": "nvidia_ml_py pynvml",
+    "pyarrow": "pyarrow",
+    "onnx": "backend_test_tools check_model check_node ml_dtypes onnx",
+    "onnxruntime": "flatbuffers onnxruntime onnxruntime_test",
+    "onnxscript": "onnx_ir onnxscript",
+    "import-linter": """
+        grimp import_linter importlinter lint_imports markdown_it markdown_it_py mdurl pygmentize
+        pygments rich
+    """,
+    "pytest": "iniconfig pluggy py py_test pytest",
+    "ruff": "ruff",
+    "hatchling": "hatchling pathspec tomlkit trove_classifiers",
+    # Used by these where they are installed.
+    "tensorboard, torch and others": """
+        boto3 chardet cupy dill ipython jax matplotlib moviepy pandas psutil scipy simplejson
+        tensorflow zstandard
+    """,
+}
+_LIBRARY_NAMES = {name for names in _LIBRARIES.values() for name in names.split()}
+# First words of many names, which differ from one build of a library to the next.
+_FAMILIES = {"nvidia", "opentelemetry"}
+# The project's own command stands before these on the PATH of its environment.
+_COMMANDS = {"activate", "bash", "deactivate", "docker", "env", "git", "make", "pip", "pip3"}
+_COMMANDS |= {"python", "python3", "sbatch", "sh", "srun", "uv", "uvx"}
+
+# What may be added beside the package, and what is there: Python could import it instead.
+_BESIDE = {"benchmarks", "build", "data", "dist", "examples", "notebooks", "runs", "scripts"}
+_BESIDE |= {"setup", "test"}
+_PROJECT = next(Path(__file__).resolve().parents[1].glob("{{*}}"))
+_BESIDE |= {path.name.lower().partition(".")[0] for path in _PROJECT.iterdir()}
+_TEST_MODULES = {path.stem for path in _PROJECT.glob("tests/*.py")}
+
+# Modules that some versions of Python from 3.11 on have, or import when they start.
+_SOME_PYTHONS = """
+    aifc annotationlib asynchat asyncore audioop cgi cgitb chunk compression crypt distutils imghdr
+    imp lib2to3 mailcap msilib nis nntplib ossaudiodev pipes profiling sitecustomize smtpd sndhdr
+    spwd sunau telnetlib usercustomize uu xdrlib
+"""
+_PYTHON = {*keyword.kwlist, *keyword.softkwlist, *sys.stdlib_module_names, *_SOME_PYTHONS.split()}
+
+_TAKEN = _DEVICES | _LIBRARY_NAMES | _COMMANDS | _BESIDE
 
 # They break lines and quotes, or make a text read as another one than it is.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -38,14 +106,19 @@ class _NameRule(NamedTuple):
     """What a name must match, must not be, and how its words are joined."""
 
     pattern: str
-    reserved: set[str]
+    reserved: set[str]  # with `_` for `-`
     separator: str
+
+    def reserves(self, name: str) -> bool:
+        """Whether `name` is taken already."""
+        name = name.replace("-", "_")
+        return name in self.reserved or name.partition("_")[0] in _FAMILIES
 
 
 _NAMES = {
-    "project_slug": _NameRule(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", _DEVICES | _TAKEN, "-"),
+    "project_slug": _NameRule(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", _TAKEN, "-"),
     "package_name": _NameRule(
-        r"[a-z][a-z0-9]*(_[a-z0-9]+)*", _DEVICES | _TAKEN | _BESIDE | _PYTHON, "_"
+        r"[a-z][a-z0-9]*(_[a-z0-9]+)*", _TAKEN | _TEST_MODULES | _PYTHON, "_"
     ),
 }
 
@@ -100,9 +173,9 @@ def _check_name(key: str, name: str) -> None:
     """Check a name that becomes a folder, a distribution or a package."""
     rule = _NAMES[key]
     if re.fullmatch(rule.pattern, name) and len(name) <= MAX_NAME_LENGTH:
-        if name not in rule.reserved:
+        if not rule.reserves(name):
             return
-        reason = "is taken by Python, a dependency or the file system"
+        reason = "is taken by Python, a library, a command or a file of the project"
     else:
         reason = f"must match {rule.pattern} and have at most {MAX_NAME_LENGTH} characters"
     raise RefusedError(f"{key} {name!a} {reason}; try {_suggestion(name, rule)!r}")
@@ -113,6 +186,6 @@ def _suggestion(name: str, rule: _NameRule) -> str:
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     words = re.findall("[a-z0-9]+", ascii_name.lower()) or ["project"]
     close = rule.separator.join(words)
-    if not close[0].isalpha() or close in rule.reserved | {"project"}:
+    if not close[0].isalpha() or close == "project" or rule.reserves(close):
         close = f"my{rule.separator}{close}"
     return close[:MAX_NAME_LENGTH].rstrip(rule.separator)

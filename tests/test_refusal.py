@@ -1,26 +1,31 @@
 """Hostile and hapless answers: refused in one line and without a trace, or kept as they are."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, all_files, contents, render_with_cookiecutter
+from conftest import PROJECT, ROOT, all_files, contents, render_with_cookiecutter
 from markdown_it import MarkdownIt
+from packaging.requirements import Requirement
 
 from pretuned import cli
 
 BAD_SLUGS = [
     "", ".", "..", "../x", "../../x", "/tmp/x", "a/b", "a\\b", "-x", "x-", "a--b", "x y", "X",
     "3d", "x.", ".x", "~", "$HOME", "$(touch x)", "`touch x`", "a;b", "a\nb", "a'b", 'a"b', "ünde",
-    "名前", "😀", "con", "nul", "com1", "torch", "x" * 51, "x" * 300,
+    "名前", "😀", "con", "nul", "com1", "torch", "import_linter", "nvidia-nccl-cu14", "python",
+    "train", "slurm", "x" * 51, "x" * 300,
 ]  # fmt: skip
 BAD_PACKAGES = [
     "", "class", "match", "None", "json", "torch", "torchvision", "numpy", "tests", "src", "train",
-    "3d", "a-b", "a.b", "_x", "X", "../x", "aux", "lpt9", "ñ", "x" * 51,
+    "3d", "a-b", "a.b", "_x", "X", "../x", "aux", "lpt9", "ñ", "x" * 51, "simplejpeg", "test",
+    "docs", "conftest", "sitecustomize", "asyncore", "compression",
 ]  # fmt: skip
 BAD_TEXTS = [
     "", " ", "a\nb", "a\rb", "a\tb", "a\0b", "a\x7fb", "a\u2028b", "a\u202eb", "a\u200eb",
@@ -129,6 +134,74 @@ def test_a_suggested_name_passes(tmp_path: Path, capfd: pytest.CaptureFixture[st
             suggestion = capfd.readouterr().err.rsplit("try ", 1)[1].strip().strip("'")
             cli.check({key: suggestion})
     assert not list(tmp_path.iterdir())
+
+
+def test_no_name_that_the_project_uses_is_accepted() -> None:
+    found = dependencies()
+    assert {"simplejpeg", "timm", "pyyaml", "nvidia-ml-py", "hatchling"} <= found.keys()
+    imports = {name for known in found.values() if known for name in imports_of(known)}
+    commands = {name for known in found.values() if known for name in commands_of(known)}
+    beside = {path.name.partition(".")[0].lower() for path in PROJECT.iterdir()}
+    tests = {path.stem for path in PROJECT.glob("tests/*.py")}
+    packages = imports | {name.replace("-", "_") for name in found} | sys.stdlib_module_names
+    # What is named here is to be added to `pretuned_answers/__init__.py`.
+    assert accepted("package_name", packages | tests | beside) == set()
+    assert accepted("project_slug", found.keys() | commands | beside) == set()
+
+
+def accepted(key: str, names: set[str]) -> set[str]:
+    """Those of the names that a project may have."""
+
+    def passes(name: str) -> bool:
+        try:
+            cli.check({key: name})
+        except cli.RefusedError:
+            return False
+        return True
+
+    return set(filter(passes, names))
+
+
+def dependencies() -> dict[str, Distribution | None]:
+    """What the project needs or can use on any system, and what that needs; None: not installed."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    optional = project["project"]["optional-dependencies"] | project["dependency-groups"]
+    lines = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    lines += [line for group in optional.values() for line in group]
+    systems = [
+        {"sys_platform": platform, "platform_system": system}
+        for platform, system in (("linux", "Linux"), ("darwin", "Darwin"), ("win32", "Windows"))
+    ]
+    wanted = [(Requirement(line), "") for line in lines]
+    found: dict[str, Distribution | None] = {}
+    seen = set()
+    for need, extra in wanted:  # which grows on the way
+        marker, name = need.marker, re.sub(r"[-_.]+", "-", need.name).lower()
+        if marker and not any(marker.evaluate(system | {"extra": extra}) for system in systems):
+            continue
+        if (name, *need.extras) in seen:
+            continue
+        seen.add((name, *need.extras))
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:
+            found[name] = None
+            continue
+        more = map(Requirement, found[name].requires or [])
+        wanted += [(one, extra) for one in more for extra in ("", *need.extras)]
+    return found
+
+
+def imports_of(known: Distribution) -> set[str]:
+    """What a distribution is imported as, in lower case: a file system may not tell the cases."""
+    code = [file for file in known.files or [] if file.suffix in (".py", ".so", ".pyd")]
+    tops = {file.parts[0].partition(".")[0] for file in code if file.parts[0] != ".."}
+    return {name.lower() for name in {*tops, *(known.read_text("top_level.txt") or "").split()}}
+
+
+def commands_of(known: Distribution) -> set[str]:
+    """What a distribution puts beside the project's own command."""
+    return {entry.name for entry in known.entry_points.select(group="console_scripts")}
 
 
 @pytest.mark.parametrize("option", [[], ["--overwrite-if-exists"], ["--skip-if-file-exists", "-f"]])

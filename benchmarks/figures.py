@@ -1,0 +1,319 @@
+"""Write every figure of the README and of docs/ that comes from a file in results/.
+
+    python benchmarks/figures.py            # write the pages, and list results that are stale
+    python benchmarks/figures.py --check    # write nothing; exit code 1 if a page would change
+
+A result is stale if the code that it is about has changed since: its rows say so. To measure it
+again, run the command that is listed. Needs no library: any Python from 3.11 on will do.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import record
+from record import ROOT, Result, number, table
+
+MARKS = "<!-- figures: {name}, by `python benchmarks/figures.py` -->", "<!-- /figures -->"
+MISSING = "not measured yet"
+
+# Preset, task, and which contender of which result.
+REACHED = [
+    ("`shapes`", "10 drawn shapes, 20,000 images to learn from: `make demo`", "shapes", "shapes"),
+    (
+        "`shapes`",
+        "the same under `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`",
+        "shapes",
+        "shapes:AVX512_CORE_BF16",
+    ),
+    ("`shapes`", "the same under `ONEDNN_MAX_CPU_ISA=AVX2`", "shapes", "shapes:AVX2"),
+    (
+        "`cifar10_speed`",
+        "CIFAR-10 as JPEGs of quality 75; the 10,000 test images",
+        "cifar10_speed",
+        "cifar10_speed",
+    ),
+    (
+        "`folder`",
+        "5 kinds of flowers, 300 photographs to learn from, 100 to judge by",
+        "folder",
+        "folder",
+    ),
+    (
+        "`finetune`",
+        "the same at 64 pixels, from weights that have seen CIFAR-10 for 3 epochs",
+        "finetune",
+        "finetune",
+    ),
+    ("`finetune`", "the same without these weights", "scratch", "scratch"),
+]
+NOT_REACHED = [
+    ("`cifar10`, `cifar10_best`", "CIFAR-10, meant for a GPU", "not shown yet"),
+    (
+        "`imagenet_rn50_16`, `_88`, `imagenet_vit_s`",
+        "ImageNet; built from published recipes, tested to follow their schedules",
+        "not reproduced",
+    ),
+]
+
+
+class Machines:
+    """Machines by letters, and a line for each."""
+
+    def __init__(self) -> None:
+        self.letters: dict[str, str] = {}
+
+    def cell(self, result: Result) -> str:
+        """Where and when something was measured, and whether it is stale."""
+        torch = result["versions"]["torch"].partition("+")[0]
+        machine = f"{record.machine_text(result)}; torch {torch}"
+        letter = self.letters.setdefault(machine, chr(ord("A") + len(self.letters)))
+        stale = record.staleness(result)
+        return f"{letter}, {result['date']}" + f"; **{stale}**" * bool(stale)
+
+    def lines(self) -> str:
+        """What the letters stand for."""
+        return "\n".join(f"- {letter}: {machine}" for machine, letter in self.letters.items())
+
+
+def reached() -> str:
+    """What presets reach: a row for each."""
+    machines, rows = Machines(), []
+    for preset, task, name, contender in REACHED:
+        result = find(f"recipes-{name}")
+        found = result and result["measured"].get(contender)
+        if not found:
+            rows.append((preset, task, MISSING, "", "", "", "", ""))
+            continue
+        top1 = found["top1_percent"]
+        score = f"{top1['mean']:.1f}" + (
+            f" ± {top1['deviation']:.1f}" if "deviation" in top1 else ""
+        )
+        minutes, cpu = (
+            f"{found[key]['median']:.1f}" if key in found else ""
+            for key in ("minutes", "cpu_minutes")
+        )
+        command = f"`{result['command']}`"
+        seeds = str(result["rounds"])
+        rows.append((preset, task, score, seeds, minutes, cpu, command, machines.cell(result)))
+    rows += [(*row, "", "", "", "", "") for row in NOT_REACHED]
+    heads = ("preset", "task", "top-1, %", "seeds", "minutes", "CPU minutes", "command", "measured")
+    return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
+
+
+def loaders(result: Result) -> str:
+    """How much CPU time an image takes, as a share of the others'."""
+    found = result["measured"]
+    ours = found["ours:uint8"]
+    jpeg, raw = (
+        found[f"ours-prepared-{form}:uint8"]["cpu_ms x pil-v1"]["median"]
+        for form in ("jpeg", "raw")
+    )
+    text = f"uint8 batches at {ours['cpu_ms x pil-v1']['median']:.2f} of what PIL and torchvision "
+    text += f"v1 take for float32; prepared {jpeg:.2f} (JPEG), {raw:.2f} (raw)"
+    for key in ours:
+        peer = key.removeprefix("cpu_ms x ").removesuffix(":uint8")
+        if key.startswith("cpu_ms x ") and peer != "pil-v1":
+            text += f"; {ours[key]['median']:.2f} of the best peer, {peer}"
+    return text
+
+
+def resident(result: Result) -> str:
+    """How many images per second."""
+    ours = result["measured"]["ours"]
+    ratio = ours["images_per_second x dataloader-pil"]["median"]
+    rate = ours["images_per_second"]["median"]
+    return f"{number(rate)} images/s: {ratio:.0f} x a DataLoader with PIL transforms"
+
+
+def training(result: Result) -> str:
+    """How many images per second, beside the others."""
+    found = result["measured"]
+    names = {"ours": "ours", "timm": "timm", "lightning": "Lightning", "examples": "examples"}
+    rates = [
+        f"{name} {number(found[key]['images_per_second']['median'])}"
+        for key, name in names.items()
+        if key in found
+    ]
+    ratio = found["ours"]["images_per_second x examples"]["median"]
+    return f"images/s: {', '.join(rates)}; ours is {ratio:.1f} x the loop of pytorch/examples"
+
+
+def precision(result: Result) -> str:
+    """How many images per second in each precision."""
+    rates: dict[str, list[str]] = {}
+    for name, found in result["measured"].items():
+        task, _, kind = name.partition(":")
+        rates.setdefault(task, []).append(f"{kind} {number(found['images_per_second']['median'])}")
+    return "images/s: " + "; ".join(f"{task} {', '.join(each)}" for task, each in rates.items())
+
+
+def overhead(result: Result) -> str:
+    """How much more a step takes."""
+    found = result["measured"]["in turns"]
+    more, bare = found["percent_more"], found["bare_ms_per_step"]
+    return f"{record.cell(more)} % more than seven lines by hand, of {number(bare['median'])} ms"
+
+
+def memory(result: Result) -> str:
+    """What an index costs."""
+    many, few = (result["measured"][name]["MB_of_pss"]["median"] for name in ("ours", "ours:few"))
+    return f"{many - few:.0f} MB of PSS for each worker"
+
+
+def faults(result: Result) -> str:
+    """How many promises were kept."""
+    return f"{promises(result)} ([table](docs/faults.md))"
+
+
+def suites(result: Result) -> str:
+    """How many tests passed, and in which time."""
+    found = {
+        name: (f"{each['passed']['median']:.0f}", clock(each["seconds"]["median"]))
+        for name, each in result["measured"].items()
+    }
+    return "the project's: {} in {}; the template's, which run those once more: {} in {}".format(
+        *found["project"], *found["template"]
+    )
+
+
+# What was measured, in which result, and what it says.
+MEASURED: list[tuple[str, str, Callable[[Result], str]]] = [
+    ("photographs, 2 workers: CPU time per image", "loaders", loaders),
+    ("32 x 32 images in memory, augmented and normalised", "resident", resident),
+    ("ResNet-18, 128 pixels, photographs, whole training", "training", training),
+    ("training steps alone, by `--precision`", "precision", precision),
+    ("the loop itself, beside a small model", "overhead", overhead),
+    ("an index of 1,000,000 files", "memory", memory),
+    ("faults injected for real", "faults", faults),
+    ("all tests", "suites", suites),
+]
+
+
+def measured() -> str:
+    """What was measured: a row for each result that the README names."""
+    machines, rows = Machines(), []
+    for what, name, says in MEASURED:
+        result = find(name)
+        if result is None:
+            rows.append((what, MISSING, "", ""))
+        else:
+            rows.append((what, says(result), f"`{result['command']}`", machines.cell(result)))
+    heads = ("what", "result", "command", "measured")
+    return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
+
+
+def find(name: str) -> Result | None:
+    """A result of the repository, if there is one."""
+    return record.load(name) if (record.RESULTS / f"{name}.json").exists() else None
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
+
+
+def promises(result: Result) -> str:
+    """How many rows of the table of faults ended in which way."""
+    ends = [row["verdict"] for row in result["faults"]]
+    counts = (ends.count(end) for end in ("**kept**", "BROKEN", "not run here"))
+    return "{} promises kept, {} broken, {} not run here".format(*counts)
+
+
+def all_measured() -> str:
+    """docs/measured.md: every result but the faults, with all of its numbers."""
+    parts = [
+        "# What was measured",
+        "Every comparison that `benchmarks/` made, with its machine and its command. "
+        "`python benchmarks/figures.py` writes this page from `benchmarks/results/`.",
+    ]
+    for name in sorted(path.stem for path in record.RESULTS.glob("*.json")):
+        result = record.load(name)
+        if "faults" not in result:
+            stale = record.staleness(result)
+            parts += [record.section(result), f"**Stale: {stale}.**" * bool(stale)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def all_faults() -> str:
+    """docs/faults.md: what was injected, how often, and what came of it."""
+    result = record.load("faults")
+    rows = [
+        (
+            row["fault"],
+            f"{row['tries']:,}",
+            row["promise"],
+            row["verdict"],
+            row["seen"],
+            f"{row['seconds']} s",
+        )
+        for row in result["faults"]
+    ]
+    stale = record.staleness(result)
+    parts = [
+        "# Faults",
+        "Each row is a fault that was injected for real into the generated project: processes\n"
+        "were killed and stopped, disks were full, files were damaged. `make faults` makes\n"
+        "this table anew; a few tries of most rows are part of `make test`.",
+        table(("fault", "tries", "promise", "", "seen", "took"), rows, numbers=False),
+        f"{promises(result)}.",
+        f"`{result['command']}`, {result['date']}, commit {result['commit']}: "
+        f"{clock(result['seconds'])} minutes on {record.machine_text(result)}; "
+        + ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+        + f". **Stale: {stale}.**" * bool(stale),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Every page with figures, as it should be."""
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    for name, block in (("reached", reached()), ("measured", measured())):
+        begin, end = (re.escape(mark.format(name=name)) for mark in MARKS)
+        text, count = re.subn(
+            f"({begin}).*?({end})",
+            lambda match, block=block: f"{match[1]}\n\n{block}\n\n{match[2]}",
+            text,
+            flags=re.DOTALL,
+        )
+        assert count == 1, f"{readme} has {count} places for {name}"
+    docs = ROOT / "docs"
+    return {readme: text, docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
+
+
+def differing() -> Iterator[tuple[Path, str]]:
+    """The pages that are not as they should be, and how they should be."""
+    for path, text in pages().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            yield path, text
+
+
+def main() -> int:
+    """Write the pages, or tell which differ."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
+    for path in sorted(record.RESULTS.glob("*.json")):
+        result: dict[str, Any] = record.load(path.stem)
+        stale = record.staleness(result)
+        if stale:
+            took = f"{clock(result['seconds'])} minutes" if result["seconds"] else "?"
+            print(f"stale: {path.stem}: {stale}\n    {result['command']}    ({took})")
+    code = 0
+    for path, text in list(differing()):
+        print(f"{path.relative_to(ROOT)} {'differs' if options.check else 'is written'}")
+        if options.check:
+            code = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+# ruff: noqa: PLC0415 - the process that measures imports torch, the one that starts it does not
+"""What `--precision` buys: images/s of training steps in fp32, in bf16, and as `auto` chooses.
+
+    python benchmarks/precision.py
+    python benchmarks/precision.py --rounds 1 --seconds 2 --only resnet9-32     # a quick look
+
+Three networks learn from noise that lies in memory, so that nothing but the step is timed: forward,
+backward and the optimizer, in the loop of `train`. In a round each of them has each precision once,
+in a process of its own.
+
+Prints and writes `results/precision.json` (`precision-cuda.json` on a GPU).
+"""
+
+import argparse
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import house
+import record
+import rounds
+
+ABOUT = """
+    distributed freeze machine models models/hooks models/resnet9 models/zoo network optim
+    precision seeding state strips train
+"""
+CLASSES = 10
+SKIPPED = 5  # steps before the clock starts
+LONGEST = 20_000  # steps
+EPOCH = 50  # steps of an epoch
+PRECISIONS = ("fp32", "bf16", "auto")
+
+
+class Task(NamedTuple):
+    """What is trained."""
+
+    network: str
+    size: int
+    batch: int
+    stem: str
+    width: int = 64  # of resnet9
+
+
+TASKS = {
+    "resnet18-128": Task("resnet18", 128, 64, "imagenet"),
+    "resnet18-32": Task("resnet18", 32, 128, "small"),
+    "resnet9-32": Task("resnet9", 32, 256, "auto", width=32),  # as in the preset `shapes`
+}
+
+
+def build_config(task: Task, precision: str, device: str, folder: Path) -> Any:  # noqa: ANN401
+    """A run of `LONGEST` steps on noise that is not augmented."""
+    return house.build_config(
+        precision=precision,
+        epochs=LONGEST / EPOCH,
+        data={
+            "name": "noise",
+            "image_size": task.size,
+            "batch_size": task.batch,
+            "cache": str(folder / "cache"),
+            "where": "device",
+        },
+        model={"name": task.network, "stem": task.stem, "width": task.width},
+        compute={"device": device},
+        run={"dir": str(folder / "run"), "log_every_steps": LONGEST},
+    )
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Images per second of one network in one precision."""
+    import torch
+
+    name, _, precision = options.contender.partition(":")
+    task = TASKS[name]
+    pixels = house.noise(EPOCH * task.batch, task.size, CLASSES, distinct=task.batch)
+    house.offer_pixels("noise", *pixels)
+    readings: list[tuple[int, rounds.Reading]] = []
+
+    def read(done: int) -> float:
+        """Read the clock when the device has done all that it was told to."""
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+        readings.append((done, rounds.Reading.now()))
+        return time.monotonic()
+
+    def timed(data: Any, start: int, stop: int, batches: Callable) -> Iterator[Any]:  # noqa: ANN401
+        """Batches until enough time has passed; then the run is cut short."""
+        ended, done = float("inf"), 0
+        for batch in batches(data, start, stop):
+            if done == SKIPPED:
+                ended = read(done) + options.seconds
+            if time.monotonic() > ended:
+                break
+            yield batch
+            done += 1
+        read(done)
+
+    house.train(build_config(task, precision, options.device, folder), timed)
+    (began, first), (ended, last) = readings
+    took, count = last.since(first), (ended - began) * task.batch
+    return {"images_per_second": count / took.seconds, "cpu_ms": 1e3 * took.cpu_seconds / count}
+
+
+def main() -> None:
+    """Compare."""
+    parser = rounds.parser(__doc__, rounds=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="to train on")
+    parser.add_argument("--seconds", type=float, default=10.0, help="timed per round (10)")
+    options = parser.parse_args()
+    if options.contender:
+        warnings.simplefilter("ignore")
+        with tempfile.TemporaryDirectory() as folder:
+            rounds.give(measure, options, Path(folder))
+        return
+    names = [f"{task}:{precision}" for task in TASKS for precision in PRECISIONS]
+    results, failures = rounds.compare(__file__, names, options)
+    for task in TASKS:
+        names = [f"{task}:{precision}" for precision in PRECISIONS]
+        record.relate(results, "images_per_second", names, f"{task}:fp32")
+    on = f"-{options.device}" * (options.device != "cpu")
+    record.write(
+        options.results / f"precision{on}.json",
+        "Training steps in fp32, bf16 and as `auto` chooses",
+        f"{options.seconds:g} s per round, after {SKIPPED} steps; batches of "
+        f"{', '.join(f'{task.batch} ({name})' for name, task in TASKS.items())}. Medians (lowest "
+        "to highest); ratios are taken within a round.",
+        record.measured(results, failures, goals(results)),
+    )
+
+
+def goals(results: record.Results) -> list[dict[str, Any]]:
+    """What was asked for, and what came out."""
+    lines = []
+    for task in TASKS:
+        fp32, bf16, auto = (
+            record.numbers(results, f"{task}:{precision}", "images_per_second")
+            for precision in PRECISIONS
+        )
+        found = [one / max(others) for one, *others in zip(auto, fp32, bf16, strict=False)]
+        lines.append(record.goal(f"{task}: auto to the better of fp32 and bf16", ">= 0.95", found))
+    return lines
+
+
+if __name__ == "__main__":
+    main()

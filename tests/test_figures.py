@@ -1,0 +1,132 @@
+"""Figures come from results, results name the code they are of, configs spell out all knobs."""
+
+import ast
+import dataclasses
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import figures
+import house
+import loaders
+import memory
+import overhead
+import precision
+import pytest
+import record
+import resident
+import training
+from conftest import ROOT
+
+SECTIONS = ("What presets reach", "What was measured")
+SCRIPTS = [*sorted((ROOT / "benchmarks").glob("*.py")), ROOT / "faults" / "__main__.py"]
+
+
+def test_the_pages_have_the_figures_of_the_results() -> None:
+    # After a change of what a result is about, its rows have to say so: `make figures`.
+    assert [path.name for path, _ in figures.differing()] == []
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_no_figure_of_the_readme_is_written_by_hand(title: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {title}\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)[1]
+    by_hand = re.sub(r"<!-- figures: .*?<!-- /figures -->", "", section, flags=re.DOTALL)
+    assert len(by_hand) < len(section)
+    assert not re.findall(r".*\d.*", by_hand)
+
+
+def test_a_result_of_other_code_says_so_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = record.load("training") | {"digest": record.digest(ROOT / "benchmarks/training.py")}
+    assert record.staleness(result) == ""
+    assert "**" not in figures.Machines().cell(result)
+    monkeypatch.setattr(record, "digest", lambda _: "another")
+    mark = f"measured before later changes, commit {result['commit']}"
+    assert f"**{mark}**" in figures.Machines().cell(result)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_same"),
+    [
+        (
+            'def f(x):\n    "Says."\n    return x + 1  # why',
+            "def f(x):\n\n    return (x + 1)",
+            True,
+        ),
+        ("raise ValueError(f'bad {x}')", "raise ValueError('not good')", True),
+        ("def main():\n    a()\nb()", "def main():\n    c()\nb()", True),
+        ("x = 1", "x = 2", False),
+        ("f(x)", "f(x, y=1)", False),
+        ("if x: raise E", "if y: raise E", False),
+    ],
+)
+def test_words_make_no_result_stale_but_code_does(before: str, after: str, is_same: bool) -> None:
+    one, other = ("".join(record.code(ast.parse(text), {"main"})) for text in (before, after))
+    assert (one == other) is is_same
+
+
+def test_a_digest_is_the_same_in_every_version_of_python() -> None:
+    text = "def f(x: int = 1, *a) -> str:\n    return f'{x!r:>{w}} {a}' 'b' if x else None\nf(1.5)"
+    code = "".join(record.code(ast.parse(text), set()))
+    assert record.hashlib.sha256(code.encode()).hexdigest()[:12] == "9da1f35edae2"
+
+
+def test_a_digest_counts_what_is_imported_and_what_is_named(tmp_path: Path) -> None:
+    counted = {path.name for path in record.modules_of(ROOT / "benchmarks/training.py")}
+    assert {"training.py", "loaders.py", "house.py", "rounds.py", "pictures.py"} <= counted
+    assert "record.py" not in counted  # what writes a result does not change it
+    assert len({record.digest(path) for path in SCRIPTS}) == len(
+        SCRIPTS
+    )  # all that is named is there
+    script = tmp_path / "script.py"
+    script.write_text('ABOUT = "loader nowhere"')
+    with pytest.raises(FileNotFoundError, match=r"ABOUT of .*script.py names nowhere"):
+        record.digest(script)
+
+
+def configs(folder: Path) -> dict[str, Any]:
+    """The config of every comparison, whatever it is asked to do."""
+    course = training.Course(folder, folder, steps=20, seed=0, min_area=0.08, device="cpu")
+    caches = ("raw", "none", "jpeg", "synthetic")
+    task = next(iter(precision.TASKS.values()))
+    words = Namespace(blocks=1, batch=8, width=8)
+    return {
+        "loaders": loaders.build_config(loaders.Task(folder, folder)),
+        **{f"training {cache}": training.build_config(course, cache) for cache in caches},
+        "precision": precision.build_config(task, "auto", "cpu", folder),
+        "overhead": overhead.build_config(words, folder),
+        "resident": resident.build_config(),
+        "memory": memory.build_config(folder),
+    }
+
+
+def test_a_comparison_has_no_tricks_but_those_that_it_names(tmp_path: Path) -> None:
+    images = tmp_path / "train" / "ant"
+    images.mkdir(parents=True)
+    for number in range(64):  # an epoch of what `training` compares
+        (images / f"{number}.jpg").touch()
+    for name, config in configs(tmp_path).items():
+        augment, optim, run = config.augment, config.optim, config.run
+        assert augment.policy == "none", name
+        assert augment.mixup == augment.cutmix == augment.cutout == augment.erasing == 0, name
+        assert (augment.min_size, augment.tta) == (0, "none"), name
+        assert (optim.name, optim.schedule, optim.warmup_epochs) == ("sgd", "constant", 0), name
+        assert optim.ema_decay == optim.label_smoothing == optim.frozen_epochs == 0, name
+        assert (optim.layer_decay, optim.accumulate, optim.clip_norm) == (1, 1, 0), name
+        assert (config.data.balance, run.init_from) == ("none", ""), name
+
+
+def test_a_knob_that_no_comparison_names_is_an_error() -> None:
+    @dataclasses.dataclass
+    class Section:
+        old: int = 0
+        new: int = 1
+
+    with pytest.raises(TypeError, match=r"name new of Section in .*house.py"):
+        house.complete(Section, {"old": 0})
+
+
+def test_no_comparison_begins_with_a_preset() -> None:
+    for path in SCRIPTS[:-1]:
+        assert not re.search(r"import presets|\.presets\b", path.read_text(encoding="utf-8")), path
