@@ -85,6 +85,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "evaluate_every_epochs": 1e6,
         "patience": 0,
         "save_every_steps": 0,
+        "save_every_minutes": 0.0,
         "keep": 2,
         "trackers": (),
         "on_nonfinite": "stop",

@@ -2,9 +2,9 @@
 """What `--precision` buys: images/s of training steps in fp32, in bf16, and as `auto` chooses.
 
     python benchmarks/precision.py
-    python benchmarks/precision.py --rounds 1 --seconds 2 --only resnet9-32     # a quick look
+    python benchmarks/precision.py --rounds 1 --seconds 2 --only airbench-32     # a quick look
 
-Three networks learn from noise that lies in memory, so that nothing but the step is timed: forward,
+Four networks learn from noise that lies in memory, so that nothing but the step is timed: forward,
 backward and the optimizer, in the loop of `train`. In a round each of them has each precision once,
 in a process of its own.
 
@@ -24,8 +24,8 @@ import record
 import rounds
 
 ABOUT = """
-    distributed freeze machine models models/hooks models/resnet9 models/zoo network optim
-    precision seeding state strips train
+    distributed freeze machine models models/airbench models/hooks models/zoo network optim
+    precision precision_probe seeding state strips train
 """
 CLASSES = 10
 SKIPPED = 5  # steps before the clock starts
@@ -41,13 +41,14 @@ class Task(NamedTuple):
     size: int
     batch: int
     stem: str
-    width: int = 64  # of resnet9
+    width: int = 64  # of airbench
 
 
 TASKS = {
     "resnet18-128": Task("resnet18", 128, 64, "imagenet"),
     "resnet18-32": Task("resnet18", 32, 128, "small"),
-    "resnet9-32": Task("resnet9", 32, 256, "auto", width=32),  # as in the preset `shapes`
+    "airbench-32": Task("airbench", 32, 250, "auto", width=32),  # as in the preset `shapes`
+    "mobilenet-128": Task("mobilenet_v3_small", 128, 64, "imagenet"),  # of depthwise convolutions
 }
 
 

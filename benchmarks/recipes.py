@@ -31,8 +31,8 @@ import rounds
 ABOUT = """
     augment bad_images datasets datasets/cifar datasets/folder datasets/paths datasets/shapes
     datasets/source decode distributed evaluate freeze loader machine memory models models/*
-    network optim precision presets pretrained resident resolution samples seeding state stream
-    strips train
+    network optim precision precision_probe presets pretrained resident resolution samples seeding
+    state stream strips train
 """
 TRANSFER = "finetune --data.root FLOWERS --data.image-size 64 --model.stem imagenet --epochs 15"
 TRANSFER += " --run.patience 0"

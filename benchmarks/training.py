@@ -45,7 +45,7 @@ import rounds
 # What a step takes, beside the way of its images.
 ABOUT = """
     distributed finite freeze guard machine memory models models/hooks models/zoo network optim
-    precision profiling report state strips train watch
+    precision precision_probe profiling report state strips train watch
 """
 LR, MOMENTUM, WEIGHT_DECAY = 0.02, 0.9, 1e-4
 SKIPPED = 10  # steps before the clock starts
