@@ -7,9 +7,11 @@ for each network and machine; it is kept in `precision.json` in the folder of th
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 
@@ -25,8 +27,10 @@ from .workers import recall, remember
 
 NAMES = ("fp32", "bf16")  # the slower ones that may win first: a tie goes to more digits
 WORTH = 1.1  # times as fast as fp32, from which on bf16 is taken
+STEP_SECONDS = 0.06  # of a step, about: with fewer images all formats take as long
 PROBE_SECONDS = 0.3  # for the timed steps, about
-ROUNDS = 2, 5  # fewest and most of them, each of a step in every format
+LONG_SECONDS = 0.3  # of a step: it is not made more often than it has to be
+MOST_ROUNDS = 5  # each of a step in every format
 LEAST_IMAGES = 2  # in a step: BatchNorm in training needs two
 
 
@@ -91,7 +95,7 @@ def machine_key(config: Config) -> str:
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "all instructions")
     return ", ".join(
         (
-            f"{cpu_name()}, {limit}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+            f"{cpu_name()}, {limit}, torch {torch.__version__}",
             f"{network} at {config.data.image_size} pixels",
             "channels_last" if config.compute.channels_last else "contiguous",
         )
@@ -101,35 +105,51 @@ def machine_key(config: Config) -> str:
 def measure(
     config: Config, num_classes: int, most_images: int, world: World
 ) -> dict[str, list[float]]:
-    """Seconds that an image takes forward and backward in each format, round by round."""
+    """Seconds that an image takes forward and backward in each format, round by round.
+
+    CPU time of a single thread: what else the machine has to do hardly changes that.
+    """
     plain = replace(config.compute, compile=False)  # which would take a minute for each
     formats = {name: Precision(name, plain, config.optim, world.device) for name in NAMES}
     size = config.data.image_size
-    with seeded(WEIGHTS, config.seed):  # what is drawn here is not missing anywhere
+    with one_thread(), seeded(WEIGHTS, config.seed):  # what is drawn here is missing nowhere
         model = formats["fp32"].place(build_model(config.model, num_classes, size)).train()
 
         def step(precision: Precision, count: int) -> float:
             images = torch.rand(count, 3, size, size).to(memory_format=precision.memory_format)
-            began = perf_counter()
+            began = process_time()
             with precision.autocast():
                 loss = model(images).float().square().mean()
             precision.backward(loss)
-            seconds = perf_counter() - began
+            seconds = process_time() - began
             model.zero_grad()
-            return seconds / count
+            return seconds
 
-        for precision in (*formats.values(), formats["fp32"]):  # kernels are made in the first
-            pace = step(precision, LEAST_IMAGES)
-        count = int(PROBE_SECONDS / pace / (len(NAMES) * ROUNDS[0]))
-        count = max(LEAST_IMAGES, min(count, most_images))
-        if count > LEAST_IMAGES:
-            for precision in formats.values():
-                step(precision, count)
+        count = LEAST_IMAGES
+        for _ in range(3):  # a guess from few images, which take longer each, is too low
+            made = [step(precision, count) for precision in formats.values()]  # with its kernels
+            if max(made) > LONG_SECONDS or count >= most_images:
+                break
+            wanted = int(count * STEP_SECONDS / step(formats["fp32"], count))
+            if wanted <= count:
+                break
+            count = min(wanted, most_images)
         rounds: dict[str, list[float]] = {name: [] for name in NAMES}
         began = perf_counter()
-        while len(rounds[NAMES[0]]) < ROUNDS[0] or (
-            len(rounds[NAMES[0]]) < ROUNDS[1] and perf_counter() - began < PROBE_SECONDS
-        ):
+        for _ in range(MOST_ROUNDS):
             for name, precision in formats.items():
-                rounds[name].append(step(precision, count))
+                rounds[name].append(step(precision, count) / count)
+            if perf_counter() - began > PROBE_SECONDS:
+                break
     return rounds
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in which torch computes with a single thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
