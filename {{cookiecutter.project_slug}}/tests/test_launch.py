@@ -41,13 +41,14 @@ class Background:
         self.folder = Path(self.temporary.name)
         (self.folder / "broken.py").write_text(BROKEN)
         words = ["broken.py", *SMOKE.split(), "--run.processes", "2", "--run.dir", "broken"]
-        self.process = subprocess.Popen(
-            ["nice", sys.executable, *words],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with open("/dev/full", "w") as full_disk:  # which is no reason to end
+            self.process = subprocess.Popen(
+                ["nice", sys.executable, *words],
+                cwd=self.folder,
+                stdout=full_disk,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         return self.close
 
     def result(self) -> tuple[int, str]:
@@ -80,6 +81,7 @@ def test_processes_started_by_ourselves_learn_what_one_learns_until_one_fails(
     assert code == 1
     assert "RuntimeError: the disk is on fire" in complaint
     assert "failed on rank 1" in complaint
+    assert complaint.count("No space left on device; the run goes on") == 1
     assert complaint.count("Traceback") == 1
     found = losses(BACKGROUND.folder / "broken")
     assert found == pytest.approx(losses(tmp_path)[:1], rel=1e-4)

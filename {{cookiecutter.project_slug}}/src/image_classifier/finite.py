@@ -1,5 +1,6 @@
 """Losses that are inf or nan: found on the device in every step, without waiting for it."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +115,8 @@ class FiniteCheck:
         paths = self.data.source.paths
         if paths is not None:
             row["files"] = [str(paths[index]) for index in indices]
-        append_lines(self.path, [json.dumps(row)])
+        with contextlib.suppress(OSError):  # a full disk, of which checkpoints tell
+            append_lines(self.path, [json.dumps(row)])
 
     def error(self, step: int) -> FaultError:
         """What to raise for the step that ends the run."""

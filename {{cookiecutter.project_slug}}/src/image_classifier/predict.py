@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .bad_images import BadImages
 from .config import ComputeConfig, FaultError, UserError
+from .console import is_reader_gone
 from .datasets.paths import PathList
 from .datasets.source import Source
 from .distributed import World, join_world
@@ -200,6 +201,8 @@ def to_screen(trained: Trained, data: PredictData, top_k: int) -> int:
         for labelled in label(trained, data, top_k, first=0):
             print(table.write(labelled), end="", flush=True)
             num_bad += len(labelled.errors)
+            if is_reader_gone():
+                break
     tell_bad(num_bad, len(files), "")
     return len(files) - num_bad
 
