@@ -194,7 +194,8 @@ class Config:
         for knob, (low, high) in RANGES.items():
             value = knob_value(self, knob)
             if isinstance(value, int | float) and not low <= value <= high:
-                raise UserError(f"--{flag(knob)} {value:g} is not in {low:g} .. {high:g}")
+                shown = f"{value:g}" if isinstance(value, float) else value
+                raise UserError(f"--{flag(knob)} {shown} is not in {low:g} .. {high:g}")
         if self.augment.policy != "none" and self.data.where in ("device", "host"):
             raise UserError(
                 f"--augment.policy {self.augment.policy} works on single images, so they must be "
@@ -341,10 +342,12 @@ def unflatten(flat: dict[str, Any]) -> Config:
         if isinstance(value, dict):
             values[name] = sections[name](**value)
     config = Config(**values)
+    kinds: dict[str, dict[str, Any]] = {}
     for knob, value in flatten(config).items():
         section, _, name = knob.rpartition(".")
-        kind = get_type_hints(sections[section] if section else Config)[name]
-        if not fits(value, kind):
+        if section not in kinds:
+            kinds[section] = get_type_hints(sections[section] if section else Config)
+        if not fits(value, kinds[section][name]):
             raise TypeError(f"--{flag(knob)} {value!a} is not of the right kind")
     return config
 

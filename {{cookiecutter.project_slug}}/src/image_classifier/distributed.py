@@ -59,6 +59,10 @@ class World:
         """Whether `holds` is true on every process. Waits for the device."""
         return int(self.sum(torch.tensor(int(holds), device=self.device))) == self.size
 
+    def is_same(self, value: int) -> bool:
+        """Whether every process has the same `value`. Waits for the device."""
+        return self.smallest(value) == -self.smallest(-value)
+
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give `model` the statistics that rank 0 has: each rank's BatchNorm saw its own images."""
         if self.size > 1:

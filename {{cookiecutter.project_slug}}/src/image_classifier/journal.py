@@ -7,7 +7,6 @@ on behind the last whole batch, and another one is refused.
 
 import contextlib
 import csv
-import hashlib
 import json
 import os
 from collections import Counter
@@ -227,9 +226,3 @@ def mistakes_in(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"cannot write {str(path)!a}: {error.strerror}") from error
-
-
-def digest_of(path: Path) -> str:
-    """A short name for what a file holds."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]

@@ -49,7 +49,7 @@ def check_ranges(options: object, **ranges: tuple[float, float]) -> None:
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
         if value != "auto" and not low <= value <= high:
-            raise UserError(f"--{flag(name)} {value:g} is not in {low} .. {high}")
+            raise UserError(f"--{flag(name)} {value} is not in {low} .. {high}")
 
 
 def sections(options: Config) -> dict[str, Any]:

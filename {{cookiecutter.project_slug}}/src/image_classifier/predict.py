@@ -22,7 +22,7 @@ from .datasets.paths import PathList
 from .datasets.source import Source
 from .distributed import World, join_world
 from .evaluate import logits_of
-from .journal import FORMATS, Journal, check_out, digest_of, open_journal
+from .journal import FORMATS, Journal, check_out, open_journal
 from .listing import list_files
 from .loader import Batch, copy_ahead, pins
 from .placement import choose_depth
@@ -74,7 +74,7 @@ def predict(
             if not out:
                 return to_screen(trained, data, top_k)
             identity = {
-                "weights": digest_of(trained.path),
+                "weights": trained.digest,
                 "precision": trained.precision.name,
                 "--top-k": top_k,
                 "--batch-size": batch_size,

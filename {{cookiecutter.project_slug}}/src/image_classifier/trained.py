@@ -21,6 +21,7 @@ class Trained:
     """
 
     path: Path  # the checkpoint
+    digest: str  # of all that was in it
     step: int  # after which these were the weights
     config: Config  # of the training
     classes: tuple[str, ...]
@@ -39,6 +40,8 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
     """
     path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
     best = load_best(path)
+    while not world.is_same(int(best.digest[:15], 16)):
+        best = load_best(path)  # a run that goes on has saved another since some rank read it
     config = best.config
     name = config.precision
     name = "auto" if name == "fp16" and world.device.type == "cpu" else name  # has no fp16
@@ -50,6 +53,7 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
         raise UserError(misfit(path, error)) from error
     return Trained(
         path=path,
+        digest=best.digest,
         step=best.step,
         config=config,
         classes=best.images.classes,
