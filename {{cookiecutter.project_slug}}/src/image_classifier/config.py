@@ -6,6 +6,7 @@ preset (`presets.py`) and change what you need: `python train.py cifar10 --optim
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -322,34 +323,39 @@ def flatten(config: Config) -> dict[str, Any]:
     return flat
 
 
+@cache
+def knob_kinds() -> dict[str, Any]:
+    """The type of every knob by its dotted name."""
+    kinds: dict[str, Any] = {}
+    for name, kind in get_type_hints(Config).items():
+        if dataclasses.is_dataclass(kind):
+            kinds |= {f"{name}.{key}": inner for key, inner in get_type_hints(kind).items()}
+        else:
+            kinds[name] = kind
+    return kinds
+
+
 def unflatten(flat: dict[str, Any]) -> Config:
     """The config that `flatten` made `flat` from; knobs that are missing have their defaults.
 
     Raises:
-        TypeError, KeyError: if there is no such knob, or its value is of another kind.
+        TypeError: if there is no such knob, or its value is of another kind.
         UserError: if a value is out of range.
     """
-    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
     values: dict[str, Any] = {}
     for knob, value in flat.items():
         section, _, name = knob.rpartition(".")
         known = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
-        if section:
-            values.setdefault(section, {})[name] = known
-        else:
-            values[name] = known
+        if knob not in knob_kinds():
+            raise TypeError(f"there is no --{flag(knob)}")
+        if not fits(known, knob_kinds()[knob]):
+            raise TypeError(f"--{flag(knob)} {value!a} is not of the right kind")
+        (values.setdefault(section, {}) if section else values)[name] = known
+    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
     for name, value in values.items():
         if isinstance(value, dict):
             values[name] = sections[name](**value)
-    config = Config(**values)
-    kinds: dict[str, dict[str, Any]] = {}
-    for knob, value in flatten(config).items():
-        section, _, name = knob.rpartition(".")
-        if section not in kinds:
-            kinds[section] = get_type_hints(sections[section] if section else Config)
-        if not fits(value, kinds[section][name]):
-            raise TypeError(f"--{flag(knob)} {value!a} is not of the right kind")
-    return config
+    return Config(**values)
 
 
 def fits(value: Any, kind: Any) -> bool:  # noqa: ANN401 - knobs have many types

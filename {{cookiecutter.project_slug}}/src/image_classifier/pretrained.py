@@ -154,8 +154,8 @@ def read_safetensors(path: Path) -> Origin:
             known[name] = tuple(json.loads(about[name]))
         except (KeyError, ValueError, TypeError, RecursionError):  # not of ours
             continue
-        if reason := PARTS[name](known[name], name):
-            raise UserError(f"--run.init-from {str(path)!a}: {reason}")
+        if reason := PARTS[name](known[name]):
+            raise UserError(f"--run.init-from {str(path)!a}: {name}{reason}")
     return Origin(str(path), "", bare(weights), **known)
 
 
@@ -200,8 +200,8 @@ def state_dict_in(saved: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401 
         for name, weight in weights.items()
         if isinstance(name, str) and isinstance(weight, Tensor)
     }
-    if reason := WEIGHTS(weights, ""):
-        raise UserError(f"{str(path)!a} holds weights that no model takes: {reason}")
+    if reason := WEIGHTS(weights):
+        raise UserError(f"{str(path)!a} holds weights that no model takes: {reason[1:]}")
     if not weights:
         raise UserError(f"{str(path)!a} holds no weights: neither a state dict nor a checkpoint")
     return bare(weights)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,13 +26,13 @@ class DamagedError(Exception):
     """A file that is not a whole checkpoint."""
 
 
-# What is wrong with a value, of which it is said where it is, and nothing if it has its form.
-Form = Callable[[Any, str], str]
+# What is wrong with a value, behind the place in it, such as `.step is -7, not ...`; or nothing.
+Form = Callable[[Any], str]
 
 
 def single(name: str, fits: Callable[[Any], bool]) -> Form:
     """A single value."""
-    return lambda value, where: "" if fits(value) else f"{where} is {describe(value)}, not {name}"
+    return lambda value: "" if fits(value) else f" is {describe(value)}, not {name}"
 
 
 def number(low: float, high: float) -> Form:
@@ -46,20 +47,19 @@ def whole(low: int, high: int) -> Form:
     return single(name, lambda value: type(value) is int and low <= value <= high)
 
 
-def maybe(form: Form) -> Form:
-    """None, or what has a form."""
-    return lambda value, where: "" if value is None else form(value, where)
+def maybe(form: Form, nothing: object = None) -> Form:
+    """What has a form, or `nothing`."""
+    kind = type(nothing)
+    return lambda value: "" if type(value) is kind and value == nothing else form(value)
 
 
 def row(form: Form, count: int | None = None) -> Form:
     """A list of values of one form, of any length or of `count`."""
 
-    def reason(value: Any, where: str) -> str:  # noqa: ANN401 - whatever a file may hold
+    def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
         if type(value) not in (list, tuple) or count not in (None, len(value)):
-            return (
-                f"{where or 'it'} is {describe(value)}, not a list{f' of {count}' if count else ''}"
-            )
-        return first(form(one, inside(where, place)) for place, one in enumerate(value))
+            return f" is {describe(value)}, not a list{f' of {count}' if count else ''}"
+        return first((place, form(one)) for place, one in enumerate(value))
 
     return reason
 
@@ -67,36 +67,32 @@ def row(form: Form, count: int | None = None) -> Form:
 def each(key: type, form: Form) -> Form:
     """A dict of any length, all of whose keys are of one type and values of one form."""
 
-    def reason(value: Any, where: str) -> str:  # noqa: ANN401 - whatever a file may hold
+    def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
         if type(value) is not dict or any(type(name) is not key for name in value):
-            return f"{where or 'it'} is {describe(value)}, not a dict by {key.__name__}"
-        return first(form(one, inside(where, name)) for name, one in value.items())
+            return f" is {describe(value)}, not a dict by {key.__name__}"
+        return first((name, form(one)) for name, one in value.items())
 
     return reason
 
 
 def record(forms: dict[str, Form]) -> Form:
     """A dict with values by name. One with a ? may be missing, and others may be there."""
+    needed = [name for name in forms if not name.endswith("?")]
+    known = {name.removesuffix("?"): form for name, form in forms.items()}
 
-    def reason(value: Any, where: str) -> str:  # noqa: ANN401 - whatever a file may hold
+    def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
         if type(value) is not dict:
-            return f"{where or 'it'} is {describe(value)}, not a dict"
-        missing = (n for n in forms if n not in value and not n.endswith("?"))
-        names = {name.removesuffix("?"): form for name, form in forms.items()}
-        parts = (names[n](value[n], inside(where, n)) for n in names if n in value)
-        return first(f"{where or 'it'} has no {name}" for name in missing) or first(parts)
+            return f" is {describe(value)}, not a dict"
+        if missing := [name for name in needed if name not in value]:
+            return f" has no {missing[0]}"
+        return first((name, known[name](value[name])) for name in known if name in value)
 
     return reason
 
 
-def inside(where: str, name: str | int) -> str:
-    """Where a part is of what is at `where`; names in a file may be long."""
-    return f"{where}.{str(name)[:80]}".removeprefix(".")
-
-
-def first(reasons: Iterator[str]) -> str:
-    """The first that is one."""
-    return next(filter(None, reasons), "")
+def first(reasons: Iterator[tuple[Any, str]]) -> str:
+    """The first reason that is one, and the name of the part that it is about."""
+    return next((f".{str(name)[:80]}{reason}" for name, reason in reasons if reason), "")
 
 
 def describe(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
@@ -129,7 +125,7 @@ def is_plain(value: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
 
 COUNT = whole(0, 2**53)  # a float holds each number up to here
 TEXT = single("text", lambda value: type(value) is str)
-ANY_NUMBER = single("a number", lambda value: type(value) in (int, float))
+FLOAT = single("a number", lambda value: type(value) is float)
 DENSE = single("a dense tensor", is_dense)
 WEIGHTS = each(str, DENSE)
 # What `Checkpoints.save` writes.
@@ -148,14 +144,17 @@ PARTS = {
                     "param_groups": row(record({"params": row(COUNT)})),
                 }
             ),
-            "scaler": record(
-                {
-                    "scale?": number(1e-38, 1e38),
-                    "growth_factor?": number(1, 2**16),
-                    "backoff_factor?": number(2**-16, 1),
-                    "growth_interval?": whole(1, 2**31 - 1),
-                    "_growth_tracker?": whole(0, 2**31 - 1),
-                }
+            "scaler": maybe(
+                record(
+                    {
+                        "scale": number(1e-38, 1e38),
+                        "growth_factor": number(1, 2**16),
+                        "backoff_factor": number(2**-16, 1),
+                        "growth_interval": whole(1, 2**31 - 1),
+                        "_growth_tracker": whole(0, 2**31 - 1),
+                    }
+                ),
+                nothing={},
             ),
         }
     ),
@@ -164,14 +163,15 @@ PARTS = {
     "fingerprint": TEXT,
     "mean": row(number(-1e6, 1e6), 3),
     "std": row(number(1e-6, 1e6), 3),
-    "report": record({"loss": ANY_NUMBER, "step": COUNT, "joules?": number(0, 1e38)}),
+    "report": record({"loss": FLOAT, "step": COUNT, "joules?": number(0, 1e38)}),
 }
+CHECKPOINT = record(PARTS)
 
 
 def contradiction(saved: dict[str, Any]) -> str:
     """What parts that have their forms can't be together; nothing if all is well."""
     state, report = saved["state"], saved["report"]
-    model, ema, scaler = state["model"], state["ema"], state["scaler"]
+    model, ema = state["model"], state["ema"]
     if not saved["classes"] or not model:
         return "there are no classes, or no weights"
     shapes, ema_shapes = ({n: w.shape for n, w in (part or {}).items()} for part in (model, ema))
@@ -181,8 +181,6 @@ def contradiction(saved: dict[str, Any]) -> str:
         return "state.ema is there, or is not, other than optim.ema_decay says"
     if max(state["best_step"], report["step"]) > state["step"]:
         return f"it is of step {state['step']}, and has what was later"
-    if len(scaler) not in (0, 5):
-        return "state.scaler is not whole"
     return ""
 
 
@@ -192,11 +190,12 @@ def check_saved(saved: Any, path: Path) -> Config:  # noqa: ANN401 - whatever a 
     Raises:
         UserError: that says what is wrong, and where in it.
     """
-    if reason := record(PARTS)(saved, "") or contradiction(saved):
+    if reason := CHECKPOINT(saved) or contradiction(saved):
+        reason = reason.removeprefix(".").strip()
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {reason}")
     try:
         return unflatten(saved["config"])
-    except (TypeError, KeyError, AttributeError, UserError) as error:  # such as an unknown knob
+    except (TypeError, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
 
 
@@ -266,7 +265,9 @@ def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a 
     """
     file.seek(0)
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tensors that are refused soon after
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         # Not torch's own words, which advise to load it all the same.
         name = re.search(r"GLOBAL (\S+)", str(error))
