@@ -1,6 +1,7 @@
 """Files to labels: the answers of an evaluation, in a file that goes on after a kill."""
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -208,6 +209,28 @@ def test_rows_of_another_command_are_not_gone_on_with(
     torch.save(weights, other / "checkpoints/best.pt")
     assert predict(str(other), photos / "train", "--out", out) == 2
     assert "begun with other weights; --fresh" in capsys.readouterr().err
+
+
+def test_rows_are_of_the_weights_that_were_loaded_whatever_is_saved_meanwhile(
+    run: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(run, tmp_path / "run")
+    best, opened = other / "checkpoints/best.pt", hashlib.blake2b()
+    opened.update(best.read_bytes())
+
+    def open_before_a_save(*arguments: object) -> Trained:
+        trained = open_once(*arguments)
+        shutil.copy(best, tmp_path / "next.pt")
+        with (tmp_path / "next.pt").open("ab") as file:
+            file.write(b"another")
+        (tmp_path / "next.pt").replace(best)
+        return trained
+
+    monkeypatch.setattr(predicting, "open_trained", open_before_a_save)
+    monkeypatch.setattr(Journal, "finish", interrupt)
+    assert predict(str(other), photos / "val", "--out", tmp_path / "x.csv") == 130
+    said = json.loads((tmp_path / "x.csv.partial.json").read_text())
+    assert said["weights"] == opened.hexdigest()[:32]
 
 
 def test_bad_files_are_listed_with_the_reason_and_the_rest_is_done(

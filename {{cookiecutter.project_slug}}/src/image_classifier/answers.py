@@ -81,6 +81,7 @@ class Predictions:
     answer: Tensor  # (count,) int32; LEFT_OUT if the image could not be read
     truth: Tensor  # (count,) int32
     images: str  # their fingerprint
+    step: int  # after which they were given
 
 
 def read_predictions(path: Path) -> Predictions | None:
@@ -89,17 +90,18 @@ def read_predictions(path: Path) -> Predictions | None:
     Raises:
         UserError: if it holds something else.
     """
-    if not path.exists():
+    if not path.is_file():
         return None
     try:
         with safe_open(path, "pt") as file:
             answer, truth = file.get_tensor("answer"), file.get_tensor("truth")
-            images = file.metadata()["images"]
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
+            about = file.metadata()
+            images, step = about["images"], int(about["step"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{str(path)!a} can't be read: {error}") from error
     if answer.ndim != 1 or answer.shape != truth.shape:
         raise UserError(f"{str(path)!a} has {tuple(answer.shape)} answers to {tuple(truth.shape)}")
-    return Predictions(answer, truth, images)
+    return Predictions(answer, truth, images, step)
 
 
 @dataclass(frozen=True)

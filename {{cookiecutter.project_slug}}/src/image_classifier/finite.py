@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import FaultError, RunConfig
+from .files import read_rows
 from .loader import TrainData
 from .run import append_lines, forget_rows_after
 
@@ -55,7 +56,7 @@ class FiniteCheck:
         """Drop the rows on steps that will be made again; how many are left."""
         if self.data.world.is_main:
             forget_rows_after(self.path, step)
-        return len(self.path.read_text().splitlines()) if self.path.exists() else 0
+        return len(read_rows(self.path)) if self.path.exists() else 0
 
     @property
     def metrics(self) -> dict[str, float]:

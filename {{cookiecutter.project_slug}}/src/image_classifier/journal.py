@@ -7,7 +7,6 @@ on behind the last whole batch, and another one is refused.
 
 import contextlib
 import csv
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 
 from .config import FaultError, UserError
 from .datasets.paths import PathList
+from .files import read_object
 from .rows import Csv, Jsonl, Labelled
 from .run import lock_file, sync_folder, write_json, write_whole
 
@@ -55,10 +55,11 @@ class Journal:
 
     def check_identity(self, identity: dict[str, Any]) -> None:
         """Refuse to add to rows that another command made."""
-        try:
-            was = json.loads(self.head.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise self.refusal("nothing says which command began it") from None
+        was: dict[str, Any] = {}
+        with contextlib.suppress(OSError):
+            was = read_object(self.head)
+        if not was:
+            raise self.refusal("nothing says which command began it")
         for name, value in identity.items():
             if was.get(name) != value:
                 shown = "" if name == "weights" else f": {was.get(name)}, not {value}"

@@ -19,6 +19,7 @@ import torch
 
 from .config import Config, UserError
 from .distributed import World
+from .files import read_rows
 from .machine import device_name
 
 # All that a run writes, and so all that `--run.fresh` deletes.
@@ -127,12 +128,9 @@ def forget_rows_after(path: Path, step: int) -> None:
     """Drop rows of JSON that a killed run wrote after its last save: it makes their steps again."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):  # the kill may have cut the last row short
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    write_whole(path, lambda file: file.write("".join(kept).encode()))
+    rows = (row for row in read_rows(path) if isinstance(row.get("step"), int | float))
+    kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
+    write_whole(path, lambda file: file.write(kept.encode()))
 
 
 def give_name(path: Path, name: Path) -> None:
