@@ -353,11 +353,38 @@ def test_a_list_on_standard_input_is_taken_as_it_is(
     many = [b"%d.jpg" % number for number in range(20_000)]  # more than is read at once
     assert listed("-", stdin=b"\n".join(many)) == many
     image = photos / "val/ant/12.jpg"
-    text = os.fsencode(image) + b"\0" + os.fsencode(photos)
+    os.mkfifo(tmp_path / "pipe.jpg")
+    odd = {str(photos): "Is a directory", "/dev/zero": "not a plain file"}
+    odd |= {str(tmp_path / "pipe.jpg"): "not a plain file"}  # which nobody writes to
+    text = b"\0".join(map(os.fsencode, (image, *odd)))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
     assert predict(run, "-", "--null", "--out", tmp_path / "x.csv") == 0
     errors = {row["path"]: row["error"] for row in rows_of(tmp_path / "x.csv")}
-    assert errors == {str(image): "", str(photos): "Is a directory"}
+    assert errors == {str(image): ""} | odd
+
+
+class Endless(io.RawIOBase):
+    """What /dev/zero is."""
+
+    def readinto(self, buffer: bytearray) -> int:
+        """Fill it."""
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+
+def test_a_list_without_names_is_not_read_for_ever() -> None:
+    for separator in (b"\n", b"\0"):
+        with pytest.raises(UserError, match="no name in 1 MiB: names end with a newline"):
+            list_files(["-"], io.BufferedReader(Endless()), separator)
+    with (
+        os.fdopen(os.open(os.devnull, os.O_WRONLY), "rb") as closed,
+        pytest.raises(UserError, match="the list on standard input can't be read: Bad file desc"),
+    ):
+        list_files(["-"], closed, b"\n")
 
 
 def test_parquet_has_the_numbers_of_the_model(run: str, photos: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -101,6 +102,9 @@ def spoiled(value: object, where: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{where}: flat", value.flatten()[:-1]
         yield f"{where}: endless", value.flatten()[:1].expand(10**12)
     if isinstance(value, dict):
+        annotated = OrderedDict(value)
+        annotated._metadata = 5  # of which torch thinks that it is its own
+        yield f"{where}: annotated", annotated
         for key, inner in value.items():
             others = {name: other for name, other in value.items() if name != key}
             yield f"{where}: no {key}", others

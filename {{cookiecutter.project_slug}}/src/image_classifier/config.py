@@ -195,8 +195,7 @@ class Config:
         for knob, (low, high) in RANGES.items():
             value = knob_value(self, knob)
             if isinstance(value, int | float) and not low <= value <= high:
-                shown = f"{value:g}" if isinstance(value, float) else value
-                raise UserError(f"--{flag(knob)} {shown} is not in {low:g} .. {high:g}")
+                raise out_of_range(knob, value, f"{low:g} .. {high:g}")
         if self.augment.policy != "none" and self.data.where in ("device", "host"):
             raise UserError(
                 f"--augment.policy {self.augment.policy} works on single images, so they must be "
@@ -310,6 +309,12 @@ def knob_value(config: Config, knob: str) -> Any:  # noqa: ANN401 - knobs have m
 def flag(knob: str) -> str:
     """The knob as the command line has it: `optim.warmup_epochs` -> `optim.warmup-epochs`."""
     return knob.replace("_", "-")
+
+
+def out_of_range(knob: str, value: float, allowed: str) -> UserError:
+    """What to raise for a number that a knob can't have; an integer may be more than any float."""
+    shown = f"{value:g}" if isinstance(value, float) else value
+    return UserError(f"--{flag(knob)} {shown} is not in {allowed}")
 
 
 def flatten(config: Config) -> dict[str, Any]:

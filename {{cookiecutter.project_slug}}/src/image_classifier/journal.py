@@ -7,6 +7,7 @@ on behind the last whole batch, and another one is refused.
 
 import contextlib
 import csv
+import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from .config import FaultError, UserError
 from .datasets.paths import PathList
 from .files import read_object
 from .rows import Csv, Jsonl, Labelled
-from .run import lock_file, sync_folder, write_json, write_whole
+from .run import lock_file, remove_leftovers, sync_folder, write_json, write_whole
 
 GROUP_BYTES = 2**24  # of the CSV behind a group of rows of a Parquet file
 
@@ -172,6 +173,7 @@ def open_journal(
     with file:
         with mistakes_in(journal.path):
             lock_file(file, f"{str(out)!a} is being written by another process")
+            remove_leftovers(out.parent, glob.escape(out.name))
             journal.begin(file, identity, fresh)
         yield journal
 

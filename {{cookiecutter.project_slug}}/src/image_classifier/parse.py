@@ -10,7 +10,7 @@ from typing import Any
 
 import tyro
 
-from .config import Config, UserError, flag
+from .config import Config, UserError, out_of_range
 from .presets import PRESETS
 
 
@@ -49,7 +49,7 @@ def check_ranges(options: object, **ranges: tuple[float, float]) -> None:
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
         if value != "auto" and not low <= value <= high:
-            raise UserError(f"--{flag(name)} {value} is not in {low} .. {high}")
+            raise out_of_range(name, value, f"{low} .. {high}")
 
 
 def sections(options: Config) -> dict[str, Any]:

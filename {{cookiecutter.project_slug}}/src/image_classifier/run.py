@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -77,6 +78,10 @@ def take(lock: TextIO, folder: Path) -> None:
         ) from None
     except OSError as error:  # some file systems on a network have no locks
         print(f"{folder} can't be locked ({error.strerror}): start no second run in it")
+    else:
+        remove_leftovers(folder / "checkpoints")
+        for name in WRITTEN:
+            remove_leftovers(folder, name)
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     lock.flush()
@@ -94,7 +99,7 @@ def clear_run(folder: Path, world: World) -> None:
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a file that appears under its name when all of it is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = unfinished(path)
     try:
         with temporary.open("wb") as file:
             write(file)
@@ -105,6 +110,20 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def unfinished(path: Path) -> Path:
+    """A name for what is to be `path`, which no other process takes for the same."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_leftovers(folder: Path, pattern: str = "*") -> None:
+    """Remove what was `unfinished` when a process was killed, of files that match `pattern`.
+
+    Only for who holds a lock, so that no living process is at work there.
+    """
+    for path in folder.glob(f".{pattern}.????????.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -135,8 +154,7 @@ def forget_rows_after(path: Path, step: int) -> None:
 
 def give_name(path: Path, name: Path) -> None:
     """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
-    temporary = name.with_name(f".{name.name}.tmp")
-    temporary.unlink(missing_ok=True)
+    temporary = unfinished(name)
     try:
         temporary.hardlink_to(path)
     except OSError:  # a file system without links
@@ -147,8 +165,10 @@ def give_name(path: Path, name: Path) -> None:
     sync_folder(name.parent)
 
 
-def lock_file(file: IO, is_taken: str) -> None:
+def lock_file(file: IO | int, is_taken: str) -> None:
     """Let no other process lock `file` until it is closed, here and in what is forked from here.
+
+    It may be the descriptor of a folder.
 
     Raises:
         UserError: saying `is_taken`, if another process has locked it.

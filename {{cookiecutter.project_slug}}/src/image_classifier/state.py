@@ -115,9 +115,9 @@ class TrainState:
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
         self.num_worse = saved.get("num_worse", 0)
-        self.model.load_state_dict(saved["model"])
+        self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
-            self.ema.load_state_dict(saved["ema"])
+            self.ema.load_state_dict(dict(saved["ema"]))
         groups = self.optimizer.state_dict()["param_groups"]
         state = saved["optimizer"]["state"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})

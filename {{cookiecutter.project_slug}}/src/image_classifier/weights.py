@@ -68,7 +68,7 @@ def each(key: type, form: Form) -> Form:
     """A dict of any length, all of whose keys are of one type and values of one form."""
 
     def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
-        if type(value) is not dict or any(type(name) is not key for name in value):
+        if not isinstance(value, dict) or any(type(name) is not key for name in value):
             return f" is {describe(value)}, not a dict by {key.__name__}"
         return first((name, form(one)) for name, one in value.items())
 
@@ -81,7 +81,7 @@ def record(forms: dict[str, Form]) -> Form:
     known = {name.removesuffix("?"): form for name, form in forms.items()}
 
     def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
-        if type(value) is not dict:
+        if not isinstance(value, dict):
             return f" is {describe(value)}, not a dict"
         if missing := [name for name in needed if name not in value]:
             return f" has no {missing[0]}"
@@ -280,7 +280,7 @@ def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a 
 
 def is_checkpoint(saved: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
     """Whether `saved` has the parts of a checkpoint of this project, sound or not."""
-    return type(saved) is dict and PARTS.keys() <= saved.keys()
+    return isinstance(saved, dict) and PARTS.keys() <= saved.keys()
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,8 @@ def best_in(saved: Any, path: Path, digest: str = "") -> Best:  # noqa: ANN401 -
     config = check_saved(saved, path)
     state = saved["state"]
     return Best(
-        weights=state["model"] if state["ema"] is None else state["ema"],
+        # A dict of torch's could have more to it, which a model would be told of.
+        weights=dict(state["model"] if state["ema"] is None else state["ema"]),
         config=config,
         step=state["step"],
         images=Source(

@@ -148,6 +148,14 @@ def class_folders(place: Path) -> list[bytes]:
         names = sorted(e.name for e in entries if is_folder(e) and not is_junk(e.name))
     if not names:
         raise UserError(f"{str(place)!a} has no folders, one per class, with images in them")
+    by_shown: dict[str, bytes] = {}
+    for name in names:
+        other = by_shown.setdefault(show(name), name)
+        if other != name:
+            raise UserError(
+                f"two folders in {str(place)!a} would be one class, {show(name)!r}: their names "
+                f"are the bytes {other!r} and {name!r}; rename one of them"
+            )
     return names
 
 
