@@ -152,6 +152,7 @@ def test_what_was_killed_goes_on_and_gives_the_same_bytes(
     whole = out.read_bytes()
     assert sorted(tmp_path.iterdir()) == [out]
 
+    (tmp_path / f".x.{kind}.0123abcd.tmp").touch()  # of one that was killed
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "finish", interrupt)
         assert predict(run, *words, "--fresh") == 130
