@@ -122,10 +122,10 @@ def own_folder(run: str, name: str) -> Iterator[Path]:
             f"cannot write to {str(folder)!a}: {error.strerror}; set --out to another folder"
         ) from error
     try:
-        lock_file(descriptor, f"{str(folder)!a} is being exported to by another process")
-        for left in folder.glob(f"{SCRATCH}*"):  # by one that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        remove_leftovers(folder, "model.*")
+        if lock_file(descriptor, f"{str(folder)!a} is being exported to by another process"):
+            remove_leftovers(folder, "model.*")
+            for left in folder.glob(f"{SCRATCH}*"):
+                shutil.rmtree(left, ignore_errors=True)
         yield folder
     finally:
         os.close(descriptor)

@@ -172,8 +172,8 @@ def open_journal(
         file = journal.path.open("ab+", buffering=0)
     with file:
         with mistakes_in(journal.path):
-            lock_file(file, f"{str(out)!a} is being written by another process")
-            remove_leftovers(out.parent, glob.escape(out.name))
+            if lock_file(file, f"{str(out)!a} is being written by another process"):
+                remove_leftovers(out.parent, glob.escape(out.name))
             journal.begin(file, identity, fresh)
         yield journal
 

@@ -100,7 +100,8 @@ def state_shapes(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, 
     if isinstance(optimizer, Muon) and id(weight) in optimizer.hidden:
         return {"step": torch.Size(), "momentum": weight.flatten(1).shape}
     if isinstance(optimizer, torch.optim.AdamW):
-        return {"step": torch.Size(), "exp_avg": weight.shape, "exp_avg_sq": weight.shape}
+        names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * optimizer.defaults["amsgrad"]]
+        return {"step": torch.Size(), **dict.fromkeys(names, weight.shape)}
     return {"momentum_buffer": weight.shape} if optimizer.defaults["momentum"] else {}
 
 

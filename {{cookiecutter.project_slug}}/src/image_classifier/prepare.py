@@ -309,8 +309,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Make a folder, and let no other process prepare it: both would write to the same files."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
-        lock_file(file, f"{str(folder)!a} is being prepared by another process")
-        remove_leftovers(folder)
+        if lock_file(file, f"{str(folder)!a} is being prepared by another process"):
+            remove_leftovers(folder)
         yield
 
 

@@ -165,10 +165,11 @@ def give_name(path: Path, name: Path) -> None:
     sync_folder(name.parent)
 
 
-def lock_file(file: IO | int, is_taken: str) -> None:
+def lock_file(file: IO | int, is_taken: str) -> bool:
     """Let no other process lock `file` until it is closed, here and in what is forked from here.
 
-    It may be the descriptor of a folder.
+    It may be the descriptor of a folder. False where the file system has no locks, as some on a
+    network: then nobody knows who else is at work.
 
     Raises:
         UserError: saying `is_taken`, if another process has locked it.
@@ -177,8 +178,9 @@ def lock_file(file: IO | int, is_taken: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(is_taken) from None
-    except OSError:  # some file systems on a network have no locks
-        pass
+    except OSError:
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:
