@@ -113,6 +113,7 @@ def test_a_run_whose_output_is_closed_comes_to_its_end_and_no_file_takes_its_pla
     ("redirection", "said"),
     [
         (">/dev/full", f"{FULL}\n"),
+        (">/dev/full 2>&1", ""),
         (">&-", "cannot write to standard output: Bad file descriptor\n"),
         ("<&- >&- 2>&-", ""),
     ],
@@ -121,7 +122,8 @@ def test_python_has_nothing_to_add_at_its_end(redirection: str, said: str) -> No
     code = "import sys; from image_classifier.cli import main; sys.exit(main([]))"
     script = f'exec "$0" -c "$1" {redirection}'
     words = ["sh", "-c", script, sys.executable, code]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # so that something is left for the end
+    done = subprocess.run(words, env=buffered, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (FAULT, "", said)
 
 
