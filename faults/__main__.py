@@ -83,6 +83,13 @@ ROWS = [
     ),
     Row("`kill -9` of the launcher", "ranks save and leave", ranks.launcher_killed, 3, 0),
     Row(
+        "`kill -9` of the launcher and all ranks at once",
+        "nothing is left in the temporary folder; the same command goes on",
+        ranks.all_killed,
+        3,
+        0,
+    ),
+    Row(
         "eight runs started at once in one folder", "one of them trains", ranks.racing_starts, 5, 1
     ),
     Row(
@@ -98,6 +105,13 @@ ROWS = [
         disks.full,
         3,
         1,
+    ),
+    Row(
+        "standard output on a full disk, closed, or with nobody who reads it",
+        "a run comes to its end; other commands do their work and end with 1",
+        tests_of(PROJECT, "tests/test_console.py"),
+        1,
+        0,
     ),
     Row(
         "a loss that is inf or nan; fp16's scaler overflows",
@@ -152,6 +166,20 @@ ROWS = [
         "hostile checkpoints and names of classes, files and folders",
         "no code runs; refused in a line, or shown escaped",
         tests_of(PROJECT, "tests/test_security.py"),
+        1,
+        0,
+    ),
+    Row(
+        "a checkpoint with 24 kinds of values, or nothing, in each of its places",
+        "refused in a line that names the place, or used without harm",
+        tests_of(PROJECT, "tests/test_weights.py"),
+        1,
+        0,
+    ),
+    Row(
+        "damaged JSON beside a run: of metrics, config, status, measurements, manifests",
+        "the run goes on without it, or it is refused in a line",
+        tests_of(PROJECT, "tests/test_files.py"),
         1,
         0,
     ),

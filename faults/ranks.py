@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,24 @@ def launcher_killed(scratch: Path, tries: int) -> str:
         longest = max(longest, time.monotonic() - began)
         expect(status(command.cwd / "run")["state"] == "interrupted", "they have not saved")
     return f"all ranks saved and gone after {longest:.1f} s"
+
+
+def all_killed(scratch: Path, tries: int) -> str:
+    """Kill the launcher and its ranks: what they met in is gone, and the run can go on."""
+    for number in range(tries):
+        command = Command(f"{SHORT} --epochs 2000", scratch / str(number))
+        command.until_step(12)
+        pid = command.process.pid
+        for process in (pid, *command.ranks()):
+            os.kill(process, signal.SIGKILL)
+        command.process.wait()
+        left = [path.name for path in Path(tempfile.gettempdir()).glob(f"store-*-{pid}-*")]
+        expect(not left, f"{left} are left")
+        again = Command(f"{SHORT} --epochs 2000", scratch / str(number))
+        again.until("from step ")
+        expect("from step 0 of" not in again.said, "it began anew")
+        again.close()
+    return "no file of theirs was left; continued from the last save"
 
 
 def racing_starts(scratch: Path, tries: int) -> str:

@@ -283,7 +283,7 @@ def test_what_the_system_lacks_is_not_the_fault_of_a_file(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(decode, "open", refuse, raising=False)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(kind) as error:
         decode.read_image(Path("x.jpg"))
     assert str(error.value) == message

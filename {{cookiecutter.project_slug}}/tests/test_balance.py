@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 
 from image_classifier import evaluate as evaluate_module
 from image_classifier import train as train_module
+from image_classifier.answers import read_predictions
 from image_classifier.config import Config, DataConfig
 from image_classifier.datasets import DATASETS
 from image_classifier.datasets.shapes import shapes
@@ -149,6 +150,7 @@ def test_a_run_ends_when_it_gets_no_better(config: Config, monkeypatch: pytest.M
     assert (status["state"], status["step"]) == ("done", 16)
     assert "no evaluation of 2 was better than that of step 8, top-1 50.00%" in status["message"]
     assert (folder / "report.html").exists()
+    assert read_predictions(folder / "predictions.safetensors").step == 16
     before = (folder / "checkpoints" / "last.pt").read_bytes()
     train(config)
     assert (folder / "checkpoints" / "last.pt").read_bytes() == before

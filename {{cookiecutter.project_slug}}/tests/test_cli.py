@@ -157,6 +157,7 @@ MISTAKES = {
     "smoke --data.batch-size 10 --optim.accumulate 3": "take 9 or 12",
     "smoke --data.where device --augment.policy randaugment": "--data.where auto or stream",
     "smoke --epochs inf": "--epochs inf is not in",
+    f"smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "smoke --model.name vit_b_32 --data.image-size 40": "vit_b_32 can't take images of",
     "smoke --optim.warmup-epochs 9": "longer than the run",
     "smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",

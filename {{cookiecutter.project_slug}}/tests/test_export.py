@@ -3,7 +3,9 @@
 The graphs themselves are made and run by the tests of the template, as that takes seconds.
 """
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -40,13 +42,21 @@ def run(config: Config, photos: Path) -> str:
     model = build_model(config.model, 2, config.data.image_size)
     torch.nn.init.normal_(model.head.weight)
     saved = {
-        "state": {"model": model.state_dict(), "ema": None, "step": 7},
+        "state": {
+            "model": model.state_dict(),
+            "ema": None,
+            "step": 7,
+            "best_top1": 0.5,
+            "best_step": 7,
+            "optimizer": {"state": {}, "param_groups": []},
+            "scaler": {},
+        },
         "config": flatten(config),
         "classes": ["ant", "bee"],
         "mean": [0.5, 0.4, 0.3],
         "std": [0.2, 0.3, 0.25],
         "fingerprint": "",
-        "report": {},
+        "report": {"loss": 0.0, "step": 7},
     }
     folder = Path(config.run.dir, "checkpoints")
     folder.mkdir(parents=True)
@@ -186,3 +196,22 @@ def test_an_example_is_short_and_imports_nothing_of_this_package(name: str, is_r
     assert len(text.split('"""')[2].strip().splitlines()) < 32
     assert __name__.partition(".")[0] not in text
     assert "from ." not in text
+
+
+def test_one_export_at_a_time_works_in_a_folder_and_removes_what_a_killed_one_left(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(run, "export")
+    (folder / ".export-x").mkdir(parents=True)
+    for name in (".export-x/model.onnx", ".model.onnx.0123abcd.tmp", ".mine.0123abcd.tmp"):
+        (folder / name).touch()
+    words = ["export", run, "--format", "safetensors"]
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "export' is being exported to by another process" in said
+    os.close(other)
+    assert main(words) == 0
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", ".mine.0123abcd.tmp"}

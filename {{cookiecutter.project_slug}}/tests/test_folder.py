@@ -204,3 +204,12 @@ def test_a_bomb_is_refused_unopened(tmp_path: Path) -> None:
     Image.new("1", (9000, 9000)).save(tmp_path / "bomb.png")
     with pytest.raises(UserError, match="9000 x 9000 pixels, more than"):
         read_image(tmp_path / "bomb.png")
+
+
+def test_folders_whose_names_show_alike_are_not_one_class(flat: Path) -> None:
+    for name in (b"a\xff", b"a\\xff"):  # a byte that is no text, and what it is shown as
+        write_photo(flat / os.fsdecode(name) / "1.jpg", 0, size=(8, 8))
+    with pytest.raises(UserError) as refusal:
+        names(flat, "train")
+    assert "two folders in" in str(refusal.value)
+    assert r"the bytes b'a\\xff' and b'a\xff'; rename" in str(refusal.value)

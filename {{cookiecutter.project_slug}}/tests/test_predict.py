@@ -1,6 +1,7 @@
 """Files to labels: the answers of an evaluation, in a file that goes on after a kill."""
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -151,6 +152,7 @@ def test_what_was_killed_goes_on_and_gives_the_same_bytes(
     whole = out.read_bytes()
     assert sorted(tmp_path.iterdir()) == [out]
 
+    (tmp_path / f".x.{kind}.0123abcd.tmp").touch()  # of one that was killed
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "finish", interrupt)
         assert predict(run, *words, "--fresh") == 130
@@ -208,6 +210,28 @@ def test_rows_of_another_command_are_not_gone_on_with(
     torch.save(weights, other / "checkpoints/best.pt")
     assert predict(str(other), photos / "train", "--out", out) == 2
     assert "begun with other weights; --fresh" in capsys.readouterr().err
+
+
+def test_rows_are_of_the_weights_that_were_loaded_whatever_is_saved_meanwhile(
+    run: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(run, tmp_path / "run")
+    best, opened = other / "checkpoints/best.pt", hashlib.blake2b()
+    opened.update(best.read_bytes())
+
+    def open_before_a_save(*arguments: object) -> Trained:
+        trained = open_once(*arguments)
+        shutil.copy(best, tmp_path / "next.pt")
+        with (tmp_path / "next.pt").open("ab") as file:
+            file.write(b"another")
+        (tmp_path / "next.pt").replace(best)
+        return trained
+
+    monkeypatch.setattr(predicting, "open_trained", open_before_a_save)
+    monkeypatch.setattr(Journal, "finish", interrupt)
+    assert predict(str(other), photos / "val", "--out", tmp_path / "x.csv") == 130
+    said = json.loads((tmp_path / "x.csv.partial.json").read_text())
+    assert said["weights"] == opened.hexdigest()[:32]
 
 
 def test_bad_files_are_listed_with_the_reason_and_the_rest_is_done(
@@ -330,11 +354,38 @@ def test_a_list_on_standard_input_is_taken_as_it_is(
     many = [b"%d.jpg" % number for number in range(20_000)]  # more than is read at once
     assert listed("-", stdin=b"\n".join(many)) == many
     image = photos / "val/ant/12.jpg"
-    text = os.fsencode(image) + b"\0" + os.fsencode(photos)
+    os.mkfifo(tmp_path / "pipe.jpg")
+    odd = {str(photos): "Is a directory", "/dev/zero": "not a plain file"}
+    odd |= {str(tmp_path / "pipe.jpg"): "not a plain file"}  # which nobody writes to
+    text = b"\0".join(map(os.fsencode, (image, *odd)))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
     assert predict(run, "-", "--null", "--out", tmp_path / "x.csv") == 0
     errors = {row["path"]: row["error"] for row in rows_of(tmp_path / "x.csv")}
-    assert errors == {str(image): "", str(photos): "Is a directory"}
+    assert errors == {str(image): ""} | odd
+
+
+class Endless(io.RawIOBase):
+    """What /dev/zero is."""
+
+    def readinto(self, buffer: bytearray) -> int:
+        """Fill it."""
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+
+def test_a_list_without_names_is_not_read_for_ever() -> None:
+    for separator in (b"\n", b"\0"):
+        with pytest.raises(UserError, match="no name in 1 MiB: names end with a newline"):
+            list_files(["-"], io.BufferedReader(Endless()), separator)
+    with (
+        os.fdopen(os.open(os.devnull, os.O_WRONLY), "rb") as closed,
+        pytest.raises(UserError, match="the list on standard input can't be read: Bad file desc"),
+    ):
+        list_files(["-"], closed, b"\n")
 
 
 def test_parquet_has_the_numbers_of_the_model(run: str, photos: Path, tmp_path: Path) -> None:

@@ -235,8 +235,12 @@ def test_a_mistake_in_preparing_is_answered_in_one_line(
     assert "--side 7 is not in 8 .. 4096" in complaint("--side", "7")
     assert "no preset 'foldr'" in (main(["prepare", "foldr"]) and capsys.readouterr().err)
     assert "cannot write prepared images" in complaint("--data.cache", "/proc/nowhere")
-    with writing.alone_in(root.parent / "photos.cache" / "train"):
+    cache = root.parent / "photos.cache" / "train"
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / ".manifest.json.0123abcd.tmp").touch()  # of one that was killed
+    with writing.alone_in(cache):
         assert "by another process" in complaint()
+        assert not [*cache.glob("*.tmp")]
     with monkeypatch.context() as patch:
         patch.setattr(writing.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e4))
         assert "are needed, 5e-05 GB are free" in complaint()

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from image_classifier import checkpoint, distributed, network, run
 from image_classifier.config import Config, UserError
 from image_classifier.loader import Batch, TrainData
 from image_classifier.report import Report
-from image_classifier.run import write_whole
+from image_classifier.run import give_name, write_whole
 from image_classifier.state import TrainState
 from image_classifier.train import train
 from image_classifier.weights import (
@@ -284,6 +285,10 @@ def test_damage_is_never_loaded(finished: Config) -> None:
         path.write_bytes(whole[:cut])
         with pytest.raises(DamagedError):
             read_checkpoint(path)
+    path.unlink()
+    os.mkfifo(path)  # of which nobody would ever write to the other end
+    with pytest.raises(DamagedError, match="is damaged: not a plain file"):
+        read_checkpoint(path)
 
 
 def test_if_all_checkpoints_are_damaged_nothing_is_overwritten(finished: Config) -> None:
@@ -310,7 +315,34 @@ def test_data_reaches_the_disk_before_its_name(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", rename)
     write_whole(tmp_path / "last.pt", lambda file: file.write(b"weights"))
-    assert events == ["sync .last.pt.tmp", "name last.pt", f"sync {tmp_path.name}"]
+    written, *others = events
+    assert re.fullmatch(r"sync \.last\.pt\.[0-9a-f]{8}\.tmp", written)
+    assert others == ["name last.pt", f"sync {tmp_path.name}"]
+
+
+def test_two_that_write_the_same_file_do_not_get_into_each_others_way(tmp_path: Path) -> None:
+    path, name = tmp_path / "model.onnx", tmp_path / "best.onnx"
+
+    def write(file: BinaryIO) -> None:
+        file.write(b"a whole ")
+        write_whole(path, lambda other: other.write(b"another"))
+        give_name(path, name)
+        file.write(b"file")
+
+    write_whole(path, write)
+    assert (path.read_bytes(), name.read_bytes()) == (b"a whole file", b"another")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "best.onnx"}
+
+
+def test_what_a_killed_run_left_half_written_is_removed_by_the_next(finished: Config) -> None:
+    folder = Path(finished.run.dir)
+    mine = folder / ".mine.0123abcd.tmp"
+    left = [folder / ".report.html.0123abcd.tmp", folder / "checkpoints/.last.pt.0123abcd.tmp"]
+    for path in (mine, *left):
+        path.touch()
+    train(finished)
+    assert mine.exists()
+    assert not [path for path in left if path.exists()]
 
 
 def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:

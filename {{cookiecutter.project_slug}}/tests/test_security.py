@@ -118,10 +118,12 @@ def bomb(path: Path) -> None:
 
 
 def lying_config(path: Path) -> None:
-    state = {"model": {}, "ema": None, "step": 1}
+    state = {"model": {"weight": torch.zeros(1)}, "ema": None, "step": 1, "scaler": {}}
+    state |= {"best_top1": 0.0, "best_step": 1, "optimizer": {"state": {}, "param_groups": []}}
     config = flatten(Config()) | {"model.width": "__import__('os').mkdir('owned')"}
-    saved = {"state": state, "config": config, "classes": ["ant"], "report": {}, "fingerprint": ""}
-    torch.save(saved | {"mean": [0.5] * 3, "std": [0.5] * 3}, path)
+    saved = {"state": state, "config": config, "classes": ["ant"], "fingerprint": ""}
+    saved |= {"mean": [0.5] * 3, "std": [0.5] * 3, "report": {"loss": 0.0, "step": 1}}
+    torch.save(saved, path)
 
 
 def other_shape(path: Path) -> None:

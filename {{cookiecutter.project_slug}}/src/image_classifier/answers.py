@@ -83,6 +83,7 @@ class Predictions:
     truth: Tensor  # (count,) int32
     images: str  # their fingerprint
     files: dict[str, str]  # their digests
+    step: int  # after which the model gave them
 
 
 def read_predictions(path: Path) -> Predictions | None:
@@ -91,18 +92,19 @@ def read_predictions(path: Path) -> Predictions | None:
     Raises:
         UserError: if it holds something else.
     """
-    if not path.exists():
+    if not path.is_file():
         return None
     try:
         with safe_open(path, "pt") as file:
             answer, truth = file.get_tensor("answer"), file.get_tensor("truth")
             about = file.metadata()
-            images, files = about["images"], dict(json.loads(about.get("files", "{}")))
+            images, step = about["images"], int(about["step"])
+            files = dict(json.loads(about.get("files", "{}")))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{str(path)!a} can't be read: {error}") from error
     if answer.ndim != 1 or answer.shape != truth.shape:
         raise UserError(f"{str(path)!a} has {tuple(answer.shape)} answers to {tuple(truth.shape)}")
-    return Predictions(answer, truth, images, files)
+    return Predictions(answer, truth, images, files, step)
 
 
 @dataclass(frozen=True)

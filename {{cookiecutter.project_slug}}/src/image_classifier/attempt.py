@@ -39,7 +39,7 @@ def attempt(work: Callable[[], None]) -> int:
 
     rank = os.environ.get("RANK")
     if not faulthandler.is_enabled():
-        faulthandler.enable(sys.__stderr__)  # says the line of a crash in somebody's C
+        faulthandler.enable(2)  # standard error; says the line of a crash in somebody's C
     try:
         work()
     except FaultError as fault:
@@ -47,7 +47,7 @@ def attempt(work: Callable[[], None]) -> int:
             line = printable(str(fault))
             print(f"rank {rank}: {line}" if rank else line, file=sys.stderr)
         return fault.code
-    except (UserError, BrokenPipeError):
+    except UserError:
         raise
     except Exception as error:
         from .machine import advice_on

@@ -27,8 +27,17 @@ class Line(NamedTuple):
 
 
 def curve(rows: Rows, metric: str, scale: float = 1.0) -> Curve:
-    """A metric over the run, where it was logged, in units of 1 / `scale`."""
-    return [(row["epoch"], scale * row[metric]) for row in rows if metric in row]
+    """A metric over the run, where it was logged, in units of 1 / `scale`.
+
+    What is no number is left out, as anybody may have written to the file.
+    """
+    pairs = ((row.get("epoch"), row.get(metric)) for row in rows)
+    return [(e, scale * value) for e, value in pairs if is_number(e) and is_number(value)]
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is one that can be drawn, or at least is of that type: nan is too."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def chart(title: str, lines: Sequence[Line], unit: str = "", low: float | None = None) -> str:

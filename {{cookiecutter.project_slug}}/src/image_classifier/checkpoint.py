@@ -26,6 +26,7 @@ from .config import (
 )
 from .datasets.source import READ_FILES, Source, are_replaced, difference
 from .distributed import World
+from .optim import check_state
 from .run import clear_run, give_name, write_whole
 from .state import TrainState
 from .weights import DamagedError, abbreviate, misfit, read_checkpoint
@@ -85,10 +86,11 @@ class Checkpoints:
                 damage.append(str(error))
                 continue
             self.check_identity(saved)
-            self.check_files(saved.get("files", {}))
+            self.check_files(saved["files"])
             try:
+                check_state(state.optimizer, saved["state"]["optimizer"], saved["state"]["step"])
                 state.load_state_dict(saved["state"])
-            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (RuntimeError, ValueError) as error:
                 raise self.refusal(misfit(path, error)) from error
             if damage and self.world.is_main:
                 print(f"{damage[0]}; using {str(path)!a} (step {state.step})")
@@ -119,8 +121,8 @@ class Checkpoints:
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
         for name in ("mean", "std"):
-            was, now = saved.get(name), self.identity[name]
-            if was not in (None, now):  # None: saved before it was kept
+            was, now = list(saved[name]), self.identity[name]
+            if was != now:
                 raise self.refusal(f"it normalised by a {name} of {was}, not of {now}")
 
     def check_files(self, was: dict[str, str]) -> None:

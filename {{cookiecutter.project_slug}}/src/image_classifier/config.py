@@ -6,6 +6,7 @@ preset (`presets.py`) and change what you need: `python train.py cifar10 --optim
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -194,7 +195,7 @@ class Config:
         for knob, (low, high) in RANGES.items():
             value = knob_value(self, knob)
             if isinstance(value, int | float) and not low <= value <= high:
-                raise UserError(f"--{flag(knob)} {value:g} is not in {low:g} .. {high:g}")
+                raise out_of_range(knob, value, f"{low:g} .. {high:g}")
         if self.augment.policy != "none" and self.data.where in ("device", "host"):
             raise UserError(
                 f"--augment.policy {self.augment.policy} works on single images, so they must be "
@@ -323,6 +324,12 @@ def words_of(knobs: dict[str, Any]) -> list[str]:
     return words
 
 
+def out_of_range(knob: str, value: float, allowed: str) -> UserError:
+    """What to raise for a number that a knob can't have; an integer may be more than any float."""
+    shown = f"{value:g}" if isinstance(value, float) else value
+    return UserError(f"--{flag(knob)} {shown} is not in {allowed}")
+
+
 def flatten(config: Config) -> dict[str, Any]:
     """Every knob by its dotted name, in the order of this page."""
     flat: dict[str, Any] = {}
@@ -334,32 +341,39 @@ def flatten(config: Config) -> dict[str, Any]:
     return flat
 
 
+@cache
+def knob_kinds() -> dict[str, Any]:
+    """The type of every knob by its dotted name."""
+    kinds: dict[str, Any] = {}
+    for name, kind in get_type_hints(Config).items():
+        if dataclasses.is_dataclass(kind):
+            kinds |= {f"{name}.{key}": inner for key, inner in get_type_hints(kind).items()}
+        else:
+            kinds[name] = kind
+    return kinds
+
+
 def unflatten(flat: dict[str, Any]) -> Config:
     """The config that `flatten` made `flat` from; knobs that are missing have their defaults.
 
     Raises:
-        TypeError, KeyError: if there is no such knob, or its value is of another kind.
+        TypeError: if there is no such knob, or its value is of another kind.
         UserError: if a value is out of range.
     """
-    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
     values: dict[str, Any] = {}
     for knob, value in flat.items():
         section, _, name = knob.rpartition(".")
         known = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
-        if section:
-            values.setdefault(section, {})[name] = known
-        else:
-            values[name] = known
+        if knob not in knob_kinds():
+            raise TypeError(f"there is no --{flag(knob)}")
+        if not fits(known, knob_kinds()[knob]):
+            raise TypeError(f"--{flag(knob)} {value!a} is not of the right kind")
+        (values.setdefault(section, {}) if section else values)[name] = known
+    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
     for name, value in values.items():
         if isinstance(value, dict):
             values[name] = sections[name](**value)
-    config = Config(**values)
-    for knob, value in flatten(config).items():
-        section, _, name = knob.rpartition(".")
-        kind = get_type_hints(sections[section] if section else Config)[name]
-        if not fits(value, kind):
-            raise TypeError(f"--{flag(knob)} {value!a} is not of the right kind")
-    return config
+    return Config(**values)
 
 
 def fits(value: Any, kind: Any) -> bool:  # noqa: ANN401 - knobs have many types

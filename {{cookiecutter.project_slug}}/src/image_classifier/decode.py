@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from .config import DataConfig, FaultError, UserError
+from .files import open_plain
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -75,7 +76,7 @@ def read_image(path: Path, keep: int | None = None) -> Tensor:
         FaultError: if the system is out of memory or of open files, which is no fault of this one.
     """
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             return decode(file.read(), keep)
     except Exception as error:  # Pillow's decoders raise errors of many kinds on damaged files
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -250,7 +251,7 @@ def is_dark(highest: int) -> bool:
 def image_size(path: Path) -> tuple[int, int] | None:
     """(height, width) as the file's header has them, or None if it can't be read."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_plain(path) as file, Image.open(file, formats=FORMATS) as image:
             return image.height, image.width
     except Exception:  # whatever is wrong, `read_image` will say it
         return None

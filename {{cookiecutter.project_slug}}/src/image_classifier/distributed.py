@@ -5,12 +5,13 @@ started with the same variables in its environment: one code path.
 """
 
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from .config import ComputeConfig, RunConfig, UserError
 from .machine import end_with_parent, find_accelerator, keep_freed_memory, num_threads
 
+STORE = "RUN_STORE"  # variable with the descriptor of a file in which our own launcher's ranks meet
+STALE_SECONDS = 24 * 60 * 60  # after which a file that no process is known of is removed
 EXCHANGE_SECONDS = 0.5  # about how often ranks tell each other what has come up
 LOST, AGAIN = 74, 75  # exit codes of ranks that lost another, and that ask to be started again
 
@@ -59,6 +62,10 @@ class World:
     def agree(self, holds: bool) -> bool:
         """Whether `holds` is true on every process. Waits for the device."""
         return int(self.sum(torch.tensor(int(holds), device=self.device))) == self.size
+
+    def is_same(self, value: int) -> bool:
+        """Whether every process has the same `value`. Waits for the device."""
+        return self.smallest(value) == -self.smallest(-value)
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give `model` the statistics that rank 0 has: each rank's BatchNorm saw its own images."""
@@ -180,7 +187,8 @@ def join_world(
     finally:
         dist.destroy_process_group()
         if isinstance(store, dist.FileStore) and rank == 0:
-            Path(store.path).unlink(missing_ok=True)
+            with suppress(OSError):  # one without a name
+                Path(store.path).unlink()
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.device, str]:
@@ -217,11 +225,30 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
     if size == local_size:
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if STORE in os.environ:
+            return dist.FileStore(f"/proc/self/fd/{os.environ[STORE]}", size)
+        if rank == 0:
+            sweep(Path(tempfile.gettempdir()))
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         name = f"store-{job}-{os.getppid()}-{os.environ['MASTER_PORT']}-{attempt}"
         return dist.FileStore(str(Path(tempfile.gettempdir(), name)), size)
     store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=patience))
     return dist.PrefixStore(f"attempt{attempt}", store)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the stores of jobs that were killed with their launchers.
+
+    Not at once: a container that shares the folder has other numbers for its processes.
+    """
+    for path in folder.glob("store-*"):
+        with suppress(OSError):
+            parent = re.fullmatch(r"store-.*-(\d{1,9})-\d+-\d+", path.name)
+            if parent and time.time() - path.stat().st_mtime > STALE_SECONDS:
+                try:
+                    os.kill(int(parent[1]), 0)
+                except ProcessLookupError:
+                    path.unlink()
 
 
 def is_echo(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from .config import FREE_TO_CHANGE, ComputeConfig, Config, FaultError, UserError
 from .distributed import join_world
 from .formats import FORMATS, Portable, check_libraries, example, int8, open_onnx
 from .pixels import FromNormalised, FromPixels
-from .run import write_text, write_whole
+from .run import lock_file, remove_leftovers, write_text, write_whole
 from .trained import Trained, open_trained
 
+SCRATCH = ".export-"  # what folders begin with in which files are made
 CALIBRATED = 256  # training images that say which range the numbers of 8 bits are to have
 
 
@@ -49,22 +51,22 @@ def export(run: str, wanted: Wanted) -> None:
     with join_world(compute) as world:
         trained = open_trained(run, compute, world)
     images = open_images(trained, wanted.split, wanted.root, wanted.is_raw)
-    reference = ask(images.thinned(wanted.num_images))
-    print(
-        f"weights of step {trained.step} from {str(trained.path)!a}, in float32: top-1 "
-        f"{reference.top1:.2%} of {len(reference.taken):,} {wanted.split} images"
-    )
-    folder = open_folder(run, wanted.folder)
-    network = portable(trained, images)
-    for name in wanted.formats:
-        with placed(folder, f"model.{name}") as path:
-            account = compare(FORMATS[name](network, path), reference, wanted.tolerance)
-        say(folder, f"model.{name}", account)
-        if program := example(name, wanted.is_raw):
-            write_text(folder / f"example_{name}.py", program)
-    if wanted.has_int8:
-        examples = open_images(trained, "train", wanted.root, wanted.is_raw).thinned(CALIBRATED)
-        write_int8(folder, examples, images)
+    with own_folder(run, wanted.folder) as folder:
+        reference = ask(images.thinned(wanted.num_images))
+        print(
+            f"weights of step {trained.step} from {str(trained.path)!a}, in float32: top-1 "
+            f"{reference.top1:.2%} of {len(reference.taken):,} {wanted.split} images"
+        )
+        network = portable(trained, images)
+        for name in wanted.formats:
+            with placed(folder, f"model.{name}") as path:
+                account = compare(FORMATS[name](network, path), reference, wanted.tolerance)
+            say(folder, f"model.{name}", account)
+            if program := example(name, wanted.is_raw):
+                write_text(folder / f"example_{name}.py", program)
+        if wanted.has_int8:
+            examples = open_images(trained, "train", wanted.root, wanted.is_raw)
+            write_int8(folder, examples.thinned(CALIBRATED), images)
 
 
 def write_int8(folder: Path, examples: RealImages, images: RealImages) -> None:
@@ -88,7 +90,7 @@ def placed(folder: Path, name: str) -> Iterator[Path]:
         FaultError: if it can't be written.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as scratch:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
             path = Path(scratch, name)
             yield path
             with path.open("rb") as file:
@@ -103,21 +105,30 @@ def say(folder: Path, name: str, account: str) -> None:
     print(f"{str(path)!a}: {path.stat().st_size / 1e6:,.1f} MB; {account}")
 
 
-def open_folder(run: str, name: str) -> Path:
-    """The folder to write to, made if need be.
+@contextmanager
+def own_folder(run: str, name: str) -> Iterator[Path]:
+    """A block with the folder to write to, made if need be, where no other export is at work.
 
     Raises:
-        UserError: if it can't be.
+        UserError: if it can't be made, or another export is at work there.
     """
     path = Path(run)
     folder = Path(name) if name else (path if path.is_dir() else path.parent) / "export"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise UserError(
             f"cannot write to {str(folder)!a}: {error.strerror}; set --out to another folder"
         ) from error
-    return folder
+    try:
+        if lock_file(descriptor, f"{str(folder)!a} is being exported to by another process"):
+            remove_leftovers(folder, "model.*")
+            for left in folder.glob(f"{SCRATCH}*"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield folder
+    finally:
+        os.close(descriptor)
 
 
 def portable(trained: Trained, seen: RealImages) -> Portable:

@@ -1,5 +1,6 @@
 """Losses that are inf or nan: found on the device in every step, without waiting for it."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import FaultError, RunConfig
+from .files import read_rows
 from .loader import TrainData
 from .run import append_lines, forget_rows_after
 
@@ -54,7 +56,7 @@ class FiniteCheck:
         """Drop the rows on steps that will be made again; how many are left."""
         if self.data.world.is_main:
             forget_rows_after(self.path, step)
-        return len(self.path.read_text().splitlines()) if self.path.exists() else 0
+        return len(read_rows(self.path)) if self.path.exists() else 0
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -114,7 +116,8 @@ class FiniteCheck:
         paths = self.data.source.paths
         if paths is not None:
             row["files"] = [str(paths[index]) for index in indices]
-        append_lines(self.path, [json.dumps(row)])
+        with contextlib.suppress(OSError):  # a full disk, of which checkpoints tell
+            append_lines(self.path, [json.dumps(row)])
 
     def error(self, step: int) -> FaultError:
         """What to raise for the step that ends the run."""

@@ -9,8 +9,9 @@ from statistics import median
 from typing import Any
 
 from .answers import Predictions, read_predictions
-from .charts import Rows, curve
+from .charts import Rows, curve, is_number
 from .config import UserError
+from .files import read_object, read_rows
 
 # Knobs in which the runs of a group may differ, and what of them counts all the same.
 NO_KNOBS, STILL_KNOBS = ("seed", "run."), ("run.init_from",)
@@ -125,25 +126,42 @@ def make_group(number: int, runs: list[Run]) -> Group:
 
 
 def read_run(folder: Path) -> Run:
-    """What `folder` says of its run.
+    """What `folder` says of its run, which may be at work there.
+
+    Answers count only if they are those of the last evaluation: they are written at the end of a
+    run, which may since have gone on.
 
     Raises:
-        UserError: if it is no run folder, or was not evaluated yet.
+        UserError: if it is no run folder, was not evaluated yet, or was begun anew meanwhile.
     """
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
-        state = json.loads((folder / "status.json").read_text(encoding="utf-8"))["state"]
-        run = Run(folder, config, rows, state, read_predictions(folder / "predictions.safetensors"))
-        if not curve(rows, "val/top1"):
+        began = written_at(folder / "config.json")
+        config = read_object(folder / "config.json")
+        rows = read_rows(folder / "metrics.jsonl")
+        state = str(read_object(folder / "status.json").get("state", "unknown"))
+        predictions = read_predictions(folder / "predictions.safetensors")
+        if not (scored := [row for row in rows if is_number(row.get("val/top1"))]):
             raise UserError(f"{str(folder)!a} was not evaluated yet")
+        if predictions is not None and predictions.step != scored[-1]["step"]:
+            predictions = None
+        run = Run(folder, config, rows, state, predictions)
         # Whatever the files may hold: these are numbers, or it shows now.
-        int(run.seed), math.fsum((run.top1, run.best_top1, run.loss, run.seconds))
+        if type(run.seed) is not int or not math.isfinite(run.seconds):
+            raise ValueError("seed, or seconds")
+        math.fsum((run.top1, run.best_top1, run.loss))
+        is_same = written_at(folder / "config.json") == began
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"{error.filename!a} can't be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise UserError(f"{str(folder)!a} holds no run of this project: {error!r}") from error
+    if not is_same:
+        raise UserError(f"{str(folder)!a} was begun anew while it was read: compare once more")
     return run
+
+
+def written_at(path: Path) -> tuple[int, int]:
+    """What tells a file from another that gets its name."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns

@@ -14,6 +14,7 @@ import torch
 
 from .config import FaultError, RunConfig
 from .distributed import LOST, World, is_echo
+from .files import read_rows
 from .state import TrainState
 
 ROWS = "heartbeats"  # file in the run folder, with a row of so many bytes for each rank
@@ -93,7 +94,7 @@ class Heartbeat:
 
         Empty on all ranks but the first that is left: one account is enough.
         """
-        rows = read_rows(self.path)
+        rows = ranks_in(self.path)
         gone = [row for rank, row in rows.items() if rank < self.world.size and not said(row)]
         if not gone:
             return None
@@ -133,18 +134,18 @@ def fate(row: dict[str, Any]) -> str:
     return {"Z": "which has ended", "T": "which is stopped"}.get(letter, "which hangs")
 
 
-def read_rows(path: Path) -> dict[int, dict[str, Any]]:
+def ranks_in(path: Path) -> dict[int, dict[str, Any]]:
     """What each rank wrote last, by rank."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return {}
-    rows = {}
-    for line in lines:
-        with contextlib.suppress(ValueError):  # one that was never written, or is cut
-            row = json.loads(line)
-            rows[row["rank"]] = row
-    return rows
+    with contextlib.suppress(OSError):
+        return {row["rank"]: row for row in read_rows(path) if is_row(row)}
+    return {}
+
+
+def is_row(row: dict[str, Any]) -> bool:
+    """Whether a row is one that `Heartbeat.beat` writes: anybody may write to the file."""
+    kinds = {"rank": int, "host": str, "process": int, "step": int, "line": str, "how": str}
+    is_time = isinstance(row.get("time"), float)
+    return is_time and all(isinstance(row.get(name), kind) for name, kind in kinds.items())
 
 
 def line_of(thread: int) -> str:

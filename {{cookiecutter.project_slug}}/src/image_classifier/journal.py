@@ -7,8 +7,7 @@ on behind the last whole batch, and another one is refused.
 
 import contextlib
 import csv
-import hashlib
-import json
+import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,9 @@ from typing import Any, BinaryIO
 
 from .config import FaultError, UserError
 from .datasets.paths import PathList
+from .files import read_object
 from .rows import Csv, Jsonl, Labelled
-from .run import lock_file, sync_folder, write_json, write_whole
+from .run import lock_file, remove_leftovers, sync_folder, write_json, write_whole
 
 GROUP_BYTES = 2**24  # of the CSV behind a group of rows of a Parquet file
 
@@ -56,10 +56,11 @@ class Journal:
 
     def check_identity(self, identity: dict[str, Any]) -> None:
         """Refuse to add to rows that another command made."""
-        try:
-            was = json.loads(self.head.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise self.refusal("nothing says which command began it") from None
+        was: dict[str, Any] = {}
+        with contextlib.suppress(OSError):
+            was = read_object(self.head)
+        if not was:
+            raise self.refusal("nothing says which command began it")
         for name, value in identity.items():
             if was.get(name) != value:
                 shown = "" if name == "weights" else f": {was.get(name)}, not {value}"
@@ -171,7 +172,8 @@ def open_journal(
         file = journal.path.open("ab+", buffering=0)
     with file:
         with mistakes_in(journal.path):
-            lock_file(file, f"{str(out)!a} is being written by another process")
+            if lock_file(file, f"{str(out)!a} is being written by another process"):
+                remove_leftovers(out.parent, glob.escape(out.name))
             journal.begin(file, identity, fresh)
         yield journal
 
@@ -227,9 +229,3 @@ def mistakes_in(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"cannot write {str(path)!a}: {error.strerror}") from error
-
-
-def digest_of(path: Path) -> str:
-    """A short name for what a file holds."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]

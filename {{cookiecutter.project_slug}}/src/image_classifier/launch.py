@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import torch
 
 from .config import ComputeConfig, RunConfig
-from .distributed import AGAIN, LOST
+from .distributed import AGAIN, LOST, STORE
 from .machine import num_threads
 from .signals import obeyed
 
@@ -42,7 +44,8 @@ def launch(processes: int, run: RunConfig) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads(processes)))
     lost = 0
     while True:
-        code, fate = launch_once(processes)
+        with meeting_place() as (variables, descriptors):
+            code, fate = launch_once(processes, variables, descriptors)
         if code != AGAIN:
             if not fate or lost == run.restarts:
                 return code
@@ -51,7 +54,9 @@ def launch(processes: int, run: RunConfig) -> int:
         os.environ["RUN_RESTARTS"] = "1"
 
 
-def launch_once(processes: int) -> tuple[int, str]:
+def launch_once(
+    processes: int, variables: dict[str, str], descriptors: tuple[int, ...]
+) -> tuple[int, str]:
     """One attempt: the exit code, and what befell the first to fail if a new start may help.
 
     Not by torchrun's agent, which it otherwise does the same as: that listens on all networks,
@@ -63,6 +68,7 @@ def launch_once(processes: int) -> tuple[int, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",  # none: they meet in a file
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        **variables,
     }
     ranks: list[subprocess.Popen] = []
 
@@ -76,7 +82,11 @@ def launch_once(processes: int) -> tuple[int, str]:
             environment = os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, *sys.orig_argv[1:]]
             # A session of its own: Ctrl-C reaches it through us alone, and so once.
-            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))  # noqa: S603 - our own command
+            ranks.append(
+                subprocess.Popen(  # noqa: S603 - our own command
+                    command, env=environment, start_new_session=True, pass_fds=descriptors
+                )
+            )
         while (failed := first_failure(ranks)) is None:
             if all(process.returncode == 0 for process in ranks):
                 return 0, ""
@@ -94,6 +104,20 @@ def launch_once(processes: int) -> tuple[int, str]:
     name = signal.Signals(-code).name
     memory = " (out of memory?)" if name == "SIGKILL" else ""
     return 128 - code, f"rank {failed} (process {ranks[failed].pid}) was ended by {name}{memory}"
+
+
+@contextmanager
+def meeting_place() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """A block with a file in which ranks meet: the variables and descriptors that they need for it.
+
+    It has no name, and is gone with the last process that has it open: one with a name would stay
+    if all were killed at once. Nothing where only Linux can; then ranks make a file themselves.
+    """
+    if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")):
+        yield {}, ()
+        return
+    with os.fdopen(os.memfd_create("store"), "wb") as file:
+        yield {STORE: str(file.fileno())}, (file.fileno(),)
 
 
 def first_failure(ranks: list[subprocess.Popen]) -> int | None:

@@ -13,6 +13,7 @@ from .datasets.paths import PathList
 
 LIST = "-"  # in place of a path
 READ_BYTES = 2**16  # of a list at once
+MOST_NAMELESS = 2**20  # bytes of a list without a name: such as /dev/zero, which never ends
 ANY_FOLDERS = b"**"  # in a pattern: none, one or several
 FORMULAS = (b"=", b"+", b"-", b"@")  # what a spreadsheet takes for one begins so
 
@@ -72,11 +73,25 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
 
 
 def listed(stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
-    """The names of a list, each ended by `separator`, of which the last may have none."""
-    rest = b""
-    while text := stdin.read(READ_BYTES):
-        *names, rest = (rest + text).split(separator)
-        yield from filter(None, names)
+    """The names of a list, each ended by `separator`, of which the last may have none.
+
+    Raises:
+        UserError: if it can't be read, or so much of it has no name that it is no list.
+    """
+    rest, num_nameless = b"", 0  # bytes since the last name
+    try:
+        while text := stdin.read(READ_BYTES):
+            *names, rest = (rest + text).split(separator)
+            names = [*filter(None, names)]
+            num_nameless = 0 if names else num_nameless + len(text)
+            if num_nameless > MOST_NAMELESS:
+                raise UserError(
+                    f"the list on standard input has no name in {MOST_NAMELESS / 2**20:g} MiB: "
+                    "names end with a newline, or with --null by NUL"
+                )
+            yield from names
+    except OSError as error:
+        raise UserError(f"the list on standard input can't be read: {error.strerror}") from error
     if rest:
         yield rest
 

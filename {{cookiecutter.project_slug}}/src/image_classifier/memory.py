@@ -6,7 +6,6 @@ failing rank writes down half of the micro-batch, all are started again, and rea
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from .config import Config, FaultError
 from .distributed import AGAIN, World
+from .files import read_object
 from .loader import TrainData
 from .run import write_json
 from .state import TrainState
@@ -37,9 +37,9 @@ class MicroBatch:
         self.path, self.world = Path(config.run.dir, MICRO_BATCH), world
         self.share = config.data.batch_size // world.size
         size = max(1, self.share // config.optim.accumulate)
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            if not config.run.fresh:
-                size = min(size, json.loads(self.path.read_text())["micro_batch"])
+        with contextlib.suppress(OSError):
+            kept = 0 if config.run.fresh else read_object(self.path).get("micro_batch")
+            size = min(size, kept) if isinstance(kept, int) and kept > 0 else size
         self.size = world.smallest(size)
 
     @contextmanager

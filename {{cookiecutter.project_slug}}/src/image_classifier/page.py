@@ -20,6 +20,7 @@ from torch import Tensor
 from .answers import Answers, Calibration, calibrate
 from .charts import Line, Rows, chart, curve, reliability
 from .config import Config, flatten
+from .files import read_object, read_rows
 from .loader import Batch
 from .pictures import Picture, contact_sheet, gallery, names_in, place_of, read_small, share_text
 from .run import write_text
@@ -111,10 +112,8 @@ def write_page(
     warnings: Sequence[str] = (),
 ) -> None:
     """Write `report.html` from what a run wrote to `folder` and its last evaluation."""
-    files = ("metrics.jsonl", "config.json", "environment.json")
-    metrics, *others = ((folder / name).read_text(encoding="utf-8") for name in files)
-    rows = [json.loads(line) for line in metrics.splitlines()]
-    config, environment = map(json.loads, others)
+    rows = read_rows(folder / "metrics.jsonl")
+    config, environment = (read_object(folder / f"{n}.json") for n in ("config", "environment"))
     classes, confusion = answers.source.classes, answers.confusion()
     confusions = matrix if len(classes) <= 20 else confused_pairs  # a larger one can't be read
     calibration = calibrate(answers)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from .config import Config, UserError, flag
+from .config import Config, UserError, flag, out_of_range
 from .presets import PRESETS, shortened
 
 # Words without a flag, by their fields: what help calls them, and an example.
@@ -161,7 +161,7 @@ def check_ranges(options: object, **ranges: tuple[float, float]) -> None:
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
         if value != "auto" and not low <= value <= high:
-            raise UserError(f"--{flag(name)} {value:g} is not in {low} .. {high}")
+            raise out_of_range(name, value, f"{low} .. {high}")
 
 
 def sections(options: Config) -> dict[str, Any]:

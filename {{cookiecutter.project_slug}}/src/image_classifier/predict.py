@@ -17,11 +17,12 @@ from torch import Tensor
 
 from .bad_images import BadImages
 from .config import ComputeConfig, FaultError, UserError
+from .console import is_reader_gone
 from .datasets.paths import PathList
 from .datasets.source import Source
 from .distributed import World, join_world
 from .evaluate import logits_of
-from .journal import FORMATS, Journal, check_out, digest_of, open_journal
+from .journal import FORMATS, Journal, check_out, open_journal
 from .listing import list_files
 from .loader import Batch, copy_ahead, pins
 from .placement import choose_depth
@@ -73,7 +74,7 @@ def predict(
             if not out:
                 return to_screen(trained, data, top_k)
             identity = {
-                "weights": digest_of(trained.path),
+                "weights": trained.digest,
                 "precision": trained.precision.name,
                 "--top-k": top_k,
                 "--batch-size": batch_size,
@@ -200,6 +201,8 @@ def to_screen(trained: Trained, data: PredictData, top_k: int) -> int:
         for labelled in label(trained, data, top_k, first=0):
             print(table.write(labelled), end="", flush=True)
             num_bad += len(labelled.errors)
+            if is_reader_gone():
+                break
     tell_bad(num_bad, len(files), "")
     return len(files) - num_bad
 

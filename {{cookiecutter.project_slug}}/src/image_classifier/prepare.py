@@ -40,7 +40,7 @@ from .datasets.prepared import (
 from .decode import BadImageError, read_image, resize
 from .machine import num_cores
 from .report import clock
-from .run import lock_file, write_json, write_whole
+from .run import lock_file, remove_leftovers, write_json, write_whole
 
 SHARD_BYTES = 2**28  # of a file of images, about: 1,000 files for a million of them
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
@@ -309,7 +309,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Make a folder, and let no other process prepare it: both would write to the same files."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
-        lock_file(file, f"{str(folder)!a} is being prepared by another process")
+        if lock_file(file, f"{str(folder)!a} is being prepared by another process"):
+            remove_leftovers(folder)
         yield
 
 

@@ -15,7 +15,6 @@ from urllib.parse import urlparse
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .blocks import find_head
@@ -25,12 +24,15 @@ from .distributed import World
 from .loader import EvalData, TrainData
 from .models import published_normalisation
 from .weights import (
+    PARTS,
+    WEIGHTS,
     DamagedError,
     abbreviate,
+    best_in,
     check_archive,
     is_checkpoint,
-    load_best,
     load_plain,
+    open_saved,
     read_checkpoint,
 )
 
@@ -141,20 +143,19 @@ def read_safetensors(path: Path) -> Origin:
         UserError: if it is damaged.
     """
     try:
-        weights = load_file(path)
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "pt") as file:  # once, as another file may get its name
             about = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UserError(f"--run.init-from {str(path)!a}: {error}") from error
     known = {}
     for name in ("classes", "mean", "std"):
         try:
             known[name] = tuple(json.loads(about[name]))
-        except (KeyError, ValueError, TypeError):  # not of ours
+        except (KeyError, ValueError, TypeError, RecursionError):  # not of ours
             continue
-        kind = str if name == "classes" else float
-        if not all(isinstance(value, kind) for value in known[name]):
-            del known[name]
+        if reason := PARTS[name](known[name]):
+            raise UserError(f"--run.init-from {str(path)!a}: {name}{reason}")
     return Origin(str(path), "", bare(weights), **known)
 
 
@@ -164,14 +165,14 @@ def read_torch(path: Path) -> Origin:
     Raises:
         UserError: if it is damaged, or holds anything but tensors and plain values.
     """
-    with path.open("rb") as file:
-        is_legacy = file.read(len(LEGACY)) == LEGACY
+    is_legacy = False
     try:
-        if not is_legacy:
-            check_archive(path)
         # What programs were started with, which many save beside their weights, is plain values.
-        with torch.serialization.safe_globals([Namespace]):
-            saved = load_plain(path)
+        with open_saved(path) as file, torch.serialization.safe_globals([Namespace]):
+            is_legacy = file.read(len(LEGACY)) == LEGACY
+            if not is_legacy:
+                check_archive(file, path)
+            saved = load_plain(file, path)
     except DamagedError as error:
         raise UserError(str(error)) from error
     except UserError as error:
@@ -179,7 +180,7 @@ def read_torch(path: Path) -> Origin:
             raise
         raise UserError(f"{str(path)!a} is damaged: {error.__cause__}") from error
     if is_checkpoint(saved):
-        best = load_best(path)
+        best = best_in(saved, path)
         images = best.images
         return Origin(str(path), "", best.weights, images.classes, images.mean, images.std)
     return Origin(str(path), "", state_dict_in(saved, path))
@@ -194,7 +195,13 @@ def state_dict_in(saved: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401 
     if isinstance(saved, dict):
         saved = next((saved[name] for name in NESTS if isinstance(saved.get(name), dict)), saved)
     weights = saved if isinstance(saved, dict) else {}
-    weights = {k: v for k, v in weights.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    weights = {
+        name: weight.detach()
+        for name, weight in weights.items()
+        if isinstance(name, str) and isinstance(weight, Tensor)
+    }
+    if reason := WEIGHTS(weights):
+        raise UserError(f"{str(path)!a} holds weights that no model takes: {reason[1:]}")
     if not weights:
         raise UserError(f"{str(path)!a} holds no weights: neither a state dict nor a checkpoint")
     return bare(weights)

@@ -280,7 +280,7 @@ class Report:
                 self.trackers.finish(metrics)
             path = self.folder / "predictions.safetensors"
             try:
-                answers.save(path, self.total_steps)
+                answers.save(path, self.step)
             except OSError as error:
                 self.say(f"cannot write {path}: {error.strerror}")
         self.say(scores_text(metrics, answers.confusion(), answers.source.classes))
@@ -292,13 +292,17 @@ class Report:
         self.say(f"run folder: {folder}, report: {page}, {took}")
 
     def write_page(self, answers: Answers) -> None:
-        """Write `report.html` on the last evaluation; a full disk is no reason to end."""
+        """Write `report.html` on the last evaluation, which is no reason to end.
+
+        A disk may be full, or what was written to it before may have been changed.
+        """
         if self.world.is_main:
             try:
                 self.page.warnings = [*self.warnings, *self.train_data.warnings]
                 self.page.write(answers, self.state_text("running"))
-            except OSError as error:
-                self.say(f"cannot write {self.page.path}: {error.strerror}")
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                reason = getattr(error, "strerror", None) or repr(error)
+                self.say(f"cannot write {self.page.path}: {reason}")
 
     def state_text(self, state: str) -> str:
         """How the run stands, as its page says it."""

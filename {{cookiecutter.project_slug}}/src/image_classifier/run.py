@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import torch
 
 from .config import Config, UserError
 from .distributed import World
+from .files import read_rows
 from .machine import device_name
 
 # All that a run writes, and so all that `--run.fresh` deletes.
@@ -93,6 +95,10 @@ def take(lock: TextIO, folder: Path) -> None:
         ) from None
     except OSError as error:  # some file systems on a network have no locks
         print(f"{folder} can't be locked ({error.strerror}): start no second run in it")
+    else:
+        remove_leftovers(folder / "checkpoints")
+        for name in WRITTEN:
+            remove_leftovers(folder, name)
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     lock.flush()
@@ -110,7 +116,7 @@ def clear_run(folder: Path, world: World) -> None:
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a file that appears under its name when all of it is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = unfinished(path)
     try:
         with temporary.open("wb") as file:
             write(file)
@@ -121,6 +127,20 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def unfinished(path: Path) -> Path:
+    """A name for what is to be `path`, which no other process takes for the same."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_leftovers(folder: Path, pattern: str = "*") -> None:
+    """Remove what was `unfinished` when a process was killed, of files that match `pattern`.
+
+    Only for who holds a lock, so that no living process is at work there.
+    """
+    for path in folder.glob(f".{pattern}.????????.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -144,18 +164,14 @@ def forget_rows_after(path: Path, step: int) -> None:
     """Drop rows of JSON that a killed run wrote after its last save: it makes their steps again."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):  # the kill may have cut the last row short
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    write_whole(path, lambda file: file.write("".join(kept).encode()))
+    rows = (row for row in read_rows(path) if isinstance(row.get("step"), int | float))
+    kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
+    write_whole(path, lambda file: file.write(kept.encode()))
 
 
 def give_name(path: Path, name: Path) -> None:
     """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
-    temporary = name.with_name(f".{name.name}.tmp")
-    temporary.unlink(missing_ok=True)
+    temporary = unfinished(name)
     try:
         temporary.hardlink_to(path)
     except OSError:  # a file system without links
@@ -166,8 +182,11 @@ def give_name(path: Path, name: Path) -> None:
     sync_folder(name.parent)
 
 
-def lock_file(file: IO, is_taken: str) -> None:
+def lock_file(file: IO | int, is_taken: str) -> bool:
     """Let no other process lock `file` until it is closed, here and in what is forked from here.
+
+    It may be the descriptor of a folder. False where the file system has no locks, as some on a
+    network: then nobody knows who else is at work.
 
     Raises:
         UserError: saying `is_taken`, if another process has locked it.
@@ -176,8 +195,9 @@ def lock_file(file: IO, is_taken: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(is_taken) from None
-    except OSError:  # some file systems on a network have no locks
-        pass
+    except OSError:
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:

@@ -111,14 +111,16 @@ class TrainState:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Become what was saved."""
+        """Become what was saved; how the optimizer goes on with it is as it is set by now."""
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
         self.num_worse = saved.get("num_worse", 0)
-        self.model.load_state_dict(saved["model"])
+        self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
-            self.ema.load_state_dict(saved["ema"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+            self.ema.load_state_dict(dict(saved["ema"]))
+        groups = self.optimizer.state_dict()["param_groups"]
+        state = saved["optimizer"]["state"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.precision.load_state_dict(saved["scaler"])
 
 

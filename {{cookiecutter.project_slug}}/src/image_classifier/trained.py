@@ -22,6 +22,7 @@ class Trained:
     """
 
     path: Path  # the checkpoint
+    digest: str  # of all that was in it
     step: int  # after which these were the weights
     config: Config  # of the training
     classes: tuple[str, ...]
@@ -40,6 +41,8 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
     """
     path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
     best = load_best(path)
+    while not world.is_same(int(best.digest[:15], 16)):
+        best = load_best(path)  # a run that goes on has saved another since some rank read it
     config = best.config
     name, usual = config.precision, usual_precision(world.device)
     if world.device.type == "cpu" and name != usual:  # a GPU may have trained it
@@ -52,6 +55,7 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
         raise UserError(misfit(path, error)) from error
     return Trained(
         path=path,
+        digest=best.digest,
         step=best.step,
         config=config,
         classes=best.images.classes,

@@ -90,8 +90,8 @@ def compare_models(first: Group, second: Group, seeds: list[int]) -> Comparison:
     for run in (one, other):
         if run.predictions is None:
             raise UserError(
-                f"{str(run.folder)!a} has no predictions.safetensors, which a run writes at its "
-                "end: of one seed, nothing can be told without it"
+                f"{str(run.folder)!a} has no predictions.safetensors of its last evaluation, which "
+                "a run writes at its end: of one seed, nothing can be told without it"
             )
     check_images(one, other)
     was, now = one.predictions, other.predictions

@@ -5,11 +5,11 @@ in the folder of the dataset's cache.
 """
 
 import contextlib
-import json
 import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from .config import DataConfig
 from .datasets.prepared import cache_folder
 from .distributed import World
+from .files import read_object
 from .machine import device_name, num_cores
 from .run import write_json
 from .samples import Samples
@@ -45,12 +46,13 @@ def choose_workers(
     memory = cache_folder(data) / "workers.json"
     key = machine_key(data, samples, world)
     known = recall(memory) if remembers else {}
-    if key not in known:
-        rates = {count: round(rate(samples, count)) for count in candidates(most, cores, world)}
+    tried = candidates(most, cores, world)
+    rates = rates_in(known.get(key))
+    if [*rates] != tried:
+        rates = {count: round(rate(samples, count)) for count in tried}
         known[key] = {str(count): images for count, images in rates.items()}
         if world.is_main and remembers:
             remember(memory, known)
-    rates = {int(count): images for count, images in known[key].items()}
     allowed = {count: images for count, images in rates.items() if count <= most}
     highest = max(allowed.values())
     chosen = min(n for n, images in allowed.items() if images >= GOOD_ENOUGH * highest)
@@ -116,14 +118,22 @@ def machine_key(data: DataConfig, samples: Samples, world: World) -> str:
     )
 
 
-def recall(memory: Path) -> dict[str, dict[str, int]]:
+def recall(memory: Path) -> dict[str, Any]:
     """What was measured before."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(memory.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError):
+        return read_object(memory)
     return {}
 
 
-def remember(memory: Path, known: dict[str, dict[str, int]]) -> None:
+def rates_in(found: Any) -> dict[int, int]:  # noqa: ANN401 - whatever a file may hold
+    """Images per second by number of workers, if that is what was found; else nothing."""
+    with contextlib.suppress(AttributeError, ValueError, TypeError, OverflowError):
+        rates = {int(count): int(images) for count, images in found.items()}
+        return rates if min(rates.values(), default=0) > 0 else {}
+    return {}
+
+
+def remember(memory: Path, known: dict[str, Any]) -> None:
     """Keep what was measured, where that is possible."""
     with contextlib.suppress(OSError):  # a folder that can't be written: it is measured again
         memory.parent.mkdir(exist_ok=True)

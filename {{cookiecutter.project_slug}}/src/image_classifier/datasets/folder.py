@@ -146,7 +146,8 @@ def class_folders(place: Path) -> list[bytes]:
     """The names of the folders in `place`, sorted; bytes, as they need not be valid text.
 
     Raises:
-        UserError: if there are none; it says how many images lie there, and where they belong.
+        UserError: if there are none; it says how many images lie there, and where they belong. Or
+            if two are shown by the same text.
     """
     with os.scandir(os.fsencode(place)) as entries:
         found = [entry for entry in entries if not is_junk(entry.name)]
@@ -159,6 +160,14 @@ def class_folders(place: Path) -> list[bytes]:
             f"{str(place)!a} has {images}no folders: put the images of each class into a folder of "
             f"its own, such as {example}"
         )
+    by_shown: dict[str, bytes] = {}
+    for name in names:
+        other = by_shown.setdefault(show(name), name)
+        if other != name:
+            raise UserError(
+                f"two folders in {str(place)!a} would be one class, {show(name)!r}: their names "
+                f"are the bytes {other!r} and {name!r}; rename one of them"
+            )
     return names
 
 

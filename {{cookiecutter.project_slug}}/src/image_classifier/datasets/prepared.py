@@ -9,11 +9,10 @@ The same images are used only as long as the files that they are of are the same
 
 import copy
 import hashlib
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from ..config import DataConfig, UserError
 from ..decode import unpack_jpeg
+from ..files import read_object
 from ..machine import is_in_memory, map_pages
 from .paths import PathList
 
@@ -155,12 +155,30 @@ def open_prepared(data: DataConfig, split: str, paths: PathList) -> tuple[Prepar
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """What `prepare` wrote last, or None if it is not through, or was of another version."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="ascii"))
+        manifest = read_object(folder / MANIFEST)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise damage(folder / MANIFEST, str(error)) from error
-    return manifest if manifest.get("version") == VERSION else None
+    if manifest and manifest.get("version") != VERSION:
+        return None
+    if not is_manifest(manifest):
+        raise damage(folder / MANIFEST, "it is not what `prepare` writes")
+    return manifest
+
+
+def is_manifest(found: dict[str, Any]) -> bool:
+    """Whether all that is read of a manifest is there, and of the right type."""
+    recipe, shards = found.get("recipe"), found.get("shards")
+    kinds = {"bytes": int, "blake2b": str}
+    return (
+        isinstance(found.get("index"), str)
+        and isinstance(recipe, dict)
+        and {name: type(value) for name, value in recipe.items()} == get_type_hints(Recipe)
+        and isinstance(shards, list)
+        and all(isinstance(shard, dict) for shard in shards)
+        and all({n: type(shard.get(n)) for n in kinds} == kinds for shard in shards)
+    )
 
 
 def read_index(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
@@ -172,7 +190,7 @@ def read_index(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
         if digest != manifest["index"]:
             raise damage(path, "wrong checksum")
         return load_file(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise damage(path, str(error)) from error
 
 

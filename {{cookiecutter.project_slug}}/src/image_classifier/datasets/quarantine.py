@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ..config import DataConfig, UserError
+from ..files import open_plain
 from ..printable import path_of, printable_path
 from .prepared import cache_folder
 from .source import Source
@@ -33,7 +34,8 @@ def read_quarantine(data: DataConfig) -> dict[bytes, str]:
     """
     path = quarantine_path(data)
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_plain(path) as file:
+            text = file.read().decode()
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
