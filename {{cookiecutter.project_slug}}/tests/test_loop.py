@@ -1,16 +1,22 @@
 """The loop: it never waits for the device, and divides a batch without changing its gradients."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import changed, run_ranks
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.config import Config
+from image_classifier.distributed import World, join_world
+from image_classifier.find_lr import losses_at
 from image_classifier.loader import Batch, TrainData
 from image_classifier.optim import (
     build_loss,
@@ -21,6 +27,7 @@ from image_classifier.optim import (
 from image_classifier.precision import Precision
 from image_classifier.report import Report
 from image_classifier.state import TrainState
+from image_classifier.tips.trial import DataShelf, Trial
 from image_classifier.train import train
 from image_classifier.watch import WAITING
 from image_classifier.weights import load_best, read_checkpoint
@@ -92,6 +99,40 @@ def test_a_planted_item_is_noticed(quiet: Config, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Report, "count", count_and_look)
     assert "_local_scalar_dense" in waits_in_the_loop(quiet, monkeypatch)
+
+
+class Mark:
+    """Something that is alive for as long as what holds it."""
+
+
+def graph_of(loss: torch.Tensor) -> set[torch.autograd.graph.Node]:
+    """All operations that `loss` was computed by; not the weights' own ends, which stay."""
+    found, ahead = set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found.add(node)
+            ahead += [following for following, _ in node.next_functions]
+    return found
+
+
+def test_nothing_of_a_steps_graph_outlives_it(
+    quiet: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: WeakSet[Mark] = WeakSet()
+    alive, count = [], Report.count
+
+    def count_and_mark(report: Report, loss: torch.Tensor) -> None:
+        count(report, loss)
+        alive.append(len(marks))
+        for node in graph_of(loss):
+            node.metadata["mark"] = mark = Mark()
+            marks.add(mark)
+        assert len(marks) > 20
+
+    monkeypatch.setattr(Report, "count", count_and_mark)
+    train(quiet)
+    assert alive == [0] * 16
 
 
 def test_each_step_has_its_learning_rate(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,11 +273,39 @@ def test_accumulation_is_a_large_batch(one_step: Config) -> None:
     assert_close(trained_weights(changed(one_step, run__fresh=True, optim__accumulate=4)), whole)
 
 
+def trained_and_counted(config: Config) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """The weights after a run; how often its ranks exchanged gradients in it, and elsewhere.
+
+    After the one step of the run come two of a range test, and three of a trial of `bench`.
+    """
+    exchanges = []
+    parallelize = World.parallelize
+
+    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        exchanges[-1] += bucket.is_last()
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    def counted(*arguments: object) -> torch.nn.Module:
+        learner = parallelize(*arguments)
+        learner.register_comm_hook(None, exchange)
+        exchanges.append(0)
+        return learner
+
+    World.parallelize = counted
+    weights = trained_weights(config)
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # they meet a second time
+    with join_world(config.compute) as world:
+        losses_at([0.1, 0.1], config, world)
+        Trial(config, world, DataShelf(world).open(config)).run(3)
+    return weights, exchanges
+
+
 def test_gradients_of_two_ranks_are_those_of_one_process(one_step: Config) -> None:
     whole = trained_weights(one_step)
-    for accumulate in (1, 2):
+    for accumulate in (1, 4):
         divided = changed(one_step, run__fresh=True, optim__accumulate=accumulate)
-        one, other = run_ranks(2, trained_weights, divided)
+        (one, exchanges), (other, _) = run_ranks(2, trained_and_counted, divided)
+        assert exchanges == [1, 2, 3]  # one in a step, in however many parts it is computed
         assert_close(one, whole)
         for name, tensor in one.items():
             assert torch.equal(tensor, other[name])
