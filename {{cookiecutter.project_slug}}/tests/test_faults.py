@@ -404,6 +404,21 @@ def test_a_run_whose_last_save_failed_has_failed(config: Config, full_disk: list
     assert last(config)["state"]["step"] == 8
 
 
+def test_a_signal_after_which_nothing_could_be_saved_is_no_interruption(
+    config: Config, full_disk: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(step: int, loss: Tensor) -> Tensor:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    full_disk += [3, 4]
+    plant(monkeypatch, send)
+    with pytest.raises(SaveError, match=r"last save .* the checkpoint of step 2 is kept"):
+        train(changed(config, run__save_every_steps=2))
+    assert status(config)["state"] == "failed"
+
+
 def test_three_saves_that_fail_in_a_row_end_the_run(config: Config, full_disk: list[int]) -> None:
     full_disk += range(2, 9)
     with pytest.raises(SaveError, match=r"step 4 in .* step 1 is kept; it is the third time"):

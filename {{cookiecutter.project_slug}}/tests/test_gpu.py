@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, write_photo
+from conftest import changed, run_ranks, write_photo
 
 from image_classifier import monitor
 from image_classifier.attempt import attempt
@@ -145,6 +145,23 @@ def test_the_profiler_sees_the_device(on_gpu: Config) -> None:
     folder = Path(on_gpu.run.dir, "profile")
     assert (folder / "trace.json.gz").stat().st_size > 1000
     assert (folder / "memory.pickle").stat().st_size > 1000
+
+
+def trained(config: Config) -> None:
+    """Train, as a rank."""
+    train(config)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_batchnorm_sees_the_images_of_both_gpus(on_gpu: Config, tmp_path: Path) -> None:
+    step = changed(on_gpu, epochs=0.25, optim__warmup_epochs=0.0, model__dropout=0.0)
+    ends = []
+    for processes in (1, 2):
+        run = changed(step, run__dir=str(tmp_path / str(processes)), deterministic=True)
+        run_ranks(processes, trained, changed(run, compute__sync_batchnorm=True))
+        ends.append(weights(run))
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(tensor, ends[1][name], rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_photographs_train_on_the_device(on_gpu: Config, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from image_classifier.optim import (
 from image_classifier.precision import Precision
 from image_classifier.report import Report
 from image_classifier.state import TrainState
-from image_classifier.tips.trial import DataShelf, Trial
+from image_classifier.tips.trial import DataShelf, Trial, kept_switches
 from image_classifier.train import train
 from image_classifier.watch import WAITING
 from image_classifier.weights import load_best, read_checkpoint
@@ -169,6 +169,17 @@ def test_the_forward_pass_is_in_the_chosen_precision(config: Config, name: str) 
     assert model.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("is_on", [False, True])
+def test_switches_of_a_gpu_are_set_as_the_knobs_say(config: Config, is_on: bool) -> None:
+    compute = replace(config.compute, tf32=is_on, cudnn_benchmark=True)
+    with kept_switches():
+        torch.use_deterministic_algorithms(not is_on)
+        Precision("fp32", compute, config.optim, torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
+        assert torch.backends.cudnn.allow_tf32 == is_on
+        assert torch.backends.cudnn.benchmark == is_on  # it may choose otherwise each time
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_images_and_weights_share_a_memory_layout(
     config: Config, monkeypatch: pytest.MonkeyPatch, channels_last: bool
@@ -302,10 +313,11 @@ def trained_and_counted(config: Config) -> tuple[dict[str, torch.Tensor], list[i
 
 def test_gradients_of_two_ranks_are_those_of_one_process(one_step: Config) -> None:
     whole = trained_weights(one_step)
-    for accumulate in (1, 4):
-        divided = changed(one_step, run__fresh=True, optim__accumulate=accumulate)
-        (one, exchanges), (other, _) = run_ranks(2, trained_and_counted, divided)
-        assert exchanges == [1, 2, 3]  # one in a step, in however many parts it is computed
+    divided = changed(one_step, run__fresh=True, optim__accumulate=4)
+    (parts, exchanges), (other_parts, _) = run_ranks(2, trained_and_counted, divided)
+    assert exchanges == [1, 2, 3]  # one in a step, in however many parts it is computed
+    undivided = run_ranks(2, trained_weights, changed(one_step, run__fresh=True))
+    for one, other in ((parts, other_parts), undivided):
         assert_close(one, whole)
         for name, tensor in one.items():
             assert torch.equal(tensor, other[name])

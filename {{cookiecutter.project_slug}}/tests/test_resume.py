@@ -14,16 +14,24 @@ import torch
 from conftest import changed, run_alone, run_ranks
 
 from image_classifier import checkpoint, network, run
+from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
+from image_classifier.datasets import open_dataset
+from image_classifier.distributed import World
 from image_classifier.loader import Batch, TrainData
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
 from image_classifier.report import Report
 from image_classifier.run import write_whole
+from image_classifier.state import TrainState
 from image_classifier.train import train
 from image_classifier.weights import (
     DamagedError,
     load_best,
     read_checkpoint,
 )
+
+CPU = World(torch.device("cpu"))
 
 
 def train_until(config: Config, step: int, kill: bool = True) -> None:
@@ -159,6 +167,31 @@ def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config: Config)
     one = seen_until(config, 3)
     two_again = run_ranks(2, seen_until, config, 4)
     assert sorted(chain(*two, one, *two_again)) == list(range(64))
+
+
+def test_a_scaler_goes_on_as_it_was_saved(config: Config) -> None:
+    def begun(scale: float) -> TrainState:
+        model = torch.nn.Linear(4, 4)
+        precision = Precision("fp32", config.compute, config.optim, CPU.device)
+        precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+        return TrainState.start(
+            config.optim, model, build_optimizer(config.optim, model), precision
+        )
+
+    def checkpoints() -> Checkpoints:
+        return Checkpoints(config, CPU, open_dataset(config.data, "train"))
+
+    state, again = begun(8.0), begun(4.0)
+    for _ in range(5):
+        state.precision.backward(state.model(torch.ones(2, 4)).mean())
+        state.precision.step(state.optimizer)
+        state.advance()
+    with checkpoints() as saving:
+        saving.save(state, {})
+    checkpoints().resume(again)
+    scaler = again.precision.scaler
+    assert (again.step, scaler.get_scale(), scaler._get_growth_tracker()) == (5, 16.0, 2)
+    assert_same(scaler.state_dict(), state.precision.scaler.state_dict())
 
 
 def test_a_finished_run_is_not_trained_again(finished: Config) -> None:
