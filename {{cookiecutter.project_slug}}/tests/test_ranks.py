@@ -229,7 +229,8 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(
     monkeypatch.setattr(subprocess, "Popen", Forked)
     monkeypatch.setattr(Forked, "all", [])
     monkeypatch.setattr(Forked, "config", config, raising=False)
-    monkeypatch.setenv("RUN_RESTARTS", "0")  # which `launch` sets, and is put back
+    for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)  # what `launch` sets is put back
     assert launch.launch(2, config.run) == 0
     assert [rank.returncode for rank in Forked.all[1:]] == [OutOfMemoryError.code, 0, 0]
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())

@@ -279,11 +279,13 @@ def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed: C
 def test_a_ring_of_one_batch_is_enough(streamed: Config) -> None:
     samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
     indices = torch.arange(12)
+    files = sorted(os.listdir("/dev/fd"))
     stream = Stream(samples, 5, workers=2, prefetch_batches=1, pin=False)
     places = ((0, part) for part in indices.split(5))
     seen = [numbers.tolist() for _, _, numbers in stream.batches(places)]
     stream.close()
     assert seen == [part.tolist() for part in indices.split(5)]
+    assert sorted(os.listdir("/dev/fd")) == files  # it leaves none open
 
 
 def ended(streamed: Config, end: Callable[[Stream], object], **knobs: object) -> str:
