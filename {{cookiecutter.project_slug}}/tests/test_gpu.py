@@ -2,7 +2,7 @@
 
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,9 @@ import torch
 from conftest import changed, run_ranks, write_photo
 
 from image_classifier import monitor
+from image_classifier import train as train_module
 from image_classifier.attempt import attempt
-from image_classifier.config import Config
+from image_classifier.config import Config, FaultError
 from image_classifier.distributed import World
 from image_classifier.loader import Batch, TrainData, copy_ahead
 from image_classifier.memory import OutOfMemoryError
@@ -162,6 +163,20 @@ def test_batchnorm_sees_the_images_of_both_gpus(on_gpu: Config, tmp_path: Path) 
         ends.append(weights(run))
     for name, tensor in ends[0].items():
         torch.testing.assert_close(tensor, ends[1][name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_loss_that_is_no_number_is_found_on_the_device(
+    on_gpu: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = train_module.build_loss
+
+    def build_spoiled(*arguments: object) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        loss_of, calls = build(*arguments), iter(range(1, 1000))
+        return lambda *pair: loss_of(*pair) * (float("nan") if next(calls) == 3 else 1)
+
+    monkeypatch.setattr(train_module, "build_loss", build_spoiled)
+    with pytest.raises(FaultError, match="not finite at step 3,"):
+        train(on_gpu)
 
 
 def test_photographs_train_on_the_device(on_gpu: Config, tmp_path: Path) -> None:

@@ -284,6 +284,17 @@ def test_accumulation_is_a_large_batch(one_step: Config) -> None:
     assert_close(trained_weights(changed(one_step, run__fresh=True, optim__accumulate=4)), whole)
 
 
+def test_the_seed_decides_the_weights_that_a_run_begins_with(one_step: Config) -> None:
+    begun = changed(one_step, optim__lr=0.0)
+    weights = [
+        trained_weights(changed(begun, run__fresh=True, seed=seed))["head.weight"]
+        for seed in (1, 2, 1)
+    ]
+    assert torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def trained_and_counted(config: Config) -> tuple[dict[str, torch.Tensor], list[int]]:
     """The weights after a run; how often its ranks exchanged gradients in it, and elsewhere.
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from image_classifier.config import UserError
+from image_classifier.distributed import choose_device
 from image_classifier.machine import (
     host_memory_bytes,
     is_in_memory,
@@ -71,3 +74,27 @@ def test_a_file_on_the_disk_is_not_taken_for_one_in_memory(tmp_path: Path) -> No
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert not is_in_memory(path)
     assert not is_in_memory(tmp_path / "missing")
+
+
+def test_each_process_has_a_device_of_its_own_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for there, name, device in (
+        (None, "auto", "cpu"),
+        (None, "cpu", "cpu"),
+        ("cuda", "cpu", "cpu"),
+    ):
+        kind = there and torch.device(there)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda kind=kind, **_: kind)
+        assert choose_device(name, 1, 2) == torch.device(device)
+        if there is None:
+            with pytest.raises(UserError, match=r"--compute\.device cuda"):
+                choose_device("cuda", 1, 2)
+    for name in ("auto", "cuda"):
+        assert choose_device(name, 1, 2) == torch.device("cuda", 1)
+        with pytest.raises(UserError, match=r"3 processes .* --run\.processes 2"):
+            choose_device(name, 0, 3)
+    assert chosen == [1, 1]

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -60,7 +61,8 @@ def scored(config: Config) -> float:
 def final(config: Config) -> dict:
     """The last checkpoint of a run, without what may differ: where it lies, the energy it took."""
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
-    del saved["config"]["run.dir"], saved["report"]["joules"]
+    del saved["config"]["run.dir"]
+    saved["report"].pop("joules", None)
     return saved
 
 
@@ -169,26 +171,44 @@ def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config: Config)
     assert sorted(chain(*two, one, *two_again)) == list(range(64))
 
 
+def checkpoints_of(config: Config) -> Checkpoints:
+    """Of the run of a config, in one process."""
+    return Checkpoints(config, CPU, open_dataset(config.data, "train"))
+
+
+def begun(config: Config, scale: float = 1.0) -> TrainState:
+    """A tiny model before its first step, whose losses are scaled."""
+    model = torch.nn.Linear(4, 4)
+    precision = Precision("fp32", config.compute, config.optim, CPU.device)
+    precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+    return TrainState.start(config.optim, model, build_optimizer(config.optim, model), precision)
+
+
+def test_a_save_that_is_under_way_is_seen_through_whatever_ends_the_run(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = torch.save
+
+    def save_slowly(*arguments: object) -> None:
+        time.sleep(0.1)
+        save(*arguments)
+
+    monkeypatch.setattr(checkpoint.torch, "save", save_slowly)
+    with contextlib.suppress(KeyboardInterrupt), checkpoints_of(config) as checkpoints:
+        checkpoints.save(begun(config), {})
+        raise KeyboardInterrupt
+    assert final(config)["state"]["step"] == 0
+
+
 def test_a_scaler_goes_on_as_it_was_saved(config: Config) -> None:
-    def begun(scale: float) -> TrainState:
-        model = torch.nn.Linear(4, 4)
-        precision = Precision("fp32", config.compute, config.optim, CPU.device)
-        precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
-        return TrainState.start(
-            config.optim, model, build_optimizer(config.optim, model), precision
-        )
-
-    def checkpoints() -> Checkpoints:
-        return Checkpoints(config, CPU, open_dataset(config.data, "train"))
-
-    state, again = begun(8.0), begun(4.0)
+    state, again = begun(config, 8.0), begun(config, 4.0)
     for _ in range(5):
         state.precision.backward(state.model(torch.ones(2, 4)).mean())
         state.precision.step(state.optimizer)
         state.advance()
-    with checkpoints() as saving:
-        saving.save(state, {})
-    checkpoints().resume(again)
+    with checkpoints_of(config) as checkpoints:
+        checkpoints.save(state, {})
+    checkpoints_of(config).resume(again)
     scaler = again.precision.scaler
     assert (again.step, scaler.get_scale(), scaler._get_growth_tracker()) == (5, 16.0, 2)
     assert_same(scaler.state_dict(), state.precision.scaler.state_dict())
