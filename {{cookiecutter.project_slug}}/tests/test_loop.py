@@ -26,6 +26,7 @@ from image_classifier.optim import (
 )
 from image_classifier.precision import Precision
 from image_classifier.report import Report
+from image_classifier.seeding import seed_everything
 from image_classifier.state import TrainState
 from image_classifier.tips.trial import DataShelf, Trial, kept_switches
 from image_classifier.train import train
@@ -178,6 +179,19 @@ def test_switches_of_a_gpu_are_set_as_the_knobs_say(config: Config, is_on: bool)
         assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
         assert torch.backends.cudnn.allow_tf32 == is_on
         assert torch.backends.cudnn.benchmark == is_on  # it may choose otherwise each time
+
+
+def test_kernels_repeat_themselves_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    with kept_switches():
+        torch.backends.cudnn.benchmark = True
+        seed_everything(0, True, torch.device("cuda"))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.benchmark
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -124,6 +124,18 @@ def test_workers_do_not_change_the_crops_of_photographs(
         assert seen(changed(config, data__workers=workers)) == alone
 
 
+def test_what_workers_have_cropped_is_not_moved_again(config: Config, photos: Path) -> None:
+    config = changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
+    config = changed(config, augment__crop="resized", data__workers=0)
+    with join_world(config.compute) as world:
+        data = TrainData(config, world)
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        normalize = Normalize(data.source, config.data.image_size, precision)
+        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        batch = next(data.batches(0, 1))
+        assert torch.equal(augment(batch, 0)[0], normalize(batch.images))
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_share_the_batches_that_one_process_sees(config: Config, size: int) -> None:
     config = changed(config, data__batch_size=12, augment__cutout=8)

@@ -360,6 +360,17 @@ def test_workers_that_ended_between_two_batches_are_told(streamed: Config) -> No
         list(stream.batches([(0, torch.arange(4))]))
 
 
+def test_how_a_worker_ended_is_asked_until_the_system_knows(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = TrainData(streamed, CPU).stream
+    stream.pids = [2**22 + 1]  # which no process has
+    asked = iter([(0, 0)] * 3 + [(stream.pids[0], signal.SIGKILL)])
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(asked))
+    monkeypatch.setattr(stream_module.time, "sleep", lambda _: None)
+    assert "was ended by SIGKILL" in str(stream.end_of_a_worker(stream_module.GONE_SECONDS))
+
+
 def test_more_tasks_than_pipes_hold_are_done(
     streamed: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
