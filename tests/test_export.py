@@ -13,6 +13,8 @@ from PIL import Image
 COMMAND = "import sys; from image_classifier.cli import main; "
 COMMAND += "sys.exit(max(main(words.split()) for words in sys.argv[1:]))"
 SMOKE = "train smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+SURE = "train smoke --run.trackers --epochs 3 --optim.warmup-epochs 0 --run.dir runs/sure"
+SURE += " --data.name folder --data.root colours --data.batch-size 8"
 
 
 def strictly(*words: str, folder: Path, **environment: str) -> str:
@@ -22,7 +24,10 @@ def strictly(*words: str, folder: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, exported from pixels and from normalised images, and two photographs."""
+    """A folder with a run, exported from pixels and from normalised images, and two photographs.
+
+    And with another, whose model is sure, exported in 8 bits.
+    """
     folder = tmp_path_factory.mktemp("export")
     noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     photo = Image.fromarray(noise).resize((90, 61), Image.Resampling.BICUBIC)
@@ -33,9 +38,24 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     turned.save(folder / "turned.png", exif=exif)
     export = "export runs/smoke --images 32"
     words = (SMOKE, export, f"{export} --raw --out raw --format onnx pt2")
+    write_colours(folder / "colours")
+    words += (SURE, "export runs/sure --format onnx --int8")
     said = strictly("-c", COMMAND, *words, folder=folder, PYTHONPATH=str(PROJECT / "src"))
     assert said.count("the same class for 32 of 32 images") == 5
+    (folder / "said.txt").write_text(said)
     return folder
+
+
+def write_colours(root: Path) -> None:
+    """Reddish and bluish images, which any model tells apart."""
+    chance = np.random.default_rng(0)
+    for number in range(80):
+        name = ("red", "blue")[number % 2]
+        path = root / ("train", "val")[number >= 64] / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = chance.integers(0, 100, (32, 32, 3), dtype=np.uint8)
+        pixels[..., 2 * (name == "blue")] += 155
+        Image.fromarray(pixels).save(path)
 
 
 def answers(folder: Path, program: str) -> list[tuple[float, str]]:
@@ -81,3 +101,12 @@ def test_the_file_of_onnx_is_whole_and_says_what_it_is(exported: Path) -> None:
             )
         files = {"model.onnx", "model.pt2", "example_onnx.py", "example_pt2.py"}
         assert {file.name for file in path.parent.iterdir()} >= files
+
+
+def test_an_int8_file_is_smaller_and_right_as_often(exported: Path) -> None:
+    said = (exported / "said.txt").read_text()
+    assert "top-1 100.00% of 16 images, 100.00% in float32" in said
+    small, large = (exported / "runs/sure/export" / f"model{n}.onnx" for n in (".int8", ""))
+    assert small.stat().st_size < large.stat().st_size / 2
+    layers = {node.op_type for node in onnx.load(small).graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= layers

@@ -88,24 +88,34 @@ def run_alone(function: Callable, *arguments: object) -> tuple[int, Any]:
     return process.exitcode, result
 
 
-def run_ranks(size: int, function: Callable, *arguments: object) -> list[Any]:
-    """What `function(*arguments)` returns on each of `size` ranks."""
+def job_of(size: int) -> list[dict[str, str]]:
+    """What a launcher tells each of `size` ranks on this machine."""
     job = {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_PORT": "0",
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
     }
-    ranks = [
-        start(function, *arguments, rank=job | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(size)
-    ]
+    return [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def run_ranks(size: int, function: Callable, *arguments: object, **others: str) -> list[Any]:
+    """What `function(*arguments)` returns on each of `size` ranks, which are told `others` too."""
+    ranks = [start(function, *arguments, rank=rank | others) for rank in job_of(size)]
     try:
         return [pickle.loads(receiver.recv_bytes()) for _, receiver in ranks]
     finally:
         for process, _ in ranks:
             process.join(timeout=10)
             process.kill()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that is only not yet waited for does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def changed(config: Config, **knobs: object) -> Config:

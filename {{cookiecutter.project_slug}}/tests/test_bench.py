@@ -109,6 +109,18 @@ def test_a_planted_effect_is_found_with_its_size(config: Config, tmp_path: Path)
     assert found.low <= found.median <= found.high
 
 
+def test_what_only_the_first_step_takes_is_not_measured(config: Config, tmp_path: Path) -> None:
+    def compile_at_first(trial: Trial) -> None:
+        sleeping(0)(trial)
+        pauses = iter([0.1])
+        trial.step = lambda _: time.sleep(next(pauses, 0))
+
+    with opened(config, tmp_path) as (case, shelf):
+        timings = measure({"slow": Variant(case.config, compile_at_first)}, shelf, TINY, 0)
+    assert len(timings["slow"].seconds) == 2
+    assert sum(timings["slow"].seconds) < 0.1
+
+
 def test_what_is_inside_the_noise_is_no_effect() -> None:
     noise = [1.0, 1.3, 0.9, 1.1, 0.8, 1.2, 1.0]
     same = gain(noise, noise[::-1])

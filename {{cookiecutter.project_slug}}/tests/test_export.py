@@ -15,9 +15,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from image_classifier import export as exporting
+from image_classifier.agreement import compare_scores
 from image_classifier.augment import VIEWS, shift_and_flip
 from image_classifier.cli import main
-from image_classifier.config import Config, flatten
+from image_classifier.config import Config, FaultError, flatten
 from image_classifier.decode import centre_crop
 from image_classifier.formats import (
     Answer,
@@ -145,6 +146,29 @@ def test_a_file_that_answers_otherwise_is_not_left_there(
     assert said.count("\n") == 1
     assert "answers otherwise" in said
     assert list(Path(run, "export").iterdir()) == []
+
+
+class Labelled(list):
+    """Images that are what is to be answered to them, and labels."""
+
+    taken = staticmethod(lambda pixels: pixels)
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
+def test_fewer_bits_may_cost_half_a_point_and_no_more(lost: int) -> None:
+    answers = torch.nn.functional.one_hot(torch.arange(400) % 10)
+    images = Labelled((answer[None], int(answer.argmax())) for answer in answers)
+    turned = iter(range(400))
+
+    def fewer_bits(answer: Tensor) -> Tensor:
+        return answer.roll(int(next(turned) < lost))
+
+    if lost > 2:
+        with pytest.raises(FaultError, match=r"right less often: top-1 99\.25% .* 0\.5 points"):
+            compare_scores(fewer_bits, lambda answer: answer, images)
+    else:
+        said = compare_scores(fewer_bits, lambda answer: answer, images)
+        assert said == f"top-1 {1 - lost / 400:.2%} of 400 images, 100.00% in float32"
 
 
 def test_a_library_that_is_missing_is_named_with_the_command(

@@ -22,7 +22,7 @@ from image_classifier.config import Config, FaultError, UserError
 from image_classifier.distributed import Board, World, join_world
 from image_classifier.loader import TrainData
 from image_classifier.memory import OutOfMemoryError
-from image_classifier.optim import build_optimizer
+from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.precision import Precision
 from image_classifier.report import Report
 from image_classifier.signals import Signals, StoppedError
@@ -254,6 +254,7 @@ def test_where_one_image_is_too_much_it_is_said_what_the_memory_went_to(
     ) as e:
         train(one)
     assert e.value.code == 1
+    assert "averaged weights" not in str(e.value)  # of which there are none
 
 
 # Numbers
@@ -284,7 +285,8 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_the_weights(
     data = TrainData(config, CPU)
     batch = next(data.batches(row["step"] - 1, row["step"]))
     assert batch.indices.tolist() == row["indices"]
-    assert row["learning_rate"] > 0
+    lr_at = build_schedule(config.optim, data.steps_per_epoch, data.total_steps)
+    assert row["learning_rate"] == lr_at(row["step"] - 1)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
@@ -402,6 +404,21 @@ def test_a_run_whose_last_save_failed_has_failed(config: Config, full_disk: list
     full_disk.clear()
     train(config)
     assert last(config)["state"]["step"] == 8
+
+
+def test_a_signal_after_which_nothing_could_be_saved_is_no_interruption(
+    config: Config, full_disk: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(step: int, loss: Tensor) -> Tensor:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    full_disk += [3, 4]
+    plant(monkeypatch, send)
+    with pytest.raises(SaveError, match=r"last save .* the checkpoint of step 2 is kept"):
+        train(changed(config, run__save_every_steps=2))
+    assert status(config)["state"] == "failed"
 
 
 def test_three_saves_that_fail_in_a_row_end_the_run(config: Config, full_disk: list[int]) -> None:

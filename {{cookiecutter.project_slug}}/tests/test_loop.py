@@ -1,16 +1,22 @@
 """The loop: it never waits for the device, and divides a batch without changing its gradients."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import changed, run_ranks
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.config import Config
+from image_classifier.distributed import World, join_world
+from image_classifier.find_lr import losses_at
 from image_classifier.loader import Batch, TrainData
 from image_classifier.optim import (
     build_loss,
@@ -20,7 +26,9 @@ from image_classifier.optim import (
 )
 from image_classifier.precision import Precision
 from image_classifier.report import Report
+from image_classifier.seeding import seed_everything
 from image_classifier.state import TrainState
+from image_classifier.tips.trial import DataShelf, Trial, kept_switches
 from image_classifier.train import train
 from image_classifier.watch import WAITING
 from image_classifier.weights import load_best, read_checkpoint
@@ -94,6 +102,40 @@ def test_a_planted_item_is_noticed(quiet: Config, monkeypatch: pytest.MonkeyPatc
     assert "_local_scalar_dense" in waits_in_the_loop(quiet, monkeypatch)
 
 
+class Mark:
+    """Something that is alive for as long as what holds it."""
+
+
+def graph_of(loss: torch.Tensor) -> set[torch.autograd.graph.Node]:
+    """All operations that `loss` was computed by; not the weights' own ends, which stay."""
+    found, ahead = set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found.add(node)
+            ahead += [following for following, _ in node.next_functions]
+    return found
+
+
+def test_nothing_of_a_steps_graph_outlives_it(
+    quiet: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: WeakSet[Mark] = WeakSet()
+    alive, count = [], Report.count
+
+    def count_and_mark(report: Report, loss: torch.Tensor) -> None:
+        count(report, loss)
+        alive.append(len(marks))
+        for node in graph_of(loss):
+            node.metadata["mark"] = mark = Mark()
+            marks.add(mark)
+        assert len(marks) > 20
+
+    monkeypatch.setattr(Report, "count", count_and_mark)
+    train(quiet)
+    assert alive == [0] * 16
+
+
 def test_each_step_has_its_learning_rate(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = []
     step = Precision.step
@@ -126,6 +168,30 @@ def test_the_forward_pass_is_in_the_chosen_precision(config: Config, name: str) 
     with precision.autocast():
         assert model(torch.zeros(1, 3, 4, 4)).dtype == precision.dtype
     assert model.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_switches_of_a_gpu_are_set_as_the_knobs_say(config: Config, is_on: bool) -> None:
+    compute = replace(config.compute, tf32=is_on, cudnn_benchmark=True)
+    with kept_switches():
+        torch.use_deterministic_algorithms(not is_on)
+        Precision("fp32", compute, config.optim, torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
+        assert torch.backends.cudnn.allow_tf32 == is_on
+        assert torch.backends.cudnn.benchmark == is_on  # it may choose otherwise each time
+
+
+def test_kernels_repeat_themselves_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    with kept_switches():
+        torch.backends.cudnn.benchmark = True
+        seed_everything(0, True, torch.device("cuda"))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.benchmark
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -232,11 +298,51 @@ def test_accumulation_is_a_large_batch(one_step: Config) -> None:
     assert_close(trained_weights(changed(one_step, run__fresh=True, optim__accumulate=4)), whole)
 
 
+def test_the_seed_decides_the_weights_that_a_run_begins_with(one_step: Config) -> None:
+    begun = changed(one_step, optim__lr=0.0)
+    weights = [
+        trained_weights(changed(begun, run__fresh=True, seed=seed))["head.weight"]
+        for seed in (1, 2, 1)
+    ]
+    assert torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def trained_and_counted(config: Config) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """The weights after a run; how often its ranks exchanged gradients in it, and elsewhere.
+
+    After the one step of the run come two of a range test, and three of a trial of `bench`.
+    """
+    exchanges = []
+    parallelize = World.parallelize
+
+    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        exchanges[-1] += bucket.is_last()
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    def counted(*arguments: object) -> torch.nn.Module:
+        learner = parallelize(*arguments)
+        learner.register_comm_hook(None, exchange)
+        exchanges.append(0)
+        return learner
+
+    World.parallelize = counted
+    weights = trained_weights(config)
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # they meet a second time
+    with join_world(config.compute) as world:
+        losses_at([0.1, 0.1], config, world)
+        Trial(config, world, DataShelf(world).open(config)).run(3)
+    return weights, exchanges
+
+
 def test_gradients_of_two_ranks_are_those_of_one_process(one_step: Config) -> None:
     whole = trained_weights(one_step)
-    for accumulate in (1, 2):
-        divided = changed(one_step, run__fresh=True, optim__accumulate=accumulate)
-        one, other = run_ranks(2, trained_weights, divided)
+    divided = changed(one_step, run__fresh=True, optim__accumulate=4)
+    (parts, exchanges), (other_parts, _) = run_ranks(2, trained_and_counted, divided)
+    assert exchanges == [1, 2, 3]  # one in a step, in however many parts it is computed
+    undivided = run_ranks(2, trained_weights, changed(one_step, run__fresh=True))
+    for one, other in ((parts, other_parts), undivided):
         assert_close(one, whole)
         for name, tensor in one.items():
             assert torch.equal(tensor, other[name])

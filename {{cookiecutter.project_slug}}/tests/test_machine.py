@@ -176,3 +176,23 @@ def test_a_file_on_the_disk_is_not_taken_for_one_in_memory(tmp_path: Path) -> No
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert not is_in_memory(path)
     assert not is_in_memory(tmp_path / "missing")
+
+
+def test_each_process_has_a_device_of_its_own_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(distributed, "find_accelerator", lambda: ("cpu", "no GPU"))
+    assert choose_device("auto", 1, 2) == (torch.device("cpu"), "no GPU")
+    assert choose_device("cpu", 1, 2) == (torch.device("cpu"), "")
+    with pytest.raises(UserError, match=r"--compute\.device cuda: no GPU"):
+        choose_device("cuda", 1, 2)
+    monkeypatch.setattr(distributed, "find_accelerator", lambda: ("cuda", ""))
+    assert choose_device("cpu", 1, 2) == (torch.device("cpu"), "")
+    for name in ("auto", "cuda"):
+        assert choose_device(name, 1, 2) == (torch.device("cuda", 1), "")
+        with pytest.raises(UserError, match=r"3 processes .* --run\.processes 2"):
+            choose_device(name, 0, 3)
+    assert chosen == [1, 1]

@@ -136,14 +136,30 @@ def test_a_run_can_begin_at_any_step(config: Config) -> None:
     assert seen(config, 5, 8) == seen(config)[5:]
 
 
-def test_each_epoch_augments_anew(config: Config) -> None:
-    steps = seen(config)
+STREAMED = {"data__where": "stream", "data__workers": 0}
+POLICY = {"augment__policy": "randaugment", "augment__flip": "none"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "most_alike"),  # of 64 images
+    [
+        ({}, 4),
+        ({"augment__crop": "resized"}, 4),
+        ({"augment__crop": "none"}, 44),  # half are mirrored in one of two epochs
+        ({"augment__crop": "none", **STREAMED}, 44),
+        ({"augment__crop": "none", **POLICY}, 20),
+    ],
+)
+def test_each_epoch_augments_anew(
+    config: Config, knobs: dict[str, object], most_alike: int
+) -> None:
+    steps = seen(changed(config, **knobs))
     first, second = (
         dict(zip(joined(indices), joined(digests), strict=True))
         for indices, digests in (zip(*epoch, strict=True) for epoch in (steps[:4], steps[4:]))
     )
     assert first.keys() == second.keys()
-    assert sum(first[image] == second[image] for image in first) < 5
+    assert sum(first[image] == second[image] for image in first) <= most_alike
 
 
 def test_resident_and_streamed_images_are_the_same(config: Config) -> None:
@@ -167,6 +183,18 @@ def test_workers_do_not_change_the_crops_of_photographs(
     alone = seen(changed(config, data__workers=0))
     for workers in (1, 2):
         assert seen(changed(config, data__workers=workers)) == alone
+
+
+def test_what_workers_have_cropped_is_not_moved_again(config: Config, photos: Path) -> None:
+    config = changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
+    config = changed(config, augment__crop="resized", data__workers=0)
+    with join_world(config.compute) as world:
+        data = TrainData(config, world)
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        normalize = Normalize(data.source, config.data.image_size, precision)
+        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        batch = next(data.batches(0, 1))
+        assert torch.equal(augment(batch, 0)[0], normalize(batch.images))
 
 
 @pytest.mark.parametrize("size", [2, 3])

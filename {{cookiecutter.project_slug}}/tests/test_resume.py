@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -17,8 +18,13 @@ import torch
 from conftest import changed, run_alone, run_ranks
 
 from image_classifier import checkpoint, distributed, network, run
+from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
+from image_classifier.datasets import open_dataset
+from image_classifier.distributed import World
 from image_classifier.loader import Batch, TrainData
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
 from image_classifier.report import Report
 from image_classifier.run import give_name, write_whole
 from image_classifier.state import TrainState
@@ -28,6 +34,8 @@ from image_classifier.weights import (
     load_best,
     read_checkpoint,
 )
+
+CPU = World(torch.device("cpu"))
 
 
 def train_until(config: Config, step: int, kill: bool = True) -> None:
@@ -56,7 +64,8 @@ def scored(config: Config) -> float:
 def final(config: Config) -> dict:
     """The last checkpoint of a run, without what may differ: where it lies, the energy it took."""
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
-    del saved["config"]["run.dir"], saved["report"]["joules"]
+    del saved["config"]["run.dir"]
+    saved["report"].pop("joules", None)
     return saved
 
 
@@ -163,6 +172,49 @@ def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config: Config)
     one = seen_until(config, 3)
     two_again = run_ranks(2, seen_until, config, 4)
     assert sorted(chain(*two, one, *two_again)) == list(range(64))
+
+
+def checkpoints_of(config: Config) -> Checkpoints:
+    """Of the run of a config, in one process."""
+    return Checkpoints(config, CPU, open_dataset(config.data, "train"))
+
+
+def begun(config: Config, scale: float = 1.0) -> TrainState:
+    """A tiny model before its first step, whose losses are scaled."""
+    model = torch.nn.Linear(4, 4)
+    precision = Precision("fp32", config.compute, config.optim, CPU.device)
+    precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+    return TrainState.start(config.optim, model, build_optimizer(config.optim, model), precision)
+
+
+def test_a_save_that_is_under_way_is_seen_through_whatever_ends_the_run(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = torch.save
+
+    def save_slowly(*arguments: object) -> None:
+        time.sleep(0.1)
+        save(*arguments)
+
+    monkeypatch.setattr(checkpoint.torch, "save", save_slowly)
+    with contextlib.suppress(KeyboardInterrupt), checkpoints_of(config) as checkpoints:
+        checkpoints.save(begun(config), {"loss": 1.0, "step": 0})
+        raise KeyboardInterrupt
+    assert final(config)["state"]["step"] == 0
+
+
+def test_a_scaler_goes_on_as_it_was_saved(config: Config) -> None:
+    state, again = begun(config, 8.0), begun(config, 4.0)
+    for _ in range(5):
+        state.precision.backward(state.model(torch.ones(2, 4)).mean())
+        state.precision.step(state.optimizer)
+        state.advance()
+    with checkpoints_of(config) as checkpoints:
+        checkpoints.save(state, {"loss": 1.0, "step": 5})
+    checkpoints_of(config).resume(again)
+    scaler = again.precision.scaler
+    assert (again.step, scaler.get_scale(), scaler._get_growth_tracker()) == (5, 16.0, 2)
+    assert_same(scaler.state_dict(), state.precision.scaler.state_dict())
 
 
 def test_a_finished_run_is_not_trained_again(finished: Config) -> None:

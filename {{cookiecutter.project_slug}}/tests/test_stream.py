@@ -1,5 +1,6 @@
 """Workers: what they decode is right, they are few enough, and their end is never a riddle."""
 
+import gc
 import io
 import json
 import os
@@ -10,17 +11,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from conftest import changed, run_alone, write_photo
+from conftest import changed, is_alive, run_alone, write_photo
 from PIL import Image, ImageOps
 
 from image_classifier import placement, workers
 from image_classifier import stream as stream_module
 from image_classifier.config import Config, FaultError, UserError
 from image_classifier.datasets import open_dataset
+from image_classifier.datasets.paths import PathList
+from image_classifier.datasets.source import Source
 from image_classifier.decode import (
     decode,
     decode_jpeg,
@@ -181,12 +185,49 @@ def test_workers_end_in_silence_with_the_process_that_they_serve(
     assert (tmp_path / "said").read_text() == ""
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that is only not yet waited for does not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
+def private_bytes(pid: int) -> int:
+    """The memory that no other process shares with this one."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    private = [line.split() for line in lines if line.startswith("Private_")]
+    return 1024 * sum(int(kilobytes) for _, kilobytes, _ in private)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_workers_have_no_copy_of_the_names_of_all_files(streamed: Config) -> None:
+    count = 200_000
+    picked = torch.arange(0, count, 16)  # some of each page, whatever it holds
+    began = time.process_time()
+    names = (b"n%07d/n%07d_%08d.JPEG" % (i % 1000, i % 1000, i) for i in range(count))
+    paths = PathList(Path("/photos"), names)
+    assert time.process_time() - began < 1
+    source = Source(torch.zeros(count, dtype=torch.int64), ("ant",), paths=paths)
+
+    def look_up(_: torch.Tensor, epoch: int, asked: np.ndarray) -> dict[int, int]:
+        for index in (asked * epoch).tolist():
+            assert source.paths[index].name
+        return {}
+
+    samples = Samples(source, streamed.data)
+    samples.fill = look_up
+    stream = Stream(samples, len(picked), 1, 1, pin=False)
+    found = []
+    for _ in stream.batches((epoch, picked) for epoch in (0, 1)):
+        found.append(private_bytes(stream.pids[0]))
+    stream.close()
+    assert found[1] - found[0] < 4 * 2**20  # a list of them would be three times as much
+
+
+def test_an_index_of_files_has_no_object_for_each_of_them(streamed: Config) -> None:
+    held = []
+    for split in ("train", "val"):  # of 12 and of 4 files
+        ahead, found = [open_dataset(streamed.data, split)], {}
+        while ahead:
+            one = ahead.pop()
+            if id(one) not in found and not isinstance(one, type | ModuleType):
+                found[id(one)] = one
+                ahead += gc.get_referents(one)
+        held.append(len(found))
+    assert held[0] == held[1]
 
 
 def test_the_number_of_workers_is_measured_once(
@@ -223,14 +264,28 @@ def test_a_rate_is_measured_with_real_workers(streamed: Config) -> None:
     assert workers.rate(samples, 1) > 10
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed: Config) -> None:
+    data = TrainData(changed(streamed, data__workers=2), CPU)
+    batches = data.batches(0, 6)
+    next(batches)
+    for pid in (os.getpid(), *data.stream.pids):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "/dev/zero (deleted)" in maps
+        assert "/dev/shm/" not in maps
+    data.close()
+
+
 def test_a_ring_of_one_batch_is_enough(streamed: Config) -> None:
     samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
     indices = torch.arange(12)
+    files = sorted(os.listdir("/dev/fd"))
     stream = Stream(samples, 5, workers=2, prefetch_batches=1, pin=False)
     places = ((0, part) for part in indices.split(5))
     seen = [numbers.tolist() for _, _, numbers in stream.batches(places)]
     stream.close()
     assert seen == [part.tolist() for part in indices.split(5)]
+    assert sorted(os.listdir("/dev/fd")) == files  # it leaves none open
 
 
 def ended(streamed: Config, end: Callable[[Stream], object], **knobs: object) -> str:
@@ -303,6 +358,17 @@ def test_workers_that_ended_between_two_batches_are_told(streamed: Config) -> No
         time.sleep(0.001)
     with pytest.raises(FaultError, match="ended by SIGKILL"):  # and no BrokenPipeError
         list(stream.batches([(0, torch.arange(4))]))
+
+
+def test_how_a_worker_ended_is_asked_until_the_system_knows(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = TrainData(streamed, CPU).stream
+    stream.pids = [2**22 + 1]  # which no process has
+    asked = iter([(0, 0)] * 3 + [(stream.pids[0], signal.SIGKILL)])
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(asked))
+    monkeypatch.setattr(stream_module.time, "sleep", lambda _: None)
+    assert "was ended by SIGKILL" in str(stream.end_of_a_worker(stream_module.GONE_SECONDS))
 
 
 def test_more_tasks_than_pipes_hold_are_done(

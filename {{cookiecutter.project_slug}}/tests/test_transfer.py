@@ -21,6 +21,7 @@ from image_classifier.config import (
     UserError,
 )
 from image_classifier.distributed import World
+from image_classifier.freeze import Freeze
 from image_classifier.models import (
     build_model,
     published_normalisation,
@@ -228,6 +229,16 @@ def begun(config: Config, tmp_path: Path) -> Config:
         run__save_every_steps=1,
         run__keep=10,
     )
+
+
+def test_what_thaws_has_a_momentum_before_its_first_step(begun: Config) -> None:
+    model = build_model(begun.model, 10, begun.data.image_size)
+    freeze = Freeze(begun, model, steps_per_epoch=4, world=CPU)
+    optimizer = build_optimizer(begun.optim, model)
+    for step, count in ((3, 2), (4, len(list(model.parameters())))):
+        freeze.learner_at(step, optimizer)
+        momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+        assert [float(momentum.abs().sum()) for momentum in momenta] == [0.0] * count
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])

@@ -1,13 +1,16 @@
 """What a run says of its own speed: what bounds it, where it waits, and what its start took."""
 
+import json
 import re
+import resource
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import changed
 
-from image_classifier import distributed
+from image_classifier import distributed, report
 from image_classifier.config import Config
 from image_classifier.datasets.source import Source
 from image_classifier.models.resnet9 import ResNet9
@@ -66,6 +69,26 @@ def test_a_value_read_back_in_each_step_is_found_with_its_line(
     line = count_and_look.__code__.co_firstlineno + 2
     assert [text.split(":")[0] for text in said] == ["sync-bound"]
     assert f"{__file__}:{line}" in said[0]
+
+
+def test_the_first_step_is_not_in_the_speed_as_it_compiles(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, seconds = ResNet9.forward, [0.0]
+
+    def forward_slowly_at_first(model: ResNet9, images: torch.Tensor) -> torch.Tensor:
+        seconds[0] += 100 if seconds[0] == 0 else 1
+        return forward(model, images)
+
+    monkeypatch.setattr(ResNet9, "forward", forward_slowly_at_first)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda _: None)
+    monkeypatch.setattr(report.time, "monotonic", lambda: seconds[0])
+    train(changed(config, epochs=1, compute__compile=True))
+    rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
+    row = next(row for row in rows if "train/loss" in row)
+    assert row["train/images_per_second"] == 16  # a step each second, of 16 images
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert most / 2 < row["memory_bytes"] <= most
 
 
 def test_a_run_says_what_it_runs_on_and_what_its_start_took(

@@ -86,7 +86,7 @@ class Checkpoints:
                 damage.append(str(error))
                 continue
             self.check_identity(saved)
-            self.check_files(saved["files"])
+            self.check_files(saved.get("files", {}))
             try:
                 check_state(state.optimizer, saved["state"]["optimizer"], saved["state"]["step"])
                 state.load_state_dict(saved["state"])

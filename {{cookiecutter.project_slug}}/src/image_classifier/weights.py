@@ -161,7 +161,7 @@ PARTS = {
     "config": each(str, single("the value of a knob", is_plain)),
     "classes": row(TEXT),
     "fingerprint": TEXT,
-    "files": each(str, TEXT),
+    "files?": each(str, TEXT),
     "mean": row(number(-1e6, 1e6), 3),
     "std": row(number(1e-6, 1e6), 3),
     "report": record({"loss": FLOAT, "step": COUNT, "joules?": number(0, 1e38)}),
@@ -281,7 +281,8 @@ def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a 
 
 def is_checkpoint(saved: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
     """Whether `saved` has the parts of a checkpoint of this project, sound or not."""
-    return isinstance(saved, dict) and PARTS.keys() <= saved.keys()
+    needed = {name for name in PARTS if not name.endswith("?")}
+    return isinstance(saved, dict) and needed <= saved.keys()
 
 
 @dataclass(frozen=True)

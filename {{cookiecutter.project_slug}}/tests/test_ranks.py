@@ -1,0 +1,268 @@
+"""Ranks of one run: how they meet, who downloads, what they share, and how they part."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import is_alive, job_of, run_ranks, start
+from torch import Tensor, nn
+
+from image_classifier import attempt as attempt_module
+from image_classifier import distributed, heartbeat, launch, loader, pretrained
+from image_classifier import train as train_module
+from image_classifier.attempt import attempt
+from image_classifier.config import Config, UserError
+from image_classifier.distributed import Board, World, is_echo, join_world, open_store
+from image_classifier.memory import MicroBatch, OutOfMemoryError
+from image_classifier.optim import build_loss
+from image_classifier.train import train
+
+PATIENCE = timedelta(seconds=20)
+
+
+def losses(folder: str | Path) -> list[float]:
+    """The training and validation losses that a run logged."""
+    logged = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in logged]
+
+
+# How they meet
+
+
+@pytest.fixture
+def agents_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """A store as torchrun's agent has for all attempts; what it tells the ranks of two nodes."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+    }
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    yield told
+    del store
+
+
+def test_ranks_on_two_nodes_meet_and_learn_what_one_process_learns(
+    config: Config, agents_store: dict[str, str], trained_once: Path
+) -> None:
+    run_ranks(2, train, config, **agents_store)
+    assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+def test_another_attempt_finds_nothing_of_the_one_before_it(
+    agents_store: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (0, 1):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
+        store = open_store(0, 2, 1, PATIENCE)
+        assert not store.check(["address"]), agents_store
+        store.set("address", "of a rank that is gone by then")
+        assert open_store(1, 2, 1, PATIENCE).check(["address"])
+
+
+# Who downloads
+
+
+def opened(folder: Path) -> tuple[list[str], str, bool, list[Path | str]]:
+    """Open a dataset and weights, which have to be downloaded; then a dataset that can't be.
+
+    Returns what was opened; what is said of the last, and whether another rank is to say it; and
+    what is left of the ranks' meeting.
+    """
+    torch.hub.set_dir(folder)
+
+    def download(path: Path) -> Path:
+        if not path.exists():
+            path.touch(exist_ok=False)
+            time.sleep(0.1)  # in which others would find half of it
+            path.write_text("whole")
+        return path
+
+    def open_dataset(_: object, split: str) -> str:
+        if split == "lost":
+            raise UserError("no network")
+        return download(folder / split).read_text()
+
+    loader.open_dataset = open_dataset
+    torch.hub.download_url_to_file = lambda _, path, *__, **___: download(Path(path))
+    data, said = Config().data, UserError()
+    with suppress(Exception), join_world(Config().compute, PATIENCE.seconds) as world:
+        found = [loader.open_source(data, "train", world)]
+        found.append(pretrained.download("resnet18", world).read_text())
+        try:
+            loader.open_source(data, "lost", world)
+        except Exception as error:
+            said = error
+            raise
+    job = os.environ["TORCHELASTIC_RUN_ID"]
+    left = [*Path(tempfile.gettempdir()).glob(f"store-{job}*")] if world.is_main else []
+    left += ["process group"] if dist.is_initialized() else []
+    return found, str(said), is_echo(said), left
+
+
+def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path) -> None:
+    first, second = run_ranks(2, opened, tmp_path)
+    assert first == (["whole", "whole"], "no network", False, [])
+    # Where it fails, nobody waits for ever, and one alone tells why.
+    assert (second[0], *second[2:]) == (["whole", "whole"], True, [])
+
+
+# What they share
+
+
+def test_batchnorm_is_shared_between_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = replace(Config().compute, sync_batchnorm=True)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(UserError, match=r"^--compute.sync-batchnorm works between GPUs only$"):
+        World(torch.device("cpu"), size=2).parallelize(model, compute)
+    wrapped = []
+
+    def wrap(model: nn.Module, **options: object) -> None:
+        wrapped.append((type(model[1]), options["device_ids"]))
+
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", wrap)
+    gpu = torch.device("cuda", 1)
+    for way in (replace(compute, sync_batchnorm=False), compute):
+        World(gpu, rank=1, size=2).parallelize(model, way)
+    assert wrapped == [(nn.BatchNorm2d, [gpu]), (nn.SyncBatchNorm, [gpu])]
+
+
+def test_ranks_compute_with_no_more_at_once_than_one_of_them_has_memory_for(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "smallest", lambda _, mine: min(mine, 3))
+    assert MicroBatch(config, World(torch.device("cpu"))).size == 3
+
+
+@pytest.mark.parametrize("seconds_per_step", [0.01, 0.1, 3.0])
+def test_ranks_tell_each_other_about_twice_a_second(
+    monkeypatch: pytest.MonkeyPatch, seconds_per_step: float
+) -> None:
+    clock, exchanges = [0.0], []
+
+    def all_reduce(_: Tensor, **__: object) -> SimpleNamespace:
+        exchanges.append(clock[0])
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(dist, "new_group", lambda **_: None)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    board = Board(World(torch.device("cpu"), size=2), timeout_seconds=60)
+    for step in range(1, 1001):
+        clock[0] += seconds_per_step
+        board.exchange(step, 0)
+    pauses = [later - sooner for sooner, later in pairwise(exchanges[2:])]
+    assert max(pauses) <= max(0.6, seconds_per_step * 1.01)
+    assert min(pauses) >= 0.4
+
+
+# How they part
+
+
+class Forked:
+    """A process as `launch` starts them, but from one that has imported everything."""
+
+    all: list["Forked"] = []  # noqa: RUF012 - emptied by each test
+    config: Config
+
+    def __init__(self, _: list[str], env: dict[str, str], **__: object) -> None:
+        """Begin to train as the rank that `env` says."""
+        assert len(self.all) < 4  # two attempts of two ranks
+        # Without the file of `launch`, which only its own children inherit.
+        rank = {name: value for name, value in env.items() if name != distributed.STORE}
+        self.process, _ = start(starved, self.config, rank=rank)
+        self.pid = self.process.pid
+        self.terminate, self.kill = self.process.terminate, self.process.kill
+        self.all.append(self)
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        return self.process.exitcode
+
+    returncode = property(poll)
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        self.process.join()
+
+
+def starved(config: Config) -> None:
+    """Train as a rank; the second has no memory for more than 4 images from the 6th step on."""
+
+    def build(*arguments: object) -> object:
+        loss_of, calls = build_loss(*arguments), iter(range(1, 1000))
+        first = 6 if os.environ["RUN_RESTARTS"] == "0" else 1
+
+        def starved_loss(logits: Tensor, labels: Tensor) -> Tensor:
+            if os.environ["RANK"] == "1" and len(logits) > 4 and next(calls) >= first:
+                raise torch.OutOfMemoryError("planted")
+            return loss_of(logits, labels)
+
+        return starved_loss
+
+    train_module.build_loss = build
+    heartbeat.BEAT_SECONDS = 0.05
+    attempt_module.time = SimpleNamespace(sleep=lambda _: None)
+    sys.exit(attempt(lambda: train(config)))
+
+
+def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(
+    config: Config, trained_once: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Forked)
+    monkeypatch.setattr(Forked, "all", [])
+    monkeypatch.setattr(Forked, "config", config, raising=False)
+    for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)  # what `launch` sets is put back
+    assert launch.launch(2, config.run) == 0
+    assert [rank.returncode for rank in Forked.all[1:]] == [OutOfMemoryError.code, 0, 0]
+    left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
+    assert left == {"micro_batch": 4, "was": 8, "step": 5}
+    assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+def launched(folder: Path) -> None:
+    """Start two ranks, which meet and write down their numbers, and wait for them."""
+    for rank in job_of(2):
+        if os.fork() == 0:
+            os.environ |= rank
+            with join_world(Config().compute):
+                (folder / rank["RANK"]).write_text(f"{os.getpid()}\n")
+                signal.pause()
+    signal.pause()
+
+
+def test_ranks_end_with_what_launched_them(tmp_path: Path) -> None:
+    launcher, _ = start(launched, tmp_path)
+    paths = [tmp_path / "0", tmp_path / "1"]
+    end = time.monotonic() + 20
+    while not all(path.exists() and path.read_text().endswith("\n") for path in paths):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    launcher.kill()
+    pids = [int(path.read_text()) for path in paths]
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.01)
+    alive = [pid for pid in pids if is_alive(pid)]
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    assert not alive
