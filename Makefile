@@ -9,6 +9,8 @@ INSTALLED := $(VENV)/.pretuned
 
 # The template folder is what people get: nothing that runs here leaves a cache in it.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+# Images of containers set it, and torch is then compiled anew by every process: 5 s each.
+unexport PYTHONDONTWRITEBYTECODE
 export RUFF_NO_CACHE := true
 
 .DEFAULT_GOAL := help

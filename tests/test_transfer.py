@@ -31,6 +31,7 @@ base = shapes()
 base = replace(
     base,
     epochs=3,
+    precision="fp32",
     data=replace(base.data, limit=4000, batch_size=50),
     augment=replace(base.augment, crop="none"),
     model=replace(base.model, width=16),
@@ -52,6 +53,7 @@ preset = finetune()
 tuned = replace(
     preset,
     epochs=15,
+    precision="fp32",
     data=replace(preset.data, root=str(here / "photos"), image_size=32, batch_size=12, workers=0),
     augment=base.augment,
     model=base.model,
@@ -69,7 +71,7 @@ scratch = replace(
     run=replace(tuned.run, dir=str(here / "scratch"), init_from=""),
 )
 # BatchNorm would see other images on two processes.
-model = replace(base.model, width=8, norm="group")
+model = replace(base.model, name="resnet9", width=8, norm="group")
 torch.save(build_model(model, 3, 32).state_dict(), here / "group.pth")
 print(json.dumps([train(config).top1 for config in (tuned, scratch)]))
 """
@@ -131,7 +133,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_the_suggested_learning_rate_is_within_a_decade_of_a_good_one(tmp_path: Path) -> None:
     words = "find-lr shapes --model.width 16 --data.batch-size 128 --data.limit 4000"
-    words += f" --compute.device cpu --dir {tmp_path}/lr --low 1e-4"
+    words += f" --compute.device cpu --precision fp32 --dir {tmp_path}/lr --low 1e-4"
     said = python("-c", EVALUATE, *words.split())
     suggested = float(said.splitlines()[-1].split()[-1])
-    assert 0.015 < suggested < 1.5  # 0.3 is the preset's, for batches of 256: 0.15 for 128
+    assert 0.025 < suggested < 2.5  # 0.5 is the preset's, for batches of 250: 0.25 for 128

@@ -100,7 +100,7 @@ def test_the_help_of_an_option_is_the_whole_of_its_comment(
     assert len(expected) >= 3
     for option, comment in expected.items():
         assert comment, option
-        about = rf" {option}\b.{{0,90}}? {re.escape(comment)} \((default|required)\b"
+        about = rf" {option}\b" + r".{0,90}? " + re.escape(comment) + r" \((default|required)\b"
         assert re.search(about, said), option
     assert unflatten(flatten(smoke())) == smoke()  # what was done to show help changes no type
 

@@ -28,7 +28,11 @@ from image_classifier.precision import Precision
 from image_classifier.report import Report
 from image_classifier.seeding import seed_everything
 from image_classifier.state import TrainState
-from image_classifier.tips.trial import DataShelf, Trial, kept_switches
+from image_classifier.tips.trial import (
+    DataShelf,
+    Trial,
+    kept_switches,
+)
 from image_classifier.train import train
 from image_classifier.watch import WAITING
 from image_classifier.weights import load_best, read_checkpoint

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torchvision.models import get_model
 
-from image_classifier.config import Config, ModelConfig, OptimConfig, UserError
+from image_classifier.config import (
+    Config,
+    ModelConfig,
+    OptimConfig,
+    UserError,
+)
 from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision

@@ -11,7 +11,10 @@ from image_classifier.config import Config
 from image_classifier.distributed import World, join_world
 from image_classifier.loader import TrainData
 from image_classifier.machine import usual_precision
-from image_classifier.precision_probe import measure, settle_precision
+from image_classifier.precision_probe import (
+    measure,
+    settle_precision,
+)
 from image_classifier.train import train
 from image_classifier.trained import open_trained
 

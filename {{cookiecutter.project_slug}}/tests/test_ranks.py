@@ -22,11 +22,23 @@ from conftest import is_alive, job_of, run_ranks, start
 from torch import Tensor, nn
 
 from image_classifier import attempt as attempt_module
-from image_classifier import distributed, heartbeat, launch, loader, pretrained
+from image_classifier import (
+    distributed,
+    heartbeat,
+    launch,
+    loader,
+    pretrained,
+)
 from image_classifier import train as train_module
 from image_classifier.attempt import attempt
 from image_classifier.config import Config, UserError
-from image_classifier.distributed import Board, World, is_echo, join_world, open_store
+from image_classifier.distributed import (
+    Board,
+    World,
+    is_echo,
+    join_world,
+    open_store,
+)
 from image_classifier.memory import MicroBatch, OutOfMemoryError
 from image_classifier.optim import build_loss
 from image_classifier.train import train

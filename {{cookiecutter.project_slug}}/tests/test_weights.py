@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from image_classifier import checkpoint, trained
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.cli import main
-from image_classifier.config import ComputeConfig, Config, RunConfig, UserError
+from image_classifier.config import (
+    ComputeConfig,
+    Config,
+    RunConfig,
+    UserError,
+)
 from image_classifier.datasets.source import Source
 from image_classifier.distributed import World, join_world
 from image_classifier.optim import begin_momentum, build_optimizer
@@ -29,7 +34,12 @@ from image_classifier.precision import Precision
 from image_classifier.pretrained import find_origin
 from image_classifier.state import TrainState
 from image_classifier.trained import open_trained
-from image_classifier.weights import Best, best_in, load_best, read_checkpoint
+from image_classifier.weights import (
+    Best,
+    best_in,
+    load_best,
+    read_checkpoint,
+)
 
 CPU = World(torch.device("cpu"))
 SPARSE, META = torch.eye(4).to_sparse(), torch.zeros(4, 4, device="meta")
