@@ -9,7 +9,7 @@ import torch
 from conftest import changed
 from test_compare import write_run
 
-from image_classifier import groups, workers
+from image_classifier import groups, precision_probe, workers
 from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig, UserError
 from image_classifier.datasets.paths import PathList
@@ -18,6 +18,7 @@ from image_classifier.datasets.shapes import shapes
 from image_classifier.distributed import World
 from image_classifier.heartbeat import ranks_in
 from image_classifier.journal import open_journal
+from image_classifier.loader import TrainData
 from image_classifier.rows import Csv
 from image_classifier.samples import Samples
 from image_classifier.train import train
@@ -96,6 +97,22 @@ def test_what_was_measured_and_is_damaged_is_measured_again(
         assert measured
         assert workers.choose_workers(data, samples, CPU)[0] == 1
         assert len(measured) == len(set(measured))
+
+
+def test_a_measured_precision_that_is_damaged_is_measured_again(
+    damaged: bytes, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rounds = {"fp32": [3.0], "bf16": [1.0]}
+    monkeypatch.setattr(precision_probe, "measure", lambda *_: rounds)
+    config = changed(config, precision="auto", data__cache=str(tmp_path))
+    data = TrainData(config, CPU)
+    for content in (
+        damaged,
+        json.dumps({precision_probe.machine_key(config): None}).encode().replace(b"null", damaged),
+    ):
+        (tmp_path / "precision.json").write_bytes(content)
+        said = [precision_probe.settle_precision(config, data, CPU)[1] for _ in range(2)]
+        assert [line.split(", ")[1] for line in said] == ["measured now", "measured before"]
 
 
 def test_a_manifest_that_is_damaged_is_named(damaged: bytes, tmp_path: Path) -> None:

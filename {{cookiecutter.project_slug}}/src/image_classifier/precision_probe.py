@@ -6,9 +6,10 @@ for each network and machine; it is kept in `precision.json` in the folder of th
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -18,6 +19,7 @@ import torch
 from .config import Config, RunConfig
 from .datasets.prepared import cache_folder
 from .distributed import World
+from .files import read_object
 from .loader import TrainData
 from .machine import cpu_name, usual_precision
 from .models import build_model
@@ -25,8 +27,8 @@ from .precision import Precision
 from .seeding import WEIGHTS, seeded
 from .workers import recall, remember
 
-NAMES = ("fp32", "bf16")  # the slower ones that may win first: a tie goes to more digits
-WORTH = 1.1  # times as fast as fp32, from which on bf16 is taken
+NAMES = ("fp32", "bf16")
+WORTH = 1.1  # times as fast as fp32, from which on bf16 is taken: a tie goes to more digits
 STEP_SECONDS = 0.06  # of a step, about: with fewer images all formats take as long
 PROBE_SECONDS = 0.3  # for the timed steps, about
 LONG_SECONDS = 0.3  # of a step: it is not made more often than it has to be
@@ -45,16 +47,10 @@ def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Con
     if name is None and world.device.type != "cpu":
         name, why = usual_precision(world.device), "fast on this device"
     elif name is None:
-        seconds, when = find_seconds(config, data, world) if world.is_main else ({}, "")
-        chosen = NAMES.index("bf16" if seconds and gain(seconds) > WORTH else "fp32")
-        name = NAMES[world.smallest(chosen if world.is_main else len(NAMES))]
-        why = f"bf16 is {gain(seconds):.2g} x as fast as fp32 here, {when}" if seconds else ""
+        gain, when = find_gain(config, data, world) if world.is_main else (0.0, "")
+        name = NAMES[world.smallest(int(gain > WORTH) if world.is_main else len(NAMES))]
+        why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     return replace(config, precision=name), why
-
-
-def gain(seconds: dict[str, float]) -> float:
-    """How many times as fast as fp32 bf16 is."""
-    return seconds["fp32"] / seconds["bf16"]
 
 
 def begun_with(run: RunConfig) -> str | None:
@@ -62,31 +58,26 @@ def begun_with(run: RunConfig) -> str | None:
     folder = Path(run.dir)
     if run.fresh or not (folder / "checkpoints" / "last.pt").exists():
         return None
-    try:
-        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["precision"]
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # damaged: a checkpoint says so if it differs
-        return None
-    return name if name in ("fp32", "bf16", "fp16") else None
+    with suppress(OSError):  # of a config that is damaged, a checkpoint says so if it differs
+        name = read_object(folder / "config.json").get("precision")
+        return next((known for known in ("fp32", "bf16", "fp16") if known == name), None)
+    return None
 
 
-def find_seconds(config: Config, data: TrainData, world: World) -> tuple[dict[str, float], str]:
-    """Seconds that an image takes in each format, and when that was measured."""
+def find_gain(config: Config, data: TrainData, world: World) -> tuple[float, str]:
+    """How many times as fast as fp32 bf16 is, and when that was measured."""
     memory = cache_folder(config.data) / "precision.json"
     key = machine_key(config)
     known = recall(memory)
-    if key in known:
-        return known[key], "measured before"
+    gain = known.get(key)
+    if isinstance(gain, float) and 0 < gain < math.inf:
+        return gain, "measured before"
     rounds = measure(config, data.num_classes, config.data.batch_size // world.size, world)
-    seconds = {name: min(times) for name, times in rounds.items()}
-    gains = [one / other > WORTH for one, other in zip(*rounds.values(), strict=True)]
-    if len(set(gains)) == 1:  # else the machine has other things to do, and may say so next time
-        remember(memory, known | {key: seconds})
-    return seconds, "measured now"
+    gain = min(rounds["fp32"]) / min(rounds["bf16"])
+    verdicts = {one / other > WORTH for one, other in zip(*rounds.values(), strict=True)}
+    if len(verdicts) == 1:  # else the machine has other things to do, and may say so next time
+        remember(memory, known | {key: gain})
+    return gain, "measured now"
 
 
 def machine_key(config: Config) -> str:
