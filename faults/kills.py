@@ -1,5 +1,6 @@
 """`kill -9`, power cuts and damage: what was saved is there, and a run ends as an unbroken one."""
 
+import filecmp
 import os
 import random
 import shutil
@@ -193,6 +194,8 @@ def power_cut(scratch: Path, tries: int) -> str:
             kill_group(pid, signal.SIGSTOP)
             step = int(told.read_text() or 1)
             shutil.copyfile(image, copy)
+            while not filecmp.cmp(image, copy, shallow=False):  # the kernel has written meanwhile
+                shutil.copyfile(image, copy)
             kill_group(pid)
             wait(pid)
         finally:

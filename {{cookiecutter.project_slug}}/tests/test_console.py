@@ -119,7 +119,8 @@ def test_a_run_whose_output_is_closed_comes_to_its_end_and_no_file_takes_its_pla
     ],
 )
 def test_python_has_nothing_to_add_at_its_end(redirection: str, said: str) -> None:
-    code = "import sys; from image_classifier.cli import main\nsys.exit(main([]))"
+    code = "import sys\nfrom image_classifier.cli import main\n"
+    code += "sys.exit(main([]))"
     script = f'exec "$0" -c "$1" {redirection}'
     words = ["sh", "-c", script, sys.executable, code]
     buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # so that something is left for the end
