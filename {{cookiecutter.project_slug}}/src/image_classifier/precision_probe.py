@@ -1,8 +1,9 @@
 """Which number format trains this network fastest on this CPU: a few steps of it tell.
 
 Whether a processor is faster in bf16 depends on its instructions and on the network: where the
-convolutions of a ResNet gain, depthwise ones may lose. The measurement takes a fraction of a second
-for each network and machine; it is kept in `precision.json` in the folder of the dataset's cache.
+convolutions of a ResNet gain, depthwise ones may lose. The measurement takes about a second, and up
+to three for a network whose step is that long; it is made once for each network and machine, and
+kept in `precision.json` in the folder of the dataset's cache.
 """
 
 import json
