@@ -199,3 +199,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = root / split / ("ant", "bee")[number % 2] / f"{number}.jpg"
         write_photo(name, number, size=(60 + 5 * number, 90 - 3 * number))
     return root
+
+
+@pytest.fixture
+def on_photos(config: Config, photos: Path) -> Config:
+    """A tiny run on photographs, three batches an epoch."""
+    return changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)

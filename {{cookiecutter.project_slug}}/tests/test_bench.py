@@ -201,13 +201,12 @@ def test_steps_that_take_too_long_are_tried_with_fewer_images(
     assert affordable_batch_size(odd, 99.0, effort) == 42
 
 
-def test_it_is_said_if_preparing_helps(config: Config, photos: Path, tmp_path: Path) -> None:
-    config = changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
+def test_it_is_said_if_preparing_helps(on_photos: Config, tmp_path: Path) -> None:
     times = {"files": 1.0, "prepared, jpeg": 0.5, "prepared, raw": 0.25}
     row = Row("prepared", timings={name: Timing(4, [time] * 9) for name, time in times.items()})
-    with opened(changed(config, data__where="stream"), tmp_path) as (case, _):
+    with opened(changed(on_photos, data__where="stream"), tmp_path) as (case, _):
         assert "(prepared, raw: 4.00 x" in preparing(case, [row])
-    with opened(changed(config, data__where="device"), tmp_path) as (case, _):
+    with opened(changed(on_photos, data__where="device"), tmp_path) as (case, _):
         assert not preparing(case, [row])  # they are decoded once
 
 
@@ -244,12 +243,9 @@ def test_every_tip_is_measured_or_says_what_it_needs(config: Config, tmp_path: P
         assert row.reason or len(row.variants) >= 2, row.name
 
 
-def test_photographs_are_prepared_to_see_what_it_buys(
-    config: Config, photos: Path, tmp_path: Path
-) -> None:
-    config = changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
+def test_photographs_are_prepared_to_see_what_it_buys(on_photos: Config, tmp_path: Path) -> None:
     folder = tmp_path / "found"
-    bench(config, config, "train", folder, names=["prepared"], effort=TINY)
+    bench(on_photos, on_photos, "train", folder, names=["prepared"], effort=TINY)
     (row,) = json.loads((folder / "bench.json").read_text())["rows"]
     assert [variant["failure"] for variant in row["variants"]] == ["", "", ""]
     assert {path.name for path in folder.glob("[!.]*")} == {"bench.json", "bench.md", "bench.svg"}
@@ -275,9 +271,8 @@ def test_the_page_of_tips_is_what_the_table_says(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_every_tip_works_on_a_gpu(config: Config, photos: Path, tmp_path: Path) -> None:
-    config = changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
-    config = changed(config, compute__device="cuda", run__processes=1, data__where="stream")
+def test_every_tip_works_on_a_gpu(on_photos: Config, tmp_path: Path) -> None:
+    config = changed(on_photos, compute__device="cuda", run__processes=1, data__where="stream")
     bench(config, config, "train", tmp_path, names=tuple(TIPS), effort=TINY)
     for row in json.loads((tmp_path / "bench.json").read_text())["rows"]:
         assert not row["reason"] or row["name"] in ("data_parallel", "keep_memory", "strips")

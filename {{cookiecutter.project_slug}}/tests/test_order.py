@@ -3,7 +3,6 @@
 import hashlib
 import random
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,16 +103,10 @@ def painted(image: Tensor) -> Tensor:
 
 
 def test_a_transform_draws_by_place_from_any_generator(
-    config: Config, photos: Path, monkeypatch: pytest.MonkeyPatch
+    on_photos: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "build_policy", lambda _: painted)
-    config = changed(
-        config,
-        data__name="folder",
-        data__root=str(photos),
-        data__batch_size=4,
-        augment__policy="trivialaugment",
-    )
+    config = changed(on_photos, augment__policy="trivialaugment")
 
     def pixels(count: int, start: int = 0) -> Tensor:
         """(steps, batch, 3, 32, 32) uint8 of two epochs of three steps, by `count` workers."""
@@ -169,25 +162,15 @@ def test_resident_and_streamed_images_are_the_same(config: Config) -> None:
 
 
 @pytest.mark.parametrize("policy", ["randaugment", "trivialaugment"])
-def test_workers_do_not_change_the_crops_of_photographs(
-    config: Config, photos: Path, policy: str
-) -> None:
-    config = changed(
-        config,
-        data__name="folder",
-        data__root=str(photos),
-        data__batch_size=4,
-        augment__crop="resized",
-        augment__policy=policy,
-    )
+def test_workers_do_not_change_the_crops_of_photographs(on_photos: Config, policy: str) -> None:
+    config = changed(on_photos, augment__crop="resized", augment__policy=policy)
     alone = seen(changed(config, data__workers=0))
     for workers in (1, 2):
         assert seen(changed(config, data__workers=workers)) == alone
 
 
-def test_what_workers_have_cropped_is_not_moved_again(config: Config, photos: Path) -> None:
-    config = changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
-    config = changed(config, augment__crop="resized", data__workers=0)
+def test_what_workers_have_cropped_is_not_moved_again(on_photos: Config) -> None:
+    config = changed(on_photos, augment__crop="resized", data__workers=0)
     with join_world(config.compute) as world:
         data = TrainData(config, world)
         precision = Precision("fp32", config.compute, config.optim, world.device)

@@ -13,13 +13,13 @@ from pathlib import Path
 from .attempt import DONE, FAULT, INTERRUPTED, MISTAKE
 from .config import UserError
 from .console import lasting_output
-from .parse import choose, command, summary
+from .parse import HELP, choose, command, summary
 from .printable import printable
 from .verbs import VERBS
 
 # Verbs whose result is in files: they have done their work also where what they print is lost.
 WRITING = (["train"], ["prepare"], ["export"], ["find-lr"])
-ASKING = {"-h", "--help", "--version"}  # words with which no verb does anything
+ASKING = HELP | {"--version"}  # words with which no verb does anything
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def obey(words: list[str]) -> int:
     """What the verb that `words` begin with returns, or the exit code of what ended it."""
     try:
-        if not words or words[0] in ("-h", "--help"):
+        if not words or words[0] in HELP:
             print(overview())
             return DONE
         if "--version" in words[:2]:  # behind `train` too, which is train.py's word

@@ -24,6 +24,7 @@ POSITIONALS = {
     "paths": ("PATH", "photos"),
     "runs": ("RUNS", "runs/a runs/b"),
 }
+HELP = {"-h", "--help"}
 FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 ALIKE = 0.7  # of 1, from which on a flag may be the one that was meant
 
@@ -40,7 +41,7 @@ def parse(
     Raises:
         UserError: if they can't be; what is wrong in one line.
     """
-    if {"-h", "--help"} & set(words):
+    if HELP & set(words):
         add_help(kind)
         return tyro.cli(kind, default=default, args=words, prog=prog, description=about)
     check_flags(words, flags_of(kind))

@@ -77,17 +77,21 @@ def each(key: type, form: Form) -> Form:
 
 def record(forms: dict[str, Form]) -> Form:
     """A dict with values by name. One with a ? may be missing, and others may be there."""
-    needed = [name for name in forms if not name.endswith("?")]
     known = {name.removesuffix("?"): form for name, form in forms.items()}
 
     def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
         if not isinstance(value, dict):
             return f" is {describe(value)}, not a dict"
-        if missing := [name for name in needed if name not in value]:
+        if missing := [name for name in needed_in(forms) if name not in value]:
             return f" has no {missing[0]}"
         return first((name, known[name](value[name])) for name in known if name in value)
 
     return reason
+
+
+def needed_in(forms: dict[str, Form]) -> list[str]:
+    """The names that must be in a `record` of these forms."""
+    return [name for name in forms if not name.endswith("?")]
 
 
 def first(reasons: Iterator[tuple[Any, str]]) -> str:
@@ -281,8 +285,7 @@ def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a 
 
 def is_checkpoint(saved: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
     """Whether `saved` has the parts of a checkpoint of this project, sound or not."""
-    needed = {name for name in PARTS if not name.endswith("?")}
-    return isinstance(saved, dict) and needed <= saved.keys()
+    return isinstance(saved, dict) and saved.keys() >= {*needed_in(PARTS)}
 
 
 @dataclass(frozen=True)
