@@ -143,12 +143,23 @@ def training(result: Result) -> str:
 
 
 def precision(result: Result) -> str:
-    """How many images per second in each precision."""
-    rates: dict[str, list[str]] = {}
+    """How many times as fast as fp32 the others are, and how long `auto` measured."""
+    gains: dict[str, dict[str, str]] = {}
     for name, found in result["measured"].items():
         task, _, kind = name.partition(":")
-        rates.setdefault(task, []).append(f"{kind} {number(found['images_per_second']['median'])}")
-    return "images/s: " + "; ".join(f"{task} {', '.join(each)}" for task, each in rates.items())
+        gains.setdefault(task, {})[kind] = number(
+            found[f"images_per_second x {task}:fp32"]["median"]
+        )
+    probes = [
+        found["probe_seconds"]["median"]
+        for found in result["measured"].values()
+        if "probe_seconds" in found
+    ]
+    rows = [f"{task} {each['bf16']}, {each['auto']}" for task, each in gains.items()]
+    return (
+        f"x fp32's images/s, bf16 and auto: {'; '.join(rows)}; "
+        f"`auto` measured for {number(min(probes))} to {number(max(probes))} s"
+    )
 
 
 def overhead(result: Result) -> str:

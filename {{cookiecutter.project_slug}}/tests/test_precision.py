@@ -1,5 +1,6 @@
 """`--precision auto`: what is fastest for this network on this machine, and the same ever after."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from image_classifier.config import Config
 from image_classifier.distributed import World, join_world
 from image_classifier.loader import TrainData
 from image_classifier.machine import usual_precision
+from image_classifier.precision import Precision
 from image_classifier.precision_probe import (
     measure,
     settle_precision,
@@ -96,6 +98,34 @@ def test_the_measurement_computes_in_both_formats_and_draws_from_no_one_elses_nu
     for times in rounds.values():
         assert 1 <= len(times) <= precision_probe.MOST_ROUNDS
         assert min(times) > 0
+
+
+@pytest.mark.parametrize(
+    ("fp32", "bf16", "steps"),
+    [  # seconds of a step by its images; how many of each format are made
+        pytest.param(lambda n: 0.04 * n, lambda n: 0.05 + 0.02 * n, 6, id="doubtful with few"),
+        pytest.param(lambda n: 0.04 * n, lambda n: 0.09 * n, 3, id="slower with any"),
+        pytest.param(lambda n: 0.01 * n, lambda n: 0.02 * n, 6, id="as many as take a while"),
+        pytest.param(lambda n: 0.3 * n, lambda n: 0.2 * n, 1, id="long"),
+    ],
+)
+def test_no_more_steps_are_measured_than_tell_the_faster_format(
+    auto: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    fp32: Callable[[int], float],
+    bf16: Callable[[int], float],
+    steps: int,
+) -> None:
+    made: list[int] = []
+
+    def seconds(precision: Precision, _: torch.nn.Module, count: int, __: int) -> float:
+        made.append(count)
+        return {"fp32": fp32, "bf16": bf16}[precision.name](count)
+
+    monkeypatch.setattr(precision_probe, "step_seconds", seconds)
+    rounds = measure(auto, 10, 64, CPU)
+    assert (min(rounds["fp32"]) > min(rounds["bf16"])) == (fp32(64) > bf16(64))
+    assert len(made) == 2 * steps, made
 
 
 def settled_on_rank(config: Config) -> str:

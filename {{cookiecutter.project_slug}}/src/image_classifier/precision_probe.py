@@ -1,9 +1,9 @@
 """Which number format trains this network fastest on this CPU: a few steps of it tell.
 
 Whether a processor is faster in bf16 depends on its instructions and on the network: where the
-convolutions of a ResNet gain, depthwise ones may lose. The measurement takes about a second, and up
-to three for a network whose step is that long; it is made once for each network and machine, and
-kept in `precision.json` in the folder of the dataset's cache.
+convolutions of a ResNet gain, depthwise ones may lose. The measurement takes less than a second, or
+up to two where a step of two images in each format takes that long; it is made once for each
+network and machine, and kept in `precision.json` in the folder of the dataset's cache.
 """
 
 import json
@@ -11,11 +11,13 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter, process_time
 
 import torch
+from torch import nn
 
 from .config import Config, RunConfig
 from .datasets.prepared import cache_folder
@@ -29,12 +31,13 @@ from .seeding import WEIGHTS, seeded
 from .workers import recall, remember
 
 NAMES = ("fp32", "bf16")
-WORTH = 1.1  # times as fast as fp32, from which on bf16 is taken: a tie goes to more digits
 STEP_SECONDS = 0.06  # of a step, about: with fewer images all formats take as long
-PROBE_SECONDS = 0.3  # for the timed steps, about
-LONG_SECONDS = 0.3  # of a step: it is not made more often than it has to be
-MOST_ROUNDS = 5  # each of a step in every format
+LONG_SECONDS = 0.9  # of the first step in each format, from which on it decides alone
+ROUND_SECONDS = 0.25  # of a step in each format, from which on it is not made again
+MOST_ROUNDS = 2  # each of a step in every format
 LEAST_IMAGES = 2  # in a step: BatchNorm in training needs two
+DOUBTFUL = 0.77  # times as fast in bf16 with two images; with more of them it may be faster
+DOUBTFUL_IMAGES = 8  # which then decide
 
 
 def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Config, str]:
@@ -49,7 +52,7 @@ def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Con
         name, why = usual_precision(world.device), "fast on this device"
     elif name is None:
         gain, when = find_gain(config, data, world) if world.is_main else (0.0, "")
-        name = NAMES[world.smallest(int(gain > WORTH) if world.is_main else len(NAMES))]
+        name = NAMES[world.smallest(int(gain > 1) if world.is_main else len(NAMES))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     return replace(config, precision=name), why
 
@@ -75,7 +78,7 @@ def find_gain(config: Config, data: TrainData, world: World) -> tuple[float, str
         return gain, "measured before"
     rounds = measure(config, data.num_classes, config.data.batch_size // world.size, world)
     gain = min(rounds["fp32"]) / min(rounds["bf16"])
-    verdicts = {one / other > WORTH for one, other in zip(*rounds.values(), strict=True)}
+    verdicts = {fp32 > bf16 for fp32, bf16 in zip(*rounds.values(), strict=True)}
     if len(verdicts) == 1:  # else the machine has other things to do, and may say so next time
         remember(memory, known | {key: gain})
     return gain, "measured now"
@@ -102,38 +105,63 @@ def measure(
     CPU time of a single thread: what else the machine has to do hardly changes that.
     """
     plain = replace(config.compute, compile=False)  # which would take a minute for each
-    formats = {name: Precision(name, plain, config.optim, world.device) for name in NAMES}
     size = config.data.image_size
     with one_thread(), seeded(WEIGHTS, config.seed):  # what is drawn here is missing nowhere
-        model = formats["fp32"].place(build_model(config.model, num_classes, size)).train()
+        model = build_model(config.model, num_classes, size).train()
+        formats = [
+            (Precision(name, plain, config.optim, world.device), network)
+            for name, network in zip(NAMES, (model, with_small_weights(model)), strict=True)
+        ]
+        for precision, network in formats:
+            precision.place(network)
 
-        def step(precision: Precision, count: int) -> float:
-            images = torch.rand(count, 3, size, size).to(memory_format=precision.memory_format)
-            began = process_time()
-            with precision.autocast():
-                loss = model(images).float().square().mean()
-            precision.backward(loss)
-            seconds = process_time() - began
-            model.zero_grad()
-            return seconds
+        def once(count: int) -> tuple[float, ...]:
+            return tuple(step_seconds(*each, count, size) / count for each in formats)
+
+        def repeat(count: int) -> list[tuple[float, ...]]:
+            ends = perf_counter() + ROUND_SECONDS
+            rounds = [once(count)]
+            while len(rounds) < MOST_ROUNDS and perf_counter() < ends:
+                rounds.append(once(count))
+            return rounds
 
         count = LEAST_IMAGES
-        for _ in range(3):  # a guess from few images, which take longer each, is too low
-            made = [step(precision, count) for precision in formats.values()]  # with its kernels
-            if max(made) > LONG_SECONDS or count >= most_images:
-                break
-            wanted = int(count * STEP_SECONDS / step(formats["fp32"], count))
-            if wanted <= count:
-                break
-            count = min(wanted, most_images)
-        rounds: dict[str, list[float]] = {name: [] for name in NAMES}
-        began = perf_counter()
-        for _ in range(MOST_ROUNDS):
-            for name, precision in formats.items():
-                rounds[name].append(step(precision, count) / count)
-            if perf_counter() - began > PROBE_SECONDS:
-                break
-    return rounds
+        rounds = [once(count)]  # makes the kernels, which takes a little
+        if count * sum(rounds[0]) < LONG_SECONDS:
+            rounds = repeat(count)
+            fp32, bf16 = map(min, zip(*rounds, strict=True))
+            enough = int(STEP_SECONDS / fp32)
+            if DOUBTFUL < fp32 / bf16 < 1:
+                enough = max(enough, DOUBTFUL_IMAGES)
+            if enough > count:
+                count = min(enough, most_images)
+                once(count)
+                rounds = repeat(count)
+    return {name: list(each) for name, each in zip(NAMES, zip(*rounds, strict=True), strict=True)}
+
+
+def with_small_weights(model: nn.Module) -> nn.Module:
+    """A copy of `model` with the large weights in bf16, where autocast puts them in each step.
+
+    Beside a whole batch that takes no time; beside the few images of a probe it would.
+    """
+    model = deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.weight.data = layer.weight.data.bfloat16()
+    return model
+
+
+def step_seconds(precision: Precision, model: nn.Module, count: int, size: int) -> float:
+    """CPU seconds of `count` images of `size` pixels, forward and backward."""
+    images = torch.rand(count, 3, size, size).to(memory_format=precision.memory_format)
+    began = process_time()
+    with precision.autocast():
+        loss = model(images).float().square().mean()
+    precision.backward(loss)
+    seconds = process_time() - began
+    model.zero_grad()
+    return seconds
 
 
 @contextmanager
