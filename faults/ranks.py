@@ -210,19 +210,19 @@ def racing_starts(scratch: Path, tries: int) -> str:
     for number in range(tries):
         config = small(scratch / str(number), epochs=20)
         pids = [fork(refused_or_train, config) for _ in range(8)]
-        codes = []
+        codes: dict[int, int] = {}
         end = time.monotonic() + 60
         while len(codes) < len(pids) - 1 and time.monotonic() < end:
-            pid, state = os.waitpid(-1, os.WNOHANG)
-            if pid:
-                codes.append(os.waitstatus_to_exitcode(state))
+            for pid in set(pids) - codes.keys():
+                ended, state = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    codes[pid] = os.waitstatus_to_exitcode(state)
             time.sleep(0.01)
-        for pid in pids:
+        for pid in set(pids) - codes.keys():
             kill_group(pid)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-1, 0)
-        expect(codes == [0] * 7, f"{len(codes)} of 7 were refused: {codes}")
+            wait(pid)
+        refused = list(codes.values())
+        expect(refused == [0] * 7, f"{len(refused)} of 7 were refused: {refused}")
         train_whole(config)
     return "one winner each time, and after a `kill -9` no hindrance"
 

@@ -13,8 +13,8 @@ from image_classifier.cli import main
 from image_classifier.optim import build_loss
 import image_classifier.train as train
 
-def build(optim, batch_size):
-    loss_of = build_loss(optim, batch_size)
+def build(*words):
+    loss_of = build_loss(*words)
     def starved(logits, labels):
         if os.environ["RANK"] == "1" and len(logits) > 12:
             raise torch.OutOfMemoryError("planted")
