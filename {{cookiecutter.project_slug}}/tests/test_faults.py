@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,15 @@ def when_counting(act: Callable[[Report], None]) -> None:
 # Signals
 
 
+@pytest.fixture
+def hangup() -> Iterator[Callable[[signal.Handlers], object]]:
+    """What SIGHUP does in a test; these may themselves run under `nohup`, which ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield partial(signal.signal, signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(
     config: Config, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +101,21 @@ def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(
     assert step in (3, 4)
     found = status(config)
     assert (found["state"], found["signal"], found["step"]) == ("interrupted", number.name, step)
+    train(config)
+    assert status(config)["state"] == "done"
+
+
+def test_under_nohup_a_run_outlives_its_terminal(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    hangup: Callable[[signal.Handlers], object],
+) -> None:
+    def hang_up(_: int, loss: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return loss
+
+    hangup(signal.SIG_IGN)
+    plant(monkeypatch, hang_up)
     train(config)
     assert status(config)["state"] == "done"
 
