@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,10 +74,10 @@ def when_counting(act: Callable[[Report], None]) -> None:
 
 
 @pytest.fixture
-def hangup() -> Iterator[Callable[[signal.Handlers], object]]:
-    """What SIGHUP does in a test; these may themselves run under `nohup`, which ignores it."""
+def hangup() -> Iterator[None]:
+    """SIGHUP ends a process, even where the tests themselves run under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield partial(signal.signal, signal.SIGHUP)
+    yield
     signal.signal(signal.SIGHUP, before)
 
 
@@ -105,16 +104,15 @@ def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(
     assert status(config)["state"] == "done"
 
 
+@pytest.mark.usefixtures("hangup")
 def test_under_nohup_a_run_outlives_its_terminal(
-    config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    hangup: Callable[[signal.Handlers], object],
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hang_up(_: int, loss: Tensor) -> Tensor:
         os.kill(os.getpid(), signal.SIGHUP)
         return loss
 
-    hangup(signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     plant(monkeypatch, hang_up)
     train(config)
     assert status(config)["state"] == "done"
