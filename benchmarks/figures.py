@@ -144,20 +144,18 @@ def training(result: Result) -> str:
 
 def precision(result: Result) -> str:
     """How many times as fast as fp32 the others are, and how long `auto` measured."""
-    gains: dict[str, dict[str, str]] = {}
+    gains: dict[str, list[str]] = {}
+    probes = []
     for name, found in result["measured"].items():
         task, _, kind = name.partition(":")
-        gains.setdefault(task, {})[kind] = number(
-            found[f"images_per_second x {task}:fp32"]["median"]
-        )
-    probes = [
-        found["probe_seconds"]["median"]
-        for found in result["measured"].values()
-        if "probe_seconds" in found
-    ]
-    rows = [f"{task} {each['bf16']}, {each['auto']}" for task, each in gains.items()]
+        if kind != "fp32":
+            gain = found[f"images_per_second x {task}:fp32"]["median"]
+            gains.setdefault(task, []).append(number(gain))
+        if "probe_seconds" in found:
+            probes.append(found["probe_seconds"]["median"])
+    rows = "; ".join(f"{task} {', '.join(each)}" for task, each in gains.items())
     return (
-        f"x fp32's images/s, bf16 and auto: {'; '.join(rows)}; "
+        f"x fp32's images/s, bf16 and auto: {rows}; "
         f"`auto` measured for {number(min(probes))} to {number(max(probes))} s"
     )
 

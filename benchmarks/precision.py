@@ -78,7 +78,7 @@ def build_config(task: Task, precision: str, device: str, folder: Path) -> Any: 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Images per second of one network in one precision."""
     import torch
-    import torchvision  # noqa: F401 - most networks are its own, however long it is measured
+    import torchvision  # noqa: F401 - a run imports it anyway: not part of what `auto` takes
     from image_classifier import precision_probe
 
     name, _, precision = options.contender.partition(":")
