@@ -127,9 +127,9 @@ def complete(kind: Callable[..., Any], named: dict[str, Any]) -> Any:  # noqa: A
 def input_batches(config: Any, ready: bool = True) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
     """The batches that `train` sees: `ready`, or before its `augment`."""
     from image_classifier.augment import Normalize, build_augment
-    from image_classifier.distributed import join_world
-    from image_classifier.loader import TrainData
+    from image_classifier.data.loader import TrainData
     from image_classifier.precision import Precision
+    from image_classifier.runtime.distributed import join_world
 
     with join_world(config.compute) as world:
         data = TrainData(config, world)
@@ -146,7 +146,7 @@ def train(config: Any, batches: Callable[..., Iterable[Any]]) -> None:  # noqa: 
     `batches` replaces `TrainData.batches`, which is its last argument: it reads the clock.
     """
     from image_classifier import optim
-    from image_classifier.loader import TrainData
+    from image_classifier.data.loader import TrainData
     from image_classifier.train import train
 
     optim.SCHEDULES["constant"] = lambda _: 1.0
@@ -157,8 +157,8 @@ def train(config: Any, batches: Callable[..., Iterable[Any]]) -> None:  # noqa: 
 
 def offer_pixels(name: str, pixels: Any, labels: Any, **more: Any) -> None:  # noqa: ANN401
     """Let `--data.name` mean these images: (count, height, width, 3) uint8, and (count,) int64."""
-    from image_classifier.datasets import DATASETS
-    from image_classifier.datasets.source import Source
+    from image_classifier.data.datasets import DATASETS
+    from image_classifier.data.datasets.source import Source
 
     classes = tuple(map(str, range(int(labels.max()) + 1)))
 

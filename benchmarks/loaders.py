@@ -33,10 +33,7 @@ import record
 import rounds
 
 # The way from a file to a batch.
-ABOUT = """
-    augment bad_images datasets datasets/folder datasets/paths datasets/prepared datasets/source
-    decode loader placement prepare samples seeding stream
-"""
+ABOUT = "augment data"
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SKIPPED = 16  # batches before the clock starts: by then everybody's queues are as full as they get
@@ -363,8 +360,8 @@ def ours_prepared_raw(task: Task) -> Batches:
 def bare(task: Task, cache: str = "none") -> Batches:
     """Our decode and crop on one core, in a plain loop: what a loader without costs would do."""
     import torch
-    from image_classifier.distributed import join_world
-    from image_classifier.loader import TrainData
+    from image_classifier.data.loader import TrainData
+    from image_classifier.runtime.distributed import join_world
 
     config = build_config(task, cache)
     with join_world(config.compute) as world:
@@ -422,10 +419,10 @@ def pixel_differences(task: Task) -> dict[str, float]:
     """How far our pixels are from those of PIL and torchvision's v1 transforms, box for box."""
     import numpy as np
     import torch
-    from image_classifier import seeding
-    from image_classifier.decode import BOX_DRAWS, place_box, random_sides
-    from image_classifier.distributed import join_world
-    from image_classifier.loader import TrainData
+    from image_classifier.data.decode import BOX_DRAWS, place_box, random_sides
+    from image_classifier.data.loader import TrainData
+    from image_classifier.runtime import seeding
+    from image_classifier.runtime.distributed import join_world
     from PIL import Image
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import hflip, resized_crop

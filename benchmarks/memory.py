@@ -30,7 +30,7 @@ import pictures
 import record
 import rounds
 
-ABOUT = "datasets/paths datasets/source loader machine samples stream"
+ABOUT = "data"
 
 FILES = 64  # that there are in fact
 FEW = 1000  # names of an index that costs nothing
@@ -54,9 +54,9 @@ def make_files(root: Path) -> None:
 def ours(root: Path, count: int) -> Iterator[Any]:
     """A dataset of a million paths, streamed by the house."""
     import torch
-    from image_classifier.datasets import DATASETS
-    from image_classifier.datasets.paths import PathList
-    from image_classifier.datasets.source import Source
+    from image_classifier.data.datasets import DATASETS
+    from image_classifier.data.datasets.paths import PathList
+    from image_classifier.data.datasets.source import Source
 
     labels = torch.arange(count) % FILES
     classes = tuple(map(str, range(FILES)))

@@ -24,10 +24,7 @@ import house
 import record
 import rounds
 
-ABOUT = """
-    distributed freeze machine models models/airbench models/hooks models/zoo network optim
-    precision precision_probe seeding state strips train
-"""
+ABOUT = "models optim precision precision_probe train"
 CLASSES = 10
 SKIPPED = 5  # steps before the clock starts
 LONGEST = 20_000  # steps

@@ -23,17 +23,17 @@ import house
 import record
 import rounds
 
-ABOUT = "answers decode evaluate journal listing predict rows samples stream trained"
+ABOUT = "data evaluate predictions tools/predict"
 CHUNK = 256  # images of a batch
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """What one round of `predict` and of the loader alone takes."""
-    from image_classifier import predict
-    from image_classifier.distributed import join_world
-    from image_classifier.journal import open_journal
-    from image_classifier.listing import list_files
-    from image_classifier.rows import Csv
+    from image_classifier.runtime.distributed import join_world
+    from image_classifier.tools.predict import predict
+    from image_classifier.tools.predict.journal import open_journal
+    from image_classifier.tools.predict.listing import list_files
+    from image_classifier.tools.predict.rows import Csv
     from image_classifier.trained import open_trained
 
     compute = house.build_config().compute

@@ -28,12 +28,7 @@ import record
 import rounds
 
 # A preset is its config, and what learns by it.
-ABOUT = """
-    augment bad_images datasets datasets/cifar datasets/folder datasets/paths datasets/shapes
-    datasets/source decode distributed evaluate freeze loader machine memory models models/*
-    network optim precision precision_probe presets pretrained resident resolution samples seeding
-    state stream strips train
-"""
+ABOUT = "augment data evaluate models optim precision presets train"
 TRANSFER = "finetune --data.root FLOWERS --data.image-size 64 --model.stem imagenet --epochs 15"
 TRANSFER += " --run.patience 0"
 RECIPES = {

@@ -268,16 +268,17 @@ def printed(words: Sequence[str]) -> str:
 def digest(script: Path) -> str:
     """A short name for the code that `script` measures, and for that which measures.
 
-    A script names what it is about in `ABOUT`: modules of the package, `*` for all of a folder.
+    A script names what it is about in `ABOUT`: modules of the package, or folders with all in them.
     """
     found = hashlib.sha256()
     for path in modules_of(script.resolve()):
         found.update(f"{path.name}\n{code_of(path)}".encode())
         for name in about(path).split():
-            named = sorted(PACKAGE.glob(f"{name}.py")) or [PACKAGE / name / "__init__.py"]
+            named = [PACKAGE / f"{name}.py", *sorted((PACKAGE / name).rglob("*.py"))]
+            named = [file for file in named if file.exists() and file.parent.name != "tests"]
+            if not named:
+                raise FileNotFoundError(f"ABOUT of {path} names {name}, which is not there")
             for module in named:
-                if not module.exists():
-                    raise FileNotFoundError(f"ABOUT of {path} names {name}: there is no {module}")
                 found.update(f"{module.relative_to(PACKAGE)}\n{code_of(module)}".encode())
     return found.hexdigest()[:12]
 

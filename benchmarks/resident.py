@@ -22,7 +22,7 @@ import house
 import record
 import rounds
 
-ABOUT = "augment datasets/source loader placement resident seeding"
+ABOUT = "augment data/loader data/resident"
 
 COUNT, SIDE, BATCH, PAD, WORKERS = 50_000, 32, 512, 4, 2
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -24,7 +24,7 @@ import record
 import rounds
 from PIL import Image
 
-ABOUT = "decode survey twins"
+ABOUT = "tools/check"
 
 
 def jpeg(image: Image.Image, quality: int = 85) -> bytes:
@@ -65,9 +65,9 @@ CHANGES: dict[str, Callable[[Image.Image, random.Random], bytes]] = {
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """Of one change, the percentage of the copies that are found, and the other pairs."""
-    from image_classifier.decode import decode, resize
-    from image_classifier.survey import grey, run_in_threads
-    from image_classifier.twins import SIDE, find_twins, groups_of
+    from image_classifier.data.decode import decode, resize
+    from image_classifier.tools.check.near_duplicates import SIDE, find_twins, groups_of
+    from image_classifier.tools.check.survey import grey, run_in_threads
 
     suffixes = (".jpg", ".jpeg", ".png")
     files = sorted(path for path in options.files.rglob("*") if path.suffix in suffixes)

@@ -18,10 +18,7 @@ from .suites import tests_of
 from .table import Row, run_row
 
 # What keeps the promises.
-ABOUT = """
-    attempt bad_images checkpoint distributed finite guard heartbeat launch loader memory run
-    samples seeding signals state stream train
-"""
+ABOUT = "checkpoint data runtime train train_state"
 
 ROWS = [
     Row(

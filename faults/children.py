@@ -17,8 +17,8 @@ import torch
 import torch._dynamo  # what a run imports on its way is imported here, once for all of them
 import torchvision.transforms.v2  # noqa: F401
 from image_classifier.config import Config, FaultError, flatten, unflatten
+from image_classifier.models.weights import read_checkpoint
 from image_classifier.presets import smoke
-from image_classifier.weights import read_checkpoint
 
 from . import PROJECT
 from .table import LossError

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
-from image_classifier.datasets import open_dataset
-from image_classifier.distributed import World
+from image_classifier.data.datasets import open_dataset
+from image_classifier.models.weights import DamagedError, read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.state import TrainState
-from image_classifier.weights import DamagedError, read_checkpoint
+from image_classifier.runtime.distributed import World
+from image_classifier.train_state import TrainState
 
 from .children import (
     assert_same_end,

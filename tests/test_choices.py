@@ -154,8 +154,3 @@ def test_free_text_stands_only_where_it_is_quoted() -> None:
             continue
         text = (PROJECT / file).read_bytes().decode(errors="ignore")
         assert not [word for word in free if word in text], file
-
-
-def test_the_package_never_names_itself() -> None:
-    for file in (PROJECT / "src").rglob("*.py"):
-        assert "image_classifier" not in file.read_text(encoding="utf-8"), file

@@ -80,7 +80,7 @@ def test_a_digest_counts_what_is_imported_and_what_is_named(tmp_path: Path) -> N
         SCRIPTS
     )  # all that is named is there
     script = tmp_path / "script.py"
-    script.write_text('ABOUT = "loader nowhere"')
+    script.write_text('ABOUT = "train nowhere"')
     with pytest.raises(FileNotFoundError, match=r"ABOUT of .*script.py names nowhere"):
         record.digest(script)
 

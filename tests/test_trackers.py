@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from image_classifier.presets import smoke
-from image_classifier.trackers import Trackers
+from image_classifier.tracking.trackers import Trackers
 
 called, said = [], []
 sys.addaudithook(

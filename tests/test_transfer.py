@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from image_classifier import distributed
+from image_classifier.runtime import distributed
 from image_classifier.config import DataConfig
-from image_classifier.datasets import open_dataset
+from image_classifier.data.datasets import open_dataset
 from image_classifier.models import build_model
 from image_classifier.presets import finetune, shapes
 from image_classifier.train import train

@@ -20,8 +20,8 @@ from image_classifier.augment import (
     shift_and_flip,
 )
 from image_classifier.config import AugmentConfig, Config
-from image_classifier.datasets.source import Source
-from image_classifier.decode import (
+from image_classifier.data.datasets.source import Source
+from image_classifier.data.decode import (
     BOX_DRAWS,
     centre_crop,
     crop,
@@ -29,9 +29,9 @@ from image_classifier.decode import (
     random_boxes,
     random_sides,
 )
-from image_classifier.distributed import join_world
-from image_classifier.loader import TrainData
+from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
+from image_classifier.runtime.distributed import join_world
 
 
 @pytest.fixture

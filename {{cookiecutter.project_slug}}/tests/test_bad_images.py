@@ -11,18 +11,18 @@ import torch
 from conftest import changed, run_ranks, write_photo
 from torch import Tensor
 
-from image_classifier import bad_images as bad_images_module
-from image_classifier import decode
-from image_classifier import stream as stream_module
 from image_classifier.augment import Normalize
 from image_classifier.config import Config, FaultError, UserError
-from image_classifier.distributed import World, join_world
+from image_classifier.data import bad_images as bad_images_module
+from image_classifier.data import decode
+from image_classifier.data import stream as stream_module
+from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.data.prepare import prepare
 from image_classifier.evaluate import evaluate
-from image_classifier.loader import EvalData, TrainData
 from image_classifier.models import build_model
 from image_classifier.precision import Precision
-from image_classifier.prepare import prepare
-from image_classifier.report import phrase
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.tracking.logger import phrase
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -290,7 +290,7 @@ def test_what_the_system_lacks_is_not_the_fault_of_a_file(
 
 
 def test_prepare_stops_at_a_bad_image_and_says_what_to_do(skipping: Config, tmp_path: Path) -> None:
-    from image_classifier.datasets.prepared import Recipe
+    from image_classifier.data.datasets.prepared import Recipe
 
     data = changed(skipping, data__cache=str(tmp_path / "cache")).data
     with pytest.raises(UserError, match=r"cannot read image .*; mend it .*`check --quarantine`"):

@@ -12,18 +12,18 @@ from torch.nn.functional import one_hot
 
 from image_classifier import evaluate as evaluate_module
 from image_classifier import train as train_module
-from image_classifier.answers import read_predictions
 from image_classifier.config import Config, DataConfig
-from image_classifier.datasets import DATASETS
-from image_classifier.datasets.shapes import shapes
-from image_classifier.datasets.source import Source
-from image_classifier.distributed import World
+from image_classifier.data.datasets import DATASETS
+from image_classifier.data.datasets.shapes import shapes
+from image_classifier.data.datasets.source import Source
+from image_classifier.data.loader import TrainData
 from image_classifier.evaluate import Scores
-from image_classifier.loader import TrainData
 from image_classifier.optim import build_loss
-from image_classifier.seeding import balanced_order_at
-from image_classifier.state import TrainState
+from image_classifier.predictions import read_predictions
+from image_classifier.runtime.distributed import World
+from image_classifier.runtime.seeding import balanced_order_at
 from image_classifier.train import train
+from image_classifier.train_state import TrainState
 
 CPU = World(torch.device("cpu"))
 SKEWED = torch.tensor([0] * 40 + [2] * 17 + [3] * 7)  # 64 images, and none of class 1
@@ -125,7 +125,7 @@ def test_weighted_losses_of_parts_add_up(config: Config, label_smoothing: float)
 def test_a_skewed_folder_is_pointed_out(
     skewed: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from image_classifier import mistakes
+    from image_classifier.tracking import sanity_checks as mistakes
 
     monkeypatch.setattr(mistakes, "SKEWED", 5)
     short = changed(skewed, optim__warmup_epochs=0, epochs=0.125, run__fresh=True)

@@ -12,7 +12,7 @@ import pytest
 from torchvision import datasets
 
 from image_classifier.config import DataConfig, UserError
-from image_classifier.datasets import open_dataset
+from image_classifier.data.datasets import open_dataset
 
 DOWNLOAD = datasets.cifar.download_and_extract_archive
 

@@ -20,25 +20,26 @@ from conftest import SMOKE, write_photo
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto import event_pb2
 
-from image_classifier import bench, find_lr, profiling, train
-from image_classifier.cli import main
+from image_classifier import train
+from image_classifier.cli import EvaluateOptions, commands, main
 from image_classifier.config import (
     Config,
     UserError,
     flatten,
     unflatten,
 )
-from image_classifier.parse import summary
 from image_classifier.presets import PRESETS, smoke
-from image_classifier.verbs import VERBS
-from image_classifier.verbs.bench import BenchOptions
-from image_classifier.verbs.check import CheckOptions
-from image_classifier.verbs.compare import CompareOptions
-from image_classifier.verbs.evaluate import EvaluateOptions
-from image_classifier.verbs.export import ExportOptions
-from image_classifier.verbs.find_lr import FindLrOptions
-from image_classifier.verbs.predict import PredictOptions
-from image_classifier.verbs.prepare import PrepareOptions
+from image_classifier.runtime import profiler as profiling
+from image_classifier.runtime.command_line import summary
+from image_classifier.tools.bench import bench
+from image_classifier.tools.bench.command import BenchOptions
+from image_classifier.tools.check.command import CheckOptions
+from image_classifier.tools.compare.command import CompareOptions
+from image_classifier.tools.export.command import ExportOptions
+from image_classifier.tools.find_lr import find_lr
+from image_classifier.tools.find_lr.command import FindLrOptions
+from image_classifier.tools.predict.command import PredictOptions
+from image_classifier.tools.prepare.command import PrepareOptions
 
 PROJECT = Path(__file__).parent.parent
 
@@ -87,7 +88,7 @@ def comments(kind: type, prefix: str = "") -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", commands())
 def test_the_help_of_an_option_is_the_whole_of_its_comment(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +114,7 @@ def test_the_bare_command_says_what_to_type_first(
     said = capsys.readouterr().out
     first = re.findall(r"^  (sort-photos train.*?)  ", said, re.MULTILINE)
     assert [words.split()[1:] for words in first] == [["train"], ["train", "--data.root", "photos"]]
-    assert re.findall(r"^  ([\w-]+)  ", said, re.MULTILINE)[-len(VERBS) :] == list(VERBS)
+    assert re.findall(r"^  ([\w-]+)  ", said, re.MULTILINE)[-len(commands()) :] == list(commands())
 
 
 @pytest.mark.parametrize("is_installed", [False, True])

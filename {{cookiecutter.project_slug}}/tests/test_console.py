@@ -13,9 +13,9 @@ from typing import TextIO
 import pytest
 from conftest import SMOKE, run_alone
 
-from image_classifier.attempt import DONE, FAULT
 from image_classifier.cli import main
-from image_classifier.console import lasting_output
+from image_classifier.runtime.attempt import DONE, FAULT
+from image_classifier.runtime.console import lasting_output
 
 FULL = "cannot write to standard output: No space left on device"
 

@@ -14,20 +14,25 @@ import torch
 from conftest import changed, run_alone, run_ranks, start
 from torch import Tensor
 
-from image_classifier import checkpoint, distributed, heartbeat
+from image_classifier import checkpoint, heartbeat
 from image_classifier import train as train_module
-from image_classifier.attempt import attempt
 from image_classifier.checkpoint import SaveError
 from image_classifier.config import Config, FaultError, UserError
-from image_classifier.distributed import Board, World, join_world
-from image_classifier.loader import TrainData
+from image_classifier.data.loader import TrainData
 from image_classifier.memory import OutOfMemoryError
+from image_classifier.models.weights import read_checkpoint
 from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.precision import Precision
-from image_classifier.report import Report
-from image_classifier.signals import Signals, StoppedError
+from image_classifier.runtime import distributed
+from image_classifier.runtime.attempt import attempt
+from image_classifier.runtime.distributed import (
+    Board,
+    World,
+    join_world,
+)
+from image_classifier.runtime.signals import Signals, StoppedError
+from image_classifier.tracking.logger import Report
 from image_classifier.train import train
-from image_classifier.weights import read_checkpoint
 
 CPU = World(torch.device("cpu"))
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -454,7 +459,7 @@ def test_three_saves_that_fail_in_a_row_end_the_run(config: Config, full_disk: l
 def test_rows_that_a_full_disk_does_not_take_are_written_later(
     config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from image_classifier import report
+    from image_classifier.tracking import logger as report
 
     append = report.append_lines
 

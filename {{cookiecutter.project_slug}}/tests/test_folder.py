@@ -12,8 +12,8 @@ from conftest import write_photo
 from PIL import Image
 
 from image_classifier.config import DataConfig, UserError
-from image_classifier.datasets import open_dataset
-from image_classifier.decode import read_image
+from image_classifier.data.datasets import open_dataset
+from image_classifier.data.decode import read_image
 
 SPLITS = ("train", "val")
 

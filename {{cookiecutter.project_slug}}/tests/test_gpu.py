@@ -9,15 +9,19 @@ import pytest
 import torch
 from conftest import changed, run_ranks, write_photo
 
-from image_classifier import monitor
 from image_classifier import train as train_module
-from image_classifier.attempt import attempt
 from image_classifier.config import Config, FaultError
-from image_classifier.distributed import World
-from image_classifier.loader import Batch, TrainData, copy_ahead
+from image_classifier.data.loader import (
+    Batch,
+    TrainData,
+    copy_ahead,
+)
 from image_classifier.memory import OutOfMemoryError
+from image_classifier.models.weights import read_checkpoint
+from image_classifier.runtime.attempt import attempt
+from image_classifier.runtime.distributed import World
+from image_classifier.tracking import monitor
 from image_classifier.train import train
-from image_classifier.weights import read_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from image_classifier.decode import (
+from image_classifier.data.decode import (
     TURNS,
     BadImageError,
     decode_jpeg,

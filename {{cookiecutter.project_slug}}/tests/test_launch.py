@@ -16,15 +16,21 @@ import pytest
 from conftest import SMOKE
 
 from image_classifier.cli import main
-from image_classifier.distributed import open_store
-from image_classifier.launch import launch_once, meeting_place
+from image_classifier.runtime.distributed import open_store
+from image_classifier.runtime.launch import (
+    launch_once,
+    meeting_place,
+)
 
 BROKEN = """
 import os, sys
 from image_classifier.cli import main
-from image_classifier.distributed import open_store
-from image_classifier.launch import launch_once, meeting_place
-from image_classifier.report import Report
+from image_classifier.runtime.distributed import open_store
+from image_classifier.runtime.launch import (
+    launch_once,
+    meeting_place,
+)
+from image_classifier.tracking.logger import Report
 
 count = Report.count
 

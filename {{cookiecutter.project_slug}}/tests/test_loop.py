@@ -15,9 +15,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.config import Config
-from image_classifier.distributed import World, join_world
-from image_classifier.find_lr import losses_at
-from image_classifier.loader import Batch, TrainData
+from image_classifier.data.loader import Batch, TrainData
+from image_classifier.models.weights import (
+    load_best,
+    read_checkpoint,
+)
 from image_classifier.optim import (
     build_loss,
     build_optimizer,
@@ -25,17 +27,18 @@ from image_classifier.optim import (
     orthogonal,
 )
 from image_classifier.precision import Precision
-from image_classifier.report import Report
-from image_classifier.seeding import seed_everything
-from image_classifier.state import TrainState
-from image_classifier.tips.trial import (
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime.seeding import seed_everything
+from image_classifier.tools.bench.tips.trial import (
     DataShelf,
     Trial,
     kept_switches,
 )
+from image_classifier.tools.find_lr.find_lr import losses_at
+from image_classifier.tracking.bottleneck import WAITING
+from image_classifier.tracking.logger import Report
 from image_classifier.train import train
-from image_classifier.watch import WAITING
-from image_classifier.weights import load_best, read_checkpoint
+from image_classifier.train_state import TrainState
 
 GOLDEN = [2.31165, 2.32053]  # validation losses of the tiny run
 

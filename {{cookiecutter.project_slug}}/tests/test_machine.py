@@ -10,11 +10,11 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from image_classifier import distributed, machine
-from image_classifier.attempt import attempt
 from image_classifier.config import ComputeConfig, UserError
-from image_classifier.distributed import choose_device
-from image_classifier.machine import (
+from image_classifier.runtime import distributed, machine
+from image_classifier.runtime.attempt import attempt
+from image_classifier.runtime.distributed import choose_device
+from image_classifier.runtime.machine import (
     has_kernels,
     host_memory_bytes,
     is_in_memory,

@@ -16,31 +16,31 @@ import torch
 from conftest import changed, run_ranks
 from PIL import Image
 
-from image_classifier import loader
-from image_classifier import stream as stream_module
 from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig, UserError
-from image_classifier.datasets import DATASETS
-from image_classifier.datasets.shapes import shapes
-from image_classifier.datasets.source import Source
-from image_classifier.distributed import World, join_world
-from image_classifier.evaluate import Scores, evaluate_run
-from image_classifier.loader import (
+from image_classifier.data import loader
+from image_classifier.data import stream as stream_module
+from image_classifier.data.datasets import DATASETS
+from image_classifier.data.datasets.shapes import shapes
+from image_classifier.data.datasets.source import Source
+from image_classifier.data.loader import (
     EvalData,
     TrainData,
     copy_ahead,
 )
-from image_classifier.mistakes import (
+from image_classifier.data.stream import Stream
+from image_classifier.evaluate import Scores, evaluate_run
+from image_classifier.models import MODELS, build_model
+from image_classifier.optim import build_schedule
+from image_classifier.plan import Plan
+from image_classifier.presets import PRESETS, smoke
+from image_classifier.runtime.command_line import parse, take_preset
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.tracking.sanity_checks import (
     Start,
     find_mistakes,
     unusual_lr,
 )
-from image_classifier.models import MODELS, build_model
-from image_classifier.optim import build_schedule
-from image_classifier.parse import parse, take_preset
-from image_classifier.plan import Plan
-from image_classifier.presets import PRESETS, smoke
-from image_classifier.stream import Stream
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))

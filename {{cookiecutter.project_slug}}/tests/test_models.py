@@ -18,7 +18,7 @@ from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.presets import PRESETS
-from image_classifier.summary import cost_of
+from image_classifier.tracking.flops import cost_of
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -10,18 +10,18 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from image_classifier import monitor
 from image_classifier.config import Config
-from image_classifier.distributed import World
-from image_classifier.loader import TrainData
-from image_classifier.monitor import (
+from image_classifier.data.loader import TrainData
+from image_classifier.runtime.distributed import World
+from image_classifier.tracking import monitor
+from image_classifier.tracking.flops import Cost
+from image_classifier.tracking.logger import Report
+from image_classifier.tracking.monitor import (
     Meter,
     Monitor,
     Processor,
 )
-from image_classifier.peak import Peak
-from image_classifier.report import Report
-from image_classifier.summary import Cost
+from image_classifier.tracking.peak import Peak
 
 UUIDS = ("aaaa", "bbbb", "cccc")  # of a machine's GPUs, as NVML numbers them
 

@@ -10,13 +10,14 @@ import torch
 from conftest import changed, run_ranks
 from torch import Tensor
 
-from image_classifier import samples, seeding
-from image_classifier import workers as choosing
 from image_classifier.augment import Normalize, build_augment
 from image_classifier.config import Config
-from image_classifier.distributed import join_world
-from image_classifier.loader import TrainData
+from image_classifier.data import samples
+from image_classifier.data import workers as choosing
+from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
+from image_classifier.runtime import seeding
+from image_classifier.runtime.distributed import join_world
 
 
 def seen(config: Config, start: int = 0, stop: int = 8) -> list[tuple[list[int], list[str]]]:

@@ -9,14 +9,14 @@ from conftest import changed, run_ranks
 
 from image_classifier import precision_probe, trained
 from image_classifier.config import Config
-from image_classifier.distributed import World, join_world
-from image_classifier.loader import TrainData
-from image_classifier.machine import usual_precision
+from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
 from image_classifier.precision_probe import (
     measure,
     settle_precision,
 )
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime.machine import usual_precision
 from image_classifier.train import train
 from image_classifier.trained import open_trained
 

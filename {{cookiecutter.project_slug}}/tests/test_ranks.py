@@ -21,26 +21,23 @@ import torch.distributed as dist
 from conftest import is_alive, job_of, run_ranks, start
 from torch import Tensor, nn
 
-from image_classifier import attempt as attempt_module
-from image_classifier import (
-    distributed,
-    heartbeat,
-    launch,
-    loader,
-    pretrained,
-)
+from image_classifier import heartbeat
 from image_classifier import train as train_module
-from image_classifier.attempt import attempt
 from image_classifier.config import Config, UserError
-from image_classifier.distributed import (
+from image_classifier.data import loader
+from image_classifier.memory import MicroBatch, OutOfMemoryError
+from image_classifier.models import pretrained
+from image_classifier.optim import build_loss
+from image_classifier.runtime import attempt as attempt_module
+from image_classifier.runtime import distributed, launch
+from image_classifier.runtime.attempt import attempt
+from image_classifier.runtime.distributed import (
     Board,
     World,
     is_echo,
     join_world,
     open_store,
 )
-from image_classifier.memory import MicroBatch, OutOfMemoryError
-from image_classifier.optim import build_loss
 from image_classifier.train import train
 
 PATIENCE = timedelta(seconds=20)

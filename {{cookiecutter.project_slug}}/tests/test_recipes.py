@@ -23,17 +23,17 @@ from image_classifier.config import (
     ModelConfig,
     UserError,
 )
-from image_classifier.distributed import World, join_world
-from image_classifier.loader import EvalData, TrainData
+from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.data.samples import build_policy
 from image_classifier.models import build_model
-from image_classifier.models.hooks import blurred, leave_out
+from image_classifier.models.surgery import blurred, leave_out
 from image_classifier.models.vit import positions
 from image_classifier.optim import build_schedule
 from image_classifier.precision import Precision
 from image_classifier.presets import PRESETS
 from image_classifier.resolution import build_size
-from image_classifier.samples import build_policy
-from image_classifier.seeding import seed_layers
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime.seeding import seed_layers
 
 CPU = World(torch.device("cpu"))
 

@@ -17,23 +17,25 @@ import pytest
 import torch
 from conftest import changed, run_alone, run_ranks
 
-from image_classifier import checkpoint, distributed, network, run
+from image_classifier import checkpoint, network
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
-from image_classifier.datasets import open_dataset
-from image_classifier.distributed import World
-from image_classifier.loader import Batch, TrainData
-from image_classifier.optim import build_optimizer
-from image_classifier.precision import Precision
-from image_classifier.report import Report
-from image_classifier.run import give_name, write_whole
-from image_classifier.state import TrainState
-from image_classifier.train import train
-from image_classifier.weights import (
+from image_classifier.data.datasets import open_dataset
+from image_classifier.data.loader import Batch, TrainData
+from image_classifier.models.weights import (
     DamagedError,
     load_best,
     read_checkpoint,
 )
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
+from image_classifier.runtime import distributed
+from image_classifier.runtime import run_dir as run
+from image_classifier.runtime.distributed import World
+from image_classifier.runtime.run_dir import give_name, write_whole
+from image_classifier.tracking.logger import Report
+from image_classifier.train import train
+from image_classifier.train_state import TrainState
 
 CPU = World(torch.device("cpu"))
 

@@ -19,14 +19,14 @@ from image_classifier.config import (
     ModelConfig,
     UserError,
 )
-from image_classifier.distributed import join_world
+from image_classifier.data.loader import TrainData
 from image_classifier.evaluate import evaluate_run
-from image_classifier.loader import TrainData
 from image_classifier.models import build_model
 from image_classifier.models.airbench import Airbench
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.presets import cifar10_speed
+from image_classifier.runtime.distributed import join_world
 from image_classifier.train import train
 
 AIRBENCH = ModelConfig(name="airbench", width=8)

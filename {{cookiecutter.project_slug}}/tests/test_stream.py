@@ -19,21 +19,21 @@ import torch
 from conftest import changed, is_alive, run_alone, write_photo
 from PIL import Image, ImageOps
 
-from image_classifier import placement, workers
-from image_classifier import stream as stream_module
 from image_classifier.config import Config, FaultError, UserError
-from image_classifier.datasets import open_dataset
-from image_classifier.datasets.paths import PathList
-from image_classifier.datasets.source import Source
-from image_classifier.decode import (
+from image_classifier.data import placement, workers
+from image_classifier.data import stream as stream_module
+from image_classifier.data.datasets import open_dataset
+from image_classifier.data.datasets.paths import PathList
+from image_classifier.data.datasets.source import Source
+from image_classifier.data.decode import (
     decode,
     decode_jpeg,
     read_image,
 )
-from image_classifier.distributed import World
-from image_classifier.loader import EvalData, TrainData
-from image_classifier.samples import Samples
-from image_classifier.stream import Stream, ring_bytes
+from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.data.samples import Samples
+from image_classifier.data.stream import Stream, ring_bytes
+from image_classifier.runtime.distributed import World
 
 CPU = World(torch.device("cpu"))
 

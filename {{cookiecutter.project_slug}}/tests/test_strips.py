@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d, cross_entropy
 
 from image_classifier.config import ModelConfig
 from image_classifier.models import build_model
-from image_classifier.strips import (
+from image_classifier.models.strips import (
     STRIP,
     Convolve,
     StripConv2d,

@@ -7,9 +7,13 @@ from torch import nn
 
 from image_classifier.config import Config
 from image_classifier.models import build_model
-from image_classifier.peak import datasheet, find_peak
 from image_classifier.precision import Precision
-from image_classifier.summary import amount, build_effort, cost_of
+from image_classifier.tracking.flops import (
+    amount,
+    build_effort,
+    cost_of,
+)
+from image_classifier.tracking.peak import datasheet, find_peak
 
 CPU = torch.device("cpu")
 

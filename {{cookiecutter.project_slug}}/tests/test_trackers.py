@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier import trackers
 from image_classifier.config import Config, UserError
-from image_classifier.trackers import (
+from image_classifier.tracking import trackers
+from image_classifier.tracking.trackers import (
     Tracker,
     Trackers,
     check_installed,

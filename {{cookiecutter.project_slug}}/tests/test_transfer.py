@@ -13,23 +13,23 @@ from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
 from torch import nn
 
-from image_classifier.blocks import find_blocks, find_head
 from image_classifier.config import (
     Config,
     ModelConfig,
     RunConfig,
     UserError,
 )
-from image_classifier.distributed import World
 from image_classifier.freeze import Freeze
 from image_classifier.models import (
     build_model,
     published_normalisation,
 )
+from image_classifier.models.blocks import find_blocks, find_head
+from image_classifier.models.pretrained import Origin, open_origin
+from image_classifier.models.weights import read_checkpoint
 from image_classifier.optim import build_optimizer, set_lr
-from image_classifier.pretrained import Origin, open_origin
+from image_classifier.runtime.distributed import World
 from image_classifier.train import train
-from image_classifier.weights import read_checkpoint
 
 CPU = World(torch.device("cpu"))
 SMALL = ModelConfig(name="resnet9", width=8)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier import distributed, report
 from image_classifier.config import Config
-from image_classifier.datasets.source import Source
+from image_classifier.data.datasets.source import Source
 from image_classifier.models.resnet9 import ResNet9
-from image_classifier.report import Report
+from image_classifier.runtime import distributed
+from image_classifier.tracking import logger as report
+from image_classifier.tracking.logger import Report
 from image_classifier.train import train
 
 

@@ -27,19 +27,19 @@ from image_classifier.config import (
     RunConfig,
     UserError,
 )
-from image_classifier.datasets.source import Source
-from image_classifier.distributed import World, join_world
-from image_classifier.optim import begin_momentum, build_optimizer
-from image_classifier.precision import Precision
-from image_classifier.pretrained import find_origin
-from image_classifier.state import TrainState
-from image_classifier.trained import open_trained
-from image_classifier.weights import (
+from image_classifier.data.datasets.source import Source
+from image_classifier.models.pretrained import find_origin
+from image_classifier.models.weights import (
     Best,
     best_in,
     load_best,
     read_checkpoint,
 )
+from image_classifier.optim import begin_momentum, build_optimizer
+from image_classifier.precision import Precision
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.train_state import TrainState
+from image_classifier.trained import open_trained
 
 CPU = World(torch.device("cpu"))
 SPARSE, META = torch.eye(4).to_sparse(), torch.zeros(4, 4, device="meta")

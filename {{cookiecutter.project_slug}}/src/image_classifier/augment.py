@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from . import seeding
 from .config import AugmentConfig, UserError
-from .datasets.source import Source
-from .decode import BOX_DRAWS, random_boxes
-from .distributed import World
-from .loader import Batch, TrainData
-from .phases import phase
-from .placement import fits_device
+from .data.datasets.source import Source
+from .data.decode import BOX_DRAWS, random_boxes
+from .data.loader import Batch, TrainData
+from .data.placement import fits_device
 from .precision import Precision
 from .resolution import build_size, shrink
+from .runtime import seeding
+from .runtime.distributed import World
+from .runtime.phases import phase
 
 CACHED = 2**18  # float32 numbers that a core's cache holds beside others
 NUM_DRAWS = 9  # of each image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout

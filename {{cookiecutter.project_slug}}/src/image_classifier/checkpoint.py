@@ -24,12 +24,12 @@ from .config import (
     flag,
     flatten,
 )
-from .datasets.source import READ_FILES, Source, are_replaced, difference
-from .distributed import World
+from .data.datasets.source import READ_FILES, Source, are_replaced, difference
+from .models.weights import DamagedError, abbreviate, misfit, read_checkpoint
 from .optim import check_state
-from .run import clear_run, give_name, write_whole
-from .state import TrainState
-from .weights import DamagedError, abbreviate, misfit, read_checkpoint
+from .runtime.distributed import World
+from .runtime.run_dir import clear_run, give_name, write_whole
+from .train_state import TrainState
 
 MOST_FAILURES = 3  # saves in a row that may find no space, before the run ends
 SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

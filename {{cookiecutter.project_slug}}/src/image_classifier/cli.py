@@ -1,21 +1,29 @@
-"""The command line: a verb, what it did, and one line for a mistake.
+"""The command line: `train`, `evaluate` and the tools, each with one line for a user's mistake.
 
-Words are understood before torch is imported, so that `--help` and a typo answer at once.
+Arguments are parsed before torch is imported, so that `--help` and a typo answer at once. A tool is
+a folder in `tools/` with a `command.py`, whose `main` takes the words behind its name and returns
+the exit code; deleting the folder removes the command.
 """
 
 import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Literal
 
-from .attempt import DONE, FAULT, INTERRUPTED, MISTAKE
-from .config import UserError
-from .console import lasting_output
-from .parse import HELP, choose, command, summary
-from .printable import printable
-from .verbs import VERBS
+import tyro
+
+from .config import ComputeConfig, Config, RunConfig, UserError
+from .presets import PRESETS
+from .runtime.attempt import DONE, FAULT, INTERRUPTED, MISTAKE, RESTARTS, run_in_processes
+from .runtime.command_line import HELP, choose, command, parse, summary, take_preset
+from .runtime.console import lasting_output
+from .runtime.printable import printable
 
 # Verbs whose result is in files: they have done their work also where what they print is lost.
 WRITING = (["train"], ["prepare"], ["export"], ["find-lr"])
@@ -42,7 +50,7 @@ def obey(words: list[str]) -> int:
         if "--version" in words[:2]:  # behind `train` too, which is train.py's word
             print(versions())
             return DONE
-        return choose("verb", words[0], VERBS)(words[1:])
+        return choose("command", words[0], commands())(words[1:])
     except UserError as mistake:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(1)  # rank 0 says the same first, if it is of the same opinion
@@ -54,9 +62,64 @@ def obey(words: list[str]) -> int:
         return INTERRUPTED
 
 
+def commands() -> dict[str, Callable[[list[str]], int]]:
+    """Every command by name: `train`, `evaluate`, and those of the tools that are there."""
+    found: dict[str, Callable[[list[str]], int]] = {"train": train, "evaluate": evaluate}
+    tools = find_spec(f"{__package__}.tools")
+    for folder in (tools and tools.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob("*/command.py")):
+            name = path.parent.name
+            found[name.replace("_", "-")] = import_module(f"{tools.name}.{name}.command").main
+    return found
+
+
+def train(words: list[str]) -> int:
+    """Train: `train [PRESET] [--FLAG VALUE ...]`; the same command continues a run."""
+    name, preset = take_preset(words, "shapes")
+    preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
+    width = max(map(len, PRESETS))
+    presets = "\n".join(f"  {key:<{width}}  {summary(make)}" for key, make in PRESETS.items())
+    about = f"Train. Presets, of which this is `{name}`:\n\n{presets}"
+    config = parse(Config, words, prog=f"{command('train')} {name}", about=about, default=preset)
+
+    def work() -> None:
+        from .train import train
+
+        is_restart = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
+        fresh = config.run.fresh and not is_restart
+        train(replace(config, run=replace(config.run, fresh=fresh)))
+
+    return run_in_processes(work, config.run, config.compute)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What to evaluate."""
+
+    run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
+    split: Literal["val", "test", "train"] = "val"  # images to evaluate on
+    root: str = ""  # folder of the images, where it is not the one of the training
+    processes: int | Literal["auto"] = "auto"  # one per GPU by default
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
+
+
+def evaluate(words: list[str]) -> int:
+    """Evaluate the best weights of a run: `evaluate RUN [--split test]`."""
+    options = parse(EvaluateOptions, words, prog=command("evaluate"), about=summary(evaluate))
+    compute = ComputeConfig(device=options.device)
+
+    def work() -> None:
+        from .evaluate import evaluate_run
+
+        evaluate_run(options.run, options.split, options.root, compute)
+
+    return run_in_processes(work, RunConfig(processes=options.processes), compute)
+
+
 def overview() -> str:
     """What to type first, and the verbs with what they do."""
-    train, width = command("train"), max(map(len, VERBS))
+    verbs = commands()
+    train, width = command("train"), max(map(len, verbs))
     root = f"{train} --data.root photos"
     return "\n".join(
         [
@@ -65,9 +128,9 @@ def overview() -> str:
             f"  {train:<{len(root)}}  train on shapes that are drawn on the spot",
             f"  {root}  train on your own images: photos/<class>/1.jpg",
             "",
-            "Verbs, each with a --help of its own:",
+            "Commands, each with a --help of its own:",
             "",
-            *(f"  {name:<{width}}  {summary(verb)}" for name, verb in VERBS.items()),
+            *(f"  {name:<{width}}  {summary(verb)}" for name, verb in verbs.items()),
         ]
     )
 

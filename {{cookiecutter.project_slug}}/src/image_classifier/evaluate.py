@@ -7,15 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .answers import Answers, calibrate
 from .augment import Normalize
 from .config import ComputeConfig, RunConfig, UserError
-from .distributed import World, join_world
-from .loader import EvalData
-from .mistakes import check_labels, some
+from .data.datasets.source import check_numbers
+from .data.loader import EvalData
+from .data.samples import LEFT_OUT
 from .precision import Precision
-from .report import scores_text
-from .samples import LEFT_OUT
+from .predictions import Answers, calibrate, scores_text
+from .runtime.console import some
+from .runtime.distributed import World, join_world
 from .trained import open_trained
 
 
@@ -145,7 +145,7 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
                 f"{str(trained.path)!a} knows the classes {some(trained.classes)}, which are "
                 f"not those of the images: {some(images.source.classes)}"
             )
-        check_labels(images.source, split)
+        check_numbers(images.source, split)
         scores = evaluate(trained.model, images, trained.normalize, trained.precision, world)
         if world.is_main:
             for note in images.source.notes:

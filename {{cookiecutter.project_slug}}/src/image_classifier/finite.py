@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .config import FaultError, RunConfig
-from .files import read_rows
-from .loader import TrainData
-from .run import append_lines, forget_rows_after
+from .data.loader import TrainData
+from .runtime.files import read_rows
+from .runtime.run_dir import append_lines, forget_rows_after
 
 NONFINITE = "nonfinite.jsonl"
 RING = 1024  # steps that the host may be ahead of the device

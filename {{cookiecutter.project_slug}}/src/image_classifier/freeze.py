@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .blocks import find_head
 from .config import Config
-from .distributed import World
+from .models.blocks import find_head
 from .optim import begin_momentum
+from .runtime.distributed import World
 
 
 class Freeze:

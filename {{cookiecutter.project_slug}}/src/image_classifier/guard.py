@@ -7,13 +7,13 @@ from torch import Tensor
 
 from .checkpoint import Checkpoints
 from .config import RunConfig
-from .distributed import Board
+from .data.loader import TrainData
 from .finite import FiniteCheck
 from .heartbeat import Heartbeat
-from .loader import TrainData
 from .memory import MicroBatch
-from .signals import Signals
-from .state import TrainState
+from .runtime.distributed import Board
+from .runtime.signals import Signals
+from .train_state import TrainState
 
 
 class Guard:

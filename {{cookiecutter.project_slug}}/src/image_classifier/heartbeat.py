@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from .config import FaultError, RunConfig
-from .distributed import LOST, World, is_echo
-from .files import read_rows
-from .state import TrainState
+from .runtime.distributed import LOST, World, is_echo
+from .runtime.files import read_rows
+from .train_state import TrainState
 
 ROWS = "heartbeats"  # file in the run folder, with a row of so many bytes for each rank
 ROW_BYTES = 512

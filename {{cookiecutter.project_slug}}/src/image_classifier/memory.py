@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from .config import Config, FaultError
-from .distributed import AGAIN, World
-from .files import read_object
-from .loader import TrainData
-from .run import write_json
-from .state import TrainState
+from .data.loader import TrainData
+from .runtime.distributed import AGAIN, World
+from .runtime.files import read_object
+from .runtime.run_dir import write_json
+from .train_state import TrainState
 
 MICRO_BATCH = "micro_batch.json"  # in the run folder, to the end of the run
 

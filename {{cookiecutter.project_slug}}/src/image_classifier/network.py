@@ -4,11 +4,11 @@ from torch import nn
 
 from .augment import Normalize
 from .config import Config
-from .loader import TrainData
+from .data.loader import TrainData
 from .models import build_model
+from .models.strips import learn_from_strips
 from .precision import Precision
-from .seeding import WEIGHTS, seeded
-from .strips import learn_from_strips
+from .runtime.seeding import WEIGHTS, seeded
 
 
 def begin_network(

@@ -1,7 +1,7 @@
 """How many steps a run has, and what is due after which of them."""
 
 from .config import RunConfig
-from .loader import TrainData
+from .data.loader import TrainData
 
 
 class Plan:

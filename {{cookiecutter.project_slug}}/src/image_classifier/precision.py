@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from .config import ComputeConfig, OptimConfig, UserError
-from .machine import has_amx
-from .phases import phase
+from .runtime.machine import has_amx
+from .runtime.phases import phase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

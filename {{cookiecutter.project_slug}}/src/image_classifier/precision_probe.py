@@ -20,15 +20,15 @@ import torch
 from torch import nn
 
 from .config import Config, RunConfig
-from .datasets.prepared import cache_folder
-from .distributed import World
-from .files import read_object
-from .loader import TrainData
-from .machine import cpu_name, usual_precision
+from .data.datasets.prepared import cache_folder
+from .data.loader import TrainData
+from .data.workers import recall, remember
 from .models import build_model
 from .precision import Precision
-from .seeding import WEIGHTS, seeded
-from .workers import recall, remember
+from .runtime.distributed import World
+from .runtime.files import read_object
+from .runtime.machine import cpu_name, usual_precision
+from .runtime.seeding import WEIGHTS, seeded
 
 NAMES = ("fp32", "bf16")
 STEP_SECONDS = 0.06  # of a step, about: with fewer images all formats take as long

@@ -5,25 +5,25 @@ from contextlib import closing
 from .augment import Normalize, build_augment
 from .checkpoint import Checkpoints
 from .config import Config
-from .distributed import join_world
+from .data.loader import EvalData, TrainData
 from .evaluate import Scores, evaluate
 from .freeze import Freeze
 from .guard import Guard
-from .loader import EvalData, TrainData
 from .memory import MicroBatch, split
-from .mistakes import Start, find_mistakes
+from .models.pretrained import open_origin
 from .network import begin_network
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
 from .plan import Plan
 from .precision import Precision
 from .precision_probe import settle_precision
-from .pretrained import open_origin
-from .profiling import profiler
-from .report import Report
-from .run import open_run
-from .seeding import seed_everything, seed_layers
-from .signals import Signals, StoppedError
-from .state import TrainState
+from .runtime.distributed import join_world
+from .runtime.profiler import profiler
+from .runtime.run_dir import open_run
+from .runtime.seeding import seed_everything, seed_layers
+from .runtime.signals import Signals, StoppedError
+from .tracking.logger import Report
+from .tracking.sanity_checks import Start, find_mistakes
+from .train_state import TrainState
 
 
 def train(config: Config) -> Scores:

@@ -7,11 +7,11 @@ from torch import nn
 
 from .augment import Normalize
 from .config import ComputeConfig, Config, UserError
-from .distributed import World
-from .machine import usual_precision
 from .models import build_model
+from .models.weights import load_best, misfit
 from .precision import Precision
-from .weights import load_best, misfit
+from .runtime.distributed import World
+from .runtime.machine import usual_precision
 
 
 @dataclass(frozen=True)

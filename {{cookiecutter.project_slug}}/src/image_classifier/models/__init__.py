@@ -11,13 +11,13 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..datasets.source import IMAGENET_MEAN, IMAGENET_STD
+from ..data.datasets.source import IMAGENET_MEAN, IMAGENET_STD
 from .airbench import airbench, airbench96
-from .hooks import blur_before_strides, leave_out_branches
 from .resnet9 import resnet9
+from .surgery import blur_before_strides, leave_out_branches
 from .timm import PREFIX, pretrained_config, timm
+from .torchvision import AUXILIARY, zoo
 from .vit import vit_s
-from .zoo import AUXILIARY, zoo
 
 MODELS: dict[str, Callable[[ModelConfig, int, int], nn.Module]] = {
     network.__name__: network for network in (resnet9, airbench, airbench96, vit_s)

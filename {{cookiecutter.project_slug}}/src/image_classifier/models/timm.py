@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..config import ModelConfig, UserError
-from .zoo import adapted, size_misfit
+from .torchvision import adapted, size_misfit
 
 PREFIX = "timm/"
 

@@ -1,0 +1,295 @@
+"""What several tests need: processes that start at once, tiny configs, photographs."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from image_classifier.config import Config
+from image_classifier.data.datasets.source import Source
+from image_classifier.predictions import Answers
+from image_classifier.presets import smoke
+from image_classifier.runtime import distributed
+from image_classifier.tracking import logger as report
+from image_classifier.tracking.flops import Cost
+from image_classifier.train import train
+
+# A run of two steps, as words of a command line.
+SMOKE = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+SMOKE += " --run.log-every-steps 1"
+
+# A server that has imported torch, from which a process forks in milliseconds and clean: no thread
+# of this process is cut off in it. A fresh interpreter would take seconds.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "torchvision.transforms.v2",
+        "pytest",
+        "PIL.PngImagePlugin",
+        "numpy.ma",
+        "image_classifier.train",
+    ]
+)
+
+
+def pytest_sessionstart() -> None:
+    """Let the server import while the first tests run, and all processes from this folder."""
+    source = str(Path(__file__).parent / "src")
+    os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+    forkserver.ensure_running()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let what takes long begin before the first test, and seek garbage in what follows alone.
+
+    Else all that torch has is gone through again and again.
+    """
+    gc.freeze()
+    session.config.add_cleanup(gc.unfreeze)  # or nanobind, at exit, takes all of it for leaks
+    for module in {item.module for item in session.items if isinstance(item, pytest.Function)}:
+        if hasattr(module, "begin") and not session.config.option.collectonly:
+            session.config.add_cleanup(module.begin())
+
+
+def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) -> None:  # noqa: ANN401
+    os.environ |= rank
+    if "fork" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_start_method("fork", force=True)  # for its data workers
+    torch.set_num_threads(1)
+    make_quick(pytest.MonkeyPatch())
+    # What an image costs is found once in a process, and takes a fifth of a second.
+    report.cost_of = lambda *_: Cost(weights=1, trainable=1, reason="a test are not of interest")
+    pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
+
+
+def start(function: Callable, *arguments: object, rank: dict[str, str] | None = None) -> tuple:
+    """Begin `function(*arguments)` in a process of its own: the process, and a pipe from it."""
+    receiver, sender = SERVER.Pipe(duplex=False)
+    process = SERVER.Process(target=_run, args=(function, arguments, rank or {}, sender))
+    process.start()
+    sender.close()
+    return process, receiver
+
+
+def run_alone(function: Callable, *arguments: object) -> tuple[int, Any]:
+    """Exit code and result (None after a kill) of `function(*arguments)` in its own process."""
+    process, receiver = start(function, *arguments)
+    process.join()  # not until the pipe is closed: data workers outlive a kill by seconds
+    result = pickle.loads(receiver.recv_bytes()) if process.exitcode == 0 else None
+    return process.exitcode, result
+
+
+def job_of(size: int) -> list[dict[str, str]]:
+    """What a launcher tells each of `size` ranks on this machine."""
+    job = {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_PORT": "0",
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+    }
+    return [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def run_ranks(size: int, function: Callable, *arguments: object, **others: str) -> list[Any]:
+    """What `function(*arguments)` returns on each of `size` ranks, which are told `others` too."""
+    ranks = [start(function, *arguments, rank=rank | others) for rank in job_of(size)]
+    try:
+        return [pickle.loads(receiver.recv_bytes()) for _, receiver in ranks]
+    finally:
+        for process, _ in ranks:
+            process.join(timeout=10)
+            process.kill()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that is only not yet waited for does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def changed(config: Config, **knobs: object) -> Config:
+    """`config` with other values; `data__limit=5` is `data.limit`."""
+    for name, value in knobs.items():
+        section, _, knob = name.rpartition("__")
+        if section:
+            inner = replace(getattr(config, section), **{knob: value})
+            config = replace(config, **{section: inner})
+        else:
+            config = replace(config, **{knob: value})
+    return config
+
+
+def make_quick(patch: pytest.MonkeyPatch) -> None:
+    """Compute on one core, and wait for no disk.
+
+    For images this small, threads wait for each other more than they help; the other cores are for
+    what runs beside the tests. Tests kill processes, and what those wrote the system still has.
+    """
+    patch.setattr(distributed, "num_threads", lambda _: 1)
+    patch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is."""
+    make_quick(monkeypatch)
+
+
+def tiny(folder: Path) -> Config:
+    """A run of a second: two epochs of four steps on drawn shapes, at CPU's exact precision."""
+    return changed(
+        smoke(),
+        epochs=2,
+        data__limit=64,
+        data__batch_size=16,
+        optim__warmup_epochs=1,
+        run__dir=str(folder),
+        run__trackers=(),
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A tiny run, which nobody has begun."""
+    return tiny(tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny run that was trained to its end; not to be changed."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch)
+        train(tiny(folder))
+    return folder
+
+
+@pytest.fixture
+def finished(config: Config, trained_once: Path) -> Config:
+    """A tiny run that was trained to its end, in a folder of the test's own."""
+    shutil.copytree(trained_once, config.run.dir)
+    return config
+
+
+def write_photo(path: Path, seed: int, size: tuple[int, int] = (90, 70)) -> None:
+    """A JPEG of coloured noise that is smooth enough to look like something."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randint(0, 256, (6, 8, 3), dtype=torch.uint8, generator=generator)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(noise.numpy()).resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of photographs of several sizes: 2 classes, 12 to train on and 4 for validation."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(16):
+        split = "train" if number < 12 else "val"
+        name = root / split / ("ant", "bee")[number % 2] / f"{number}.jpg"
+        write_photo(name, number, size=(60 + 5 * number, 90 - 3 * number))
+    return root
+
+
+@pytest.fixture
+def on_photos(config: Config, photos: Path) -> Config:
+    """A tiny run on photographs, three batches an epoch."""
+    return changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '" onmouseover="alert(1)',
+    "' style='display:none",
+    "</td></table><img src=http://example.com/>",
+    "&lt;b&gt;",
+    "$title ${facts} {0} %s",
+    "\\udcff\\x00",
+    "日本 🦊 \u202e",
+)
+DAMAGED = {
+    "nothing": b"",
+    "object": b"{}",
+    "number": b"5",
+    "list": b"[]",
+    "text": b'"x"',
+    "bytes": b"\xff\xfe{",
+    "half": b'{"step": 1, "epo',
+    "deep": b"[" * 100_000,
+    "others": b'{"step": "1", "micro_batch": "2", "state": [], "seed": [], "val/top1": {}}',
+    "endless": b'{"step": 1, "micro_batch": -1, "epoch": NaN, "train/loss": 1' + b"0" * 400 + b"}",
+}
+
+
+@pytest.fixture(params=DAMAGED)
+def damaged(request: pytest.FixtureRequest) -> bytes:
+    """What is in a file in place of what was written."""
+    return DAMAGED[request.param]
+
+
+def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Answers:
+    """Answers, to grey images, of which this is the confusion matrix; all as probable."""
+    count = int(confusion.sum())
+    places = torch.arange(confusion.numel()).repeat_interleave(confusion.flatten())
+    labels, answer = places // len(classes), places % len(classes)
+    pixels = torch.full((count, 2, 2, 3), 128, dtype=torch.uint8)
+    share = torch.full((count,), 0.75)
+    return Answers(Source(labels, classes, pixels), answer, share, 1 - share)
+
+
+class Shown(HTMLParser):
+    """What a browser makes of a page: elements, attributes, and the text of each table's cells."""
+
+    def __init__(self, text: str) -> None:
+        """Read all of it."""
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.values: list[str] = []
+        self.pictures: list[str] = []
+        self.titles: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.words: list[str] = []
+        self.is_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Count it, and begin a table, a row or a cell."""
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.values += [value or "" for name, value in attrs if name != "src"]
+        self.pictures += [value or "" for name, value in attrs if name == "src"]
+        self.titles += [value or "" for name, value in attrs if name == "title"]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.is_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        """End a cell."""
+        if tag in ("td", "th"):
+            self.is_cell = False
+
+    def handle_data(self, data: str) -> None:
+        """Add to the cell, if there is one."""
+        self.words.append(data)
+        if self.is_cell:
+            self.tables[-1][-1][-1] += data

@@ -1,0 +1,96 @@
+r"""Files that training leaves out, as a list that a person can read and change.
+
+    train/ant/4.jpg    truncated
+
+Each line is a path from the folder of the images and, after a tab, a reason. What can't be printed
+stands as `\xff`, byte by byte, and a backslash as two.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...config import DataConfig, UserError
+from ...runtime.files import open_plain
+from ...runtime.printable import path_of, printable_path
+from .prepared import cache_folder
+from .source import Source
+
+NAME = "quarantine.txt"
+
+
+def quarantine_path(data: DataConfig) -> Path:
+    """Where the list is: in the folder of the dataset's cache."""
+    return cache_folder(data) / NAME
+
+
+def read_quarantine(data: DataConfig) -> dict[bytes, str]:
+    """The reason why each file is left out, by its path from `data.root`; nothing without a list.
+
+    Raises:
+        UserError: if the list can't be read.
+    """
+    path = quarantine_path(data)
+    try:
+        with open_plain(path) as file:
+            text = file.read().decode()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read the list {str(path)!a}: {reason}") from error
+    lines = (line.partition("\t") for line in text.split("\n") if line.strip())
+    return {path_of(name.rstrip("\r")): reason.strip() for name, _, reason in lines}
+
+
+def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:
+    """The images of `source` that are not listed; a note says how many are.
+
+    Raises:
+        UserError: if the list can't be read, or leaves out all of a class or a split.
+    """
+    listed = read_quarantine(data)
+    if not listed or source.paths is None:
+        return source
+    paths = (path_from_root(source, data, index) for index in range(len(source)))
+    kept = torch.tensor([path not in listed for path in paths])
+    where, notes = ascii(str(quarantine_path(data))), []
+    had = source.labels.bincount(minlength=len(source.classes))
+    has = source.labels[kept].bincount(minlength=len(source.classes))
+    emptied = ((had > 0) & (has == 0)).nonzero()[:, 0].tolist()
+    if emptied and (split == "train" or not kept.any()):
+        raise UserError(
+            f"class {source.classes[emptied[0]]!a} has no {split} images: "
+            f"all {int(had[emptied[0]])} are left out, as {where} says"
+        )
+    if num_out := int((~kept).sum()):
+        images = "image is" if num_out == 1 else "images are"
+        notes.append(f"{num_out:,} {split} {images} left out, as {where} says")
+    root = os.fsencode(data.root)
+    asked = sorted(listed) if split == "train" else []  # once is enough
+    gone = [path for path in asked if not os.path.lexists(os.path.join(root, path))]
+    if gone:
+        notes.append(
+            f"{where}: {len(gone):,} of its lines name no file: {printable_path(gone[0])!a}"
+        )
+    picked = kept.nonzero()[:, 0]
+    return replace(
+        source,
+        labels=source.labels[picked],
+        paths=source.paths.picked(picked),
+        notes=(*source.notes, *notes),
+    )
+
+
+def path_from_root(source: Source, data: DataConfig, index: int) -> bytes:
+    """The path of an image file as a list has it."""
+    assert source.paths is not None
+    path = os.path.join(os.fsencode(source.paths.root), source.paths.relative(index))
+    return path.removeprefix(os.path.join(os.fsencode(Path(data.root)), b""))
+
+
+def format_quarantine(reasons: dict[bytes, str]) -> str:
+    """The text of a list, sorted by path."""
+    return "".join(f"{printable_path(name)}\t{reasons[name]}\n" for name in sorted(reasons))

@@ -1,0 +1,1 @@
+"""Processes, devices, seeds, signals and files."""

@@ -1,0 +1,245 @@
+"""Words of a command line to options, and a mistake in them to a line that says what is right."""
+
+import ast
+import contextlib
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import SequenceMatcher, get_close_matches
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from ..config import Config, UserError, flag, out_of_range
+from ..presets import PRESETS, shortened
+
+# Words without a flag, by their fields: what help calls them, and an example.
+POSITIONALS = {
+    "run": ("RUN", "runs/folder"),
+    "paths": ("PATH", "photos"),
+    "runs": ("RUNS", "runs/a runs/b"),
+}
+HELP = {"-h", "--help"}
+FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
+ALIKE = 0.7  # of 1, from which on a flag may be the one that was meant
+
+
+def parse(
+    kind: type,
+    words: list[str],
+    prog: str,
+    about: str,
+    default: Any = tyro.MISSING_NONPROP,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """`words` as an instance of `kind`.
+
+    Raises:
+        UserError: if they can't be; what is wrong in one line.
+    """
+    if HELP & set(words):
+        add_help(kind)
+        return tyro.cli(kind, default=default, args=words, prog=prog, description=about)
+    check_flags(words, flags_of(kind))
+    account = io.StringIO()
+    options = None
+    try:
+        with contextlib.redirect_stdout(account), contextlib.redirect_stderr(account):
+            options = tyro.cli(kind, default=default, args=words, prog=prog)
+    except SystemExit:
+        _, message, *_ = re.split(r"\n *[-─]{8,} *\n?", account.getvalue())
+        message = " ".join(message.split()).removeprefix(f"Error parsing {kind.__name__}: ")
+        message = message.replace("Unrecognized options:", "values follow their flags; unexpected:")
+        if not (positionals_of(kind) and message.startswith("Missing from")):
+            raise UserError(message) from None
+    for name in positionals_of(kind):
+        if not getattr(options, name, None):
+            raise UserError(missing(kind, name, prog))
+    return options
+
+
+def check_flags(words: list[str], flags: list[str]) -> None:
+    """Refuse a flag that there is not.
+
+    Raises:
+        UserError: for the first; it names the flag that may have been meant.
+    """
+    for word in takewhile(lambda word: word != "--", words):
+        name = flag(word.partition("=")[0])  # with an underscore tyro takes it, too
+        if FLAG.fullmatch(name) and name.removeprefix("--") not in flags:
+            near = nearest(name.lstrip("-"), flags)
+            raise UserError(f"there is no {name}" + (f"; did you mean --{near}?" if near else ""))
+
+
+def nearest(name: str, flags: list[str]) -> str:
+    """The flag that `name` may stand for; nothing if it is like none of them.
+
+    A section, or a word that begins so (`--model`, `--optimizer`), is the section's first knob.
+    Otherwise it is the flag that is most like `name`, as a whole or without its section.
+    """
+    for known in flags:
+        section, dot, _ = known.partition(".")
+        rest = name.removeprefix(section)
+        if dot and rest != name and (not rest or rest.isalpha()):
+            return known
+    like = SequenceMatcher(b=name.lower())
+    scores: dict[str, float] = {}
+    for known in flags:
+        for form in (known, known.rpartition(".")[2]):
+            like.set_seq1(form)
+            scores[known] = max(scores.get(known, ALIKE), like.ratio())
+    best = max(scores, key=scores.__getitem__)
+    return best if scores[best] > ALIKE else ""
+
+
+def flags_of(kind: type) -> list[str]:
+    """The flags of options, without their dashes, in the order of the fields."""
+    flags: list[str] = []
+    for option in fields(kind):
+        if is_dataclass(option.type):
+            flags += [f"{option.name}.{inner}" for inner in flags_of(option.type)]
+        elif not is_positional(option.type):
+            flags += [flag(option.name), *([f"no-{flag(option.name)}"] * (option.type is bool))]
+    return flags
+
+
+def positionals_of(kind: type) -> list[str]:
+    """The fields that are words without a flag."""
+    return [option.name for option in fields(kind) if is_positional(option.type)]
+
+
+def is_positional(hint: Any) -> bool:  # noqa: ANN401 - what stands behind the name of a field
+    """Whether a field is a word without a flag."""
+    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
+
+
+def missing(kind: type, name: str, prog: str) -> str:
+    """What to say where a word is missing that has no flag."""
+    about = comments_of(kind)[name]
+    example = " ".join(POSITIONALS[option][1] for option in positionals_of(kind))
+    return f"{prog}: {POSITIONALS[name][0]} is missing ({about}); for example: {prog} {example}"
+
+
+def add_help(kind: type) -> None:
+    """Make the comment of each field its help, all of it; tyro finds the first line by itself."""
+    for owner in (owner for owner in kind.__mro__ if is_dataclass(owner)):
+        for name, comment in comments_of(owner).items():
+            hint = owner.__annotations__[name]
+            word = {}
+            if is_positional(hint):  # and there must be one, which tyro has no way to ask for
+                word = {"metavar": POSITIONALS[name][0], "help_behavior_hint": "(required)"}
+            about = tyro.conf.arg(help=comment, **word)
+            owner.__annotations__[name] = Annotated[hint, about]
+    for option in fields(kind):
+        if is_dataclass(option.type):
+            add_help(option.type)
+
+
+def comments_of(kind: type) -> dict[str, str]:
+    """What is said of each field of a class: behind it, and in the lines of comment below that."""
+    source = inspect.getsource(kind)
+    lines, comments = source.splitlines(), {}
+    for node in ast.parse(source).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+            below = takewhile(lambda line: line.lstrip().startswith("#"), lines[node.end_lineno :])
+            parts = (part.strip().removeprefix("#").strip() for part in (behind, *below))
+            if comment := " ".join(filter(None, parts)):
+                comments[node.target.id] = comment
+    return comments
+
+
+def check_ranges(options: object, **ranges: tuple[float, float]) -> None:
+    """Refuse options that no verb can follow: least and largest value by name.
+
+    Raises:
+        UserError: naming the first.
+    """
+    for name, (low, high) in ranges.items():
+        value = getattr(options, name)
+        if value != "auto" and not low <= value <= high:
+            raise out_of_range(name, value, f"{low} .. {high}")
+
+
+def sections(options: Config) -> dict[str, Any]:
+    """What a config has, of options that have more, or to make such options of."""
+    return {knob.name: getattr(options, knob.name) for knob in fields(Config)}
+
+
+def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
+    """The preset that `words` begin with, which is taken from them, or another: name and config.
+
+    Without a name, whoever gives a folder of images means `folder`. What a preset counts in epochs
+    is that of a run of `--epochs`.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    if words and not words[0].startswith("-"):
+        name = words.pop(0)
+    else:
+        is_folder = value_of(words, "--data.root") and not value_of(words, "--data.name")
+        name = "folder" if is_folder else otherwise
+    preset = choose("preset", name, PRESETS)()
+    with contextlib.suppress(ValueError):  # what is no number is refused with all other words
+        preset = shortened(preset, float(value_of(words, "--epochs")))
+    return name, preset
+
+
+def value_of(words: list[str], name: str) -> str:
+    """What follows the last flag `name` of a command line; nothing where there is no such flag."""
+    value = ""
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        known, equals, rest = word.partition("=")
+        if known == name:
+            value = rest if equals else following
+    return value
+
+
+def choose(what: str, name: str, table: dict[str, Callable]) -> Callable:
+    """The entry `name` of a table.
+
+    Raises:
+        UserError: if there is none; it says which there are.
+    """
+    if name in table:
+        return table[name]
+    near = get_close_matches(name, table, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UserError(f"no {what} {name!r}; there are: {', '.join(table)}{hint}")
+
+
+def summary(function: Callable) -> str:
+    """The first line of a function's docstring."""
+    return (function.__doc__ or "").splitlines()[0]
+
+
+def command(verb: str) -> str:
+    """A verb as the user called it: `train.py`, or the console script's name and the verb."""
+    program = Path(sys.argv[0])
+    return program.name if program.stem == verb else f"{program.name} {verb}"
+
+
+@dataclass(frozen=True)
+class PrepareData:
+    """Which images, and where to; as for `train`."""
+
+    name: str = "folder"  # a dataset of files
+    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
+    cache: str = ""  # folder to write to; default: ROOT.cache, beside `root`
+
+
+def take_images(words: list[str]) -> tuple[str, PrepareData]:
+    """The preset that `words` begin with, or `folder`: its name, and which images it is about.
+
+    Raises:
+        UserError: if there is none of that name.
+    """
+    name, preset = take_preset(words, "folder")
+    data = preset.data
+    return name, PrepareData(data.name, data.root, data.val_fraction, data.cache)

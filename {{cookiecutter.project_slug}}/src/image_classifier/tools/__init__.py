@@ -1,0 +1,1 @@
+"""Commands beside training: any of them can be deleted."""

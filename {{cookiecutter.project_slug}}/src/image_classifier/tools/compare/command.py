@@ -1,0 +1,31 @@
+"""`compare`: whether a run is better than another."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from ...config import ComputeConfig, RunConfig
+from ...runtime.attempt import run_in_processes
+from ...runtime.command_line import command, parse, summary
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What to compare, and what to write."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or folders of runs
+    json: str = ""  # file to write all that was found to
+    html: str = ""  # file to draw the curves of all runs in
+
+
+def main(words: list[str]) -> int:
+    """Say whether runs differ by more than chance: `compare RUN RUN [...]`."""
+    options = parse(CompareOptions, words, prog=command("compare"), about=summary(main))
+
+    def work() -> None:
+        from .compare import compare
+
+        compare(options.runs, options.json, options.html)
+
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

@@ -1,0 +1,39 @@
+"""`find-lr`: a learning rate to begin with."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...config import Config, flatten, words_of
+from ...runtime.attempt import run_in_processes
+from ...runtime.command_line import command, parse, sections, summary, take_preset
+
+
+@dataclass(frozen=True)
+class FindLrOptions(Config):
+    """Which learning rates to try, and every knob of training."""
+
+    low: float = 1e-5  # the first learning rate
+    high: float = 10.0  # the last, if training does not diverge before
+    steps: int = 200  # of training, each with a larger learning rate
+    dir: str = "runs/find-lr"  # folder to write lr.svg and lr.json to
+
+
+def main(words: list[str]) -> int:
+    """Find a learning rate by trying small to large ones: `find-lr [PRESET] [--FLAG VALUE ...]`."""
+    name, preset = take_preset(words, "shapes")
+    default, about = FindLrOptions(**sections(preset)), summary(main)
+    prog = f"{command('find-lr')} {name}"
+    options = parse(FindLrOptions, words, prog=prog, about=about, default=default)
+    config = Config(**sections(options))
+    as_made = flatten(preset) | {"optim.lr": config.optim.lr}
+    changed = {knob: value for knob, value in flatten(config).items() if value != as_made[knob]}
+    training = shlex.join(["python", "train.py", name, *words_of(changed)])
+
+    def work() -> None:
+        from .find_lr import find_lr, growing
+
+        rates = growing(options.low, options.high, options.steps)
+        find_lr(config, training, Path(options.dir), rates)
+
+    return run_in_processes(work, config.run, config.compute)

@@ -1,0 +1,453 @@
+"""Files to labels: the answers of an evaluation, in a file that goes on after a kill."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+from copy import copy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import changed
+
+from image_classifier.cli import main
+from image_classifier.config import (
+    ComputeConfig,
+    UserError,
+)
+from image_classifier.data.datasets.paths import PathList
+from image_classifier.data.loader import EvalData
+from image_classifier.evaluate import evaluate_run, logits_of
+from image_classifier.presets import smoke
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.tools.predict import predict as predicting
+from image_classifier.tools.predict.journal import (
+    Journal,
+    open_journal,
+)
+from image_classifier.tools.predict.listing import list_files
+from image_classifier.tools.predict.rows import (
+    Csv,
+    Jsonl,
+    Labelled,
+    Table,
+)
+from image_classifier.train import train
+from image_classifier.trained import Trained, open_trained
+
+HOSTILE = [b"a\nb.jpg", b'q",.jpg', b"\x1b[2J.jpg", b"\xff.jpg", "é 名.jpg".encode(), b" .jpg"]
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run that has learned little."""
+    folder = str(tmp_path_factory.mktemp("predict") / "run")
+    config = changed(
+        smoke(),
+        epochs=1,
+        data__name="folder",
+        data__root=str(photos),
+        data__batch_size=4,
+        data__limit=0,
+        data__workers=0,
+        augment__tta="flip",
+        optim__warmup_epochs=0,
+        run__dir=folder,
+        run__trackers=(),
+    )
+    train(config)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure and open nothing twice, and decode here unless a test has workers."""
+    monkeypatch.setattr(predicting, "choose_workers", lambda data, *_, **__: (data.workers, ""))
+
+    monkeypatch.setattr(predicting, "open_trained", open_once)
+
+
+@cache
+def opened(run: str, compute: ComputeConfig) -> Trained:
+    """A model that most calls share: to open it takes longer than to ask it."""
+    return open_trained(run, compute, World(torch.device("cpu")))
+
+
+def open_once(run: str, compute: ComputeConfig, _: World) -> Trained:
+    """A model as `open_trained` gives it."""
+    trained = opened(run, compute)
+    return replace(trained, normalize=copy(trained.normalize))
+
+
+def predict(run: str, *words: object) -> int:
+    """The exit code of the command `predict`, four images at a time."""
+    text = [str(word) for word in words]
+    workers = [] if "--workers" in text else ["--workers", "0"]
+    return main(["predict", run, *text, "--batch-size", "4", "--device", "cpu", *workers])
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a file of CSV."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def test_answers_are_those_of_an_evaluation(run: str, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    assert predict(run, photos / "val", "--out", out) == 0
+    with join_world(ComputeConfig(device="cpu")) as world:
+        trained = open_once(run, ComputeConfig(device="cpu"), world)
+        data = EvalData(trained.config.data, "val", world)
+        with torch.inference_mode():
+            model = trained.model, trained.normalize, trained.precision
+            logits = [logits_of(model[0], b.images, *model[1:]) for b in data.batches()]
+        expected = torch.cat(logits).softmax(1)
+        assert trained.normalize.tta == "flip"
+    rows = rows_of(out)
+    assert [row["path"] for row in rows] == [str(data.source.paths[n]) for n in range(4)]
+    for row, shares in zip(rows, expected, strict=True):
+        found = {row[f"class_{n}"]: float(row[f"probability_{n}"]) for n in (1, 2)}
+        assert [found[name] for name in ("ant", "bee")] == pytest.approx(shares.tolist(), abs=1e-6)
+        assert (row["label"], float(row["probability"])) == max(found.items(), key=lambda x: x[1])
+    right = sum(Path(row["path"]).parent.name == row["label"] for row in rows)
+    assert right / 4 == evaluate_run(run, "val", "", ComputeConfig(device="cpu")).top1
+    assert predict(run, photos / "val", "--out", out, "--tta", "none", "--fresh") == 0
+    assert rows_of(out) != rows
+
+
+def test_any_number_of_workers_gives_the_same_file(run: str, photos: Path, tmp_path: Path) -> None:
+    for workers in ("0", "2"):
+        assert (
+            predict(run, photos, "--out", tmp_path / workers / "x.csv", "--workers", workers) == 0
+        )
+    assert (tmp_path / "0/x.csv").read_bytes() == (tmp_path / "2/x.csv").read_bytes()
+
+
+def interrupt(_: Journal) -> None:
+    """Ctrl-C, in place of `finish`."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_what_was_killed_goes_on_and_gives_the_same_bytes(
+    kind: str,
+    *,
+    run: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    out, partial = tmp_path / f"x.{kind}", tmp_path / f"x.{kind}.partial"
+    head = tmp_path / f"x.{kind}.partial.json"
+    words = (
+        photos / "train",
+        photos / "val/ant",
+        "--out",
+        out,
+        "--tta",
+        "none",
+    )  # 14: the last batch has 2
+    assert predict(run, *words) == 0
+    whole = out.read_bytes()
+    assert sorted(tmp_path.iterdir()) == [out]
+
+    (tmp_path / f".x.{kind}.0123abcd.tmp").touch()  # of one that was killed
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "finish", interrupt)
+        assert predict(run, *words, "--fresh") == 130
+    assert f"x.{kind}.partial' is kept, the same command" in capsys.readouterr().err
+    assert out.read_bytes() == whole  # as long as the new one is not
+    journal, identity = partial.read_bytes(), head.read_bytes()
+    lines = journal.splitlines(keepends=True)
+    first = sum(map(len, lines[: len(lines) - 14]))  # behind the header
+    ends = [first + sum(map(len, lines[len(lines) - 14 :][:n])) for n in (4, 9, 14)]
+    cuts = ((ends[1] + 7, 8), (ends[0], 4))
+    for cut, done in (*cuts, (0, 0), (first, 0), (ends[2], 14))[: 5 if kind == "csv" else 1]:
+        partial.write_bytes(journal[:cut])
+        head.write_bytes(identity)
+        assert predict(run, *words) == 0
+        assert out.read_bytes() == whole
+        assert (f"{done} of 14 rows are there" in capsys.readouterr().out) == (done > 0)
+    assert sorted(tmp_path.iterdir()) == [out]
+    if kind != "csv":
+        return
+    # Files may have come at the end of the list, whose last batch was not full.
+    partial.write_bytes(journal)
+    head.write_bytes(identity)
+    assert predict(run, *words[:2], photos / "val/bee/13.jpg", *words[2:]) == 0
+    assert "12 of 15 rows are there" in capsys.readouterr().out
+
+
+def test_rows_of_another_command_are_not_gone_on_with(
+    run: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "x.csv"
+    monkeypatch.setattr(Journal, "finish", interrupt)
+    assert predict(run, photos / "train", "--out", out) == 130
+    assert (tmp_path / "x.csv.partial").exists()
+    for words, expected in (
+        (["--top-k", "1"], "begun with other --top-k: 2, not 1"),
+        (["--tta", "none"], "begun with other --tta: flip, not none"),
+    ):
+        capsys.readouterr()
+        assert predict(run, photos / "train", "--out", out, *words) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert expected in said
+        assert "--fresh starts over" in said
+    assert predict(run, photos / "val", photos / "train", "--out", out) == 2
+    assert "row 1 is of '" in capsys.readouterr().err
+    assert predict(run, photos / "train/ant", "--out", out) == 2
+    assert "it has more rows than there are files, 6" in capsys.readouterr().err
+    other = shutil.copytree(run, tmp_path / "other")
+    weights = torch.load(other / "checkpoints/best.pt", weights_only=True)
+    weights["state"]["step"] = 7
+    torch.save(weights, other / "checkpoints/best.pt")
+    assert predict(str(other), photos / "train", "--out", out) == 2
+    assert "begun with other weights; --fresh" in capsys.readouterr().err
+
+
+def test_rows_are_of_the_weights_that_were_loaded_whatever_is_saved_meanwhile(
+    run: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(run, tmp_path / "run")
+    best, opened = other / "checkpoints/best.pt", hashlib.blake2b()
+    opened.update(best.read_bytes())
+
+    def open_before_a_save(*arguments: object) -> Trained:
+        trained = open_once(*arguments)
+        shutil.copy(best, tmp_path / "next.pt")
+        with (tmp_path / "next.pt").open("ab") as file:
+            file.write(b"another")
+        (tmp_path / "next.pt").replace(best)
+        return trained
+
+    monkeypatch.setattr(predicting, "open_trained", open_before_a_save)
+    monkeypatch.setattr(Journal, "finish", interrupt)
+    assert predict(str(other), photos / "val", "--out", tmp_path / "x.csv") == 130
+    said = json.loads((tmp_path / "x.csv.partial.json").read_text())
+    assert said["weights"] == opened.hexdigest()[:32]
+
+
+def test_bad_files_are_listed_with_the_reason_and_the_rest_is_done(
+    run: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = photos / "val/ant/12.jpg"
+    (tmp_path / "cut.jpg").write_bytes(good.read_bytes()[:900])
+    (tmp_path / "gone.jpg").symlink_to("nowhere")
+    out = tmp_path / "x.csv"
+    words = (good, tmp_path / "cut.jpg", tmp_path / "gone.jpg", good)
+    assert predict(run, *words, "--out", out, "--workers", "1") == 0
+    rows = rows_of(out)
+    assert "truncated" in rows[1]["error"]
+    assert rows[2]["error"] == "No such file or directory"
+    assert rows[1]["label"] == rows[2]["probability_1"] == ""
+    assert rows[0] == rows[3]
+    assert rows[0]["label"] in ("ant", "bee")
+    said = capsys.readouterr()
+    assert said.err.startswith("2 of 4 files can't be read; the column `error` of '")
+    assert predict(run, tmp_path / "cut.jpg") == 1
+    assert "cut.jpg  can't be read: image file is truncated" in capsys.readouterr().out
+    assert predict(run, *words, "--out", tmp_path / "x.jsonl") == 0
+    lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert [line["error"] for line in lines] == [row["error"] or None for row in rows]
+    assert lines[1]["label"] is None
+    assert lines[0]["top"][0]["label"] == lines[0]["label"] == rows[0]["label"]
+    assert lines[0]["top"][0]["probability"] == float(rows[0]["probability"])
+
+
+def test_hostile_names_break_no_file_and_no_screen(
+    run: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "names"
+    folder.mkdir()
+    for name in HOSTILE:
+        shutil.copy(photos / "val/ant/12.jpg", os.fsdecode(os.fsencode(folder) + b"/" + name))
+    assert predict(run, folder) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") == len(HOSTILE)
+    assert all(line.isprintable() for line in said.splitlines())
+    for kind in ("csv", "jsonl"):
+        assert predict(run, folder, "--out", tmp_path / f"x.{kind}") == 0
+    shown = sorted(name.decode("utf-8", "backslashreplace") for name in HOSTILE)
+    lines = (tmp_path / "x.jsonl").read_text(encoding="ascii").splitlines()
+    assert sorted(Path(json.loads(line)["path"]).name for line in lines) == shown
+    text = (tmp_path / "x.csv").read_text(encoding="utf-8")
+    assert text.count("\n") == 1 + len(HOSTILE)
+    assert all(line.isprintable() for line in text.splitlines())
+    names = {Path(row["path"]).name for row in rows_of(tmp_path / "x.csv")}
+    assert names >= {r"a\nb.jpg", 'q",.jpg', r"\x1b[2J.jpg", r"\xff.jpg", "é 名.jpg", " .jpg"}
+
+
+def test_a_class_is_no_formula_and_moves_no_cursor() -> None:
+    classes = ("=HYPERLINK(1)", "-1", "@x", 'a,"b', "\x1b[2J")
+    labelled = Labelled([b"x.jpg"], [[0, 1, 2, 3, 4]], [[0.4, 0.3, 0.2, 0.1, 1e-12]], {})
+    rows = Csv(classes, 5)
+    (cells,) = csv.reader([rows.write(labelled)])
+    assert cells[1] == "'=HYPERLINK(1)"
+    assert cells[3::2] == ["'=HYPERLINK(1)", "-1", "'@x", 'a,"b', r"\x1b[2J", ""]
+    assert cells[12] == "1e-12"
+    assert rows.read([rows.write(labelled)]) == [("x.jpg", rows.names[0])]
+    (line,) = Jsonl(classes, 5).write(labelled).splitlines()
+    assert [pair["label"] for pair in json.loads(line)["top"]] == list(classes)
+
+
+def test_a_table_fits_the_screen() -> None:
+    labelled = Labelled([b"long/" * 30 + b"1.jpg"], [[0, 1]], [[0.75, 0.25]], {})
+    (line,) = Table(("ant", "bee" * 20), 155, 60).write(labelled).splitlines()
+    assert len(line) <= 60
+    assert line.startswith("…")
+    assert "/1.jpg  ant" in line
+    assert "75.0%" in line
+
+
+def listed(*paths: object, stdin: bytes = b"", separator: bytes = b"\n") -> list[bytes]:
+    """The files that a command line means."""
+    files = list_files([str(path) for path in paths], io.BytesIO(stdin), separator)
+    assert files.between(1, len(files)) == files.between(0, len(files))[1:]
+    return files.between(0, len(files))
+
+
+def test_folders_and_patterns_give_sorted_images_and_no_circles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/2.jpg", "a/10.PNG", "a/x.txt", "a/.3.jpg", "a-b/1.jpg", "a/b/4.jpg", "=5.jpg"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    Path("a/[1].jpg").touch()
+    Path("a/b/loop").symlink_to("..")
+    Path("a/b/loop2").symlink_to(".")
+    Path("a/b/pipe.jpg").symlink_to("/dev/zero")
+    inside = [b"a/10.PNG", b"a/2.jpg", b"a/[1].jpg", b"a/b/4.jpg"]
+    assert listed("a") == listed("a/**") == inside
+    assert listed("./a/") == [b"./" + name for name in inside]
+    assert listed("**/*.jpg") == [b"./=5.jpg", b"a-b/1.jpg", *inside[1:]]
+    assert listed(f"{tmp_path}/**/b/*") == [os.fsencode(tmp_path) + b"/a/b/4.jpg"]
+    assert listed("a*/*.jpg") == [b"a-b/1.jpg", *inside[1:3]]
+    assert listed("a/[1].jpg", "a/x.txt", "a/2.jpg", "a/2.jpg") == [
+        *(b"a/[1].jpg", b"a/x.txt", b"a/2.jpg", b"a/2.jpg")  # a name comes before a pattern
+    ]
+    Path("none").mkdir()
+    for path, expected in (
+        ("nowhere", "no file or folder 'nowhere'"),
+        ("none", "'none': there are no images"),
+        ("*/*.bmp", r"'\*/\*.bmp': there are no images; \*\*"),
+        ("/dev/null", "neither a file nor a folder"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            listed("a", path)
+    with pytest.raises(UserError, match="there are no images: name files"):
+        listed("-")
+
+
+def test_a_list_on_standard_input_is_taken_as_it_is(
+    run: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listed("-", stdin=b"b.jpg\n\na\xff.jpg") == [b"b.jpg", b"a\xff.jpg"]
+    assert listed("-", stdin=b"a\nb.jpg\0c\0", separator=b"\0") == [b"a\nb.jpg", b"c"]
+    many = [b"%d.jpg" % number for number in range(20_000)]  # more than is read at once
+    assert listed("-", stdin=b"\n".join(many)) == many
+    image = photos / "val/ant/12.jpg"
+    os.mkfifo(tmp_path / "pipe.jpg")
+    odd = {str(photos): "Is a directory", "/dev/zero": "not a plain file"}
+    odd |= {str(tmp_path / "pipe.jpg"): "not a plain file"}  # which nobody writes to
+    text = b"\0".join(map(os.fsencode, (image, *odd)))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    assert predict(run, "-", "--null", "--out", tmp_path / "x.csv") == 0
+    errors = {row["path"]: row["error"] for row in rows_of(tmp_path / "x.csv")}
+    assert errors == {str(image): ""} | odd
+
+
+class Endless(io.RawIOBase):
+    """What /dev/zero is."""
+
+    def readinto(self, buffer: bytearray) -> int:
+        """Fill it."""
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+
+def test_a_list_without_names_is_not_read_for_ever() -> None:
+    for separator in (b"\n", b"\0"):
+        with pytest.raises(UserError, match="no name in 1 MiB: names end with a newline"):
+            list_files(["-"], io.BufferedReader(Endless()), separator)
+    with (
+        os.fdopen(os.open(os.devnull, os.O_WRONLY), "rb") as closed,
+        pytest.raises(UserError, match="the list on standard input can't be read: Bad file desc"),
+    ):
+        list_files(["-"], closed, b"\n")
+
+
+def test_parquet_has_the_numbers_of_the_model(run: str, photos: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert predict(run, photos / "val", tmp_path, "--out", tmp_path / "x.csv") == 2  # no images
+    (tmp_path / "bad.jpg").touch()
+    for kind in ("csv", "parquet"):
+        assert predict(run, photos / "val", tmp_path, "--out", tmp_path / f"x.{kind}") == 0
+    table = parquet.read_table(tmp_path / "x.parquet").to_pylist()
+    for row, cells in zip(table, rows_of(tmp_path / "x.csv"), strict=True):
+        numbers = {name for name in cells if name.startswith("probability")}
+        for name, cell in cells.items():
+            if name in numbers and cell:
+                assert row[name] == torch.tensor(float(cell), dtype=torch.float32).item()
+            else:
+                assert row[name] == (cell or None)
+    assert table[-1]["error"]
+
+
+def test_a_mistake_in_predicting_is_answered_in_one_line(
+    run: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "there.csv").touch()
+    for words, expected in (
+        (["--out", "x.txt"], "'x.txt' ends in none of .csv, .jsonl, .parquet"),
+        (["--out", "x.parquet"], "'x.parquet' needs pyarrow: pip install pyarrow"),
+        (["--out", tmp_path / "there.csv"], "there.csv' is there already: --fresh replaces it"),
+        (["--out", "/proc/x/y.csv"], "cannot write '/proc/x/y.csv.partial'"),
+        (["--top-k", "0"], "--top-k 0 is not in 1 .. "),
+        (["nowhere"], "there is no file or folder 'nowhere'"),
+    ):
+        assert predict(run, photos, *words) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert expected in said
+    assert main(["predict", str(tmp_path), str(photos)]) == 2
+    assert "there is no checkpoint" in capsys.readouterr().err
+
+
+def test_rows_that_nothing_tells_of_are_not_gone_on_with(damaged: bytes, tmp_path: Path) -> None:
+    out, rows = tmp_path / "x.csv", Csv(("ant", "bee"), 1)
+    (tmp_path / "x.csv.partial").write_text(rows.header + "a.jpg,ant,1,ant,1,\n")
+    (tmp_path / "x.csv.partial.json").write_bytes(damaged)
+    files = PathList(Path(), [b"a.jpg", b"b.jpg"])
+    identity = {"weights": "00", "--batch-size": 1}
+    with (
+        pytest.raises(UserError, match="cannot go on with"),
+        open_journal(out, rows, files, identity, fresh=False),
+    ):
+        pass

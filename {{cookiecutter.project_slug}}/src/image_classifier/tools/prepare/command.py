@@ -1,0 +1,45 @@
+"""`prepare`: images written once, as training needs them."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from ...config import (
+    PREPARED_QUALITY,
+    PREPARED_SIDE,
+    ComputeConfig,
+    Config,
+    DataConfig,
+    RunConfig,
+)
+from ...runtime.attempt import run_in_processes
+from ...runtime.command_line import PrepareData, check_ranges, command, parse, summary, take_images
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What to prepare, and how."""
+
+    data: PrepareData = field(default_factory=PrepareData)
+    splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
+    side: int = PREPARED_SIDE  # pixels of the shorter side; smaller images stay as they are
+    format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
+    quality: int = PREPARED_QUALITY  # of jpeg, up to 100
+
+
+def main(words: list[str]) -> int:
+    """Write images once as training needs them: `prepare [PRESET] --data.root FOLDER`."""
+    name, images = take_images(words)
+    default, about = PrepareOptions(images), summary(main)
+    prog = f"{command('prepare')} {name}"
+    options = parse(PrepareOptions, words, prog=prog, about=about, default=default)
+    check_ranges(options, side=(8, 4096), quality=(1, 100))
+    config = Config(data=DataConfig(**asdict(options.data)))
+
+    def work() -> None:
+        from ...data.datasets.prepared import Recipe
+        from ...data.prepare import prepare
+
+        recipe = Recipe(options.format, options.side, options.quality)
+        prepare(config.data, options.splits, recipe)
+
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
