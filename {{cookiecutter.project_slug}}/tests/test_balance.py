@@ -125,7 +125,9 @@ def test_weighted_losses_of_parts_add_up(config: Config, label_smoothing: float)
 def test_a_skewed_folder_is_pointed_out(
     skewed: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from image_classifier.tracking import sanity_checks as mistakes
+    from image_classifier.tracking import (
+        sanity_checks as mistakes,
+    )
 
     monkeypatch.setattr(mistakes, "SKEWED", 5)
     short = changed(skewed, optim__warmup_epochs=0, epochs=0.125, run__fresh=True)

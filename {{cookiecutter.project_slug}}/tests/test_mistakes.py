@@ -34,7 +34,10 @@ from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_schedule
 from image_classifier.plan import Plan
 from image_classifier.presets import PRESETS, smoke
-from image_classifier.runtime.command_line import parse, take_preset
+from image_classifier.runtime.command_line import (
+    parse,
+    take_preset,
+)
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tracking.sanity_checks import (
     Start,

@@ -13,7 +13,9 @@ from image_classifier.cli import main
 from image_classifier.config import Config, UserError
 from image_classifier.runtime.command_line import parse
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.find_lr import find_lr as find_lr_module
+from image_classifier.tools.find_lr import (
+    find_lr as find_lr_module,
+)
 from image_classifier.tools.find_lr.command import FindLrOptions
 from image_classifier.tools.find_lr.find_lr import (
     find_lr,
