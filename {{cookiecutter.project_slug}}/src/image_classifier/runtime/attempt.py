@@ -26,7 +26,7 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
         return attempt(work)
     processes = num_processes(run, compute)
     if processes > 1:
-        return launch(processes, run)
+        return launch(processes)
     while (code := attempt(work)) == AGAIN:
         os.environ[RESTARTS[0]] = "1"
         gc.collect()  # what failed may be in reference cycles, with all that it holds

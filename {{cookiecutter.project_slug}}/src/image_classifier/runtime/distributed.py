@@ -78,20 +78,6 @@ class World:
         part = count // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
-    def parallelize(self, model: nn.Module, compute: ComputeConfig) -> nn.Module:
-        """`model`, wrapped if there are other processes: backward then averages the gradients."""
-        if self.size == 1:
-            return model
-        if compute.sync_batchnorm:
-            if self.device.type != "cuda":
-                raise UserError("--compute.sync-batchnorm works between GPUs only")
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
-
     @contextmanager
     def first_here(self) -> Iterator[None]:
         """A block that this machine's first process runs before the others do."""
@@ -142,9 +128,13 @@ class Board:
         (last_step, last_time), self.last = self.last, (step, time.monotonic())
         return max(1, round(EXCHANGE_SECONDS * (step - last_step) / (self.last[1] - last_time)))
 
-    def close(self) -> None:
-        """See the last exchange through, as all ranks do that come to the end."""
-        if self.under_way is not None:
+    def __enter__(self) -> "Board":
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Finish the last exchange, as all ranks do that come to the end."""
+        if error[0] is None and self.under_way is not None:
             self.under_way[1].wait()
 
 
