@@ -191,7 +191,9 @@ class Report:
         `more` is logged beside it.
         At the end of an epoch it also says what bounds the speed.
         """
-        loss = float(self.world.sum(self.loss)) / self.world.size / (step - self.row_step)
+        loss = (
+            float(self.world.all_reduce_sum(self.loss)) / self.world.size / (step - self.row_step)
+        )
         now = time.monotonic()
         spent = (
             (step - self.marked_step) * self.batch_size,
@@ -250,7 +252,7 @@ class Report:
         Waits for ranks.
         """
         here = torch.tensor(self.monitor.joules, dtype=torch.float32, device=self.world.device)
-        return self.joules_before + float(self.world.sum(here))
+        return self.joules_before + float(self.world.all_reduce_sum(here))
 
     def epoch_costs(self, rate: float, joules: float) -> str:
         """How well an epoch used the device, and the energy it took, as the end of a line."""
@@ -364,7 +366,7 @@ class Report:
     def state_dict(self) -> dict[str, float]:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
         self.was_saved = True
-        mean = self.world.sum(self.loss.clone()) / self.world.size
+        mean = self.world.all_reduce_sum(self.loss.clone()) / self.world.size
         return {"loss": float(mean), "step": self.row_step, "joules": self.joules()}
 
 
