@@ -126,7 +126,7 @@ def on_a_rank(config: Config) -> tuple[list[int], list[int], str, tuple[int, flo
         model = build_model(config.model, 2, 32)
         data = EvalData(config.data, "val", world, config.run)
         scores = evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
-        assert world.agree(True)
+        assert world.all_true(True)
         listed = Path(config.run.dir, "bad_images.txt").read_text()
         return (
             streamed,

@@ -41,7 +41,7 @@ def build_augment(
     Raises:
         UserError: if images can't be mixed in pairs because a process's share of them is odd.
     """
-    share = world.share(data.batch_size)
+    share = world.local_slice(data.batch_size)
     mixes = augment.mixup > 0 or augment.cutmix > 0
     if mixes and (share.stop - share.start) % 2:
         raise UserError(
@@ -120,7 +120,7 @@ def share_of_draws(*place: int, count: int, data: TrainData) -> Tensor:
     device = data.world.device
     generator = seeding.generator_at(seeding.BATCH, *place, device=device)
     draws = torch.rand((data.batch_size, count), generator=generator, device=device)
-    return draws[data.world.share(data.batch_size)]
+    return draws[data.world.local_slice(data.batch_size)]
 
 
 class Windows:

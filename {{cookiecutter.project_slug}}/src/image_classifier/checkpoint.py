@@ -129,7 +129,7 @@ class Checkpoints:
     def check_files(self, was: dict[str, str]) -> None:
         """Refuse to go on with other images under the same names; rank 0 looks at the files."""
         now = self.identity["files"]
-        if not self.world.agree(not are_replaced(was, now)):
+        if not self.world.all_true(not are_replaced(was, now)):
             raise self.refusal("training images were replaced under the same names", True)
         if was and self.world.is_main and was.get("times") != now.get("times"):
             print(
@@ -245,7 +245,7 @@ class Checkpoints:
         if self.world.is_main:
             self.wait()
             self._check_last()
-        self.world.agree(True)
+        self.world.all_true(True)
         if not self.world.is_main:
             return ""
         return (

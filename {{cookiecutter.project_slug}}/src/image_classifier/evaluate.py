@@ -73,7 +73,7 @@ def evaluate(
         layer.training = True
     if parts:
         table[:, world.rank :: world.size] = torch.cat(parts, dim=1)
-    found = Answered(*world.sum(table).cpu())
+    found = Answered(*world.all_reduce_sum(table).cpu())
     answers = Answers(
         source=data.source,
         answer=found.answer.long(),

@@ -46,26 +46,26 @@ class World:
         """Whether this is the one process that prints and writes."""
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """`tensor` added up over all processes, in place; it must be on the device."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def smallest(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         """The smallest `value` that a process has. Waits for the device."""
         tensor = torch.tensor(value, device=self.device)
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
         return int(tensor)
 
-    def agree(self, holds: bool) -> bool:
+    def all_true(self, holds: bool) -> bool:
         """Whether `holds` is true on every process. Waits for the device."""
-        return int(self.sum(torch.tensor(int(holds), device=self.device))) == self.size
+        return int(self.all_reduce_sum(torch.tensor(int(holds), device=self.device))) == self.size
 
     def is_same(self, value: int) -> bool:
         """Whether every process has the same `value`. Waits for the device."""
-        return self.smallest(value) == -self.smallest(-value)
+        return self.all_reduce_min(value) == -self.all_reduce_min(-value)
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give `model` the statistics that rank 0 has: each rank's BatchNorm saw its own images."""
@@ -73,13 +73,13 @@ class World:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
-    def share(self, count: int) -> slice:
+    def local_slice(self, count: int) -> slice:
         """This rank's part of a batch of `count` images; the parts are equal."""
         part = count // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
     @contextmanager
-    def first_here(self) -> Iterator[None]:
+    def local_main_first(self) -> Iterator[None]:
         """A block that this machine's first process runs before the others do."""
         if self.local_rank > 0:
             dist.barrier()
@@ -241,6 +241,6 @@ def sweep(folder: Path) -> None:
                     path.unlink()
 
 
-def is_echo(error: Exception) -> bool:
+def is_peer_failure(error: Exception) -> bool:
     """Whether `error` only says that another rank has gone, which has its own account of why."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -195,7 +195,7 @@ class RunLogger:
         Raises:
             FaultError: if the loss is inf or nan, on every rank.
         """
-        loss = float(self.world.sum(self.loss)) / self.world.size / (step - self.row_step)
+        loss = float(self.world.all_reduce_sum(self.loss)) / self.world.size / (step - self.row_step)
         if not torch.tensor(loss).isfinite():
             raise FaultError(
                 f"the loss is not finite in steps {self.row_step + 1} to {step}, learning rate "
@@ -357,7 +357,7 @@ class RunLogger:
     def state_dict(self) -> dict[str, float]:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
         self.was_saved = True
-        mean = self.world.sum(self.loss.clone()) / self.world.size
+        mean = self.world.all_reduce_sum(self.loss.clone()) / self.world.size
         return {"loss": float(mean), "step": self.row_step}
 
 

@@ -134,7 +134,9 @@ def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
                 precision.step(optimizer)
                 state.advance()
                 if state.step % LOOK_EVERY == 0 or state.step == len(rates):
-                    seen = (world.sum(losses[: state.step].clone()) / world.size).tolist()
+                    seen = (
+                        world.all_reduce_sum(losses[: state.step].clone()) / world.size
+                    ).tolist()
                     if not smooth(seen, len(rates))[-1] < EXPLODED * seen[0]:
                         break
     finally:
