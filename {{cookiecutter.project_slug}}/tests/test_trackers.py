@@ -186,7 +186,11 @@ def test_knobs_are_shown_without_paths_and_secrets(config: Config) -> None:
     knobs = shown_knobs(changed(config, model__name="https://user:planted@example.com/net"))
     assert "planted" not in str(knobs)
     assert knobs["model.name"] == "https://***@example.com/net"
-    assert (knobs["optim.lr"], knobs["compute.tf32"], knobs["data.workers"]) == (0.02, True, "auto")
+    assert (knobs["optim.lr"], knobs["compute.compile"], knobs["data.workers"]) == (
+        0.02,
+        False,
+        "auto",
+    )
 
 
 def test_a_confusion_is_painted_darker_the_more_there_is_of_it() -> None:
