@@ -35,11 +35,12 @@ from image_classifier.tools.bench.tips.trial import (
     kept_switches,
 )
 from image_classifier.tools.find_lr.find_lr import losses_at
-from image_classifier.tracking.bottleneck import WAITING
 from image_classifier.tracking.logger import Report
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
 
+# What makes the host read a value that a GPU may not have computed yet.
+WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
 GOLDEN = [2.31165, 2.32053]  # validation losses of the tiny run
 
 

@@ -21,8 +21,7 @@ from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
 from .runtime.seeding import seed_everything, seed_layers
 from .runtime.signals import Signals, StoppedError
-from .tracking.logger import Report
-from .tracking.sanity_checks import Start, find_mistakes
+from .tracking import Report, RunSetup, check_setup
 from .train_state import TrainState
 
 
@@ -58,9 +57,7 @@ def train(config: Config) -> Scores:
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, plan.steps_per_epoch, plan.total_steps)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
-        warnings = find_mistakes(
-            Start(config, model, train_data, val_data, lr_at, plan.total_steps)
-        )
+        warnings = check_setup(RunSetup(config, model, train_data, val_data))
 
         state = TrainState.start(config.optim, model, optimizer, precision, config.run.patience)
         checkpoints = Checkpoints(config, world, train_data.source)
@@ -70,6 +67,7 @@ def train(config: Config) -> Scores:
             model,
             precision,
             frozen=freeze.weights,
+            unfreeze_step=freeze.thaw_step,
             begun=begun,
             promise=f"{why}; {promise}",
             warnings=warnings,

@@ -26,11 +26,10 @@ from ..runtime.machine import device_name
 from ..runtime.printable import printable
 from ..runtime.run_dir import append_lines, environment, forget_rows_after, write_json
 from ..runtime.signals import StoppedError
-from .bottleneck import Watch
-from .flops import Cost, amount, build_effort, cost_of
+from .bottleneck import Bottleneck
+from .flops import amount, build_training_flops, count_flops, find_peak
 from .monitor import Monitor
-from .peak import Peak, find_peak
-from .trackers import Trackers, confusion_picture
+from .trackers import Trackers, confusion_image
 
 
 class Report:
@@ -45,7 +44,7 @@ class Report:
         saved: dict[str, Any] | None,
     ) -> None:
         """Begin, or go on from a checkpoint: what was logged of later steps is forgotten."""
-        self.train_data, self.watch = train_data, Watch(config, world, train_data)
+        self.train_data, self.bottleneck = train_data, Bottleneck(config, world, train_data)
         self.config, self.world, self.run = config, world, config.run
         self.batch_size = config.data.batch_size
         self.folder = Path(config.run.dir)
@@ -58,11 +57,9 @@ class Report:
         self.row_step = row["step"]  # of the last row with a training loss
         self.step = start_step
         self.monitor = Monitor(world)
-        self.joules_before = row.get("joules", 0.0)  # what the run took before this start
-        self.epoch_joules = self.joules_before  # what it had taken at the last verdict
-        self.cost: Cost | None = None  # of the model, on rank 0
-        self.peak: Peak | None = None  # of the device
-        self.effort_at = build_effort(config, self.steps_per_epoch, total_steps)
+        self.epoch_joules = 0.0  # what it had taken at the last verdict
+        self.training_flops_at: Callable[[int], float] | None = None  # of an image, on rank 0
+        self.peak_flops = 0.0  # of the device
         self.top1: float | None = None  # of the last evaluation
         self.message = ""  # on how it ended, where there is something to say
         self.began = time.monotonic()
@@ -81,12 +78,10 @@ class Report:
         if self.world.is_main:
             forget_rows_after(self.folder / "metrics.jsonl", self.start_step)
             self.trackers.begin(self.config, self.folder, self.start_step)
-        self.monitor.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Say how it ended."""
-        self.monitor.__exit__()
         if kind is None:
             self.write_status("done", self.message)
         elif isinstance(error, StoppedError):
@@ -95,7 +90,7 @@ class Report:
             self.write_status("interrupted")
         else:
             self.write_status("failed", f"{kind.__name__}: {error}")
-        self.trackers.close(kind is None)
+        self.trackers.tell("close", kind is None)
 
     def say(self, line: str) -> None:
         """Print a line, once for all processes."""
@@ -109,6 +104,7 @@ class Report:
         precision: Precision,
         *,
         frozen: Sequence[nn.Parameter],
+        unfreeze_step: int,
         begun: str,
         promise: str,
         warnings: Sequence[str],
@@ -138,7 +134,7 @@ class Report:
             count = torch.get_num_threads()
             processes += f" of {count} threads" if count > 1 else " of 1 thread"
         self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {promise}")
-        self.introduce_costs(model, precision, val_data.batch_size, frozen)
+        self.introduce_costs(model, precision, frozen, unfreeze_step)
         folder = printable(str(self.folder))
         self.say(f"{folder}: from step {self.start_step} of {self.total_steps}")
 
@@ -146,36 +142,40 @@ class Report:
         self,
         model: nn.Module,
         precision: Precision,
-        micro_batch: int,
         frozen: Sequence[nn.Parameter],
+        unfreeze_step: int,
     ) -> None:
-        """Print what an image costs, and what the device could do at the most."""
+        """Print how many weights learn, the cost of an image, and the peak of the device."""
         if not self.world.is_main:
             return
-        self.cost = cost_of(model, self.config.data.image_size, precision, frozen)
-        if self.cost.trainable < self.cost.weights:
-            self.say(f"{self.cost.trainable:,} of the weights are trained")
-        line, thaw_epochs = self.cost.phrase(micro_batch), self.config.optim.frozen_epochs
-        if frozen and self.start_step < round(thaw_epochs * self.steps_per_epoch):
-            learning = self.cost.trainable - sum(weight.numel() for weight in frozen)
-            line += f"; at first only the last layer is trained, {learning:,} weights"
-        self.say(line)
-        if self.cost.flops:
-            self.peak = find_peak(precision)
-        if self.peak:
-            self.say(f"peak: {amount(self.peak.flops)}FLOP/s by {self.peak.origin}")
+        resting = sum(weight.numel() for weight in frozen)
+        learning = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        if learning + resting < sum(weight.numel() for weight in model.parameters()):
+            self.say(f"{learning + resting:,} of the weights are trained")
+        if frozen and self.start_step < unfreeze_step:
+            self.say(f"only the last layer, {learning:,} weights, is trained at first")
+        flops = count_flops(model, self.config.data.image_size)
+        if flops:
+            self.training_flops_at = build_training_flops(
+                self.config, flops, unfreeze_step, self.steps_per_epoch, self.total_steps
+            )
+            self.peak_flops, source = find_peak(precision)
+            self.say(
+                f"an image: {amount(flops)}FLOP forward, {amount(3 * flops)}FLOP in training; "
+                f"peak of the device: {amount(self.peak_flops)}FLOP/s ({source})"
+            )
         if self.monitor.note:
             self.say(self.monitor.note)
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches; what is done with them is looked at."""
-        steps = self.watch.steps(batches)
-        for step, (batch, is_timed) in enumerate(steps, start=self.start_step + 1):
+        """The same batches; the first step is not timed, as it compiles."""
+        for step, batch in enumerate(batches, start=self.start_step + 1):
             self.step = step
             yield batch
-            if step == self.start_step + 1:
-                self.say(self.watch.start())
-            if not is_timed or self.was_saved:
+            is_first = step == self.start_step + 1
+            if is_first:
+                self.say(self.bottleneck.started())
+            if is_first or self.was_saved:
                 self.restart_clock(step)
 
     def count(self, loss: Tensor) -> None:
@@ -226,7 +226,7 @@ class Report:
         if step % self.steps_per_epoch == 0:
             rate, waited = speed(*self.epoch)
             costs = self.epoch_costs(rate, joules)
-            self.say(f"{self.place(step)}  {self.watch.verdict(rate, waited)}{costs}")
+            self.say(f"{self.place(step)}  {self.bottleneck.verdict(rate, waited)}{costs}")
             if told := self.train_data.bad_images.told():
                 self.say(told)
             self.epoch = [0.0, 0.0, 0.0]
@@ -239,25 +239,22 @@ class Report:
 
         Model FLOPs utilisation, of https://arxiv.org/abs/2204.02311.
         """
-        if self.peak is None or self.cost is None or self.cost.training_flops is None:
+        if self.training_flops_at is None:
             return None
-        flops = self.cost.training_flops * self.effort_at(self.step - 1)  # of an image, just now
-        return rate * flops / (self.peak.flops * self.world.size)
+        flops = rate * self.training_flops_at(self.step - 1)
+        return flops / (self.peak_flops * self.world.size)
 
     def joules(self) -> float:
-        """Energy that the run's devices took so far, on all machines; 0 if it can't be measured.
-
-        Waits for ranks.
-        """
+        """Energy that the GPUs took since this start, on all machines. Waits for ranks."""
         here = torch.tensor(self.monitor.joules, dtype=torch.float32, device=self.world.device)
-        return self.joules_before + float(self.world.sum(here))
+        return float(self.world.sum(here))
 
     def epoch_costs(self, rate: float, joules: float) -> str:
         """How well an epoch used the device, and the energy it took, as the end of a line."""
         mfu, spent = self.mfu(rate), joules - self.epoch_joules
         self.epoch_joules = joules
-        used = f"; {mfu:.0%} of the peak (MFU)" if mfu else ""
-        return used + (f"; {amount(spent)}J" if spent else "")
+        used = f" MFU {mfu:.0%}." if mfu else ""
+        return used + (f" Energy {amount(spent)}J." if spent else "")
 
     def write_scores(self, step: int, metrics: dict[str, float], answers: Answers) -> None:
         """Log an evaluation, and bring the page up to date if that takes little time."""
@@ -276,9 +273,8 @@ class Report:
         self.write_page(answers)
         if self.world.is_main:
             if self.trackers.open:
-                pictures = {"confusion": confusion_picture(answers.confusion())}
-                self.trackers.pictures(self.step, pictures | self.page.sheets(answers))
-                self.trackers.finish(metrics)
+                images = {"confusion": confusion_image(answers.confusion())}
+                self.trackers.tell("images", self.step, images | self.page.sheets(answers))
             path = self.folder / "predictions.safetensors"
             try:
                 answers.save(path, self.step)
@@ -335,7 +331,7 @@ class Report:
         if self.world.is_main:
             row = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), **metrics}
             self.write_rows(json.dumps(row))
-            self.trackers.log(step, metrics)
+            self.trackers.tell("log", step, metrics)
 
     def write_rows(self, row: str) -> None:
         """Add a row to `metrics.jsonl`, after those that the disk had no space for."""
@@ -365,7 +361,7 @@ class Report:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
         self.was_saved = True
         mean = self.world.sum(self.loss.clone()) / self.world.size
-        return {"loss": float(mean), "step": self.row_step, "joules": self.joules()}
+        return {"loss": float(mean), "step": self.row_step}
 
 
 class NoPage:
