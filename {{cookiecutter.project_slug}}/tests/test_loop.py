@@ -210,7 +210,7 @@ def test_images_and_weights_share_a_memory_layout(
     forward = torch.nn.Conv2d.forward
 
     def look(layer: torch.nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-        if images.shape[1] == 3:
+        if images.shape[1] == 3 and len(images) > 1:  # FLOPs are counted with a single one
             wanted = torch.channels_last if channels_last else torch.contiguous_format
             layouts.add(images.is_contiguous(memory_format=wanted))
             layouts.add(layer.weight.is_contiguous(memory_format=wanted))
