@@ -68,18 +68,19 @@ def test_the_first_process_reads_the_gpus_that_torch_sees(nvml: Nvml) -> None:
         "device/memory_bytes": 2**30,
         "device/power_watts": 100,
         "device/temperature_celsius": 61,
+        "energy_joules": 0,
     }
     assert both.phrase(both.metrics()) == "gpu 90% 300 W 62C"
     assert Monitor(gpus(2, local_rank=1)).metrics() == {}
     nvml.millijoules += 7_000
-    assert (one.joules, both.joules) == (7, 14)
+    assert [monitor.metrics()["energy_joules"] for monitor in (one, both)] == [7, 14]
 
 
 def test_a_reading_that_fails_is_left_out(nvml: Nvml) -> None:
     monitor = Monitor(gpus())
     nvml.lost = {"nvmlDeviceGetTemperature", "nvmlDeviceGetTotalEnergyConsumption"}
     assert monitor.phrase(monitor.metrics()) == "gpu 90% 100 W"
-    assert (monitor.joules, type(monitor.joules)) == (0, float)  # as ranks without a GPU have it
+    assert "energy_joules" not in monitor.metrics()
 
 
 def test_without_a_gpu_its_library_or_driver_there_are_no_readings(
@@ -93,4 +94,4 @@ def test_without_a_gpu_its_library_or_driver_there_are_no_readings(
     assert "pip install nvidia-ml-py" in missing.note
     assert cpu.note == ""
     for monitor in (lost, missing, cpu):
-        assert (monitor.metrics(), monitor.phrase({}), monitor.joules) == ({}, "", 0)
+        assert (monitor.metrics(), monitor.phrase({})) == ({}, "")

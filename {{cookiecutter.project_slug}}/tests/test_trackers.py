@@ -186,7 +186,11 @@ def test_knobs_are_public_without_paths_and_secrets(config: Config) -> None:
     knobs = public_knobs(changed(config, model__name="https://user:planted@example.com/net"))
     assert "planted" not in str(knobs)
     assert knobs["model.name"] == "https://***@example.com/net"
-    assert (knobs["optim.lr"], knobs["compute.tf32"], knobs["data.workers"]) == (0.02, True, "auto")
+    assert (knobs["optim.lr"], knobs["compute.compile"], knobs["data.workers"]) == (
+        0.02,
+        False,
+        "auto",
+    )
 
 
 def test_a_cell_of_a_confusion_matrix_is_the_darker_the_larger_its_share() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import changed
+from image_classifier.freeze import Freeze
 from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
 from torch import nn
@@ -18,7 +19,6 @@ from image_classifier.config import (
     RunConfig,
     UserError,
 )
-from image_classifier.freeze import Freeze
 from image_classifier.models import (
     build_model,
     published_normalisation,
@@ -246,7 +246,7 @@ def test_only_the_last_layer_learns_before_the_thaw(
 ) -> None:
     begun = changed(begun, optim__name=optimizer)
     train(begun)
-    assert "only the last layer, 650 weights, is trained at first" in capsys.readouterr().out
+    assert "the first epochs train only the last layer, 650 weights" in capsys.readouterr().out
     start = torch.load(begun.run.init_from, weights_only=True)
     folder = Path(begun.run.dir, "checkpoints")
     frozen, thawed = (

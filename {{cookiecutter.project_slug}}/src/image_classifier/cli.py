@@ -18,10 +18,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from .config import ComputeConfig, Config, RunConfig, UserError
+from .config import ComputeConfig, Config, RunConfig, UserError, choose
 from .presets import PRESETS
 from .runtime.attempt import DONE, FAULT, INTERRUPTED, MISTAKE, RESTARTS, run_in_processes
-from .runtime.command_line import HELP, choose, command, parse, summary, take_preset
+from .runtime.command_line import HELP, command, parse, summary, take_preset
 from .runtime.console import lasting_output
 from .runtime.printable import printable
 

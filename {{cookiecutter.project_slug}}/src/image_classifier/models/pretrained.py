@@ -279,7 +279,7 @@ def download(name: str, world: World) -> Path:
     url = models.get_model_weights(name).DEFAULT.url
     path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
     checksum = torch.hub.HASH_REGEX.search(path.name)
-    with world.first_here():
+    with world.local_main_first():
         if path.is_file():
             return path
         try:

@@ -8,41 +8,41 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from ..augment import build_size
 from ..config import Config
 from ..precision import Precision
-from ..resolution import build_size
 
 # The gradients of a layer's inputs and of its weights cost a forward pass each.
 TRAINING_PASSES = 3
 MEASURING_SECONDS = 0.1
 # Dense products (datasheets often show twice as much, for sparse matrices) in TFLOP/s: in 16 bits
-# with float32 sums, in TF32, in float32. By the whole name: a laptop's chip, a "Ti" or a part of a
-# GPU (MIG) is another one.
-DATASHEETS: dict[str, tuple[float, float, float]] = {
+# with float32 sums, and in TF32, or in float32 where a GPU has no TF32. By the whole name: a
+# laptop's chip, a "Ti" or a part of a GPU (MIG) is another one.
+DATASHEETS: dict[str, tuple[float, float]] = {
     # https://images.nvidia.com/data-center/a100/a100-datasheet.pdf
-    r"A100.*": (312, 156, 19.5),
+    r"A100.*": (312, 156),
     # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
-    r"H100 80GB HBM3": (989, 494.5, 67),
-    r"H100 PCIe": (756, 378, 51),
+    r"H100 80GB HBM3": (989, 494.5),
+    r"H100 PCIe": (756, 378),
     # https://resources.nvidia.com/en-us-data-center-overview-mc/en-us-data-center-overview/hpc-datasheet-sc23-h200
-    r"H200": (989, 494.5, 67),
+    r"H200": (989, 494.5),
     # https://www.nvidia.com/en-us/data-center/l4
-    r"L4": (121, 60, 30.3),
+    r"L4": (121, 60),
     # https://www.nvidia.com/en-us/data-center/l40s
-    r"L40S": (362, 183, 91.6),
+    r"L40S": (362, 183),
     # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf
-    r"A10": (125, 62.5, 31.2),
+    r"A10": (125, 62.5),
     # https://www.nvidia.com/en-us/data-center/tesla-t4 (neither bf16 nor TF32)
-    r"T4": (65, 8.1, 8.1),
+    r"T4": (65, 8.1),
     # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
-    r"V100-SXM2.*": (125, 15.7, 15.7),
-    r"V100-PCIE.*": (112, 14, 14),
+    r"V100-SXM2.*": (125, 15.7),
+    r"V100-PCIE.*": (112, 14),
     # https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
-    r"GeForce RTX 3090": (71, 35.6, 35.6),
+    r"GeForce RTX 3090": (71, 35.6),
     # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
-    r"GeForce RTX 4090": (165.2, 82.6, 82.6),
+    r"GeForce RTX 4090": (165.2, 82.6),
     # https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf
-    r"GeForce RTX 5090": (209.5, 104.8, 104.8),
+    r"GeForce RTX 5090": (209.5, 104.8),
 }
 NO_BF16 = ("T4", "V100")  # datasheets do not give their bf16
 
@@ -100,22 +100,21 @@ def build_training_flops(
 
 def find_peak(precision: Precision) -> tuple[float, str]:
     """The peak of the device in FLOP/s in the number format of the run, and where that is from."""
-    device, dtype, tf32 = precision.device, precision.dtype, precision.compute.tf32
+    device, dtype = precision.device, precision.dtype
     if device.type == "cuda":
-        flops = datasheet(torch.cuda.get_device_name(device), dtype, tf32)
+        flops = datasheet(torch.cuda.get_device_name(device), dtype)
         if flops is not None:
             return flops, "datasheet"
     return matmul_flops(device, dtype), "measured with a matrix product"
 
 
-def datasheet(name: str, dtype: torch.dtype, tf32: bool) -> float | None:
+def datasheet(name: str, dtype: torch.dtype) -> float | None:
     """FLOP/s of the GPU of that name, if its datasheet is known."""
     name = name.removeprefix("NVIDIA ").removeprefix("Tesla ")
     known = [row for pattern, row in DATASHEETS.items() if re.fullmatch(pattern, name)]
     if not known or "MIG" in name or (dtype == torch.bfloat16 and name.startswith(NO_BF16)):
         return None
-    column = 0 if dtype != torch.float32 else 1 if tf32 else 2
-    return known[0][column] * 1e12
+    return known[0][dtype == torch.float32] * 1e12
 
 
 @cache

@@ -33,7 +33,7 @@ class Monitor:
         self.nvml: Any = None
         self.gpus: list[Any] = []
         self.note = ""
-        self.joules_at_start: float | None = None
+        self.joules_at_start = 0.0
         if world.device.type == "cuda" and world.local_rank == 0:
             try:
                 import pynvml
@@ -48,7 +48,7 @@ class Monitor:
                     self.gpus.append(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
             except pynvml.NVMLError as error:
                 self.gpus, self.note = [], f"the GPU's utilisation and power are unknown: {error}"
-        self.joules_at_start = self.read(ENERGY)
+        self.joules_at_start = self.read(ENERGY) or 0.0
 
     def read(self, name: str) -> float | None:
         """The reading `name` over all GPUs; None without GPUs, or if one does not give it."""
@@ -59,16 +59,16 @@ class Monitor:
             return None
         return round(join(values), 4) if values else None
 
-    @property
-    def joules(self) -> float:
-        """Energy that the GPUs of this machine used since the start; 0 if it is unknown."""
-        now = self.read(ENERGY)
-        return 0.0 if now is None or self.joules_at_start is None else now - self.joules_at_start
-
     def metrics(self) -> dict[str, float]:
-        """All readings but energy, by their names in `metrics.jsonl`; {} without a GPU."""
-        readings = {name: self.read(name) for name in READINGS if name != ENERGY}
-        return {name: value for name, value in readings.items() if value is not None}
+        """The readings by their names in `metrics.jsonl`; energy is since the start of the run.
+
+        {} without a GPU; a reading that a GPU does not give is left out.
+        """
+        readings = {name: self.read(name) for name in READINGS}
+        found = {name: value for name, value in readings.items() if value is not None}
+        if ENERGY in found:
+            found[ENERGY] = round(found[ENERGY] - self.joules_at_start, 1)
+        return found
 
     def phrase(self, readings: dict[str, float]) -> str:
         """Readings as the progress line shows them, such as `gpu 97% 412 W 61C`; or ""."""

@@ -227,6 +227,5 @@ WARNINGS = (
 
 def num_normalised_together(setup: RunSetup) -> int:
     """The number of images from which BatchNorm takes its statistics."""
-    optim, compute = setup.config.optim, setup.config.compute
-    processes = 1 if compute.sync_batchnorm else setup.train_data.world.size
-    return setup.config.data.batch_size // (optim.accumulate * processes)
+    parts = setup.config.optim.accumulate * setup.train_data.world.size
+    return setup.config.data.batch_size // parts
