@@ -20,7 +20,6 @@ from image_classifier.memory import OutOfMemoryError
 from image_classifier.models.weights import read_checkpoint
 from image_classifier.runtime.attempt import attempt
 from image_classifier.runtime.distributed import World
-from image_classifier.tracking import monitor
 from image_classifier.train import train
 
 pytestmark = [
@@ -200,11 +199,8 @@ def test_a_gpu_with_too_little_memory_trains_in_smaller_parts(on_gpu: Config) ->
     assert abs(scores[0].loss - unbroken.loss) < 0.2
 
 
-def test_a_gpu_says_what_it_does_and_what_it_took(
-    on_gpu: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_says_what_it_does_and_what_it_took(on_gpu: Config) -> None:
     pytest.importorskip("pynvml")
-    monkeypatch.setattr(monitor, "SAMPLE_SECONDS", 0.05)
     train(changed(on_gpu, epochs=20))
     rows = map(json.loads, Path(on_gpu.run.dir, "metrics.jsonl").read_text().splitlines())
     *_, last = (row for row in rows if "train/loss" in row)

@@ -33,10 +33,11 @@ from image_classifier.runtime.seeding import seed_everything
 from image_classifier.tools.bench.tips.trial import (
     kept_switches,
 )
-from image_classifier.tracking.bottleneck import WAITING
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
 
+# What makes the host read a value that a GPU may not have computed yet.
+WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
 GOLDEN = [2.31165, 2.32053]  # validation losses of the tiny run
 
 
@@ -192,7 +193,7 @@ def test_images_and_weights_share_a_memory_layout(
     forward = torch.nn.Conv2d.forward
 
     def look(layer: torch.nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-        if images.shape[1] == 3:
+        if images.shape[1] == 3 and len(images) > 1:  # FLOPs are counted with a single one
             wanted = torch.channels_last if channels_last else torch.contiguous_format
             layouts.add(images.is_contiguous(memory_format=wanted))
             layouts.add(layer.weight.is_contiguous(memory_format=wanted))
