@@ -32,10 +32,7 @@ from image_classifier.precision import Precision
 from image_classifier.runtime import distributed
 from image_classifier.runtime import run_dir as run
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.run_dir import (
-    give_name,
-    write_whole,
-)
+from image_classifier.runtime.files import give_name, write_whole
 from image_classifier.tracking.logger import Report
 from image_classifier.train import train
 from image_classifier.train_state import TrainState

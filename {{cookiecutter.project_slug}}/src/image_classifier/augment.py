@@ -23,7 +23,7 @@ from .precision import Precision
 from .resolution import build_size, shrink
 from .runtime import seeding
 from .runtime.distributed import World
-from .runtime.phases import phase
+from .runtime.profiler import phase
 
 CACHED = 2**18  # float32 numbers that a core's cache holds beside others
 NUM_DRAWS = 9  # of each image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout

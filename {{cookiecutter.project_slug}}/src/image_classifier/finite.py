@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from .config import FaultError, RunConfig
 from .data.loader import TrainData
-from .runtime.files import read_rows
-from .runtime.run_dir import append_lines, forget_rows_after
+from .runtime.files import append_lines, forget_rows_after, read_rows
 
 NONFINITE = "nonfinite.jsonl"
 RING = 1024  # steps that the host may be ahead of the device

@@ -9,9 +9,9 @@ from .checkpoint import Checkpoints
 from .config import RunConfig
 from .data.loader import TrainData
 from .finite import FiniteCheck
-from .heartbeat import Heartbeat
-from .memory import MicroBatch
-from .runtime.distributed import Board
+from .runtime.consensus import AsyncConsensus
+from .runtime.heartbeat import Heartbeat
+from .runtime.out_of_memory import MicroBatch
 from .runtime.signals import Signals
 from .train_state import TrainState
 
@@ -35,14 +35,14 @@ class Guard:
         self.finite = FiniteCheck(
             run, state.model, data, lr_at, scales=state.precision.scales, step=state.step
         )
-        self.board = Board(data.world, run.timeout_seconds)
+        self.consensus = AsyncConsensus(data.world, run.timeout_seconds)
         self.heartbeat = Heartbeat(run, data.world, state)
 
     def __enter__(self) -> "Guard":
         """Begin to look."""
         with ExitStack() as stack:
             stack.enter_context(self.heartbeat)
-            stack.enter_context(self.micro_batch.halved_on_failure(self.state, self.data))
+            stack.enter_context(self.micro_batch.halve_micro_batch_on_oom(self.state, self.data))
             self.exits = stack.pop_all()
         return self
 
@@ -52,8 +52,7 @@ class Guard:
         Raises:
             FaultError: in place of torch's.
         """
-        if error[0] is None:
-            self.board.close()
+        self.consensus.__exit__(*error)
         return self.exits.__exit__(*error)
 
     @property
@@ -73,7 +72,7 @@ class Guard:
         fatal = self.finite.note(is_spoiled, step)
         # The last save may have come between the exchange in which rank 0 asked for one and this.
         wanted = step if self.checkpoints.are_old else 0
-        signal, fatal, wanted = self.board.exchange(step, self.signals.number, fatal, wanted)
+        signal, fatal, wanted = self.consensus.max(step, self.signals.number, fatal, wanted)
         if fatal:
             raise self.finite.error(fatal)
         return signal, bool(signal) or wanted > self.checkpoints.saved_step

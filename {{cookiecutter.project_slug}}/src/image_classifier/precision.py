@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .config import ComputeConfig, OptimConfig, UserError
 from .runtime.machine import has_amx
-from .runtime.phases import phase
+from .runtime.profiler import phase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

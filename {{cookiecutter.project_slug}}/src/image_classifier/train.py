@@ -9,7 +9,6 @@ from .data.loader import EvalData, TrainData
 from .evaluate import Scores, evaluate
 from .freeze import Freeze
 from .guard import Guard
-from .memory import MicroBatch, split
 from .models.pretrained import open_origin
 from .network import begin_network
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
@@ -17,6 +16,7 @@ from .plan import Plan
 from .precision import Precision
 from .precision_probe import settle_precision
 from .runtime.distributed import join_world
+from .runtime.out_of_memory import MicroBatch, split
 from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
 from .runtime.seeding import seed_everything, seed_layers

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..config import Config
 from ..precision import Precision
 from ..resolution import build_size
-from ..runtime.printable import printable
+from ..runtime.console import printable
 
 NUM_IMAGES = 2  # one would not do for BatchNorm in training
 # A gradient for the inputs of a layer and one for its weights cost a forward pass each.

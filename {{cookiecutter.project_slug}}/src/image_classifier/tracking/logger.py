@@ -20,11 +20,11 @@ from ..config import Config, flatten
 from ..data.loader import Batch, EvalData, TrainData
 from ..precision import Precision
 from ..predictions import Answers, phrase, scores_text
-from ..runtime.console import clock
+from ..runtime.console import clock, printable
 from ..runtime.distributed import World
+from ..runtime.files import append_lines, forget_rows_after, write_json
 from ..runtime.machine import device_name
-from ..runtime.printable import printable
-from ..runtime.run_dir import append_lines, environment, forget_rows_after, write_json
+from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from .bottleneck import Watch
 from .flops import Cost, amount, build_effort, cost_of

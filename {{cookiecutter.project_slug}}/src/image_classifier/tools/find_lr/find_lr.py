@@ -14,14 +14,15 @@ from ...augment import Normalize, build_augment
 from ...config import Config, UserError
 from ...data.loader import TrainData
 from ...freeze import Freeze
-from ...memory import MicroBatch, split
 from ...models.pretrained import open_origin
 from ...network import begin_network
 from ...optim import build_loss, build_optimizer, set_lr
 from ...precision import Precision
 from ...precision_probe import settle_precision
 from ...runtime.distributed import World, join_world
-from ...runtime.run_dir import open_run, write_json, write_text
+from ...runtime.files import write_json, write_text
+from ...runtime.out_of_memory import MicroBatch, split
+from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything, seed_layers
 from ...train_state import TrainState
 

@@ -22,11 +22,11 @@ from ....augment import Normalize, build_augment
 from ....config import AugmentConfig, Config, DataConfig
 from ....data.loader import Batch, TrainData, pins
 from ....data.stream import Stream
-from ....memory import split
 from ....network import begin_network
 from ....optim import build_loss, build_optimizer, build_schedule, set_lr
 from ....precision import Precision
 from ....runtime.distributed import World, join_world
+from ....runtime.out_of_memory import split
 from ....runtime.seeding import seed_everything, seed_layers
 from ....train_state import TrainState
 
