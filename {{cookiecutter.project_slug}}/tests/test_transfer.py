@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import changed
+from image_classifier.freeze import Freeze
 from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
 from torch import nn
@@ -19,7 +20,6 @@ from image_classifier.config import (
     RunConfig,
     UserError,
 )
-from image_classifier.freeze import Freeze
 from image_classifier.models import (
     build_model,
     published_normalisation,

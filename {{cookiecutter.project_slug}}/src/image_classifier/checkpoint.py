@@ -32,6 +32,7 @@ from .runtime.files import give_name, write_whole
 from .runtime.run_dir import clear_run
 from .train_state import TrainState
 
+SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
 MOST_FAILURES = 3  # saves in a row that may find no space, before the run ends
 SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -152,9 +153,8 @@ class Checkpoints:
 
     @property
     def are_old(self) -> bool:
-        """Whether the last save is longer ago than `run.save_every_minutes`, by rank 0's clock."""
-        seconds = 60 * self.run.save_every_minutes
-        return self.world.is_main and 0 < seconds < monotonic() - self.saved_at
+        """Whether the last save was too long ago, by rank 0's clock."""
+        return self.world.is_main and monotonic() - self.saved_at > SAVE_SECONDS
 
     def save(self, state: TrainState, report: dict[str, float]) -> None:
         """Save `state` and the report's. The file is written while training goes on."""

@@ -113,7 +113,7 @@ def measure(
             for name, network in zip(NAMES, (model, with_small_weights(model)), strict=True)
         ]
         for precision, network in formats:
-            precision.place(network)
+            network.to(precision.device, memory_format=precision.memory_format)
 
         def once(count: int) -> tuple[float, ...]:
             return tuple(step_seconds(*each, count, size) / count for each in formats)

@@ -76,20 +76,6 @@ class World:
         part = count // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
-    def parallelize(self, model: nn.Module, compute: ComputeConfig) -> nn.Module:
-        """`model` in DistributedDataParallel, which averages gradients; alone, `model` itself."""
-        if self.size == 1:
-            return model
-        if compute.sync_batchnorm:
-            if self.device.type != "cuda":
-                raise UserError("--compute.sync-batchnorm works between GPUs only")
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
-
     @contextmanager
     def local_main_first(self) -> Iterator[None]:
         """A block that the first rank of a machine runs before its others, such as a download."""

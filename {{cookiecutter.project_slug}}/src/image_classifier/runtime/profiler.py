@@ -53,12 +53,6 @@ class Profile:
             self.counting.enter_context(count_waits(self.waits, is_cuda=self.is_cuda))
         self.recorder.step()
 
-    def __call__(self, batches: Iterator) -> Iterator:
-        """The same batches, with a `step` after each."""
-        for batch in batches:
-            yield batch
-            self.step()
-
 
 @contextmanager
 def profiler(config: Config, world: World) -> Iterator[Profile]:

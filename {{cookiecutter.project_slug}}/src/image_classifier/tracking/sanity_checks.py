@@ -316,8 +316,8 @@ DOUBTS = (
 
 def num_together(start: Start) -> int:
     """Images that BatchNorm computes its statistics from."""
-    compute, processes = start.config.compute, start.train_data.world.size
-    parts = start.config.optim.accumulate * (1 if compute.sync_batchnorm else processes)
+    processes = start.train_data.world.size
+    parts = start.config.optim.accumulate * processes
     return start.config.data.batch_size // parts
 
 
