@@ -15,8 +15,8 @@ from image_classifier.data.datasets.prepared import read_manifest
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.loader import TrainData
 from image_classifier.data.samples import Samples
-from image_classifier.heartbeat import ranks_in
 from image_classifier.runtime.distributed import World
+from image_classifier.runtime.heartbeat import ranks_in
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
