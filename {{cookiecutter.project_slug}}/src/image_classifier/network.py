@@ -6,7 +6,6 @@ from .augment import Normalize
 from .config import Config
 from .data.loader import TrainData
 from .models import build_model
-from .models.strips import learn_from_strips
 from .precision import Precision
 from .runtime.seeding import WEIGHTS, seeded
 
@@ -26,7 +25,4 @@ def begin_network(
             config.data.image_size,
             sample=lambda count: normalize(data.sample(count)),
         )
-    model = precision.place(model)
-    if precision.uses_amx and not config.compute.compile:
-        learn_from_strips(model)
-    return model
+    return precision.place(model)

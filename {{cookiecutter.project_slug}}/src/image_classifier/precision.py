@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from .config import ComputeConfig, OptimConfig, UserError
-from .runtime.machine import has_amx
 from .runtime.phases import phase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,11 +42,6 @@ class Precision:
     def scales(self) -> bool:
         """Whether losses are scaled, and steps that overflow are meant to be passed over."""
         return self.scaler.is_enabled()
-
-    @property
-    def uses_amx(self) -> bool:
-        """Whether products are left to the tiles of AMX, on a CPU."""
-        return self.device.type == "cpu" and self.dtype == torch.bfloat16 and has_amx()
 
     def place(self, model: nn.Module) -> nn.Module:
         """`model` on the device, in the layout and compiled as the config says."""

@@ -225,11 +225,6 @@ def device_memory_bytes(device: torch.device) -> int:
     return host_memory_bytes()
 
 
-def has_amx() -> bool:
-    """Whether this CPU multiplies matrices of bf16 in AMX tiles."""
-    return " amx_bf16" in cpu_info()
-
-
 def usual_precision(device: torch.device) -> str:
     """The number format that is usually fastest on `device`, without a measurement.
 
