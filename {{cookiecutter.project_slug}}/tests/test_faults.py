@@ -20,7 +20,7 @@ from image_classifier.checkpoint import SaveError
 from image_classifier.config import Config, FaultError, UserError
 from image_classifier.data.loader import TrainData
 from image_classifier.memory import OutOfMemoryError
-from image_classifier.models.weights import read_checkpoint
+from image_classifier.models import read_checkpoint
 from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.precision import Precision
 from image_classifier.runtime import distributed
@@ -302,7 +302,7 @@ def rows(config: Config) -> list[dict]:
 def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_the_weights(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = changed(config, model__norm="batch", run__save_every_steps=1)
+    config = changed(config, model__name="resnet9", run__save_every_steps=1)
     plant(monkeypatch, spoil_step(6))
     with pytest.raises(FaultError, match=r"not finite at step 6, learning rate 0.0\d+: stopped"):
         train(config)
@@ -327,7 +327,7 @@ def test_such_a_step_can_be_passed_over(
         optim__name=name,
         optim__lr=1e-3,
         optim__ema_decay=0.5,
-        model__norm="batch",
+        model__name="resnet9",
         run__on_nonfinite="skip",
         run__log_every_steps=1,
     )

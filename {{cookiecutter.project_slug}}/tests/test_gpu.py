@@ -17,7 +17,7 @@ from image_classifier.data.loader import (
     copy_ahead,
 )
 from image_classifier.memory import OutOfMemoryError
-from image_classifier.models.weights import read_checkpoint
+from image_classifier.models import read_checkpoint
 from image_classifier.runtime.attempt import attempt
 from image_classifier.runtime.distributed import World
 from image_classifier.tracking import monitor
@@ -40,7 +40,7 @@ def on_gpu(config: Config) -> Config:
         augment__cutout=4,
         augment__mixup=0.2,
         augment__cutmix=0.5,
-        model__norm="batch",
+        model__name="resnet9",
         model__dropout=0.1,
         run__processes=1,
     )

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.config import Config
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.models.weights import (
+from image_classifier.models import (
     load_best,
     read_checkpoint,
 )

@@ -256,7 +256,7 @@ def test_batchnorm_of_one_value_is_refused_where_torch_fails(
     config: Config, name: str, size: int
 ) -> None:
     config = changed(config, data__image_size=size, data__batch_size=1, data__limit=2)
-    config = changed(config, model__name=name, model__norm="batch", model__width=8)
+    config = changed(config, model__name=name, model__width=8)
     start = start_of(changed(config, optim__lr=1e-4))
     error = fault_of(start.model, size)
     if error:
@@ -273,10 +273,10 @@ def test_batchnorm_of_one_value_is_refused_where_torch_fails(
 def test_parts_too_small_for_batchnorm_are_said(config: Config, world_size: int) -> None:
     world = replace(CPU, size=world_size)
     for accumulate, is_small in ((2 // world_size, False), (4 // world_size, True)):
-        small = changed(config, model__norm="batch", optim__accumulate=accumulate)
+        small = changed(config, model__name="resnet9", optim__accumulate=accumulate)
         lines = [doubt for doubt in doubts_alone(small, world) if "BatchNorm" in doubt]
         assert bool(lines) == is_small
-        assert not [d for d in doubts_alone(changed(small, model__norm="group"), world) if d]
+        assert not [d for d in doubts_alone(changed(small, model__name="resnet9_gn"), world) if d]
 
 
 def doubts_alone(config: Config, world: World) -> list[str]:

@@ -92,11 +92,9 @@ class AugmentConfig:
 class ModelConfig:
     """The network (`models/`)."""
 
-    name: str = "resnet9"  # resnet9, airbench, airbench96, vit_s, or any of torchvision's, such as
-    # resnet50; with timm installed, timm/NAME for any of those
-    width: int = 64  # channels of the first layer (resnet9, airbench, airbench96)
-    norm: Literal["batch", "group"] = "batch"  # group: does not depend on how a batch is divided
-    # (resnet9 only)
+    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), airbench, airbench96, vit_s, or any of
+    # torchvision's, such as resnet50; with timm installed, timm/NAME for any of those
+    width: int = 64  # channels of the first layer (resnet9, resnet9_gn, airbench, airbench96)
     stem: Literal["auto", "imagenet", "small"] = "auto"  # first layers of torchvision's models;
     # small: keep full resolution; auto: small up to 64 pixels
     dropout: float = 0.0  # before the last layer

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import Config
-from .models.blocks import find_head
+from .models import find_head
 from .optim import begin_momentum
 from .runtime.distributed import World
 

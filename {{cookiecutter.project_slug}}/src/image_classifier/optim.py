@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import OptimConfig
-from .models.blocks import find_blocks, find_heads, find_matrices
+from .models import find_blocks, find_heads, find_matrices
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # https://arxiv.org/abs/1608.03983

@@ -1,6 +1,7 @@
 """The story of a run, from a config to scores."""
 
 from contextlib import closing
+from dataclasses import replace
 
 from .augment import Normalize, build_augment
 from .checkpoint import Checkpoints
@@ -10,7 +11,7 @@ from .evaluate import Scores, evaluate
 from .freeze import Freeze
 from .guard import Guard
 from .memory import MicroBatch, split
-from .models.pretrained import open_origin
+from .models import load_pretrained
 from .network import begin_network
 from .optim import build_loss, build_optimizer, build_schedule, set_lr
 from .plan import Plan
@@ -26,7 +27,7 @@ from .tracking.sanity_checks import Start, find_mistakes
 from .train_state import TrainState
 
 
-def train(config: Config) -> Scores:
+def train(config: Config) -> Scores:  # noqa: PLR0915 - the whole story
     """Train one model as `config` says, and return how good it is at the end.
 
     Killed at any moment and called again, it goes on from the last checkpoint with the very
@@ -47,12 +48,16 @@ def train(config: Config) -> Scores:
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)  # all that is computed with at once
         val_data = EvalData(config.data, "val", world, config.run, micro_batch.size)
-        origin = open_origin(config.run, config.model, world, train_data, val_data)
+        pretrained = load_pretrained(config.run, config.model, world)
+        if pretrained.mean:  # images are normalised as for these weights
+            for data in (train_data, val_data):
+                data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
         plan = Plan(config.run, train_data)
 
         model = begin_network(config, train_data, normalize, precision)
-        begun = origin.fill(model, train_data.source.classes)
+        begun = pretrained.load_into(model, train_data.source.classes)
+        del pretrained  # the model has copied its weights
         freeze = Freeze(config, model, plan.steps_per_epoch, world)
         loss_of = build_loss(config.optim, micro_batch.share, train_data.class_weights)
         optimizer = build_optimizer(config.optim, model)

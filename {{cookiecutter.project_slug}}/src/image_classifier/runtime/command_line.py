@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ import tyro
 
 from ..config import Config, UserError, flag, out_of_range
 from ..presets import PRESETS, shortened
+from .console import choose
 
 # Words without a flag, by their fields: what help calls them, and an example.
 POSITIONALS = {
@@ -198,19 +199,6 @@ def value_of(words: list[str], name: str) -> str:
         if known == name:
             value = rest if equals else following
     return value
-
-
-def choose(what: str, name: str, table: dict[str, Callable]) -> Callable:
-    """The entry `name` of a table.
-
-    Raises:
-        UserError: if there is none; it says which there are.
-    """
-    if name in table:
-        return table[name]
-    near = get_close_matches(name, table, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"no {what} {name!r}; there are: {', '.join(table)}{hint}")
 
 
 def summary(function: Callable) -> str:

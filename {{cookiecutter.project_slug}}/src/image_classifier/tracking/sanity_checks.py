@@ -17,7 +17,7 @@ from ..data.datasets.overlap import find_overlap
 from ..data.datasets.source import check_numbers
 from ..data.decode import highest_in_file, is_dark, scale_of_grey
 from ..data.loader import EvalData, TrainData
-from ..models.torchvision import SMALL_IMAGE
+from ..models import SMALL_IMAGE
 from ..optim import SCHEDULES
 from ..runtime.console import some
 from .trackers import check_installed
@@ -101,7 +101,7 @@ def lonely_batchnorm(start: Start) -> None:
         batch_size, accumulate = start.config.data.batch_size, start.config.optim.accumulate
         processes = start.train_data.world.size
         parts = processes * accumulate
-        group = ", or --model.norm group" if start.config.model.name == "resnet9" else ""
+        group = ", or --model.name resnet9_gn" if start.config.model.name == "resnet9" else ""
         raise UserError(
             f"--data.batch-size {batch_size} leaves {count} image to each of {parts} parts "
             f"({processes} processes x --optim.accumulate {accumulate}), and the BatchNorm "

@@ -15,7 +15,7 @@ from ...config import Config, UserError
 from ...data.loader import TrainData
 from ...freeze import Freeze
 from ...memory import MicroBatch, split
-from ...models.pretrained import open_origin
+from ...models import load_pretrained
 from ...network import begin_network
 from ...optim import build_loss, build_optimizer, set_lr
 from ...precision import Precision
@@ -99,12 +99,14 @@ def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
     data = TrainData(config, world)
     config, _ = settle_precision(config, data, world)
     precision = Precision(config.precision, config.compute, config.optim, world.device)
-    origin = open_origin(config.run, config.model, world, data)
+    pretrained = load_pretrained(config.run, config.model, world)
+    if pretrained.mean:
+        data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
     micro_batch = MicroBatch(config, world)
     normalize = Normalize(data.source, config.data.image_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
     model = begin_network(config, data, normalize, precision)
-    begun = origin.fill(model, data.source.classes)
+    begun = pretrained.load_into(model, data.source.classes)
     freeze = Freeze(config, model, data.steps_per_epoch, world)
     loss_of = build_loss(config.optim, micro_batch.share, data.class_weights)
     optimizer = build_optimizer(config.optim, model)

@@ -15,7 +15,7 @@ from conftest import changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config
-from image_classifier.models.weights import read_checkpoint
+from image_classifier.models import read_checkpoint
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.bench.bench import (
     affordable_batch_size,
