@@ -4,13 +4,13 @@ import pytest
 import torch
 from conftest import answers_of, changed, run_ranks
 
-from image_classifier.augment import Normalize
 from image_classifier.config import Config
 from image_classifier.data.loader import EvalData
 from image_classifier.evaluate import Scores, evaluate
 from image_classifier.models import build_model
 from image_classifier.precision import Precision
 from image_classifier.predictions import calibrate
+from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tracking.logger import scores_text
 

@@ -10,12 +10,13 @@ import torch
 from conftest import changed, run_ranks
 from torch import Tensor
 
-from image_classifier.augment import Normalize, build_augment
+from image_classifier.augment import build_augment
 from image_classifier.config import Config
 from image_classifier.data import samples
 from image_classifier.data import workers as choosing
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
+from image_classifier.preprocess import Normalize
 from image_classifier.runtime import seeding
 from image_classifier.runtime.distributed import join_world
 

@@ -34,7 +34,7 @@ from image_classifier.runtime.attempt import attempt
 from image_classifier.runtime.distributed import (
     Board,
     World,
-    is_echo,
+    is_peer_failure,
     join_world,
     open_store,
 )
@@ -125,7 +125,7 @@ def opened(folder: Path) -> tuple[list[str], str, bool, list[Path | str]]:
     job = os.environ["TORCHELASTIC_RUN_ID"]
     left = [*Path(tempfile.gettempdir()).glob(f"store-{job}*")] if world.is_main else []
     left += ["process group"] if dist.is_initialized() else []
-    return found, str(said), is_echo(said), left
+    return found, str(said), is_peer_failure(said), left
 
 
 def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_batchnorm_is_shared_between_gpus_alone(monkeypatch: pytest.MonkeyPatch)
 def test_ranks_compute_with_no_more_at_once_than_one_of_them_has_memory_for(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(World, "smallest", lambda _, mine: min(mine, 3))
+    monkeypatch.setattr(World, "all_reduce_min", lambda _, mine: min(mine, 3))
     assert MicroBatch(config, World(torch.device("cpu"))).size == 3
 
 

@@ -47,8 +47,7 @@ def test_small_images_and_frozen_layers_count_for_what_they_take(config: Config)
         run__init_from="weights.pt",
         data__image_size=32,
         augment__min_size=16,
-        augment__growth_begin=0.5,
-        augment__growth_end=0.5,
+        augment__growth=(0.5, 0.5),
         optim__frozen_epochs=1.0,
     )
     effort_at = build_effort(config, steps_per_epoch=2, total_steps=8)

@@ -18,11 +18,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from .config import ComputeConfig, Config, RunConfig, UserError
+from .config import ComputeConfig, Config, RunConfig, UserError, choose
 from .presets import PRESETS
 from .runtime.attempt import DONE, FAULT, INTERRUPTED, MISTAKE, RESTARTS, run_in_processes
 from .runtime.command_line import HELP, command, parse, summary, take_preset
-from .runtime.console import choose, lasting_output
+from .runtime.console import lasting_output
 from .runtime.printable import printable
 
 # Verbs whose result is in files: they have done their work also where what they print is lost.

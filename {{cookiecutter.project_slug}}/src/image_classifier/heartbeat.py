@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .config import FaultError, RunConfig
-from .runtime.distributed import LOST, World, is_echo
+from .runtime.distributed import LOST, World, is_peer_failure
 from .runtime.files import read_rows
 from .train_state import TrainState
 
@@ -56,7 +56,7 @@ class Heartbeat:
             return
         self.is_over.set()
         self.thread.join()
-        lost_contact = isinstance(error, Exception) and is_echo(error)
+        lost_contact = isinstance(error, Exception) and is_peer_failure(error)
         self.beat("waits" if lost_contact else "left")
         if not lost_contact:
             return

@@ -40,7 +40,7 @@ class MicroBatch:
         with contextlib.suppress(OSError):
             kept = 0 if config.run.fresh else read_object(self.path).get("micro_batch")
             size = min(size, kept) if isinstance(kept, int) and kept > 0 else size
-        self.size = world.smallest(size)
+        self.size = world.all_reduce_min(size)
 
     @contextmanager
     def halved_on_failure(self, state: TrainState, data: TrainData) -> Iterator[None]:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from torch import nn
 
-from .augment import Normalize
 from .config import ComputeConfig, Config, UserError
 from .models import build_model, load_best, misfit
 from .precision import Precision
+from .preprocess import Normalize
 from .runtime.distributed import World
 from .runtime.machine import usual_precision
 
@@ -58,7 +58,7 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
         step=best.step,
         config=config,
         classes=best.classes,
-        model=precision.place(model).eval(),
+        model=model.to(precision.device, memory_format=precision.memory_format).eval(),
         normalize=Normalize(best, config.data.eval_size, precision, config.augment),
         mean=best.mean,
         std=best.std,

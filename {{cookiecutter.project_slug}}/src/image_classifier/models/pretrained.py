@@ -230,7 +230,7 @@ def download(name: str, world: World) -> Path:
         )
     path = Path(torch.hub.get_dir(), "checkpoints", Path(published.url).name)
     checksum = torch.hub.HASH_REGEX.search(path.name)
-    with world.first_here():
+    with world.local_main_first():
         if path.is_file():
             return path
         try:

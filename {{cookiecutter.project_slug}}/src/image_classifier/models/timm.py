@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ..config import ModelConfig, UserError
-from ..runtime.console import unknown_name
+from ..config import ModelConfig, UserError, did_you_mean
 from .torchvision import adapted, size_misfit
 
 PREFIX = "timm/"
@@ -21,7 +20,7 @@ def timm(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     library, name = open_timm(), model.name.removeprefix(PREFIX)
     if not library.is_model(name):
         names = [PREFIX + other for other in library.list_models()]
-        raise unknown_name("model", model.name, names, "those of timm.list_models()")
+        raise UserError(f"timm has no model {name!a}{did_you_mean(model.name, names, most=3)}")
     options: dict[str, object] = {"num_classes": num_classes, "drop_rate": model.dropout}
     if getattr(pretrained_config(model.name), "fixed_input_size", False):
         options["img_size"] = image_size

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import ModelConfig, UserError
-from ..runtime.console import unknown_name
+from ..config import ModelConfig, UserError, did_you_mean
 from .surgery import drop_before_head
 
 SMALL_IMAGE = 64  # pixels, up to which `stem = auto` keeps full resolution
@@ -31,8 +30,10 @@ def torchvision(
 
     names = models.list_models(module=models)
     if model.name not in names:
-        listed = f"{', '.join(others)}, timm/NAME, and torchvision's, such as resnet18, vit_b_16"
-        raise unknown_name("model", model.name, [*others, *names], listed)
+        raise UserError(
+            f"no model {model.name!r}; there are: {', '.join(others)}, timm/NAME, and torchvision's, "
+            f"such as resnet18, vit_b_16{did_you_mean(model.name, [*others, *names])}"
+        )
     options: dict[str, object] = {"num_classes": num_classes}
     if model.name in AUXILIARY:
         options |= {"aux_logits": False, "init_weights": True}

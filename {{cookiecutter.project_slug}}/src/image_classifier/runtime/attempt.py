@@ -26,7 +26,7 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
         return attempt(work)
     processes = num_processes(run, compute)
     if processes > 1:
-        return launch(processes, run)
+        return launch(processes)
     while (code := attempt(work)) == AGAIN:
         os.environ[RESTARTS[0]] = "1"
         gc.collect()  # what failed may be in reference cycles, with all that it holds
@@ -35,7 +35,7 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
 
 def attempt(work: Callable[[], None]) -> int:
     """Do `work` and return the exit code; what goes wrong is told."""
-    from .distributed import is_echo
+    from .distributed import is_peer_failure
 
     rank = os.environ.get("RANK")
     if not faulthandler.is_enabled():
@@ -53,7 +53,7 @@ def attempt(work: Callable[[], None]) -> int:
         from .machine import advice_on
 
         account = traceback.format_exc()
-        if is_echo(error):
+        if is_peer_failure(error):
             time.sleep(3)  # until the rank that has gone has said why, and all are stopped
             account = "the connection to another rank is lost"
         # In one piece, so that the accounts of several ranks do not mix.

@@ -15,9 +15,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..config import Config, UserError, flag, out_of_range
+from ..config import Config, UserError, choose, flag, out_of_range
 from ..presets import PRESETS, shortened
-from .console import choose
 
 # Words without a flag, by their fields: what help calls them, and an example.
 POSITIONALS = {

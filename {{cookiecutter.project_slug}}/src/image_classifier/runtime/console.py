@@ -4,12 +4,9 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any, TextIO
-
-from ..config import UserError
 
 
 class Output:
@@ -143,24 +140,3 @@ def gigabytes(size: float) -> str:
 def some(names: tuple[str, ...], most: int = 3) -> str:
     """How many there are, and the first few."""
     return f"{len(names)}: {', '.join(names[:most])}{', ...' * (len(names) > most)}"
-
-
-def choose(what: str, name: str, table: dict[str, Callable]) -> Callable:
-    """The entry `name` of a table.
-
-    Raises:
-        UserError: if there is none; it says which there are.
-    """
-    if name in table:
-        return table[name]
-    raise unknown_name(what, name, table)
-
-
-def unknown_name(what: str, name: str, names: Iterable[str], listed: str = "") -> UserError:
-    """What to raise for a name that is not among `names`: it lists them, and suggests the closest.
-
-    `listed` is said in place of all names where they are many.
-    """
-    near = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return UserError(f"no {what} {name!r}; there are: {listed or ', '.join(names)}{hint}")

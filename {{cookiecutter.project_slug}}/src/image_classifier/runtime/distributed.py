@@ -46,26 +46,26 @@ class World:
         """Whether this is the one process that prints and writes."""
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """`tensor` added up over all processes, in place; it must be on the device."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def smallest(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         """The smallest `value` that a process has. Waits for the device."""
         tensor = torch.tensor(value, device=self.device)
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
         return int(tensor)
 
-    def agree(self, holds: bool) -> bool:
+    def all_true(self, holds: bool) -> bool:
         """Whether `holds` is true on every process. Waits for the device."""
-        return int(self.sum(torch.tensor(int(holds), device=self.device))) == self.size
+        return int(self.all_reduce_sum(torch.tensor(int(holds), device=self.device))) == self.size
 
     def is_same(self, value: int) -> bool:
         """Whether every process has the same `value`. Waits for the device."""
-        return self.smallest(value) == -self.smallest(-value)
+        return self.all_reduce_min(value) == -self.all_reduce_min(-value)
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give `model` the statistics that rank 0 has: each rank's BatchNorm saw its own images."""
@@ -73,27 +73,13 @@ class World:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
-    def share(self, count: int) -> slice:
+    def local_slice(self, count: int) -> slice:
         """This rank's part of a batch of `count` images; the parts are equal."""
         part = count // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
-    def parallelize(self, model: nn.Module, compute: ComputeConfig) -> nn.Module:
-        """`model`, wrapped if there are other processes: backward then averages the gradients."""
-        if self.size == 1:
-            return model
-        if compute.sync_batchnorm:
-            if self.device.type != "cuda":
-                raise UserError("--compute.sync-batchnorm works between GPUs only")
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
-
     @contextmanager
-    def first_here(self) -> Iterator[None]:
+    def local_main_first(self) -> Iterator[None]:
         """A block that this machine's first process runs before the others do."""
         if self.local_rank > 0:
             dist.barrier()
@@ -142,9 +128,13 @@ class Board:
         (last_step, last_time), self.last = self.last, (step, time.monotonic())
         return max(1, round(EXCHANGE_SECONDS * (step - last_step) / (self.last[1] - last_time)))
 
-    def close(self) -> None:
-        """See the last exchange through, as all ranks do that come to the end."""
-        if self.under_way is not None:
+    def __enter__(self) -> "Board":
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Finish the last exchange, as all ranks do that come to the end."""
+        if error[0] is None and self.under_way is not None:
             self.under_way[1].wait()
 
 
@@ -251,6 +241,6 @@ def sweep(folder: Path) -> None:
                     path.unlink()
 
 
-def is_echo(error: Exception) -> bool:
+def is_peer_failure(error: Exception) -> bool:
     """Whether `error` only says that another rank has gone, which has its own account of why."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -18,6 +18,7 @@ from .machine import num_threads
 from .signals import obeyed
 
 POLL_SECONDS = 0.05  # between two looks at the ranks
+RESTARTS = 3  # after a process was killed or ran out of memory
 GRACE_SECONDS = 15.0  # for the ranks to end, when one has failed
 
 
@@ -35,11 +36,11 @@ def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
     return 1
 
 
-def launch(processes: int, run: RunConfig) -> int:
+def launch(processes: int) -> int:
     """Run this very command in `processes` processes and return the exit code of the first to fail.
 
     They inherit the terminal. When one fails, the others are stopped; when it was killed, or asks
-    for it, all are started again, as often as `run` says, and go on from the last save.
+    for it, all are started again, up to RESTARTS times, and go on from the last save.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads(processes)))
     lost = 0
@@ -47,10 +48,10 @@ def launch(processes: int, run: RunConfig) -> int:
         with meeting_place() as (variables, descriptors):
             code, fate = launch_once(processes, variables, descriptors)
         if code != AGAIN:
-            if not fate or lost == run.restarts:
+            if not fate or lost == RESTARTS:
                 return code
             lost += 1
-            print(f"{fate}: restart {lost} of {run.restarts}, from the last save", file=sys.stderr)
+            print(f"{fate}: restart {lost} of {RESTARTS}, from the last save", file=sys.stderr)
         os.environ["RUN_RESTARTS"] = "1"
 
 

@@ -6,6 +6,8 @@ import mmap
 import os
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -216,6 +218,17 @@ def num_threads(processes: int) -> int:
     if asked.isdigit() and int(asked) > 0 and not is_torchruns:
         return int(asked)
     return max(1, num_cores() // processes)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in which torch computes with one thread, for work that has threads of its own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def device_memory_bytes(device: torch.device) -> int:

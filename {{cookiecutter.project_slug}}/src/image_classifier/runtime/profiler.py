@@ -1,7 +1,7 @@
 """Where the time of a step goes: a trace of a few steps, and a table of it."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,7 @@ SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
 
 
 @contextmanager
-def profiler(config: Config, world: World) -> Iterator[Callable[[Iterator[T]], Iterator[T]]]:
+def profiler(config: Config, world: World) -> Iterator["profile | NoProfiler"]:
     """A function that hands batches on. With `config.profile` rank 0 records a few of their steps.
 
     Writes `profile/trace.json.gz`, for https://ui.perfetto.dev, and on a GPU
@@ -28,7 +28,7 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[Iterator[T]], I
     phases and the most expensive operations.
     """
     if not config.profile or not world.is_main:
-        yield lambda batches: batches
+        yield NoProfiler()
         return
     target = Path(config.run.dir, "profile")
     target.mkdir(exist_ok=True)
@@ -60,18 +60,18 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[Iterator[T]], I
         with_stack=True,
         acc_events=True,  # or else torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
-        yield lambda batches: recorded_steps(batches, recorder)
+        yield recorder
     if not recordings:
         needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
         print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
 
 
-def recorded_steps(batches: Iterator[T], recorder: profile) -> Iterator[T]:
-    """The same batches; `recorder` is told when the step of one has ended."""
-    for batch in batches:
-        yield batch
-        recorder.step()
+class NoProfiler:
+    """What stands in for the profiler where there is none."""
+
+    def step(self) -> None:
+        """Do nothing."""
 
 
 def describe(recorded: profile, is_cuda: bool) -> str:

@@ -111,7 +111,7 @@ def clear_run(folder: Path, world: World) -> None:
             (folder / name).unlink(missing_ok=True)
         for name in WRITTEN_FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)
-    world.agree(True)  # nobody reads from the folder before it is empty
+    world.all_true(True)  # nobody reads from the folder before it is empty
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:

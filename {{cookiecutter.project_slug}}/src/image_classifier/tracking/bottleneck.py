@@ -52,6 +52,7 @@ class Watch:
     def start(self) -> str:
         """What the time went to up to the end of the first step, which is now."""
         joined, now = self.world.began, time.monotonic()
+        self.came = self.built + self.data.waited_seconds
         return (
             f"first step after {now - STARTED:.1f} s: imports {joined - STARTED:.1f}, "
             f"data and model {self.built - joined:.1f}, first batch {self.came - self.built:.1f}, "

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..augment import build_size
 from ..config import Config
 from ..precision import Precision
-from ..resolution import build_size
 from ..runtime.printable import printable
 
 NUM_IMAGES = 2  # one would not do for BatchNorm in training

@@ -55,7 +55,7 @@ def find_peak(precision: Precision) -> Peak | None:
 
     None where neither can be had.
     """
-    device, dtype, tf32 = precision.device, precision.dtype, precision.compute.tf32
+    device, dtype, tf32 = precision.device, precision.dtype, True
     if device.type == "cuda":
         flops = datasheet(torch.cuda.get_device_name(device), dtype, tf32)
         if flops is not None:

@@ -153,7 +153,7 @@ def shuffled_evaluation(start: Start) -> None:
     data, world = start.val_data, start.val_data.world
     indices = data.indices
     seen = torch.bincount(indices, minlength=len(data.source))
-    seen = world.sum(seen.to(world.device))
+    seen = world.all_reduce_sum(seen.to(world.device))
     left_out, repeated = int((seen == 0).sum()), int((seen > 1).sum())
     if left_out or repeated:
         raise UserError(
@@ -161,7 +161,7 @@ def shuffled_evaluation(start: Start) -> None:
             f"processes, but leaves out {left_out:,} and repeats {repeated:,}: EvalData.indices"
         )
     own_labels = torch.equal(data.labels.cpu(), data.source.labels[data.indices])
-    if not world.agree(own_labels and bool((indices[1:] > indices[:-1]).all())):
+    if not world.all_true(own_labels and bool((indices[1:] > indices[:-1]).all())):
         raise UserError(
             "evaluation is to see the validation images in their order and with their labels, "
             "but they are shuffled: EvalData.indices and EvalData.labels"
@@ -316,8 +316,8 @@ DOUBTS = (
 
 def num_together(start: Start) -> int:
     """Images that BatchNorm computes its statistics from."""
-    compute, processes = start.config.compute, start.train_data.world.size
-    parts = start.config.optim.accumulate * (1 if compute.sync_batchnorm else processes)
+    processes = start.train_data.world.size
+    parts = start.config.optim.accumulate * processes
     return start.config.data.batch_size // parts
 
 

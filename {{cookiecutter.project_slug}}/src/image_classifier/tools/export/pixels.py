@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...augment import VIEWS, reflect
+from ...preprocess import VIEWS, reflect
 
 Answer = Callable[[Tensor], Tensor]  # a batch of images -> (batch, classes) of it
 

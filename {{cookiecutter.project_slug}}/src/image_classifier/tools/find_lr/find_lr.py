@@ -10,19 +10,19 @@ from pathlib import Path
 import torch
 from torch.nn.functional import avg_pool1d
 
-from ...augment import Normalize, build_augment
+from ...augment import build_augment
 from ...config import Config, UserError
 from ...data.loader import TrainData
-from ...freeze import Freeze
-from ...memory import MicroBatch, split
-from ...models import load_pretrained
-from ...network import begin_network
+from ...memory import MicroBatch
+from ...models import build_model, load_pretrained
 from ...optim import build_loss, build_optimizer, set_lr
 from ...precision import Precision
 from ...precision_probe import settle_precision
+from ...preprocess import Normalize
 from ...runtime.distributed import World, join_world
 from ...runtime.run_dir import open_run, write_json, write_text
-from ...runtime.seeding import seed_everything, seed_layers
+from ...runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
+from ...train import train_step, wrap_ddp
 from ...train_state import TrainState
 
 LOOK_EVERY = 10  # steps, between two looks at the losses: each waits for the device
@@ -105,31 +105,39 @@ def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
     micro_batch = MicroBatch(config, world)
     normalize = Normalize(data.source, config.data.image_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
-    model = begin_network(config, data, normalize, precision)
+    with seeded(WEIGHTS, config.seed):
+        model = build_model(
+            config.model,
+            data.num_classes,
+            config.data.image_size,
+            sample=lambda count: normalize(data.sample(count)),
+        )
+    model = model.to(world.device, memory_format=precision.memory_format)
+    if config.compute.compile:
+        model.compile()
     begun = pretrained.load_into(model, data.source.classes)
-    freeze = Freeze(config, model, data.steps_per_epoch, world)
     loss_of = build_loss(config.optim, micro_batch.share, data.class_weights)
     optimizer = build_optimizer(config.optim, model)
-    state = TrainState.start(replace(config.optim, ema_decay=0.0), model, optimizer, precision)
+    state = TrainState(model, optimizer, precision)
+    ddp_model = wrap_ddp(model.train(), world)
     losses = torch.zeros(len(rates), device=world.device)
     if world.is_main:
         print(f"{len(rates)} steps, learning rates {rates[0]:g} to {rates[-1]:g}; {begun}")
     try:
         with micro_batch.halved_on_failure(state, data):
             for batch in data.batches(0, len(rates)):
-                learner = freeze.learner_at(state.step, optimizer)
                 set_lr(optimizer, rates[state.step])
                 seed_layers(config.seed, state.step, world.rank, world.device)
-                for images, labels, is_last in split(augment(batch, state.step), micro_batch.size):
-                    learner.require_backward_grad_sync = is_last
-                    with precision.autocast():
-                        loss = loss_of(learner(images), labels)
-                    precision.backward(loss)
-                    losses[state.step] += loss.detach()
+                images, labels = augment(batch, state.step)
+                losses[state.step] = train_step(
+                    ddp_model, images, labels, loss_of, precision, micro_batch.size
+                )
                 precision.step(optimizer)
                 state.advance()
                 if state.step % LOOK_EVERY == 0 or state.step == len(rates):
-                    seen = (world.sum(losses[: state.step].clone()) / world.size).tolist()
+                    seen = (
+                        world.all_reduce_sum(losses[: state.step].clone()) / world.size
+                    ).tolist()
                     if not smooth(seen, len(rates))[-1] < EXPLODED * seen[0]:
                         break
     finally:

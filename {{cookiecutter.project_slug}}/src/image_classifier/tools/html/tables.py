@@ -86,7 +86,7 @@ def listing(values: dict[str, Any], changed: Collection[tuple[str, Any]] = ()) -
     """Names with their values; the pairs in `changed` stand out."""
     lines = []
     for name, value in values.items():
-        text = shlex.join(value) if isinstance(value, list) else value
+        text = shlex.join(map(str, value)) if isinstance(value, list) else value
         text = text if isinstance(text, str) else json.dumps(text)
         mark = ' class="changed"' if (name, value) in changed else ""
         lines.append(f"<div{mark}><dt>{escape(name)}</dt><dd>{escape(text) or '-'}</dd></div>")

@@ -7,7 +7,7 @@ such as the name of a class, passes through `escape`.
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import sqrt
@@ -18,7 +18,6 @@ import numpy as np
 from torch import Tensor
 
 from ...config import Config, flatten
-from ...data.loader import Batch
 from ...predictions import Answers, Calibration, calibrate
 from ...runtime.files import read_object, read_rows
 from ...runtime.run_dir import write_text
@@ -40,8 +39,6 @@ MOST_SHARE = 0.02  # of a run's time that its page may take before the end
 USUAL_SECONDS = 0.5  # that it takes to write one, as long as none was written
 STATE = re.compile('(?<=<p class="state">)[^<]*')
 
-Augment = Callable[[Batch, int], tuple[Tensor, Tensor]]
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -62,20 +59,9 @@ class Page:
         self.warnings: list[str] = []
         self.written, self.took_seconds = time.monotonic(), USUAL_SECONDS
 
-    def look_on(self, augment: Augment, pixels_of: Callable[[Tensor], Tensor]) -> Augment:
-        """`augment`; some of what comes of the first batch is kept, to be shown.
-
-        `pixels_of` makes pixels of normalised images again.
-        """
-
-        def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-            images, labels = augment(batch, step)
-            if self.seen is None:  # nothing here waits for the device
-                some = pixels_of(images[:PICTURES]).permute(0, 2, 3, 1)
-                self.seen = Seen(step + 1, some, labels[:PICTURES].clone())
-            return images, labels
-
-        return apply
+    def record_augmented_samples(self, pixels: Tensor, labels: Tensor, step: int) -> None:
+        """Keep training images to show: (count, height, width, 3) uint8, of `step`."""
+        self.seen = Seen(step, pixels, labels.clone())
 
     @property
     def is_due(self) -> bool:

@@ -18,16 +18,17 @@ from typing import Any
 
 import torch
 
-from ....augment import Normalize, build_augment
+from ....augment import build_augment
 from ....config import AugmentConfig, Config, DataConfig
 from ....data.loader import Batch, TrainData, pins
 from ....data.stream import Stream
-from ....memory import split
-from ....network import begin_network
+from ....models import build_model
 from ....optim import build_loss, build_optimizer, build_schedule, set_lr
 from ....precision import Precision
+from ....preprocess import Normalize
 from ....runtime.distributed import World, join_world
-from ....runtime.seeding import seed_everything, seed_layers
+from ....runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
+from ....train import train_step, wrap_ddp
 from ....train_state import TrainState
 
 # What holds for the whole process, and what a config or a tip may change: how to read and set it.
@@ -94,15 +95,25 @@ class Trial:
                 data.source, config.data.max_size, precision, config.augment
             )
             self.augment = build_augment(config.augment, data, normalize, world, config.seed)
-            model = begin_network(config, data, normalize, precision)
+            with seeded(WEIGHTS, config.seed):
+                model = build_model(
+                    config.model,
+                    data.num_classes,
+                    config.data.image_size,
+                    sample=lambda count: normalize(data.sample(count)),
+                )
+            model = model.to(world.device, memory_format=precision.memory_format)
+            ema = copy.deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
+            if config.compute.compile:
+                model.compile()
             share = config.data.batch_size // world.size
             self.micro_batch = share // config.optim.accumulate
             self.loss_of = build_loss(config.optim, share, data.class_weights)
             optimizer = build_optimizer(config.optim, model)
             self.total_steps = data.steps_in(config.epochs)
             self.lr_at = build_schedule(config.optim, data.steps_per_epoch, self.total_steps)
-            self.state = TrainState.start(config.optim, model, optimizer, precision)
-            self.learner = world.parallelize(model, config.compute)
+            self.state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
+            self.learner = wrap_ddp(model, world)
             self.loss = torch.zeros((), device=world.device)  # as a report adds it up
             self.batches = data.batches
             self.step = self.train_step
@@ -119,12 +130,10 @@ class Trial:
         state = self.state
         set_lr(state.optimizer, self.lr_at(state.step % self.total_steps))
         seed_layers(self.config.seed, state.step, self.world.rank, self.world.device)
-        for images, labels, is_last in split(self.augment(batch, state.step), self.micro_batch):
-            self.learner.require_backward_grad_sync = is_last
-            with state.precision.autocast():
-                loss = self.loss_of(self.learner(images), labels)
-            state.precision.backward(loss)
-            self.loss += loss.detach()
+        images, labels = self.augment(batch, state.step)
+        self.loss += train_step(
+            self.learner, images, labels, self.loss_of, state.precision, self.micro_batch
+        )
         state.precision.step(state.optimizer)
         state.advance()
 

@@ -14,11 +14,11 @@ from conftest import changed
 from safetensors import safe_open
 from torch import Tensor
 
-from image_classifier.augment import VIEWS, shift_and_flip
 from image_classifier.cli import main
 from image_classifier.config import Config, FaultError, flatten
 from image_classifier.data.decode import centre_crop
 from image_classifier.models import build_model
+from image_classifier.preprocess import VIEWS, shift_and_flip
 from image_classifier.tools.export import export as exporting
 from image_classifier.tools.export.agreement import compare_scores
 from image_classifier.tools.export.formats import (
