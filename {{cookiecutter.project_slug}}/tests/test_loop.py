@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from image_classifier import train as train_module
 from image_classifier.config import Config, OptimConfig
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.models.weights import (
+from image_classifier.models import (
     load_best,
     read_checkpoint,
 )

@@ -202,7 +202,7 @@ def test_batchnorm_of_one_value_is_refused_where_torch_fails(
     config: Config, name: str, size: int, is_refused: bool
 ) -> None:
     config = changed(config, data__image_size=size, data__batch_size=1, data__limit=2)
-    config = changed(config, model__name=name, model__norm="batch", model__width=8)
+    config = changed(config, model__name=name, model__width=8)
     setup = setup_of(changed(config, optim__lr=1e-4))
     before = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
     if is_refused:
@@ -220,12 +220,12 @@ def test_batchnorm_of_one_value_is_refused_where_torch_fails(
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_micro_batches_too_small_for_batchnorm_are_said(config: Config, world_size: int) -> None:
-    for accumulate, norm, count in (
-        (2 // world_size, "batch", 0),
-        (4 // world_size, "batch", 1),
-        (4 // world_size, "group", 0),
+    for accumulate, name, count in (
+        (2 // world_size, "resnet9", 0),
+        (4 // world_size, "resnet9", 1),
+        (4 // world_size, "resnet9_gn", 0),
     ):
-        setup = setup_of(changed(config, model__norm=norm, optim__accumulate=accumulate))
+        setup = setup_of(changed(config, model__name=name, optim__accumulate=accumulate))
         setup.train_data.world = replace(CPU, size=world_size)
         assert sum("BatchNorm" in line for line in check_setup(setup)) == count
 

@@ -13,8 +13,7 @@ from torch.nn.functional import avg_pool1d
 from ...augment import build_augment
 from ...config import Config, UserError
 from ...data.loader import TrainData
-from ...models import build_model
-from ...models.pretrained import open_origin
+from ...models import build_model, load_pretrained
 from ...optim import build_loss, build_optimizer, set_lr
 from ...precision import Precision
 from ...precision_probe import settle_precision
@@ -101,7 +100,9 @@ def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
     data = TrainData(config, world)
     config, _ = settle_precision(config, data, world)
     precision = Precision(config.precision, config.compute, config.optim, world.device)
-    origin = open_origin(config.run, config.model, world, data)
+    pretrained = load_pretrained(config.run, config.model, world)
+    if pretrained.mean:
+        data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
     micro_batch = MicroBatch(config, world)
     normalize = Normalize(data.source, config.data.image_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
@@ -115,7 +116,7 @@ def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
     model = model.to(world.device, memory_format=precision.memory_format)
     if config.compute.compile:
         model.compile()
-    begun = origin.fill(model, data.source.classes)
+    begun = pretrained.load_into(model, data.source.classes)
     loss_of = build_loss(config.optim, micro_batch.share, data.class_weights)
     optimizer = build_optimizer(config.optim, model)
     state = TrainState(model, optimizer, precision)

@@ -15,7 +15,7 @@ from conftest import changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config
-from image_classifier.models.weights import read_checkpoint
+from image_classifier.models import read_checkpoint
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.bench.bench import (
     affordable_batch_size,
@@ -275,7 +275,7 @@ def test_every_tip_works_on_a_gpu(on_photos: Config, tmp_path: Path) -> None:
     config = changed(on_photos, compute__device="cuda", run__processes=1, data__where="stream")
     bench(config, config, "train", tmp_path, names=tuple(TIPS), effort=TINY)
     for row in json.loads((tmp_path / "bench.json").read_text())["rows"]:
-        assert not row["reason"] or row["name"] in ("data_parallel", "keep_memory", "strips")
+        assert not row["reason"] or row["name"] in ("data_parallel", "keep_memory")
         for variant in row["variants"]:
             assert not variant["failure"], (row["name"], variant)
             assert variant["memory_bytes"] > 0 or row["name"] == "data_parallel"

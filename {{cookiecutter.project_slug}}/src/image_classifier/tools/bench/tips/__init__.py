@@ -15,7 +15,6 @@ from .computing import (
     fused_optimizer,
     keep_memory,
     mixed_precision,
-    strips,
     tf32,
     torch_compile,
 )
@@ -47,7 +46,6 @@ TIPS: dict[str, Callable[[Case], Variants]] = {
         tf32,
         data_parallel,
         keep_memory,
-        strips,
         # How images reach the device.
         resident,
         prepared,

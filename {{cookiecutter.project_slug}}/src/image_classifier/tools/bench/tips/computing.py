@@ -7,8 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ....models.strips import learn_from_strips
-from ....runtime.machine import has_amx, keep_freed_memory, return_freed_memory
+from ....runtime.machine import keep_freed_memory, return_freed_memory
 from .case import Case, NotHereError, Variants, need_gpu, with_knobs
 from .trial import Trial, Variant
 
@@ -191,23 +190,3 @@ def return_memory(trial: Trial) -> None:
 def settle(trial: Trial) -> None:
     """Do not count the first step of a round, which has to ask for what the other gave back."""
     trial.settling_steps = 1
-
-
-def strips(case: Case) -> Variants:
-    """Learn from small maps side by side, on a CPU with AMX.
-
-    - Why: what a convolution's weights learn is a sum over rows of its maps, and AMX adds up 32
-      products at once. The last maps of a network have rows of 8 and less; several images in a row
-      fill it.
-    - When it hurts: rows of more than 8 are left as they are, since copying them costs more than it
-      saves. Sums are added up in another order, so the last bits of 16 differ.
-    - Knob: none, it is always done for 3 x 3 convolutions in bf16 on such a CPU, unless compiled.
-    - Source: <https://uxlfoundation.github.io/oneDNN/dev_guide_convolution.html>; measured here.
-    """
-    config = with_knobs(case.config, {"precision": "bf16", "compute.compile": False})
-    if case.world.device.type != "cpu" or not has_amx():
-        raise NotHereError("needs training on a CPU with AMX")
-    return {
-        "by maps": Variant(config, lambda trial: learn_from_strips(trial.learner, does=False)),
-        "in strips": Variant(config),
-    }
