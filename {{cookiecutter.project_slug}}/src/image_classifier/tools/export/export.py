@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from ...config import ComputeConfig, FaultError, UserError
 from ...runtime.distributed import join_world
 from ...runtime.run_dir import lock_file, sync_folder
@@ -27,11 +29,11 @@ def export(options: ExportOptions) -> None:
     """
     if "onnx" in options.format:
         check_libraries()
-    # Plain float32 on the CPU: accelerators and some processors round on the way. And the usual
-    # memory format: channels_last is for training only.
-    compute = ComputeConfig(device="cpu", tf32=False, channels_last=False)
+    # Plain float32 on the CPU, in the usual memory format: channels_last is for training only.
+    compute = ComputeConfig(device="cpu", channels_last=False)
     with join_world(compute) as world:
         trained = open_trained(options.run, compute, world)
+    torch.set_float32_matmul_precision("highest")  # some processors round on the way otherwise
     source = open_images(trained, options.split, options.root)
     run = Path(options.run)
     default = (run if run.is_dir() else run.parent) / "export"
