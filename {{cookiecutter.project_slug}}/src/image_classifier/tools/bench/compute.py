@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from ...config import Config
 from ...models.strips import learn_from_strips
 from ...runtime.machine import has_amx
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, off_and_on, with_knobs
@@ -88,16 +89,10 @@ def cudnn_benchmark(setup: Setup) -> Variants:
     - Knob: none, always on, unless `--deterministic`.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
-
-    def switch(value: bool) -> Callable[[TimedRun], None]:
-        return lambda _: setattr(torch.backends.cudnn, "benchmark", value)
-
     need_gpu(setup)
     if setup.config.deterministic:
         raise UnavailableError("--deterministic forbids it")
-    return {
-        name: Variant(setup.config, switch(value)) for name, value in (("off", False), ("on", True))
-    }
+    return switched(setup.config, lambda value: setattr(torch.backends.cudnn, "benchmark", value))
 
 
 def tf32(setup: Setup) -> Variants:
@@ -109,19 +104,21 @@ def tf32(setup: Setup) -> Variants:
     - Knob: none, always on; in your code, `torch.set_float32_matmul_precision("highest")`.
     - Source: <https://docs.pytorch.org/docs/stable/notes/cuda.html>
     """
-
-    def switch(value: bool) -> Callable[[TimedRun], None]:
-        def change(_: TimedRun) -> None:
-            torch.set_float32_matmul_precision("high" if value else "highest")
-            torch.backends.cudnn.allow_tf32 = value
-
-        return change
-
     need_gpu(setup)
     if torch.cuda.get_device_capability(setup.world.device) < (8, 0):
         raise UnavailableError("needs a GPU of the Ampere generation or later")
-    config = with_knobs(setup.config, precision="fp32")
-    return {name: Variant(config, switch(value)) for name, value in (("off", False), ("on", True))}
+
+    def switch(value: bool) -> None:
+        torch.set_float32_matmul_precision("high" if value else "highest")
+        torch.backends.cudnn.allow_tf32 = value
+
+    return switched(with_knobs(setup.config, precision="fp32"), switch)
+
+
+def switched(config: Config, switch: Callable[[bool], None]) -> Variants:
+    """Off and on, by a switch of the process; each round restores it."""
+    values = {"off": False, "on": True}
+    return {name: Variant(config, lambda _, v=value: switch(v)) for name, value in values.items()}
 
 
 def data_parallel(setup: Setup) -> Variants:

@@ -2,7 +2,8 @@
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +147,10 @@ def shared_batches(setup: Setup) -> Variants:
 
 def compare_loaders(setup: Setup, options: dict[str, dict[str, Any]]) -> Variants:
     """Variants that differ in how they use torch's DataLoader."""
-
-    def change(chosen: dict[str, Any]) -> Callable[[TimedRun], None]:
-        return lambda run: use_dataloader(run, **chosen)
-
-    return {name: Variant(streamed(setup), change(chosen)) for name, chosen in options.items()}
+    config = streamed(setup)
+    return {
+        name: Variant(config, partial(use_dataloader, **chosen)) for name, chosen in options.items()
+    }
 
 
 class PlainDataset(Dataset):

@@ -1,15 +1,14 @@
 """A training run, built to be timed: it makes the steps of `train`, which a test compares."""
 
-import contextlib
 import copy
 import multiprocessing
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -208,51 +207,39 @@ class MultiProcessRun:
 
     def __init__(self, config: Config, size: int) -> None:
         """Start `size` processes."""
+        job = {"MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
+        job |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        job = {
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_PORT": "0",
-            "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-        }
-        self.pipes, self.processes = [], []
-        for rank in range(size):
-            pipe, theirs = context.Pipe()
-            variables = job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            process = context.Process(target=serve, args=(config, variables, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(pipe)
-            self.processes.append(process)
+        self.ranks = [
+            ProcessPoolExecutor(
+                1, context, start_rank, (config, job | {"RANK": str(n), "LOCAL_RANK": str(n)})
+            )
+            for n in range(size)
+        ]
 
     def run(self, steps: int) -> float:
-        """Train for `steps`; the seconds per step of the slowest process.
-
-        Raises:
-            RuntimeError: if a process failed.
-        """
-        try:
-            for pipe in self.pipes:
-                pipe.send(steps)
-            return max(pipe.recv() for pipe in self.pipes)
-        except (EOFError, OSError) as error:
-            raise RuntimeError("one of the processes failed") from error
+        """Train for `steps`; the seconds per step of the slowest process."""
+        futures = [rank.submit(run_rank, steps) for rank in self.ranks]
+        return max(future.result() for future in futures)
 
     def close(self) -> None:
         """End the processes."""
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.processes:
-            process.join(timeout=10)
-            process.kill()
+        for rank in self.ranks:
+            rank.shutdown(wait=False, cancel_futures=True)
 
 
-def serve(config: Config, variables: dict[str, str], pipe: Connection) -> None:
-    """Run rounds as one rank, as long as they are asked for."""
+# In a process of a MultiProcessRun: its part, and the world that it is in to its end.
+RANK_RUN: list[TimedRun] = []
+WORLD = ExitStack()
+
+
+def start_rank(config: Config, variables: dict[str, str]) -> None:
+    """Join the other processes and build the run."""
     os.environ |= variables
-    with join_world(config.compute) as world:
-        run = TimedRun(config, world, DatasetCache(world).open(config))
-        with contextlib.suppress(EOFError):
-            while True:
-                pipe.send(run.run(pipe.recv()))
-        run.close()
+    world = WORLD.enter_context(join_world(config.compute))
+    RANK_RUN.append(TimedRun(config, world, DatasetCache(world).open(config)))
+
+
+def run_rank(steps: int) -> float:
+    """`TimedRun.run` of this process."""
+    return RANK_RUN[0].run(steps)

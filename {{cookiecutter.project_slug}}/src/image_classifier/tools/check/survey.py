@@ -1,5 +1,6 @@
 """Reads every image once, as training does, and keeps statistics and a small grey image of each."""
 
+import contextlib
 import hashlib
 import io
 import os
@@ -9,8 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -102,71 +101,48 @@ class Images:
         return {split: dict(zip(self.classes, row, strict=True)) for split, row in rows}
 
 
-class Record(NamedTuple):
-    """What is kept of one image."""
-
-    stats: tuple = ()  # of STATS
-    grey: np.ndarray | None = None  # (SIDE, SIDE) uint8; None: unreadable
-    unreadable: str = ""  # the reason
-    kinds: tuple[str, ...] = ()  # format, mode and the like
-    misnamed: str = ""  # the format, if the suffix says another
-    dark: int | None = None  # highest 16-bit value, if that is so low that the image looks black
-
-
 @dataclass
 class Survey:
     """What is kept of all images; dicts are by image number."""
 
     stats: np.ndarray  # (count,) of STATS
     greys: np.ndarray  # (count, SIDE, SIDE) uint8
-    unreadable: dict[int, str] = field(default_factory=dict)
-    misnamed: dict[int, str] = field(default_factory=dict)
-    dark: dict[int, int] = field(default_factory=dict)
-    kinds: Counter[str] = field(default_factory=Counter)
-
-    def add(self, index: int, record: Record) -> None:
-        """Enter image `index`."""
-        self.kinds.update(record.kinds)
-        if record.grey is None:
-            self.unreadable[index] = record.unreadable
-            return
-        self.stats[index], self.greys[index] = record.stats, record.grey
-        if record.misnamed:
-            self.misnamed[index] = record.misnamed
-        if record.dark is not None:
-            self.dark[index] = record.dark
+    unreadable: dict[int, str] = field(default_factory=dict)  # the reason
+    misnamed: dict[int, str] = field(default_factory=dict)  # the format
+    dark: dict[int, int] = field(default_factory=dict)  # highest 16-bit value
+    kinds: Counter[str] = field(default_factory=Counter)  # format, mode and the like
 
 
 def survey_images(images: Images) -> Survey:
     """Read every image once, in threads: decoding does not hold Python's lock."""
-    count = len(images)
+    count, began = len(images), time.monotonic()
     survey = Survey(np.zeros(count, STATS), np.zeros((count, SIDE, SIDE), np.uint8))
-    threads, is_live = torch.get_num_threads(), sys.stdout.isatty()
-    began = said = time.monotonic()
-    starts = range(0, count, CHUNK)
+    starts, said, is_live = range(0, count, CHUNK), began, sys.stdout.isatty()
 
-    def read(start: int) -> list[Record]:
-        return [read_record(images, index) for index in range(start, min(start + CHUNK, count))]
+    def read(start: int) -> list[str]:
+        indices = range(start, min(start + CHUNK, count))
+        return [kind for index in indices for kind in read_into(survey, images, index)]
 
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(num_cores()) as pool:
-            for start, records in zip(starts, pool.map(read, starts), strict=True):
-                for index, record in enumerate(records, start):
-                    survey.add(index, record)
+            for start, kinds in zip(starts, pool.map(read, starts), strict=True):
+                survey.kinds.update(kinds)
                 now = time.monotonic()
                 if start and now - said > (LIVE_SECONDS if is_live else LOG_SECONDS):
                     said, eta = now, clock((now - began) / start * (count - start))
                     say(f"read: {start / count:.0%}, ETA {eta}", is_last=not is_live)
     finally:
         torch.set_num_threads(threads)
+    for name in ("unreadable", "misnamed", "dark"):  # threads fill them in any order
+        setattr(survey, name, dict(sorted(getattr(survey, name).items())))
     return survey
 
 
-def read_record(images: Images, index: int) -> Record:
-    """Read one image."""
-    source, number = images.find(index)
-    record = Record()
+def read_into(survey: Survey, images: Images, index: int) -> list[str]:
+    """Read one image into `survey`, and return what kind of file it is."""
+    (source, number), kinds = images.find(index), []
     if source.paths is None:
         pixels = source.read(number)
         content = pixels.numpy().tobytes()
@@ -176,15 +152,19 @@ def read_record(images: Images, index: int) -> Record:
             pixels = read_image(path)
             content = path.read_bytes()
         except (BadImageError, OSError) as error:
-            return Record(unreadable=getattr(error, "reason", str(error)))
-        record = inspect_header(content, path)
+            survey.unreadable[index] = getattr(error, "reason", str(error))
+            return []
+        with contextlib.suppress(Exception):  # the image was decoded; this only counts
+            kinds = inspect_header(survey, index, content, path.suffix.lower())
     height, width = pixels.shape[:2]
     grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
     planes = grid.T.astype(np.float64, order="C")  # one per colour: a row is fast to sum
     spread = (planes.max(1) - planes.min(1)).max()
     digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-    stats = (digest, height, width, planes.mean(1), np.square(planes).mean(1), spread)
-    return record._replace(stats=stats, grey=grey(resize(pixels, SIDE, SIDE).numpy()))
+    mean, square = planes.mean(1), np.square(planes).mean(1)
+    survey.stats[index] = digest, height, width, mean, square, spread
+    survey.greys[index] = grey(resize(pixels, SIDE, SIDE).numpy())
+    return kinds
 
 
 def grey(pixels: np.ndarray) -> np.ndarray:
@@ -192,25 +172,21 @@ def grey(pixels: np.ndarray) -> np.ndarray:
     return (pixels @ np.array([77, 150, 29], np.uint32) >> 8).astype(np.uint8)
 
 
-def inspect_header(content: bytes, path: Path) -> Record:
-    """What kind of file it is; an empty record where Pillow can't tell."""
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            form = "JPEG" if image.format == "MPO" else str(image.format)  # with a second picture
-            has_exif = "exif" in image.info or form == "TIFF"
-            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
-            highest = highest_grey(image)
-            is_kind = {
-                f"{form} {image.mode}": True,
-                "rotated by EXIF": has_exif and image.getexif().get(ORIENTATION, 1) != 1,
-                "animated: only the first frame is used": is_animated,
-                "transparent: shown over white": image.has_transparency_data,
-            }
-    except Exception:  # the image was decoded; this only counts
-        return Record()
-    is_right = path.suffix.lower() in SUFFIXES.get(form, (f".{form.lower()}",))
-    return Record(
-        kinds=tuple(kind for kind, holds in is_kind.items() if holds),
-        misnamed="" if is_right else form,
-        dark=highest if highest is not None and is_dark(highest) else None,
-    )
+def inspect_header(survey: Survey, index: int, content: bytes, suffix: str) -> list[str]:
+    """Note what is odd about a file, and return what kind it is."""
+    with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        form = "JPEG" if image.format == "MPO" else str(image.format)  # with a second picture
+        has_exif = "exif" in image.info or form == "TIFF"
+        is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
+        is_kind = {
+            f"{form} {image.mode}": True,
+            "rotated by EXIF": has_exif and image.getexif().get(ORIENTATION, 1) != 1,
+            "animated: only the first frame is used": is_animated,
+            "transparent: shown over white": image.has_transparency_data,
+        }
+        highest = highest_grey(image)
+    if highest is not None and is_dark(highest):
+        survey.dark[index] = highest
+    if suffix not in SUFFIXES.get(form, (f".{form.lower()}",)):
+        survey.misnamed[index] = form
+    return [kind for kind, holds in is_kind.items() if holds]
