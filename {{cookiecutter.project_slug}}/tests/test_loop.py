@@ -9,9 +9,7 @@ from weakref import WeakSet
 
 import pytest
 import torch
-import torch.distributed as dist
-from conftest import changed, run_ranks
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from conftest import changed, count_exchanges, run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.config import Config
@@ -27,14 +25,7 @@ from image_classifier.optim import (
     orthogonal,
 )
 from image_classifier.precision import Precision
-from image_classifier.runtime.distributed import World, join_world
 from image_classifier.runtime.seeding import seed_everything
-from image_classifier.tools.bench.tips.trial import (
-    DataShelf,
-    Trial,
-    kept_switches,
-)
-from image_classifier.tools.find_lr.find_lr import losses_at
 from image_classifier.tracking.bottleneck import WAITING
 from image_classifier.tracking.logger import Report
 from image_classifier.train import train
@@ -177,27 +168,42 @@ def test_the_forward_pass_is_in_the_chosen_precision(config: Config, name: str) 
     assert model.weight.dtype == torch.float32
 
 
+@pytest.fixture
+def switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What holds for the whole process, restored afterwards."""
+    for module, names in (
+        (torch.backends.cudnn, ("benchmark", "deterministic", "allow_tf32")),
+        (torch.utils.deterministic, ("fill_uninitialized_memory",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("switches")
 @pytest.mark.parametrize("is_on", [False, True])
 def test_switches_of_a_gpu_are_set_as_the_knobs_say(config: Config, is_on: bool) -> None:
     compute = replace(config.compute, tf32=is_on, cudnn_benchmark=True)
-    with kept_switches():
-        torch.use_deterministic_algorithms(not is_on)
-        Precision("fp32", compute, config.optim, torch.device("cuda"))
-        assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
-        assert torch.backends.cudnn.allow_tf32 == is_on
-        assert torch.backends.cudnn.benchmark == is_on  # it may choose otherwise each time
+    torch.use_deterministic_algorithms(not is_on)
+    Precision("fp32", compute, config.optim, torch.device("cuda"))
+    assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
+    assert torch.backends.cudnn.allow_tf32 == is_on
+    assert torch.backends.cudnn.benchmark == is_on  # it may choose otherwise each time
 
 
+@pytest.mark.usefixtures("switches")
 def test_kernels_repeat_themselves_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    with kept_switches():
-        torch.backends.cudnn.benchmark = True
-        seed_everything(0, True, torch.device("cuda"))
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    seed_everything(0, True, torch.device("cuda"))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.benchmark
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
@@ -317,37 +323,16 @@ def test_the_seed_decides_the_weights_that_a_run_begins_with(one_step: Config) -
 
 
 def trained_and_counted(config: Config) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """The weights after a run; how often its ranks exchanged gradients in it, and elsewhere.
-
-    After the one step of the run come two of a range test, and three of a trial of `bench`.
-    """
-    exchanges = []
-    parallelize = World.parallelize
-
-    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        exchanges[-1] += bucket.is_last()
-        return allreduce_hook(dist.group.WORLD, bucket)
-
-    def counted(*arguments: object) -> torch.nn.Module:
-        learner = parallelize(*arguments)
-        learner.register_comm_hook(None, exchange)
-        exchanges.append(0)
-        return learner
-
-    World.parallelize = counted
-    weights = trained_weights(config)
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # they meet a second time
-    with join_world(config.compute) as world:
-        losses_at([0.1, 0.1], config, world)
-        Trial(config, world, DataShelf(world).open(config)).run(3)
-    return weights, exchanges
+    """The weights after a run, and how often its ranks exchanged gradients."""
+    exchanges = count_exchanges()
+    return trained_weights(config), exchanges
 
 
 def test_gradients_of_two_ranks_are_those_of_one_process(one_step: Config) -> None:
     whole = trained_weights(one_step)
     divided = changed(one_step, run__fresh=True, optim__accumulate=4)
     (parts, exchanges), (other_parts, _) = run_ranks(2, trained_and_counted, divided)
-    assert exchanges == [1, 2, 3]  # one in a step, in however many parts it is computed
+    assert exchanges == [1]  # one in a step, in however many parts it is computed
     undivided = run_ranks(2, trained_weights, changed(one_step, run__fresh=True))
     for one, other in ((parts, other_parts), undivided):
         assert_close(one, whole)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, count_exchanges, run_ranks
 
 from image_classifier.cli import main
 from image_classifier.config import Config
@@ -65,6 +65,18 @@ def test_the_steps_of_a_trial_are_those_of_training(config: Config, tmp_path: Pa
     for part in ("model", "ema"):
         for name, tensor in trial.state.state_dict()[part].items():
             assert torch.equal(tensor, saved[part][name]), name
+
+
+def exchanges_of(config: Config) -> list[int]:
+    """How often ranks exchange gradients in three steps of a trial."""
+    exchanges = count_exchanges()
+    with join_world(config.compute) as world:
+        Trial(config, world, DataShelf(world).open(config)).run(3)
+    return exchanges
+
+
+def test_ranks_exchange_gradients_once_a_step(config: Config) -> None:
+    assert run_ranks(2, exchanges_of, changed(config, optim__accumulate=4)) == [[3], [3]]
 
 
 @pytest.mark.parametrize("name", ["num_workers", "prefetch", "ring", "uint8", "resident"])
