@@ -51,8 +51,10 @@ SERVER.set_forkserver_preload(
 )
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Let the server import while the first tests run, and all processes from this folder."""
+    if session.config.option.collectonly:
+        return
     source = str(Path(__file__).parent / "src")
     os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     forkserver.ensure_running()
