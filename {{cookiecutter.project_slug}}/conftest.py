@@ -20,6 +20,7 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from image_classifier.cli import commands
 from image_classifier.config import Config
@@ -27,7 +28,6 @@ from image_classifier.data.datasets.source import Source
 from image_classifier.predictions import Answers
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
-from image_classifier.runtime.distributed import World
 from image_classifier.tracking import logger as report
 from image_classifier.tracking.flops import Cost
 from image_classifier.train import train
@@ -125,19 +125,18 @@ def run_ranks(size: int, function: Callable, *arguments: object, **others: str) 
 def count_exchanges() -> list[int]:
     """How often the ranks of this process's jobs exchange gradients: a number for each model."""
     exchanges = []
-    parallelize = World.parallelize
+    build = DistributedDataParallel.__init__
 
     def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         exchanges[-1] += bucket.is_last()
         return allreduce_hook(dist.group.WORLD, bucket)
 
-    def counted(*arguments: object) -> torch.nn.Module:
-        learner = parallelize(*arguments)
-        learner.register_comm_hook(None, exchange)
+    def counted(model: DistributedDataParallel, *words: object, **knobs: object) -> None:
+        build(model, *words, **knobs)
+        model.register_comm_hook(None, exchange)
         exchanges.append(0)
-        return learner
 
-    World.parallelize = counted
+    DistributedDataParallel.__init__ = counted
     return exchanges
 
 
