@@ -31,6 +31,9 @@ DEFAULT_WORDS = (
 )
 DOCKER = {Path("Dockerfile"), Path(".dockerignore")}
 SLURM = {Path("slurm.sh")}
+TOOLS = {Path("docs/tips.md")} | {
+    file for file in tracked_files(PROJECT) if "src/image_classifier/tools/" in str(file)
+}
 GITHUB = {Path(".github/workflows/ci.yml")}
 GITLAB = {Path(".gitlab-ci.yml")}
 
@@ -54,6 +57,7 @@ def test_the_answers_read_back_equal(long_named: Path) -> None:
         "docker": True,
         "slurm": True,
         "ci": "GitHub Actions",
+        "tools": "all",
     }
     assert project["project"]["name"] == LONG_NAMES["project_slug"]
     assert project["project"]["description"] == LONG_NAMES["description"]
@@ -83,11 +87,12 @@ def test_an_answer_with_a_default_word_in_it_is_not_read_twice(render: Render) -
     [
         ({"docker": "no"}, DOCKER, set()),
         ({"slurm": "no"}, SLURM, set()),
+        ({"tools": "none"}, TOOLS, set()),
         ({"ci": "none"}, GITHUB, set()),
         ({"ci": "GitLab CI"}, GITHUB, GITLAB),
         ({"licence": "Apache-2.0"}, set(), set()),
         ({"licence": "BSD-3-Clause"}, set(), set()),
-        (EVERY_OPTION_OFF, DOCKER | SLURM | GITHUB, set()),
+        (EVERY_OPTION_OFF, DOCKER | SLURM | GITHUB | TOOLS, set()),
     ],
 )
 def test_a_choice_brings_exactly_its_files(

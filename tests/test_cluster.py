@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT
+from conftest import PROJECT, python
 
 SCRIPT = PROJECT / "slurm.sh"
 # Starts its command as Slurm does: in a session of its own, where signals of a step go.
@@ -181,16 +181,28 @@ def test_it_says_where_it_is_to_be_called(job: Job) -> None:
     assert said.count("\n") == 1
 
 
-def test_a_run_trains_and_its_job_ends(job: Job) -> None:
+def test_a_job_of_two_processes_learns_what_one_learns(job: Job) -> None:
     code = f"import runpy; runpy.run_path({str(PROJECT / 'train.py')!r}, run_name='__main__')"
     Path("train.py").write_text(code)
     words = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+    words += " --run.log-every-steps 1 --compute.device cpu"
     training = job(*words.split(), PYTHON=sys.executable, SLURM_GPUS_ON_NODE="2")
     code, said = ended(training)
     assert code == 0, said
     assert "2 processes" in said
-    assert json.loads(Path("runs/slurm-4242/status.json").read_text())["state"] == "done"
+    assert said.count("top-1") == 2  # the other rank is quiet
+    run = Path("runs/slurm-4242")
+    assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert asked() == []
+    alone = [*words.split(), "--run.dir", "runs/alone", "--run.processes", "1"]
+    python("train.py", *alone, folder=Path.cwd())
+    assert losses(run) == pytest.approx(losses(Path("runs/alone")), rel=1e-4)
+
+
+def losses(run: Path) -> list[float]:
+    """The losses that a run logged."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])

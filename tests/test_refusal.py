@@ -25,7 +25,7 @@ BAD_SLUGS = [
 BAD_PACKAGES = [
     "", "class", "match", "None", "json", "torch", "torchvision", "numpy", "tests", "src", "train",
     "3d", "a-b", "a.b", "_x", "X", "../x", "aux", "lpt9", "ñ", "x" * 51, "simplejpeg", "test",
-    "docs", "conftest", "sitecustomize", "asyncore", "compression",
+    "docs", "conftest", "sitecustomize", "asyncore", "compression", "test_bench",
 ]  # fmt: skip
 BAD_TEXTS = [
     "", " ", "a\nb", "a\rb", "a\tb", "a\0b", "a\x7fb", "a\u2028b", "a\u202eb", "a\u200eb",
@@ -142,7 +142,7 @@ def test_no_name_that_the_project_uses_is_accepted() -> None:
     imports = {name for known in found.values() if known for name in imports_of(known)}
     commands = {name for known in found.values() if known for name in commands_of(known)}
     beside = {path.name.partition(".")[0].lower() for path in PROJECT.iterdir()}
-    tests = {path.stem for path in PROJECT.glob("tests/*.py")}
+    tests = {path.stem for path in PROJECT.rglob("test_*.py")}
     packages = imports | {name.replace("-", "_") for name in found} | sys.stdlib_module_names
     # What is named here is to be added to `pretuned_answers/__init__.py`.
     assert accepted("package_name", packages | tests | beside) == set()

@@ -53,7 +53,7 @@ def test_small_images_and_frozen_layers_cost_less(config: Config) -> None:
 
 
 def test_counting_leaves_a_model_and_randomness_as_they_were(config: Config) -> None:
-    config = changed(config, model__norm="batch", model__dropout=0.5)
+    config = changed(config, model__name="resnet9", model__dropout=0.5)
     model = build_model(config.model, 10, 32)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random = torch.get_rng_state()
