@@ -24,6 +24,7 @@ from image_classifier.predictions import Answers
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.tracking import logger as report
+from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 
 # A run of two steps, as words of a command line.
@@ -291,3 +292,14 @@ class Shown(HTMLParser):
         self.words.append(data)
         if self.is_cell:
             self.tables[-1][-1][-1] += data
+
+
+def after_each_step(patch: pytest.MonkeyPatch, act: Callable[[RunLogger, Tensor], object]) -> None:
+    """Let `act` happen after each step of training, before it is saved."""
+    step = RunLogger.step
+
+    def step_and_act(log: RunLogger, number: int, loss: Tensor, *batch: Tensor) -> None:
+        step(log, number, loss, *batch)
+        act(log, loss)
+
+    patch.setattr(RunLogger, "step", step_and_act)

@@ -122,7 +122,9 @@ def test_images_grow_in_a_run_wherever_it_goes_on(config: Config, where: str) ->
     images = augmented(growing, range(2, 6))
     assert [batch.shape[2:] for batch in images] == 2 * [(16, 16)] + 2 * [(32, 32)]
     assert torch.equal(augmented(growing, range(3, 4))[0], images[1])
-    small, large = augmented(changed(growing, augment__random_erasing=0.0, augment__cutout=0), range(3, 5))
+    small, large = augmented(
+        changed(growing, augment__random_erasing=0.0, augment__cutout=0), range(3, 5)
+    )
     full = augmented(config, range(3, 5))
     assert torch.equal(large, full[1])
     means = nn.functional.avg_pool2d(full[0], 2)

@@ -31,8 +31,8 @@ from image_classifier.data.datasets.source import Source
 from image_classifier.models import build_model
 from image_classifier.models.pretrained import open_origin
 from image_classifier.models.weights import load_best
+from image_classifier.runtime.console import printable
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.printable import printable
 from image_classifier.runtime.run_dir import without_secrets
 from image_classifier.tracking.logger import scores_text
 from image_classifier.train import train

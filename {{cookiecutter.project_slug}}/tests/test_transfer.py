@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import changed
-from image_classifier.freeze import Freeze
 from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
 from torch import nn
@@ -26,7 +25,7 @@ from image_classifier.models import (
 from image_classifier.models.blocks import find_blocks, find_head
 from image_classifier.models.pretrained import Origin, open_origin
 from image_classifier.models.weights import read_checkpoint
-from image_classifier.optim import build_optimizer, set_lr
+from image_classifier.optim import build_optimizer, freeze_backbone, set_frozen, set_lr
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
@@ -232,10 +231,10 @@ def begun(config: Config, tmp_path: Path) -> Config:
 
 def test_what_thaws_has_a_momentum_before_its_first_step(begun: Config) -> None:
     model = build_model(begun.model, 10, begun.data.image_size)
-    freeze = Freeze(begun, model, steps_per_epoch=4, world=CPU)
+    backbone = freeze_backbone(model)
     optimizer = build_optimizer(begun.optim, model)
-    for step, count in ((3, 2), (4, len(list(model.parameters())))):
-        freeze.learner_at(step, optimizer)
+    for is_frozen, count in ((True, 2), (False, len(list(model.parameters())))):
+        set_frozen(model, backbone, optimizer, is_frozen=is_frozen)
         momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
         assert [float(momentum.abs().sum()) for momentum in momenta] == [0.0] * count
 

@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,7 +58,7 @@ def new_state(config: Config) -> TrainState:
     optimizer = build_optimizer(config.optim, model)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
     precision.scaler = torch.amp.GradScaler("cpu")
-    return TrainState.start(config.optim, model, optimizer, precision)
+    return TrainState(model, optimizer, precision, deepcopy(model), config.optim.ema_decay)
 
 
 def step(state: TrainState) -> None:
@@ -204,7 +205,7 @@ def test_what_was_not_saved_so_is_refused_in_a_line_or_does_no_harm(
             "state.ema.0.weight is a tensor (torch.strided, torch.float32",
         ),
         ("state/model", {0: torch.eye(4)}, "state.model is a dict, not a dict by str"),
-        ("state/optimizer/state", {}, "holds another model: its optimizer remembers nothing"),
+        ("state/optimizer/state", {}, "holds another model: its optimizer state is empty"),
         ("state/scaler", {"scale": 1.0}, "state.scaler has no growth_factor"),
         ("mean", [0.5, math.nan, 0.5], "mean.1 is nan, not a number"),
         ("std", [0.5, 0.5], "std is a list, not a list of 3"),

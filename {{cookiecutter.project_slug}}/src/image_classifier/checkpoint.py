@@ -28,7 +28,8 @@ from .data.datasets.source import READ_FILES, Source, are_replaced, difference
 from .models.weights import DamagedError, abbreviate, misfit, read_checkpoint
 from .optim import check_state
 from .runtime.distributed import World
-from .runtime.run_dir import clear_run, give_name, write_whole
+from .runtime.files import give_name, write_whole
+from .runtime.run_dir import clear_run
 from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved

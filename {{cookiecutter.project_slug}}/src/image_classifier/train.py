@@ -13,8 +13,6 @@ from .checkpoint import Checkpoints
 from .config import Config
 from .data.loader import EvalData, TrainData
 from .evaluate import Scores, evaluate
-from .heartbeat import Heartbeat
-from .memory import MicroBatch
 from .models import build_model
 from .models.pretrained import find_origin
 from .optim import (
@@ -28,7 +26,10 @@ from .optim import (
 from .precision import Precision
 from .precision_probe import settle_precision
 from .preprocess import Normalize
-from .runtime.distributed import Board, World, join_world
+from .runtime.consensus import AsyncConsensus
+from .runtime.distributed import World, join_world
+from .runtime.heartbeat import Heartbeat
+from .runtime.out_of_memory import MicroBatch
 from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
@@ -118,8 +119,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             Signals() as signals,
             log,
             Heartbeat(run, world, state),
-            micro_batch.halved_on_failure(state, train_data),
-            Board(world, run.timeout_seconds) as board,
+            micro_batch.halve_micro_batch_on_oom(state, train_data),
+            AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
             profiler(config, world) as profile,
         ):
@@ -145,7 +146,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                     stop_early = state.early_stop(run.patience)
                     log.scores(state.step, scores)
                 # All ranks learn of a signal, or that a save is due by the clock, at the same step.
-                signal, overdue = board.exchange(
+                signal, overdue = consensus.max(
                     state.step, signals.number, state.step if checkpoints.are_old else 0
                 )
                 is_overdue = overdue > checkpoints.saved_step

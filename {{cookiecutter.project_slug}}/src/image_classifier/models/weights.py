@@ -123,7 +123,7 @@ def is_dense(value: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
 def is_plain(value: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
     """Whether a value may be one of a knob."""
     if type(value) in (list, tuple):
-        return all(type(one) is str for one in value)
+        return all(type(one) in (str, float) for one in value)
     return type(value) in (str, bool, float) or (type(value) is int and abs(value) < 2**63)
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ from ..evaluate import Scores
 from ..precision import Precision
 from ..predictions import phrase, scores_text
 from ..preprocess import denormalize
-from ..runtime.console import clock
+from ..runtime.console import clock, printable
 from ..runtime.distributed import World
+from ..runtime.files import append_lines, forget_rows_after, write_json
 from ..runtime.machine import device_name
-from ..runtime.printable import printable
-from ..runtime.run_dir import append_lines, environment, forget_rows_after, write_json
+from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from .bottleneck import Bottleneck
 from .flops import amount, build_training_flops, count_flops, find_peak
@@ -197,15 +198,9 @@ class RunLogger:
         At the end of an epoch, also print what limits the throughput.
 
         Raises:
-            FaultError: if the loss is inf or nan, on every rank.
+            FaultError: if a loss is inf or nan, on every rank.
         """
-        loss = float(self.world.all_reduce_sum(self.loss)) / self.world.size / (step - self.row_step)
-        if not torch.tensor(loss).isfinite():
-            raise FaultError(
-                f"the loss is not finite in steps {self.row_step + 1} to {step}, learning rate "
-                f"{lr:.3g}. Gradients that are not finite have not changed the weights, and the "
-                "last save is sound. Lower --optim.lr, or set --optim.clip-norm 1"
-            )
+        loss = self.summed_loss(step) / (step - self.row_step)
         now = time.monotonic()
         spent = (
             (step - self.marked_step) * self.train_data.batch_size,
@@ -360,8 +355,22 @@ class RunLogger:
     def state_dict(self) -> dict[str, float]:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
         self.was_saved = True
-        mean = self.world.all_reduce_sum(self.loss.clone()) / self.world.size
-        return {"loss": float(mean), "step": self.row_step}
+        return {"loss": self.summed_loss(self.step_done), "step": self.row_step}
+
+    def summed_loss(self, step: int) -> float:
+        """The sum of the losses since the last row, a mean over ranks. Waits for device and ranks.
+
+        Raises:
+            FaultError: if it is inf or nan.
+        """
+        loss = float(self.world.all_reduce_sum(self.loss.clone())) / self.world.size
+        if not isfinite(loss):
+            raise FaultError(
+                f"the loss is not finite in steps {self.row_step + 1} to {step}: stopped. "
+                "Gradients that are not finite did not change the weights, and the last save is "
+                "sound; lower --optim.lr, or set --optim.clip-norm 1"
+            )
+        return loss
 
 
 class NoPage:

@@ -17,8 +17,9 @@ from ...data.samples import Samples
 from ...data.workers import choose_workers
 from ...precision_probe import settle_precision
 from ...runtime.distributed import join_world
+from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes
-from ...runtime.run_dir import environment, open_run, write_json, write_text
+from ...runtime.run_dir import environment, open_run
 from .tips import SAMPLE, SLOW, TIPS, Case, NotHereError, Variants
 from .tips.case import with_knobs
 from .tips.result import about, bars, markdown, row_json, row_lines

@@ -6,8 +6,8 @@ from typing import Annotated
 import tyro
 
 from ...config import ComputeConfig, RunConfig
-from ...runtime.attempt import run_in_processes
 from ...runtime.command_line import command, parse, summary
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...config import UserError
-from ...runtime.console import clock
-from ...runtime.printable import printable
-from ...runtime.run_dir import write_json, write_text
+from ...runtime.console import clock, printable
+from ...runtime.files import write_json, write_text
 from ..html.charts import Line, chart, curve
 from ..html.style import PAGE
 from ..html.tables import table

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig, UserError
-from ...runtime.attempt import INTERRUPTED, run_in_processes
+from ...config import EXIT_INTERRUPTED, ComputeConfig, RunConfig, UserError
 from ...runtime.command_line import check_ranges, command, parse, summary
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)
@@ -55,4 +55,4 @@ def main(words: list[str]) -> int:
         return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
     except KeyboardInterrupt:
         print("\ninterrupted: what has been named is whole, the rest is not there", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...config import FREE_TO_CHANGE, ComputeConfig, Config, FaultError, UserError, flatten
 from ...runtime.distributed import join_world
-from ...runtime.run_dir import lock_file, remove_leftovers, write_text, write_whole
+from ...runtime.files import lock_file, remove_leftovers, write_text, write_whole
 from ...trained import Trained, open_trained
 from .agreement import RealImages, ask, compare, compare_scores, open_images
 from .formats import FORMATS, Portable, check_libraries, example, int8, open_onnx

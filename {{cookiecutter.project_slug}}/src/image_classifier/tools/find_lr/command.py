@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...config import Config, flatten, words_of
-from ...runtime.attempt import run_in_processes
 from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)

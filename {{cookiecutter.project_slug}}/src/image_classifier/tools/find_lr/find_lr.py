@@ -13,7 +13,6 @@ from torch.nn.functional import avg_pool1d
 from ...augment import build_augment
 from ...config import Config, UserError
 from ...data.loader import TrainData
-from ...memory import MicroBatch
 from ...models import build_model
 from ...models.pretrained import open_origin
 from ...optim import build_loss, build_optimizer, set_lr
@@ -21,7 +20,9 @@ from ...precision import Precision
 from ...precision_probe import settle_precision
 from ...preprocess import Normalize
 from ...runtime.distributed import World, join_world
-from ...runtime.run_dir import open_run, write_json, write_text
+from ...runtime.files import write_json, write_text
+from ...runtime.out_of_memory import MicroBatch
+from ...runtime.run_dir import open_run
 from ...runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from ...train import train_step, wrap_ddp
 from ...train_state import TrainState
@@ -123,7 +124,7 @@ def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
     if world.is_main:
         print(f"{len(rates)} steps, learning rates {rates[0]:g} to {rates[-1]:g}; {begun}")
     try:
-        with micro_batch.halved_on_failure(state, data):
+        with micro_batch.halve_micro_batch_on_oom(state, data):
             for batch in data.batches(0, len(rates)):
                 set_lr(optimizer, rates[state.step])
                 seed_layers(config.seed, state.step, world.rank, world.device)

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig
-from ...runtime.attempt import DONE, FAULT, INTERRUPTED, run_in_processes
+from ...config import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, ComputeConfig, RunConfig
 from ...runtime.command_line import check_ranges, command, parse, summary
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)
@@ -60,5 +60,5 @@ def main(words: list[str]) -> int:
         kept = f"{partial!a} is kept, the same command (without --fresh) goes on"
         done = kept if options.out and os.path.exists(partial) else "nothing was written"
         print(f"\ninterrupted: {done}", file=sys.stderr)
-        return INTERRUPTED
-    return code or (DONE if num_read else FAULT)
+        return EXIT_INTERRUPTED
+    return code or (EXIT_DONE if num_read else EXIT_FAULT)

@@ -18,8 +18,14 @@ from typing import Any, BinaryIO
 
 from ...config import FaultError, UserError
 from ...data.datasets.paths import PathList
-from ...runtime.files import read_object
-from ...runtime.run_dir import lock_file, remove_leftovers, sync_folder, write_json, write_whole
+from ...runtime.files import (
+    lock_file,
+    read_object,
+    remove_leftovers,
+    sync_folder,
+    write_json,
+    write_whole,
+)
 from .rows import Csv, Jsonl, Labelled
 
 GROUP_BYTES = 2**24  # of the CSV behind a group of rows of a Parquet file

@@ -25,9 +25,8 @@ from ...data.samples import LEFT_OUT, Samples
 from ...data.stream import PART_SIZES, Stream
 from ...data.workers import choose_workers
 from ...evaluate import logits_of
-from ...runtime.console import clock, is_reader_gone
+from ...runtime.console import clock, is_reader_gone, printable
 from ...runtime.distributed import World, join_world
-from ...runtime.printable import printable
 from ...trained import Trained, open_trained
 from .journal import FORMATS, Journal, check_out, open_journal
 from .listing import list_files

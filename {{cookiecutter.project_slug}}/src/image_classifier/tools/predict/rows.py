@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from ...data.datasets.folder import show
-from ...runtime.printable import printable
+from ...runtime.console import printable
 
 NEEDS_QUOTES = re.compile(r'[",]|^\s|\s$')
 FORMULA = re.compile(r"[=+@-](?![\d.]+$)")  # where a spreadsheet sees one; a number is none

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ...config import Config, flatten
 from ...predictions import Answers, Calibration, calibrate
-from ...runtime.files import read_object, read_rows
-from ...runtime.run_dir import write_text
+from ...runtime.files import read_object, read_rows, write_text
 from ..html.charts import Line, Rows, chart, curve, reliability
 from ..html.pictures import (
     Picture,
