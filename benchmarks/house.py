@@ -44,7 +44,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "model": {
         "name": "resnet18",
         "width": 64,
-        "norm": "batch",
         "stem": "auto",
         "dropout": 0.0,
         "stochastic_depth": 0.0,

@@ -14,7 +14,7 @@ import torch
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
 from image_classifier.data.datasets import open_dataset
-from image_classifier.models.weights import DamagedError, read_checkpoint
+from image_classifier.models import DamagedError, read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World

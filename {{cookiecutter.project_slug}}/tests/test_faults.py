@@ -18,7 +18,7 @@ from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.checkpoint import SaveError
 from image_classifier.config import Config, FaultError, UserError
-from image_classifier.models.weights import read_checkpoint
+from image_classifier.models import read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import consensus as consensus_module

@@ -16,7 +16,7 @@ from image_classifier.data.loader import (
     TrainData,
     copy_ahead,
 )
-from image_classifier.models.weights import read_checkpoint
+from image_classifier.models import read_checkpoint
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import (
@@ -41,7 +41,7 @@ def on_gpu(config: Config) -> Config:
         augment__cutout=4,
         augment__mixup=0.2,
         augment__cutmix=0.5,
-        model__norm="batch",
+        model__name="resnet9",
         model__dropout=0.1,
         run__processes=1,
     )

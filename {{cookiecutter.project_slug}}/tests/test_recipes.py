@@ -191,7 +191,7 @@ def test_models_that_come_with_stochastic_depth_take_the_knob() -> None:
 
 
 def test_training_and_evaluation_differ_by_what_is_left_out() -> None:
-    model = build_model(ModelConfig(width=8, norm="group", stochastic_depth=0.99), 3, 32)
+    model = build_model(ModelConfig(name="resnet9_gn", width=8, stochastic_depth=0.99), 3, 32)
     images = torch.rand(8, 3, 32, 32)
     with torch.no_grad():
         assert not torch.equal(model(images), model.eval()(images))

@@ -23,7 +23,7 @@ from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.models.weights import (
+from image_classifier.models import (
     DamagedError,
     load_best,
     read_checkpoint,

@@ -20,7 +20,6 @@ from image_classifier.cli import main
 from image_classifier.config import (
     Config,
     DataConfig,
-    ModelConfig,
     UserError,
 )
 from image_classifier.data import loader
@@ -84,12 +83,6 @@ def sound() -> RunSetup:
     return setup_of(changed(smoke(), epochs=2, data__limit=64, data__batch_size=16))
 
 
-def small_model(norm: torch.nn.Module) -> torch.nn.Module:
-    """A network of one convolution for 10 classes."""
-    pool = torch.nn.AdaptiveAvgPool2d(1)
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 10, 1), norm, pool, torch.nn.Flatten())
-
-
 def plant(monkeypatch: pytest.MonkeyPatch, config: Config, split: str, **changes: object) -> Config:
     """`config` with a dataset of one's own, in which one split has something else."""
 
@@ -118,7 +111,8 @@ def test_presets_have_no_warnings_in_shorter_runs_either(
     made = PRESETS[preset]()
     words = [preset] if epochs is None else [preset, f"--epochs={epochs}"]
     config = parse(Config, words, prog="train", about="", default=take_preset(words, "shapes")[1])
-    model = small_model(torch.nn.BatchNorm2d(10))
+    pool = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 10, 1), torch.nn.BatchNorm2d(10), pool)
     assert check_setup(replace(sound, config=config, model=model)) == []
     share = min(1, config.epochs / made.epochs)
     assert config.optim.warmup_epochs == pytest.approx(share * made.optim.warmup_epochs, abs=1e-6)
@@ -206,7 +200,8 @@ def test_batchnorm_of_one_value_is_refused_where_torch_fails(
     config: Config, name: str, size: int, is_refused: bool
 ) -> None:
     config = changed(config, data__image_size=size, data__batch_size=1, data__limit=2)
-    setup = setup_of(changed(config, model=ModelConfig(name=name, width=8), optim__lr=1e-4))
+    config = changed(config, model__name=name, model__width=8)
+    setup = setup_of(changed(config, optim__lr=1e-4))
     before = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
     if is_refused:
         with pytest.raises(ValueError, match="more than 1 value per channel"):
@@ -223,15 +218,14 @@ def test_batchnorm_of_one_value_is_refused_where_torch_fails(
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_micro_batches_too_small_for_batchnorm_are_said(config: Config, world_size: int) -> None:
-    for parts, norm, count in (
-        (2, torch.nn.BatchNorm2d(10), 0),
-        (4, torch.nn.BatchNorm2d(10), 1),
-        (4, torch.nn.GroupNorm(2, 10), 0),
+    for accumulate, name, count in (
+        (2 // world_size, "resnet9", 0),
+        (4 // world_size, "resnet9", 1),
+        (4 // world_size, "resnet9_gn", 0),
     ):
-        setup = setup_of(changed(config, optim__accumulate=parts // world_size))
+        setup = setup_of(changed(config, model__name=name, optim__accumulate=accumulate))
         setup.train_data.world = replace(CPU, size=world_size)
-        lines = check_setup(replace(setup, model=small_model(norm)))
-        assert sum("BatchNorm" in line for line in lines) == count
+        assert sum("BatchNorm" in line for line in check_setup(setup)) == count
 
 
 def test_a_warmup_that_is_left_of_a_longer_run_is_said(sound: RunSetup) -> None:

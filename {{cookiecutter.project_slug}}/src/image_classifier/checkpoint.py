@@ -25,8 +25,9 @@ from .config import (
     flatten,
 )
 from .data.datasets.source import READ_FILES, Source, are_replaced, difference
-from .models.weights import DamagedError, abbreviate, misfit, read_checkpoint
+from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
+from .runtime.console import some
 from .runtime.distributed import World
 from .runtime.files import give_name, write_whole
 from .runtime.run_dir import clear_run
@@ -115,11 +116,8 @@ class Checkpoints:
             if was != value and not is_free:
                 raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
         if saved["classes"] != self.identity["classes"]:
-            was, now = saved["classes"], self.identity["classes"]
-            raise self.refusal(
-                f"its {len(was)} classes ({abbreviate(was)}) are not those of the data, "
-                f"which has {len(now)} ({abbreviate(now)})"
-            )
+            was, now = tuple(saved["classes"]), tuple(self.identity["classes"])
+            raise self.refusal(f"its classes ({some(was)}) are not those of the data ({some(now)})")
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
         for name in ("mean", "std"):

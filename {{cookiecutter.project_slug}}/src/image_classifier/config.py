@@ -125,11 +125,9 @@ class AugmentConfig:
 class ModelConfig:
     """The network."""
 
-    name: str = "resnet9"  # resnet9, airbench, airbench96, vit_s, any of torchvision's, such as
-    # resnet50, or with timm installed timm/NAME
+    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), airbench, airbench96, vit_s, any of
+    # torchvision's, such as resnet50, or with timm installed timm/NAME
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
-    norm: Literal["batch", "group"] = "batch"  # group: does not depend on how a batch is divided
-    # (resnet9 only)
     stem: Literal["auto", "imagenet", "small"] = "auto"  # first layers of torchvision's models;
     # small: keep full resolution; auto: small up to 64 pixels
     dropout: float = within(0.0, 0, 0.99)  # before the last layer

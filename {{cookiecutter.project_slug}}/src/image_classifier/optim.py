@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import OptimConfig
-from .models.blocks import find_blocks, find_head, find_heads, find_matrices
+from .models import find_blocks, find_head, find_heads, find_matrices
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # https://arxiv.org/abs/1608.03983

@@ -16,7 +16,7 @@ def smoke() -> Config:
         epochs=3,
         precision="fp32",
         data=DataConfig(batch_size=96, limit=960),
-        model=ModelConfig(width=8, norm="group"),
+        model=ModelConfig(name="resnet9_gn", width=8),
         optim=OptimConfig(lr=0.02),
         run=RunConfig(log_every_steps=5),
     )

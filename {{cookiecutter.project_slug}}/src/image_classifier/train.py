@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,7 @@ from .checkpoint import Checkpoints
 from .config import Config
 from .data.loader import EvalData, TrainData
 from .evaluate import Scores, evaluate
-from .models import build_model
-from .models.pretrained import find_origin
+from .models import build_model, load_pretrained
 from .optim import (
     build_loss,
     build_optimizer,
@@ -61,21 +61,17 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         val_data = EvalData(config.data, "val", world, run, micro_batch.size)
 
         # Pretrained weights want images normalised as those that they were trained on.
-        pretrained = find_origin(run, config.model, world)
-        for data in (train_data, val_data):
-            data.source = pretrained.adopt(data.source)
+        pretrained = load_pretrained(run, config.model, world)
+        if pretrained.mean:
+            for data in (train_data, val_data):
+                data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
 
         # The model: built from the seed, filled, moved, laid out, compiled.
-        with seeded(WEIGHTS, config.seed):
-            model = build_model(
-                config.model,
-                train_data.num_classes,
-                config.data.image_size,
-                sample=lambda count: normalize(train_data.sample(count)),
-            )
-        init_note = pretrained.fill(model, train_data.source.classes)
+        model = init_model(config, train_data, normalize)
+        init_note = pretrained.load_into(model, train_data.source.classes)
+        del pretrained  # the model has its own copy of the weights
         model = model.to(world.device, memory_format=precision.memory_format)
         ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
         if config.compute.compile:  # in place, so the names of the weights stay
@@ -160,6 +156,20 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
             log.finish(scores, stop_early)
         return scores
+
+
+def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:
+    """The network with the random weights of the seed, on the CPU; the same on every rank.
+
+    Some networks compute their first layer from training images: `sample`.
+    """
+    with seeded(WEIGHTS, config.seed):
+        return build_model(
+            config.model,
+            data.num_classes,
+            config.data.image_size,
+            sample=lambda count: normalize(data.sample(count)),
+        )
 
 
 def train_step(  # noqa: PLR0917 - what a step needs
