@@ -123,7 +123,9 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
                 precision.step(optimizer)
                 state.advance()
                 if state.step % CHECK_EVERY_STEPS == 0 or state.step == len(lrs):
-                    seen = (world.all_reduce_sum(losses[: state.step].clone()) / world.size).tolist()
+                    seen = (
+                        world.all_reduce_sum(losses[: state.step].clone()) / world.size
+                    ).tolist()
                     if not smooth(seen, len(lrs))[-1] < DIVERGED_RATIO * seen[0]:
                         break
     finally:
