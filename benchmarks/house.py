@@ -116,9 +116,9 @@ def complete(kind: Callable[..., Any], named: dict[str, Any]) -> Any:  # noqa: A
 def input_batches(config: Any, ready: bool = True) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
     """The batches that `train` sees: `ready`, or before its `augment`."""
     from image_classifier.augment import build_augment
-from image_classifier.preprocess import Normalize
     from image_classifier.data.loader import TrainData
     from image_classifier.precision import Precision
+    from image_classifier.preprocess import Normalize
     from image_classifier.runtime.distributed import join_world
 
     with join_world(config.compute) as world:

@@ -302,7 +302,7 @@ def test_a_run_folder_says_what_it_is(
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second", "train/mfu"}
     assert re.search(r"an image: [\d.]+ MFLOP forward", said)
-    assert re.search(r"bound: .*; \d+% of the peak \(MFU\)", said)
+    assert re.search(r"is the limit: .* MFU \d+%\.", said)
     assert "MFU" in (folder / "report.html").read_text()
 
 

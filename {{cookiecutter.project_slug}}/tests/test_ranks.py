@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import is_alive, job_of, run_ranks, start
-from torch import Tensor, nn
+from torch import Tensor
 
 from image_classifier import heartbeat
 from image_classifier import train as train_module
@@ -138,23 +137,6 @@ def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path
 # What they share
 
 
-def test_batchnorm_is_shared_between_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = replace(Config().compute, sync_batchnorm=True)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    with pytest.raises(UserError, match=r"^--compute.sync-batchnorm works between GPUs only$"):
-        World(torch.device("cpu"), size=2).parallelize(model, compute)
-    wrapped = []
-
-    def wrap(model: nn.Module, **options: object) -> None:
-        wrapped.append((type(model[1]), options["device_ids"]))
-
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", wrap)
-    gpu = torch.device("cuda", 1)
-    for way in (replace(compute, sync_batchnorm=False), compute):
-        World(gpu, rank=1, size=2).parallelize(model, way)
-    assert wrapped == [(nn.BatchNorm2d, [gpu]), (nn.SyncBatchNorm, [gpu])]
-
-
 def test_ranks_compute_with_no_more_at_once_than_one_of_them_has_memory_for(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +224,7 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(
     monkeypatch.setattr(Forked, "config", config, raising=False)
     for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)  # what `launch` sets is put back
-    assert launch.launch(2, config.run) == 0
+    assert launch.launch(2) == 0
     assert [rank.returncode for rank in Forked.all[1:]] == [OutOfMemoryError.code, 0, 0]
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
     assert left == {"micro_batch": 4, "was": 8, "step": 5}

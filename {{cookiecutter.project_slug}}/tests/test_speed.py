@@ -32,7 +32,7 @@ AIRBENCH = ModelConfig(name="airbench", width=8)
 @pytest.fixture
 def fast(config: Config) -> Config:
     """The recipe on drawn shapes, small."""
-    recipe = changed(cifar10_speed(), augment__pad=1, augment__cutout=0, augment__min_size=0)
+    recipe = changed(cifar10_speed(), augment__cutout=0, augment__min_size=0)
     return changed(config, model=AIRBENCH, augment=recipe.augment, optim=recipe.optim)
 
 

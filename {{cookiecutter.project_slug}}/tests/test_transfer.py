@@ -1,6 +1,5 @@
 """A run that begins with weights of another: whose they may be, and which of them learn when."""
 
-import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -227,9 +226,7 @@ def test_only_the_last_layer_learns_before_the_thaw(
 ) -> None:
     begun = changed(begun, optim__name=optimizer)
     train(begun)
-    (line,) = re.findall(r"^an image: .*", capsys.readouterr().out, re.MULTILINE)
-    assert re.search(r" [1-9][\d.]* [kM]B of activations", line)  # which it takes after the thaw
-    assert line.endswith("; at first only the last layer is trained, 650 weights")
+    assert "the first epochs train only the last layer, 650 weights" in capsys.readouterr().out
     start = torch.load(begun.run.init_from, weights_only=True)
     folder = Path(begun.run.dir, "checkpoints")
     frozen, thawed = (

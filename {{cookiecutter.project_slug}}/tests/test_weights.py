@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,7 +58,7 @@ def new_state(config: Config) -> TrainState:
     optimizer = build_optimizer(config.optim, model)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
     precision.scaler = torch.amp.GradScaler("cpu")
-    return TrainState.start(config.optim, model, optimizer, precision)
+    return TrainState(model, optimizer, precision, deepcopy(model), config.optim.ema_decay)
 
 
 def step(state: TrainState) -> None:
@@ -197,7 +198,7 @@ def test_what_was_not_saved_so_is_refused_in_a_line_or_does_no_harm(
         ("state/step", -7, "state.step is -7, not a whole number from 0 to 9.0072e+15"),
         ("state/model/0.weight", SPARSE, "state.model.0.weight is a Tensor, not a dense tensor"),
         ("state/model", {0: torch.eye(4)}, "state.model is a dict, not a dict by str"),
-        ("state/optimizer/state", {}, "holds another model: its optimizer remembers nothing"),
+        ("state/optimizer/state", {}, "holds another model: its optimizer state is empty"),
         ("state/scaler", {"scale": 1.0}, "state.scaler has no growth_factor"),
         ("std", [0.5, 0.5], "std is a list, not a list of 3"),
         ("std", [0.5, 0.0, 0.5], "std.1 is 0.0, not a number from 1e-06"),

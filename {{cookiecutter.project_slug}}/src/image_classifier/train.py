@@ -33,8 +33,7 @@ from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
-from .tracking.logger import RunLogger
-from .tracking.sanity_checks import Start, find_mistakes
+from .tracking import RunLogger, RunSetup, check_setup
 from .train_state import TrainState
 
 
@@ -90,7 +89,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
         loss_fn = build_loss(config.optim, micro_batch.share, train_data.class_weights)
-        warnings = find_mistakes(Start(config, model, train_data, val_data, lr_at, total_steps))
+        warnings = check_setup(RunSetup(config, model, train_data, val_data))
 
         state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         checkpoints = Checkpoints(config, world, train_data.source)
@@ -101,6 +100,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             model,
             precision,
             frozen=backbone,
+            unfreeze_step=unfreeze_step,
             init_note=init_note,
             precision_note=f"{why_precision}; {reproducibility}",
             warnings=warnings,

@@ -63,7 +63,7 @@ def is_dense(value: object) -> bool:
 def is_knob(value: object) -> bool:
     """Whether a knob may have this value."""
     if type(value) in (list, tuple):
-        return all(type(one) is str for one in value)
+        return all(type(one) in (str, float) for one in value)
     return type(value) in (str, bool, float) or (type(value) is int and abs(value) < 2**63)
 
 

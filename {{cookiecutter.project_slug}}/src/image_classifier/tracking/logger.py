@@ -10,9 +10,10 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,10 @@ from ..runtime.machine import device_name
 from ..runtime.printable import printable
 from ..runtime.run_dir import append_lines, environment, forget_rows_after, write_json
 from ..runtime.signals import StoppedError
-from .bottleneck import Watch
-from .flops import Cost, amount, build_effort, cost_of
+from .bottleneck import Bottleneck
+from .flops import amount, build_training_flops, count_flops, find_peak
 from .monitor import Monitor
-from .peak import Peak, find_peak
-from .trackers import Trackers, confusion_picture
+from .trackers import Trackers, confusion_image
 
 SAMPLES = 24  # augmented training images that the report page shows
 
@@ -48,7 +48,7 @@ class RunLogger:
     ) -> None:
         """Begin, or continue from the checkpoint `saved`: rows of later steps are dropped."""
         self.config, self.world, self.run, self.train_data = config, world, config.run, train_data
-        self.watch, self.monitor = Watch(config, world, train_data), Monitor(world)
+        self.bottleneck, self.monitor = Bottleneck(config, world, train_data), Monitor(world)
         self.folder = Path(config.run.dir)
         self.page = open_page(self.folder)
         self.trackers = Trackers(self.say)
@@ -58,9 +58,8 @@ class RunLogger:
         row = saved["report"] if saved else {"loss": 0.0, "step": 0}
         self.loss = torch.full((), row["loss"], device=world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
-        self.effort_at = build_effort(config, self.steps_per_epoch, self.total_steps)
-        self.cost: Cost | None = None  # of the model, on rank 0
-        self.peak: Peak | None = None  # of the device
+        self.training_flops_at: Callable[[int], float] | None = None  # of an image, on rank 0
+        self.peak_flops = 0.0  # of the device, per second
         self.top1: float | None = None  # of the last evaluation
         self.message = ""  # why the run ended early
         self.began = time.monotonic()
@@ -90,7 +89,7 @@ class RunLogger:
             self.write_status("interrupted")
         else:
             self.write_status("failed", f"{kind.__name__}: {error}")
-        self.trackers.close(kind is None)
+        self.trackers.tell("close", kind is None)
 
     def say(self, line: str) -> None:
         """Print a line, once for all processes."""
@@ -104,6 +103,7 @@ class RunLogger:
         precision: Precision,
         *,
         frozen: Sequence[nn.Parameter],
+        unfreeze_step: int,
         init_note: str,
         precision_note: str,
         warnings: Sequence[str],
@@ -114,7 +114,8 @@ class RunLogger:
             val_data: the validation images.
             model: the network, on the device.
             precision: its number format.
-            frozen: weights that are not trained at first.
+            frozen: weights that are not trained before `unfreeze_step`.
+            unfreeze_step: the first step that trains all weights.
             init_note: which weights it starts from.
             precision_note: why this precision, and how reproducible the run is.
             warnings: what is probably a mistake.
@@ -140,7 +141,7 @@ class RunLogger:
             processes += f" of {count} threads" if count > 1 else " of 1 thread"
         self.say(f"{device_name(world.device)}, {processes}, {precision.name}; {precision_note}")
         if world.is_main:
-            self.introduce_cost(model, precision, val_data.batch_size, frozen)
+            self.introduce_cost(model, precision, frozen, unfreeze_step)
         folder = printable(str(self.folder))
         self.say(f"{folder}: from step {self.start_step} of {self.total_steps}")
 
@@ -148,22 +149,26 @@ class RunLogger:
         self,
         model: nn.Module,
         precision: Precision,
-        micro_batch: int,
         frozen: Sequence[nn.Parameter],
+        unfreeze_step: int,
     ) -> None:
-        """Print the FLOPs of an image, and the device's peak."""
-        self.cost = cost_of(model, self.config.data.image_size, precision, frozen)
-        if self.cost.trainable < self.cost.weights:
-            self.say(f"{self.cost.trainable:,} of the weights are trained")
-        line, frozen_epochs = self.cost.phrase(micro_batch), self.config.optim.frozen_epochs
-        if frozen and self.start_step < round(frozen_epochs * self.steps_per_epoch):
-            trained = self.cost.trainable - sum(weight.numel() for weight in frozen)
-            line += f"; at first only the last layer is trained, {trained:,} weights"
-        self.say(line)
-        if self.cost.flops:
-            self.peak = find_peak(precision)
-        if self.peak:
-            self.say(f"peak: {amount(self.peak.flops)}FLOP/s by {self.peak.origin}")
+        """Print how many weights are trained, the FLOPs of an image, and the device's peak."""
+        weights = list(model.parameters())
+        at_first = sum(weight.numel() for weight in weights if weight.requires_grad)
+        trained = at_first + sum(weight.numel() for weight in frozen)
+        if trained < sum(weight.numel() for weight in weights):
+            self.say(f"{trained:,} of the weights are trained")
+        if self.start_step < unfreeze_step:
+            self.say(f"the first epochs train only the last layer, {at_first:,} weights")
+        if flops := count_flops(model, self.config.data.image_size):
+            self.training_flops_at = build_training_flops(
+                self.config, flops, unfreeze_step, self.steps_per_epoch, self.total_steps
+            )
+            self.peak_flops, source = find_peak(precision)
+            self.say(
+                f"an image: {amount(flops)}FLOP forward, {amount(3 * flops)}FLOP in training; "
+                f"peak of the device: {amount(self.peak_flops)}FLOP/s ({source})"
+            )
         if self.monitor.note:
             self.say(self.monitor.note)
 
@@ -179,7 +184,7 @@ class RunLogger:
         self.loss += loss
         self.step_done = step
         if step == self.start_step + 1:
-            self.say(self.watch.start())
+            self.say(self.bottleneck.started())
             self.page.record_augmented_samples(
                 denormalize(images[:SAMPLES], self.train_data.source), labels[:SAMPLES], step
             )
@@ -193,17 +198,9 @@ class RunLogger:
         At the end of an epoch, also print what limits the throughput.
 
         Raises:
-            FaultError: if the loss is inf or nan, on every rank.
+            FaultError: if a loss is inf or nan, on every rank.
         """
-        loss = (
-            float(self.world.all_reduce_sum(self.loss)) / self.world.size / (step - self.row_step)
-        )
-        if not torch.tensor(loss).isfinite():
-            raise FaultError(
-                f"the loss is not finite in steps {self.row_step + 1} to {step}, learning rate "
-                f"{lr:.3g}. Gradients that are not finite have not changed the weights, and the "
-                "last save is sound. Lower --optim.lr, or set --optim.clip-norm 1"
-            )
+        loss = self.summed_loss(step) / (step - self.row_step)
         now = time.monotonic()
         spent = (
             (step - self.marked_step) * self.train_data.batch_size,
@@ -236,8 +233,8 @@ class RunLogger:
         if step % self.steps_per_epoch == 0:
             rate, waited = speed(*self.epoch)
             mfu = self.mfu(rate)
-            used = f"; {mfu:.0%} of the peak (MFU)" if mfu else ""
-            self.say(f"{self.place(step)}  {self.watch.verdict(rate, waited)}{used}")
+            used = f" MFU {mfu:.0%}." if mfu else ""
+            self.say(f"{self.place(step)}  {self.bottleneck.verdict(rate, waited)}{used}")
             if told := self.train_data.bad_images.told():
                 self.say(told)
             self.epoch = [0.0, 0.0, 0.0]
@@ -247,10 +244,10 @@ class RunLogger:
 
     def mfu(self, rate: float) -> float | None:
         """Model FLOPs utilisation at `rate` images per second: https://arxiv.org/abs/2204.02311."""
-        if self.peak is None or self.cost is None or self.cost.training_flops is None:
+        if self.training_flops_at is None:
             return None
-        flops = self.cost.training_flops * self.effort_at(self.step_done - 1)  # per image, now
-        return rate * flops / (self.peak.flops * self.world.size)
+        flops = rate * self.training_flops_at(self.step_done - 1)
+        return flops / (self.peak_flops * self.world.size)
 
     def scores(self, step: int, scores: Scores) -> None:
         """Log an evaluation, and rewrite the report page if that takes little time."""
@@ -271,9 +268,8 @@ class RunLogger:
         metrics, answers = scores.metrics(), scores.answers
         if self.world.is_main:
             if self.trackers.open:
-                pictures = {"confusion": confusion_picture(scores.confusion)}
-                self.trackers.pictures(self.step_done, pictures | self.page.sheets(answers))
-                self.trackers.finish(metrics)
+                images = {"confusion": confusion_image(scores.confusion)}
+                self.trackers.tell("images", self.step_done, images | self.page.sheets(answers))
             path = self.folder / "predictions.safetensors"
             try:
                 answers.save(path, self.step_done)
@@ -330,7 +326,7 @@ class RunLogger:
         if self.world.is_main:
             row = {"step": step, "epoch": round(step / self.steps_per_epoch, 4), **metrics}
             self.write_rows(json.dumps(row))
-            self.trackers.log(step, metrics)
+            self.trackers.tell("log", step, metrics)
 
     def write_rows(self, row: str) -> None:
         """Add a row to `metrics.jsonl`, after those for which the disk had no space."""
@@ -359,8 +355,22 @@ class RunLogger:
     def state_dict(self) -> dict[str, float]:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
         self.was_saved = True
-        mean = self.world.all_reduce_sum(self.loss.clone()) / self.world.size
-        return {"loss": float(mean), "step": self.row_step}
+        return {"loss": self.summed_loss(self.step_done), "step": self.row_step}
+
+    def summed_loss(self, step: int) -> float:
+        """The sum of the losses since the last row, a mean over ranks. Waits for device and ranks.
+
+        Raises:
+            FaultError: if it is inf or nan.
+        """
+        loss = float(self.world.all_reduce_sum(self.loss.clone())) / self.world.size
+        if not isfinite(loss):
+            raise FaultError(
+                f"the loss is not finite in steps {self.row_step + 1} to {step}: stopped. "
+                "Gradients that are not finite did not change the weights, and the last save is "
+                "sound; lower --optim.lr, or set --optim.clip-norm 1"
+            )
+        return loss
 
 
 class NoPage:
