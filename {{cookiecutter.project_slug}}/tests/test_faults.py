@@ -14,20 +14,20 @@ import torch
 from conftest import after_each_step, changed, run_alone, run_ranks, start
 from torch import Tensor
 
-from image_classifier import checkpoint, heartbeat
+from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.checkpoint import SaveError
 from image_classifier.config import Config, FaultError, UserError
-from image_classifier.memory import OutOfMemoryError
 from image_classifier.models import read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import distributed
-from image_classifier.runtime.attempt import attempt
-from image_classifier.runtime.distributed import (
-    Board,
-    World,
-    join_world,
+from image_classifier.runtime import consensus as consensus_module
+from image_classifier.runtime import heartbeat
+from image_classifier.runtime.consensus import AsyncConsensus
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime.launch import attempt
+from image_classifier.runtime.out_of_memory import (
+    OutOfMemoryError,
 )
 from image_classifier.runtime.signals import Signals, StoppedError
 from image_classifier.tracking.logger import RunLogger
@@ -148,7 +148,7 @@ def stopped_on_one_rank(config: Config) -> tuple[str, int]:
             os.kill(os.getpid(), signal.SIGTERM)
 
     when_counting(send)
-    distributed.EXCHANGE_SECONDS = 0
+    consensus_module.EXCHANGE_SECONDS = 0
     with suppress(FaultError):
         try:
             train(config)
@@ -197,13 +197,13 @@ def test_a_rank_that_was_killed_is_named_with_its_place(config: Config) -> None:
 def exchanged(steps: int) -> list[list[int]]:
     """What this rank knows after each step, when both hand in numbers of their own in step 2."""
     with join_world(Config().compute) as world:
-        distributed.EXCHANGE_SECONDS = 0
-        board = Board(world, 60)
+        consensus_module.EXCHANGE_SECONDS = 0
+        consensus = AsyncConsensus(world, 60)
         known = []
         for step in range(1, steps + 1):
             number = (7, 5)[world.rank] if step == 2 else 0
-            known.append(board.exchange(step, number, 0))
-        board.__exit__(None)
+            known.append(consensus.max(step, number, 0))
+        consensus.__exit__(None)
         return known
 
 

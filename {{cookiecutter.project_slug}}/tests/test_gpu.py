@@ -16,10 +16,12 @@ from image_classifier.data.loader import (
     TrainData,
     copy_ahead,
 )
-from image_classifier.memory import OutOfMemoryError
 from image_classifier.models import read_checkpoint
-from image_classifier.runtime.attempt import attempt
 from image_classifier.runtime.distributed import World
+from image_classifier.runtime.launch import attempt
+from image_classifier.runtime.out_of_memory import (
+    OutOfMemoryError,
+)
 from image_classifier.train import train
 
 pytestmark = [

@@ -20,22 +20,24 @@ import torch.distributed as dist
 from conftest import is_alive, job_of, run_ranks, start
 from torch import Tensor
 
-from image_classifier import heartbeat
 from image_classifier import train as train_module
 from image_classifier.config import Config, UserError
 from image_classifier.data import loader
-from image_classifier.memory import MicroBatch, OutOfMemoryError
 from image_classifier.models import pretrained
 from image_classifier.optim import build_loss
-from image_classifier.runtime import attempt as attempt_module
-from image_classifier.runtime import distributed, launch
-from image_classifier.runtime.attempt import attempt
+from image_classifier.runtime import consensus as consensus_module
+from image_classifier.runtime import heartbeat, launch
+from image_classifier.runtime.consensus import AsyncConsensus
 from image_classifier.runtime.distributed import (
-    Board,
     World,
     is_peer_failure,
     join_world,
     open_store,
+)
+from image_classifier.runtime.launch import attempt
+from image_classifier.runtime.out_of_memory import (
+    MicroBatch,
+    OutOfMemoryError,
 )
 from image_classifier.train import train
 
@@ -154,13 +156,13 @@ def test_ranks_tell_each_other_about_twice_a_second(
         exchanges.append(clock[0])
         return SimpleNamespace(wait=lambda: None)
 
-    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(consensus_module.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(dist, "new_group", lambda **_: None)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    board = Board(World(torch.device("cpu"), size=2), timeout_seconds=60)
+    consensus = AsyncConsensus(World(torch.device("cpu"), size=2), timeout_seconds=60)
     for step in range(1, 1001):
         clock[0] += seconds_per_step
-        board.exchange(step, 0)
+        consensus.max(step, 0)
     pauses = [later - sooner for sooner, later in pairwise(exchanges[2:])]
     assert max(pauses) <= max(0.6, seconds_per_step * 1.01)
     assert min(pauses) >= 0.4
@@ -179,7 +181,7 @@ class Forked:
         """Begin to train as the rank that `env` says."""
         assert len(self.all) < 4  # two attempts of two ranks
         # Without the file of `launch`, which only its own children inherit.
-        rank = {name: value for name, value in env.items() if name != distributed.STORE}
+        rank = {name: value for name, value in env.items() if name != launch.STORE}
         self.process, _ = start(starved, self.config, rank=rank)
         self.pid = self.process.pid
         self.terminate, self.kill = self.process.terminate, self.process.kill
@@ -212,7 +214,7 @@ def starved(config: Config) -> None:
 
     train_module.build_loss = build
     heartbeat.BEAT_SECONDS = 0.05
-    attempt_module.time = SimpleNamespace(sleep=lambda _: None)
+    launch.time = SimpleNamespace(sleep=lambda _: None)
     sys.exit(attempt(lambda: train(config)))
 
 

@@ -30,13 +30,10 @@ from image_classifier.models import (
 )
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import distributed
+from image_classifier.runtime import consensus
 from image_classifier.runtime import run_dir as run
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.run_dir import (
-    give_name,
-    write_whole,
-)
+from image_classifier.runtime.files import give_name, write_whole
 from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
@@ -420,7 +417,7 @@ def test_only_the_newest_checkpoints_are_kept(config: Config) -> None:
 
 def saved_steps(config: Config) -> list[int]:
     """Train, and return the steps of all checkpoints that were saved, the same on each rank."""
-    distributed.EXCHANGE_SECONDS = 0
+    consensus.EXCHANGE_SECONDS = 0
     steps, save = [], checkpoint.Checkpoints.save
 
     def record(checkpoints: checkpoint.Checkpoints, state: TrainState, report: dict) -> None:

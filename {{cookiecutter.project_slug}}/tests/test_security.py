@@ -33,8 +33,8 @@ from image_classifier.models import (
     load_best,
     load_pretrained,
 )
+from image_classifier.runtime.console import printable
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.printable import printable
 from image_classifier.runtime.run_dir import without_secrets
 from image_classifier.tracking.logger import scores_text
 from image_classifier.train import train

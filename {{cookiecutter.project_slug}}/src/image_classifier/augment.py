@@ -21,7 +21,7 @@ from .data.placement import fits_device
 from .preprocess import Normalize, reflect, shift_and_flip
 from .runtime import seeding
 from .runtime.distributed import World
-from .runtime.phases import phase
+from .runtime.profiler import phase
 
 LARGE_IMAGE = 128  # pixels, from which on sides are multiples of 32, which most networks halve to 1
 MULTIPLES = 4, 32  # below and from there: few sizes, as each is compiled and tuned for anew

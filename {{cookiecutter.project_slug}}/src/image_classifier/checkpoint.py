@@ -29,7 +29,8 @@ from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
 from .runtime.console import some
 from .runtime.distributed import World
-from .runtime.run_dir import clear_run, give_name, write_whole
+from .runtime.files import give_name, write_whole
+from .runtime.run_dir import clear_run
 from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import ComputeConfig, OptimConfig, UserError
-from .runtime.phases import phase
+from .runtime.profiler import phase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -14,8 +14,6 @@ from .checkpoint import Checkpoints
 from .config import Config
 from .data.loader import EvalData, TrainData
 from .evaluate import Scores, evaluate
-from .heartbeat import Heartbeat
-from .memory import MicroBatch
 from .models import build_model, load_pretrained
 from .optim import (
     build_loss,
@@ -28,7 +26,10 @@ from .optim import (
 from .precision import Precision
 from .precision_probe import settle_precision
 from .preprocess import Normalize
-from .runtime.distributed import Board, World, join_world
+from .runtime.consensus import AsyncConsensus
+from .runtime.distributed import World, join_world
+from .runtime.heartbeat import Heartbeat
+from .runtime.out_of_memory import MicroBatch
 from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
@@ -68,13 +69,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
 
         # The model: built from the seed, filled, moved, laid out, compiled.
-        with seeded(WEIGHTS, config.seed):
-            model = build_model(
-                config.model,
-                train_data.num_classes,
-                config.data.image_size,
-                sample=lambda count: normalize(train_data.sample(count)),
-            )
+        model = init_model(config, train_data, normalize)
         init_note = pretrained.load_into(model, train_data.source.classes)
         del pretrained  # the model has its own copy of the weights
         model = model.to(world.device, memory_format=precision.memory_format)
@@ -120,8 +115,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             Signals() as signals,
             log,
             Heartbeat(run, world, state),
-            micro_batch.halved_on_failure(state, train_data),
-            Board(world, run.timeout_seconds) as board,
+            micro_batch.halve_micro_batch_on_oom(state, train_data),
+            AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
             profiler(config, world) as profile,
         ):
@@ -147,7 +142,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                     stop_early = state.early_stop(run.patience)
                     log.scores(state.step, scores)
                 # All ranks learn of a signal, or that a save is due by the clock, at the same step.
-                signal, overdue = board.exchange(
+                signal, overdue = consensus.max(
                     state.step, signals.number, state.step if checkpoints.are_old else 0
                 )
                 is_overdue = overdue > checkpoints.saved_step
@@ -161,6 +156,20 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
             log.finish(scores, stop_early)
         return scores
+
+
+def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:
+    """The network with the random weights of the seed, on the CPU; the same on every rank.
+
+    Some networks compute their first layer from training images: `sample`.
+    """
+    with seeded(WEIGHTS, config.seed):
+        return build_model(
+            config.model,
+            data.num_classes,
+            config.data.image_size,
+            sample=lambda count: normalize(data.sample(count)),
+        )
 
 
 def train_step(  # noqa: PLR0917 - what a step needs

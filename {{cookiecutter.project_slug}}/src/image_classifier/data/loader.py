@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import Config, DataConfig, RunConfig, UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
-from ..runtime.phases import phase
+from ..runtime.profiler import phase
 from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source

@@ -31,8 +31,9 @@ def torchvision(
     names = models.list_models(module=models)
     if model.name not in names:
         raise UserError(
-            f"no model {model.name!r}; there are: {', '.join(others)}, timm/NAME and torchvision's, "
-            f"such as resnet18{did_you_mean(model.name, [*others, *names])}"
+            f"no model {model.name!r}; there are: {', '.join(others)}, timm/NAME, and "
+            "torchvision's, such as resnet18, vit_b_16"
+            f"{did_you_mean(model.name, [*others, *names])}"
         )
     options: dict[str, object] = {"num_classes": num_classes}
     if model.name in AUXILIARY:

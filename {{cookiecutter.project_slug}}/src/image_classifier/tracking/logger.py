@@ -26,11 +26,11 @@ from ..evaluate import Scores
 from ..precision import Precision
 from ..predictions import phrase, scores_text
 from ..preprocess import denormalize
-from ..runtime.console import clock
+from ..runtime.console import clock, printable
 from ..runtime.distributed import World
+from ..runtime.files import append_lines, forget_rows_after, write_json
 from ..runtime.machine import device_name
-from ..runtime.printable import printable
-from ..runtime.run_dir import append_lines, environment, forget_rows_after, write_json
+from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from .bottleneck import Bottleneck
 from .flops import amount, build_training_flops, count_flops, find_peak

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ..config import Config, UserError, flag, flatten
-from ..runtime.printable import printable
+from ..runtime.console import printable
 from ..runtime.run_dir import without_secrets
 
 Metrics = dict[str, float]
