@@ -30,9 +30,6 @@ from image_classifier.optim import (
 )
 from image_classifier.precision import Precision
 from image_classifier.runtime.seeding import seed_everything
-from image_classifier.tools.bench.tips.trial import (
-    kept_switches,
-)
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
 
@@ -162,26 +159,39 @@ def test_the_forward_pass_is_in_the_chosen_precision(config: Config, name: str) 
     assert model.weight.dtype == torch.float32
 
 
+@pytest.fixture
+def restored_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore torch's process-wide settings after a test."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    for name in ("benchmark", "deterministic", "allow_tf32"):
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+    precision, fill = (
+        torch.get_float32_matmul_precision(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+    )
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+@pytest.mark.usefixtures("restored_switches")
 @pytest.mark.parametrize("is_on", [False, True])
 def test_switches_of_a_gpu_are_set_for_speed(config: Config, is_on: bool) -> None:
-    with kept_switches():
-        torch.use_deterministic_algorithms(not is_on)
-        Precision("fp32", config.compute, config.optim, torch.device("cuda"))
-        assert torch.get_float32_matmul_precision() == "high"
-        assert torch.backends.cudnn.allow_tf32
-        assert torch.backends.cudnn.benchmark == is_on  # it may choose otherwise each time
+    torch.use_deterministic_algorithms(not is_on)
+    Precision("fp32", config.compute, config.optim, torch.device("cuda"))
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.benchmark == is_on  # it may choose otherwise each time
 
 
-def test_kernels_repeat_themselves_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    with kept_switches():
-        torch.backends.cudnn.benchmark = True
-        seed_everything(0, True, torch.device("cuda"))
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.backends.cudnn.benchmark
+@pytest.mark.usefixtures("restored_switches")
+def test_kernels_repeat_themselves_where_that_is_asked_for() -> None:
+    torch.backends.cudnn.benchmark = True
+    seed_everything(0, True, torch.device("cuda"))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.benchmark
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
@@ -298,7 +308,7 @@ def test_the_seed_decides_the_weights_that_a_run_begins_with(one_step: Config) -
 
 
 def trained_and_counted(config: Config) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """The weights after a run, and how often its ranks exchanged gradients in it."""
+    """The weights after a run of one step, and how often its ranks exchanged gradients."""
     exchanges, wrap = [], train_module.wrap_ddp
 
     def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -319,7 +329,7 @@ def test_gradients_of_two_ranks_are_those_of_one_process(one_step: Config) -> No
     whole = trained_weights(one_step)
     divided = changed(one_step, run__fresh=True, optim__accumulate=4)
     (parts, exchanges), (other_parts, _) = run_ranks(2, trained_and_counted, divided)
-    assert exchanges == [1]  # one in a step, in however many micro-batches
+    assert exchanges == [1]  # one in a step, in however many parts it is computed
     undivided = run_ranks(2, trained_weights, changed(one_step, run__fresh=True))
     for one, other in ((parts, other_parts), undivided):
         assert_close(one, whole)

@@ -1,15 +1,14 @@
 # ruff: noqa: PLC0415 - the process that measures imports torch, the one that starts it does not
-"""How many changed copies of pictures `check` finds, and how many twins it makes up.
+"""How many changed copies of images `check` finds, and how many false pairs.
 
-    python benchmarks/twins.py --files photos
-    python benchmarks/twins.py --files cifar/train --images 2000
+    python benchmarks/near_duplicates.py --files photos
+    python benchmarks/near_duplicates.py --files cifar/train --images 2000
 
-Of each change a copy of every picture is made, and all are searched together with the originals.
-Found is a copy that is in one group with its original. Other pairs are of a copy and a picture that
-its original was not in a group with: false alarms. Whether originals that are found alike are the
-same only a person can say: `--json FILE` has their names.
+Every image is copied with one change, and copies and originals are searched together. A copy counts
+as found if it is in one group with its original. Other pairs, of images whose originals are not in
+one group, are false alarms. `--json FILE` lists the pairs of originals, for a person to judge.
 
-Prints and writes `results/twins-<folder>.json`.
+Prints and writes `results/near_duplicates-<folder>.json`.
 """
 
 import argparse
@@ -66,8 +65,12 @@ CHANGES: dict[str, Callable[[Image.Image, random.Random], bytes]] = {
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """Of one change, the percentage of the copies that are found, and the other pairs."""
     from image_classifier.data.decode import decode, resize
-    from image_classifier.tools.check.near_duplicates import SIDE, find_twins, groups_of
-    from image_classifier.tools.check.survey import grey, run_in_threads
+    from image_classifier.tools.check.near_duplicates import (
+        SIDE,
+        connected_components,
+        find_near_duplicates,
+    )
+    from image_classifier.tools.check.survey import grey
 
     suffixes = (".jpg", ".jpeg", ".png")
     files = sorted(path for path in options.files.rglob("*") if path.suffix in suffixes)
@@ -78,19 +81,19 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         return grey(resize(decode(content), SIDE, SIDE).numpy())
 
     originals = np.stack([small(path.read_bytes()) for path in files])
-    alone = find_twins(originals, np.arange(count), run_in_threads)
+    alone = find_near_duplicates(originals, np.arange(count))
     if options.json:
         names = [[str(files[first]), str(files[second])] for first, second in alone.tolist()]
         options.json.write_text(json.dumps(names, indent=1))
-    known = groups_of(alone, count)
+    known = connected_components(alone, count)
     chance = random.Random(options.round)
     change = CHANGES[options.contender]
     images = [Image.open(path).convert("RGB") for path in files]
     copies = np.stack([small(change(image, chance)) for image in images])
     both = np.concatenate((originals, copies))
-    pairs = find_twins(both, np.arange(len(both)), run_in_threads)
+    pairs = find_near_duplicates(both, np.arange(len(both)))
     first, second = (side % count for side in pairs.T)
-    groups = groups_of(pairs, 2 * count)
+    groups = connected_components(pairs, 2 * count)
     return {
         "found_percent": 100 * float((groups[:count] == groups[count:]).float().mean()),
         "other_pairs": int((known[first] != known[second]).sum()),
@@ -103,15 +106,15 @@ def main() -> None:
     parser = rounds.parser(__doc__, rounds=1)
     parser.add_argument("--files", type=Path, required=True, help="folder of photographs")
     parser.add_argument("--images", type=int, default=400, help="how many of them are copied")
-    parser.add_argument("--json", type=Path, help="file for the names of originals found alike")
+    parser.add_argument("--json", type=Path, help="file for the pairs of originals that are found")
     options = parser.parse_args()
     if options.contender:
         rounds.give(measure, options)
         return
     record.write(
-        options.results / f"twins-{options.files.resolve().name}.json",
+        options.results / f"near_duplicates-{options.files.resolve().name}.json",
         f"Changed copies that `check` finds: {options.files.resolve().name}",
-        f"{options.images} pictures.",
+        f"{options.images} images.",
         record.measured(*rounds.compare(__file__, CHANGES, options)),
     )
 
