@@ -1,6 +1,7 @@
 """What several tests need: processes that start at once, tiny configs, photographs."""
 
 import gc
+import json
 import multiprocessing
 import os
 import pickle
@@ -145,6 +146,12 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def losses(folder: str | Path) -> list[float]:
+    """The training and validation losses that a run logged."""
+    rows = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
 def changed(config: Config, **knobs: object) -> Config:

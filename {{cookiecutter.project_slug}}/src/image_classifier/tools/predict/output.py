@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 
 from ...config import FaultError, UserError
 from ...runtime.console import printable
-from ...runtime.files import read_object, unfinished, write_whole
-from ...runtime.run_dir import write_json
+from ...runtime.files import read_object, unfinished, write_json, write_whole
 
 PART_ROWS = 1024  # at least one batch
 FORMULA = re.compile(r"[=+@-](?![\d.]+$)")  # how one begins in a spreadsheet; a number is none
