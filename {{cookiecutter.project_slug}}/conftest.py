@@ -24,7 +24,7 @@ from image_classifier.predictions import Answers
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.tracking import logger as report
-from image_classifier.tracking.flops import Cost
+from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 
 # A run of two steps, as words of a command line.
@@ -71,8 +71,7 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
         multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
     make_quick(pytest.MonkeyPatch())
-    # What an image costs is found once in a process, and takes a fifth of a second.
-    report.cost_of = lambda *_: Cost(weights=1, trainable=1, reason="a test are not of interest")
+    report.count_flops = lambda *_: 0  # or each process measures its peak, a tenth of a second
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
 
 
@@ -293,3 +292,14 @@ class Shown(HTMLParser):
         self.words.append(data)
         if self.is_cell:
             self.tables[-1][-1][-1] += data
+
+
+def after_each_step(patch: pytest.MonkeyPatch, act: Callable[[RunLogger, Tensor], object]) -> None:
+    """Let `act` happen after each step of training, before it is saved."""
+    step = RunLogger.step
+
+    def step_and_act(log: RunLogger, number: int, loss: Tensor, *batch: Tensor) -> None:
+        step(log, number, loss, *batch)
+        act(log, loss)
+
+    patch.setattr(RunLogger, "step", step_and_act)

@@ -11,13 +11,11 @@ from torch.nn.functional import pad
 from torchvision.transforms import RandomResizedCrop
 
 from image_classifier.augment import (
-    Normalize,
     Windows,
     build_augment,
     cutout,
     mix_pairs,
     resized_crop,
-    shift_and_flip,
 )
 from image_classifier.config import AugmentConfig, Config
 from image_classifier.data.datasets.source import Source
@@ -31,6 +29,7 @@ from image_classifier.data.decode import (
 )
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
+from image_classifier.preprocess import Normalize, shift_and_flip
 from image_classifier.runtime.distributed import join_world
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from image_classifier.config import ComputeConfig, UserError
 from image_classifier.runtime import distributed, machine
-from image_classifier.runtime.attempt import attempt
 from image_classifier.runtime.distributed import choose_device
+from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.machine import (
     has_kernels,
     host_memory_bytes,

@@ -75,7 +75,7 @@ def test_a_run_goes_on_in_the_format_that_it_began_with(
     auto: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant(monkeypatch, FASTER)
-    train(changed(auto, epochs=1, optim__warmup_epochs=0, optim__schedule="triangle"))
+    train(changed(auto, epochs=1, optim__warmup_epochs=0, optim__schedule="linear"))
     assert "bf16; bf16 is 2 x as fast as fp32 here" in capsys.readouterr().out
     plant(monkeypatch, SLOWER)
     elsewhere = changed(auto, data__cache=auto.data.cache + "2")

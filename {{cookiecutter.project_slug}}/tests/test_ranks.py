@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -19,24 +18,26 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import is_alive, job_of, run_ranks, start
-from torch import Tensor, nn
+from torch import Tensor
 
-from image_classifier import heartbeat
 from image_classifier import train as train_module
 from image_classifier.config import Config, UserError
 from image_classifier.data import loader
-from image_classifier.memory import MicroBatch, OutOfMemoryError
 from image_classifier.models import pretrained
 from image_classifier.optim import build_loss
-from image_classifier.runtime import attempt as attempt_module
-from image_classifier.runtime import distributed, launch
-from image_classifier.runtime.attempt import attempt
+from image_classifier.runtime import consensus as consensus_module
+from image_classifier.runtime import heartbeat, launch
+from image_classifier.runtime.consensus import AsyncConsensus
 from image_classifier.runtime.distributed import (
-    Board,
     World,
-    is_echo,
+    is_peer_failure,
     join_world,
     open_store,
+)
+from image_classifier.runtime.launch import attempt
+from image_classifier.runtime.out_of_memory import (
+    MicroBatch,
+    OutOfMemoryError,
 )
 from image_classifier.train import train
 
@@ -125,7 +126,7 @@ def opened(folder: Path) -> tuple[list[str], str, bool, list[Path | str]]:
     job = os.environ["TORCHELASTIC_RUN_ID"]
     left = [*Path(tempfile.gettempdir()).glob(f"store-{job}*")] if world.is_main else []
     left += ["process group"] if dist.is_initialized() else []
-    return found, str(said), is_echo(said), left
+    return found, str(said), is_peer_failure(said), left
 
 
 def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path) -> None:
@@ -138,27 +139,10 @@ def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path
 # What they share
 
 
-def test_batchnorm_is_shared_between_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = replace(Config().compute, sync_batchnorm=True)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    with pytest.raises(UserError, match=r"^--compute.sync-batchnorm works between GPUs only$"):
-        World(torch.device("cpu"), size=2).parallelize(model, compute)
-    wrapped = []
-
-    def wrap(model: nn.Module, **options: object) -> None:
-        wrapped.append((type(model[1]), options["device_ids"]))
-
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", wrap)
-    gpu = torch.device("cuda", 1)
-    for way in (replace(compute, sync_batchnorm=False), compute):
-        World(gpu, rank=1, size=2).parallelize(model, way)
-    assert wrapped == [(nn.BatchNorm2d, [gpu]), (nn.SyncBatchNorm, [gpu])]
-
-
 def test_ranks_compute_with_no_more_at_once_than_one_of_them_has_memory_for(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(World, "smallest", lambda _, mine: min(mine, 3))
+    monkeypatch.setattr(World, "all_reduce_min", lambda _, mine: min(mine, 3))
     assert MicroBatch(config, World(torch.device("cpu"))).size == 3
 
 
@@ -172,13 +156,13 @@ def test_ranks_tell_each_other_about_twice_a_second(
         exchanges.append(clock[0])
         return SimpleNamespace(wait=lambda: None)
 
-    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(consensus_module.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(dist, "new_group", lambda **_: None)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    board = Board(World(torch.device("cpu"), size=2), timeout_seconds=60)
+    consensus = AsyncConsensus(World(torch.device("cpu"), size=2), timeout_seconds=60)
     for step in range(1, 1001):
         clock[0] += seconds_per_step
-        board.exchange(step, 0)
+        consensus.max(step, 0)
     pauses = [later - sooner for sooner, later in pairwise(exchanges[2:])]
     assert max(pauses) <= max(0.6, seconds_per_step * 1.01)
     assert min(pauses) >= 0.4
@@ -197,7 +181,7 @@ class Forked:
         """Begin to train as the rank that `env` says."""
         assert len(self.all) < 4  # two attempts of two ranks
         # Without the file of `launch`, which only its own children inherit.
-        rank = {name: value for name, value in env.items() if name != distributed.STORE}
+        rank = {name: value for name, value in env.items() if name != launch.STORE}
         self.process, _ = start(starved, self.config, rank=rank)
         self.pid = self.process.pid
         self.terminate, self.kill = self.process.terminate, self.process.kill
@@ -230,7 +214,7 @@ def starved(config: Config) -> None:
 
     train_module.build_loss = build
     heartbeat.BEAT_SECONDS = 0.05
-    attempt_module.time = SimpleNamespace(sleep=lambda _: None)
+    launch.time = SimpleNamespace(sleep=lambda _: None)
     sys.exit(attempt(lambda: train(config)))
 
 
@@ -242,7 +226,7 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(
     monkeypatch.setattr(Forked, "config", config, raising=False)
     for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)  # what `launch` sets is put back
-    assert launch.launch(2, config.run) == 0
+    assert launch.launch(2) == 0
     assert [rank.returncode for rank in Forked.all[1:]] == [OutOfMemoryError.code, 0, 0]
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
     assert left == {"micro_batch": 4, "was": 8, "step": 5}

@@ -52,7 +52,7 @@ def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Con
         name, why = usual_precision(world.device), "fast on this device"
     elif name is None:
         gain, when = find_gain(config, data, world) if world.is_main else (0.0, "")
-        name = NAMES[world.smallest(int(gain > 1) if world.is_main else len(NAMES))]
+        name = NAMES[world.all_reduce_min(int(gain > 1) if world.is_main else len(NAMES))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     return replace(config, precision=name), why
 
@@ -113,7 +113,7 @@ def measure(
             for name, network in zip(NAMES, (model, with_small_weights(model)), strict=True)
         ]
         for precision, network in formats:
-            precision.place(network)
+            network.to(precision.device, memory_format=precision.memory_format)
 
         def once(count: int) -> tuple[float, ...]:
             return tuple(step_seconds(*each, count, size) / count for each in formats)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from torch import nn
 
-from .augment import Normalize
 from .config import ComputeConfig, Config, UserError
-from .models import build_model
-from .models.weights import load_best, misfit
+from .models import build_model, load_best, misfit
 from .precision import Precision
+from .preprocess import Normalize
 from .runtime.distributed import World
 from .runtime.machine import usual_precision
 
@@ -48,7 +47,7 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
     if world.device.type == "cpu" and name != usual:  # a GPU may have trained it
         name = "fp32"
     precision = Precision(name, compute, config.optim, world.device)
-    model = build_model(config.model, len(best.images.classes), config.data.image_size)
+    model = build_model(config.model, len(best.classes), config.data.image_size)
     try:
         model.load_state_dict(best.weights)
     except RuntimeError as error:
@@ -58,10 +57,10 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
         digest=best.digest,
         step=best.step,
         config=config,
-        classes=best.images.classes,
-        model=precision.place(model).eval(),
-        normalize=Normalize(best.images, config.data.eval_size, precision, config.augment),
-        mean=best.images.mean,
-        std=best.images.std,
+        classes=best.classes,
+        model=model.to(precision.device, memory_format=precision.memory_format).eval(),
+        normalize=Normalize(best, config.data.eval_size, precision, config.augment),
+        mean=best.mean,
+        std=best.std,
         precision=precision,
     )

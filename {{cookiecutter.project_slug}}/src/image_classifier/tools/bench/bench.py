@@ -11,14 +11,14 @@ from statistics import median
 
 import torch
 
-from ...config import Config, UserError, flatten, words_of
+from ...config import Config, UserError, choose, flatten, words_of
 from ...data.samples import Samples
 from ...data.workers import choose_workers
 from ...precision_probe import settle_precision
-from ...runtime.command_line import choose
 from ...runtime.distributed import join_world
+from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes
-from ...runtime.run_dir import environment, open_run, write_json, write_text
+from ...runtime.run_dir import environment, open_run
 from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure
 from .results import bars, describe, markdown, row_json, terminal_lines

@@ -4,9 +4,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...config import ComputeConfig, Config, RunConfig
-from ...runtime.attempt import INTERRUPTED, run_in_processes
+from ...config import EXIT_INTERRUPTED, ComputeConfig, Config, RunConfig
 from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)
@@ -42,4 +42,4 @@ def main(words: list[str]) -> int:
         return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
     except KeyboardInterrupt:
         print(f"\ninterrupted: {options.dir}/bench.json has what was measured", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED

@@ -6,8 +6,6 @@ import torch
 from torch import nn
 
 from ...config import Config
-from ...models.strips import learn_from_strips
-from ...runtime.machine import has_amx
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, off_and_on, with_knobs
 from .timed_run import TimedRun
 
@@ -141,24 +139,4 @@ def data_parallel(setup: Setup) -> Variants:
     return {
         "DataParallel": Variant(config, use_threads),
         f"DDP, {setup.num_gpus} processes": Variant(config, processes=setup.num_gpus),
-    }
-
-
-def strips(setup: Setup) -> Variants:
-    """Learn from small maps side by side, on a CPU with AMX.
-
-    - Why: what a convolution's weights learn is a sum over rows of its maps, and AMX adds up 32
-      products at once. The last maps of a network have rows of 8 and less; several images in a row
-      fill it.
-    - When it hurts: rows of more than 8 are left as they are, since copying them costs more than it
-      saves. Sums are added up in another order, so the last bits of 16 differ.
-    - Knob: none, it is always done for 3 x 3 convolutions in bf16 on such a CPU, unless compiled.
-    - Source: <https://uxlfoundation.github.io/oneDNN/dev_guide_convolution.html>; measured here.
-    """
-    config = with_knobs(setup.config, precision="bf16", compute__compile=False)
-    if setup.world.device.type != "cpu" or not has_amx():
-        raise UnavailableError("needs training on a CPU with AMX")
-    return {
-        "by maps": Variant(config, lambda run: learn_from_strips(run.ddp_model, does=False)),
-        "in strips": Variant(config),
     }

@@ -12,18 +12,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from ...augment import Normalize, build_augment
+from ...augment import build_augment
 from ...config import AugmentConfig, Config, DataConfig
 from ...data.loader import Batch, TrainData, pins
 from ...data.stream import Stream
-from ...memory import split
-from ...network import begin_network
+from ...models import build_model
 from ...optim import build_loss, build_optimizer, build_schedule, set_lr
 from ...precision import Precision
+from ...preprocess import Normalize
 from ...runtime.distributed import World, join_world
-from ...runtime.seeding import seed_everything, seed_layers
+from ...runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
+from ...train import train_step, wrap_ddp
 from ...train_state import TrainState
 
 cudnn = torch.backends.cudnn
@@ -60,25 +60,6 @@ def kept_switches() -> Iterator[None]:
         set_switches(before)
 
 
-def train_step(  # noqa: PLR0917 - as `train` has it
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    precision: Precision,
-    micro_batch_size: int,
-) -> Tensor:
-    """Add the gradients of a batch to the weights'; its mean loss, detached, on the device."""
-    losses = []
-    for inputs, targets, is_last in split((images, labels), micro_batch_size):
-        model.require_backward_grad_sync = is_last
-        with precision.autocast():
-            loss = loss_fn(model(inputs), targets)
-        precision.backward(loss)
-        losses.append(loss.detach())
-    return torch.stack(losses).sum()
-
-
 class TimedRun:
     """A model in training; `run` times some of its steps. A tip may replace any attribute."""
 
@@ -102,15 +83,25 @@ class TimedRun:
                 data.source, config.data.max_size, precision, config.augment
             )
             self.augment = build_augment(config.augment, data, normalize, world, config.seed)
-            model = begin_network(config, data, normalize, precision)
+            with seeded(WEIGHTS, config.seed):
+                model = build_model(
+                    config.model,
+                    data.num_classes,
+                    config.data.image_size,
+                    sample=lambda count: normalize(data.sample(count)),
+                )
+            model = model.to(world.device, memory_format=precision.memory_format)
+            ema = copy.deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
+            if config.compute.compile:
+                model.compile()
             share = config.data.batch_size // world.size
             self.micro_batch_size = share // config.optim.accumulate
             self.loss_fn = build_loss(config.optim, share, data.class_weights)
             optimizer = build_optimizer(config.optim, model)
             self.total_steps = data.steps_in(config.epochs)
             self.lr_at = build_schedule(config.optim, data.steps_per_epoch, self.total_steps)
-            self.state = TrainState.start(config.optim, model, optimizer, precision)
-            self.ddp_model = world.parallelize(model, config.compute)
+            self.state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
+            self.ddp_model = wrap_ddp(model, world)
             self.loss = torch.zeros((), device=world.device)  # summed, as the log does
             self.batches: Callable[[int, int], Iterator[Any]] = data.batches
             self.step: Callable[[Any], None] = self.train_step

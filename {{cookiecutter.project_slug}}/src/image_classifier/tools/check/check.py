@@ -17,9 +17,8 @@ import torch
 from ...config import DataConfig, UserError
 from ...data.datasets.folder import skipped_files, splits_of
 from ...data.datasets.quarantine import format_quarantine, quarantine_path, read_quarantine
-from ...runtime.console import clock, say
-from ...runtime.printable import printable_path
-from ...runtime.run_dir import write_json, write_text
+from ...runtime.console import clock, printable_path, say
+from ...runtime.files import write_json, write_text
 from .near_duplicates import connected_components, find_near_duplicates
 from .survey import Images, Survey, survey_images
 

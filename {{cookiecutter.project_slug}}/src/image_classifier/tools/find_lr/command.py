@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...config import Config, flatten, words_of
-from ...runtime.attempt import run_in_processes
 from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class FindLrOptions(Config):
     low: float = 1e-5  # first learning rate
     high: float = 10.0  # last learning rate; the test ends earlier if training diverges
     steps: int = 200  # training steps, each with a larger learning rate
-    dir: str = "runs/find-lr"  # folder to write lr.svg and lr.json to
+    dir: str = "runs/find-lr"  # folder to write lr.html and lr.json to
 
 
 def main(words: list[str]) -> int:
