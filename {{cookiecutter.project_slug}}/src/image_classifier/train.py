@@ -69,13 +69,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
 
         # The model: built from the seed, filled, moved, laid out, compiled.
-        with seeded(WEIGHTS, config.seed):
-            model = build_model(
-                config.model,
-                train_data.num_classes,
-                config.data.image_size,
-                sample=lambda count: normalize(train_data.sample(count)),
-            )
+        model = init_model(config, train_data, normalize)
         init_note = pretrained.load_into(model, train_data.source.classes)
         del pretrained  # the model has its own copy of the weights
         model = model.to(world.device, memory_format=precision.memory_format)
@@ -162,6 +156,20 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
             log.finish(scores, stop_early)
         return scores
+
+
+def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:
+    """The network with the random weights of the seed, on the CPU; the same on every rank.
+
+    Some networks compute their first layer from training images: `sample`.
+    """
+    with seeded(WEIGHTS, config.seed):
+        return build_model(
+            config.model,
+            data.num_classes,
+            config.data.image_size,
+            sample=lambda count: normalize(data.sample(count)),
+        )
 
 
 def train_step(  # noqa: PLR0917 - what a step needs

@@ -32,7 +32,8 @@ def torchvision(
     if model.name not in names:
         raise UserError(
             f"no model {model.name!r}; there are: {', '.join(others)}, timm/NAME, and "
-            f"torchvision's, such as resnet18, vit_b_16{did_you_mean(model.name, [*others, *names])}"
+            "torchvision's, such as resnet18, vit_b_16"
+            f"{did_you_mean(model.name, [*others, *names])}"
         )
     options: dict[str, object] = {"num_classes": num_classes}
     if model.name in AUXILIARY:

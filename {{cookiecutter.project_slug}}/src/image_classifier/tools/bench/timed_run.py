@@ -17,13 +17,12 @@ from ...augment import build_augment
 from ...config import AugmentConfig, Config, DataConfig
 from ...data.loader import Batch, TrainData, pins
 from ...data.stream import Stream
-from ...models import build_model
 from ...optim import build_loss, build_optimizer, build_schedule, set_lr
 from ...precision import Precision
 from ...preprocess import Normalize
 from ...runtime.distributed import World, join_world
-from ...runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
-from ...train import train_step, wrap_ddp
+from ...runtime.seeding import seed_everything, seed_layers
+from ...train import init_model, train_step, wrap_ddp
 from ...train_state import TrainState
 
 cudnn = torch.backends.cudnn
@@ -83,13 +82,7 @@ class TimedRun:
                 data.source, config.data.max_size, precision, config.augment
             )
             self.augment = build_augment(config.augment, data, normalize, world, config.seed)
-            with seeded(WEIGHTS, config.seed):
-                model = build_model(
-                    config.model,
-                    data.num_classes,
-                    config.data.image_size,
-                    sample=lambda count: normalize(data.sample(count)),
-                )
+            model = init_model(config, data, normalize)
             model = model.to(world.device, memory_format=precision.memory_format)
             ema = copy.deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
             if config.compute.compile:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig, UserError
+from ...config import EXIT_INTERRUPTED, ComputeConfig, RunConfig, UserError
 from ...runtime.command_line import check_ranges, command, parse, summary
 from ...runtime.launch import run_in_processes
 

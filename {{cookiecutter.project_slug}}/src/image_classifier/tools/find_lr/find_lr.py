@@ -13,7 +13,7 @@ from torch.nn.functional import avg_pool1d
 from ...augment import build_augment
 from ...config import Config, UserError
 from ...data.loader import TrainData
-from ...models import build_model, load_pretrained
+from ...models import load_pretrained
 from ...optim import build_loss, build_optimizer, set_lr
 from ...precision import Precision
 from ...precision_probe import settle_precision
@@ -22,8 +22,8 @@ from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.out_of_memory import MicroBatch
 from ...runtime.run_dir import open_run
-from ...runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
-from ...train import train_step, wrap_ddp
+from ...runtime.seeding import seed_everything, seed_layers
+from ...train import init_model, train_step, wrap_ddp
 from ...train_state import TrainState
 from ..html import PAGE, Line, line_chart
 
@@ -99,21 +99,15 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     micro_batch = MicroBatch(config, world)
     normalize = Normalize(data.source, config.data.image_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
-    with seeded(WEIGHTS, config.seed):
-        model = build_model(
-            config.model,
-            data.num_classes,
-            config.data.image_size,
-            sample=lambda count: normalize(data.sample(count)),
-        )
+    model = init_model(config, data, normalize)
     init_note = pretrained.load_into(model, data.source.classes)
     model = model.to(world.device, memory_format=precision.memory_format)
     if config.compute.compile:
         model.compile()
     loss_fn = build_loss(config.optim, micro_batch.share, data.class_weights)
     optimizer = build_optimizer(config.optim, model)
-    state = TrainState(model, optimizer, precision)
     ddp_model = wrap_ddp(model.train(), world)
+    state = TrainState(model, optimizer, precision)
     losses = torch.zeros(len(lrs), device=world.device)
     if world.is_main:
         print(f"{len(lrs)} steps, learning rates {lrs[0]:g} to {lrs[-1]:g}; {init_note}")
@@ -130,9 +124,8 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
                 precision.step(optimizer)
                 state.advance()
                 if state.step % CHECK_EVERY_STEPS == 0 or state.step == len(lrs):
-                    seen = (
-                        world.all_reduce_sum(losses[: state.step].clone()) / world.size
-                    ).tolist()
+                    total = world.all_reduce_sum(losses[: state.step].clone())
+                    seen = (total / world.size).tolist()
                     if not smooth(seen, len(lrs))[-1] < DIVERGED_RATIO * seen[0]:
                         break
     finally:
