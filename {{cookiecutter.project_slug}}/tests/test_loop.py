@@ -308,7 +308,7 @@ def test_the_seed_decides_the_weights_that_a_run_begins_with(one_step: Config) -
 
 
 def trained_and_counted(config: Config) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """The weights after a run of one step, and how often its ranks exchanged gradients."""
+    """The weights after a run, and how often its ranks exchanged gradients in it."""
     exchanges, wrap = [], train_module.wrap_ddp
 
     def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -329,7 +329,7 @@ def test_gradients_of_two_ranks_are_those_of_one_process(one_step: Config) -> No
     whole = trained_weights(one_step)
     divided = changed(one_step, run__fresh=True, optim__accumulate=4)
     (parts, exchanges), (other_parts, _) = run_ranks(2, trained_and_counted, divided)
-    assert exchanges == [1]  # one in a step, in however many parts it is computed
+    assert exchanges == [1]  # one in a step, in however many micro-batches
     undivided = run_ranks(2, trained_weights, changed(one_step, run__fresh=True))
     for one, other in ((parts, other_parts), undivided):
         assert_close(one, whole)
