@@ -315,7 +315,7 @@ def test_gradients_of_two_ranks_are_those_of_one_process(one_step: Config) -> No
     whole = trained_weights(one_step)
     divided = changed(one_step, run__fresh=True, optim__accumulate=4)
     (parts, exchanges), (other_parts, _) = run_ranks(2, trained_and_counted, divided)
-    assert exchanges == [1]  # one in a step, in however many parts it is computed
+    assert exchanges == [1]  # one in a step, in however many micro-batches
     undivided = run_ranks(2, trained_weights, changed(one_step, run__fresh=True))
     for one, other in ((parts, other_parts), undivided):
         assert_close(one, whole)

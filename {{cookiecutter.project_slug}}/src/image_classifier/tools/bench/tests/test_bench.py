@@ -241,7 +241,7 @@ def test_the_page_of_tips_is_what_the_table_says(capsys: pytest.CaptureFixture[s
 def test_every_tip_works_on_a_gpu(on_photos: Config, tmp_path: Path) -> None:
     config = changed(on_photos, compute__device="cuda", run__processes=1, data__where="stream")
     for row in bench(config, tmp_path, *TIPS)[0]:
-        assert not row["reason"] or row["name"] in ("data_parallel", "strips")
+        assert not row["reason"] or row["name"] == "data_parallel"
         for variant in row["variants"]:
             assert not variant["failure"], (row["name"], variant)
             assert variant["memory_bytes"] > 0 or row["name"] == "data_parallel"
