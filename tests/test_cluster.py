@@ -104,28 +104,23 @@ def words(name: str) -> list[str]:
     return Path(f"{name}.txt").read_text().split("\0")[:-1]
 
 
-def test_a_run_that_is_done_does_not_return(job: Job) -> None:
-    assert ended(job("smoke")) == (0, "")
-    assert asked() == []
+RETURNS = "interrupted and saved: job 4242 goes back to the queue\n"
 
 
-def test_an_interrupted_run_goes_back_to_the_queue_once(job: Job) -> None:
-    code, said = ended(job("smoke", STATE="interrupted", CODE="1"))
-    assert (code, said) == (0, "interrupted and saved: job 4242 goes back to the queue\n")
-    assert asked() == ["requeue 4242"]
-
-
-def test_where_it_cant_go_back_the_code_is_that_of_the_run(job: Job) -> None:
-    code, _ = ended(job("smoke", STATE="interrupted", CODE="1", REFUSED="1"))
-    assert code == 1
-    assert asked() == ["requeue 4242"]
-
-
-@pytest.mark.parametrize("state", ["failed", "running", ""])
-@pytest.mark.parametrize("code", ["1", "2", "137"])
-def test_a_run_that_failed_ends_with_its_code(state: str, code: str, job: Job) -> None:
-    assert ended(job("smoke", STATE=state, CODE=code)) == (int(code), "")
-    assert asked() == []
+@pytest.mark.parametrize(
+    ("state", "code", "refused", "ends"),
+    [
+        ("done", "0", "0", (0, "", [])),
+        ("interrupted", "1", "0", (0, RETURNS, ["requeue 4242"])),
+        ("interrupted", "1", "1", (1, RETURNS, ["requeue 4242"])),  # it may not go back
+        *((state, "137", "0", (137, "", [])) for state in ("failed", "running", "")),
+    ],
+)
+def test_only_an_interrupted_run_returns_to_the_queue(
+    state: str, code: str, refused: str, ends: tuple[int, str, list[str]], job: Job
+) -> None:
+    found = ended(job("smoke", STATE=state, CODE=code, REFUSED=refused))
+    assert (*found, asked()) == ends
 
 
 def test_an_attempt_without_progress_does_not_return_for_ever(job: Job) -> None:
