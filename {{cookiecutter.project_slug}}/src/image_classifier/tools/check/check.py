@@ -18,8 +18,7 @@ from ...config import DataConfig, UserError
 from ...data.datasets.folder import skipped_files, splits_of
 from ...data.datasets.quarantine import format_quarantine, quarantine_path, read_quarantine
 from ...runtime.console import clock, printable_path, say
-from ...runtime.files import write_text
-from ...runtime.run_dir import write_json
+from ...runtime.files import write_json, write_text
 from .near_duplicates import connected_components, find_near_duplicates
 from .survey import Images, Survey, survey_images
 
