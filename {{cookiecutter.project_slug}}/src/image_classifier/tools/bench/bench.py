@@ -11,11 +11,10 @@ from statistics import median
 
 import torch
 
-from ...config import Config, UserError, flatten, words_of
+from ...config import Config, UserError, choose, flatten, words_of
 from ...data.samples import Samples
 from ...data.workers import choose_workers
 from ...precision_probe import settle_precision
-from ...runtime.command_line import choose
 from ...runtime.distributed import join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes

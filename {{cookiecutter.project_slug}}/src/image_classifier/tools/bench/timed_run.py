@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from ...augment import Normalize, build_augment
+from ...augment import build_augment
 from ...config import AugmentConfig, Config, DataConfig
 from ...data.loader import Batch, TrainData, pins
 from ...data.stream import Stream
 from ...optim import build_loss, build_optimizer, build_schedule, set_lr
 from ...precision import Precision
+from ...preprocess import Normalize
 from ...runtime.distributed import World, join_world
 from ...runtime.seeding import seed_everything, seed_layers
 from ...train import init_model, train_step, wrap_ddp

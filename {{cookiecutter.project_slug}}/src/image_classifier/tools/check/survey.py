@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from PIL import Image
 
 from ...config import DataConfig
@@ -29,7 +28,7 @@ from ...data.decode import (
     resize,
 )
 from ...runtime.console import clock, say
-from ...runtime.machine import num_cores
+from ...runtime.machine import num_cores, one_thread
 from .near_duplicates import SIDE
 
 CHUNK = 64  # images per task
@@ -123,18 +122,13 @@ def survey_images(images: Images) -> Survey:
         indices = range(start, min(start + CHUNK, count))
         return [kind for index in indices for kind in read_into(survey, images, index)]
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(num_cores()) as pool:
-            for start, kinds in zip(starts, pool.map(read, starts), strict=True):
-                survey.kinds.update(kinds)
-                now = time.monotonic()
-                if start and now - said > (LIVE_SECONDS if is_live else LOG_SECONDS):
-                    said, eta = now, clock((now - began) / start * (count - start))
-                    say(f"read: {start / count:.0%}, ETA {eta}", is_last=not is_live)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
+        for start, kinds in zip(starts, pool.map(read, starts), strict=True):
+            survey.kinds.update(kinds)
+            now = time.monotonic()
+            if start and now - said > (LIVE_SECONDS if is_live else LOG_SECONDS):
+                said, eta = now, clock((now - began) / start * (count - start))
+                say(f"read: {start / count:.0%}, ETA {eta}", is_last=not is_live)
     for name in ("unreadable", "misnamed", "dark"):  # threads fill them in any order
         setattr(survey, name, dict(sorted(getattr(survey, name).items())))
     return survey

@@ -16,7 +16,7 @@ class FindLrOptions(Config):
     low: float = 1e-5  # first learning rate
     high: float = 10.0  # last learning rate; the test ends earlier if training diverges
     steps: int = 200  # training steps, each with a larger learning rate
-    dir: str = "runs/find-lr"  # folder to write lr.svg and lr.json to
+    dir: str = "runs/find-lr"  # folder to write lr.html and lr.json to
 
 
 def main(words: list[str]) -> int:

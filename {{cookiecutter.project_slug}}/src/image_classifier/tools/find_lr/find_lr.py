@@ -13,7 +13,7 @@ from torch.nn.functional import avg_pool1d
 from ...augment import build_augment
 from ...config import Config, UserError
 from ...data.loader import TrainData
-from ...models.pretrained import load_pretrained
+from ...models import load_pretrained
 from ...optim import build_loss, build_optimizer, set_lr
 from ...precision import Precision
 from ...precision_probe import settle_precision
@@ -25,6 +25,7 @@ from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything, seed_layers
 from ...train import init_model, train_step, wrap_ddp
 from ...train_state import TrainState
+from ..html import PAGE, Line, line_chart
 
 CHECK_EVERY_STEPS = 10  # read the losses back so often: each time waits for the device
 SMOOTHED_SHARE = 0.05  # of all steps: how far a moving average reaches to each side
@@ -48,7 +49,7 @@ class RangeTest:
 
 
 def find_lr(config: Config, command: str, folder: Path, lrs: list[float]) -> RangeTest:
-    """Run a range test over `lrs`, and write `lr.json` and `lr.svg` to `folder`.
+    """Run a range test over `lrs`, and write `lr.json` and `lr.html` to `folder`.
 
     Prints `command`, which trains `config`, with the suggested learning rate.
 
@@ -56,18 +57,18 @@ def find_lr(config: Config, command: str, folder: Path, lrs: list[float]) -> Ran
         UserError: if no learning rate lets the loss fall, or the config or the data is unusable.
         FaultError: if memory does not suffice.
     """
-    # All layers learn from the first step on; the averaged weights are not needed.
-    optim = replace(config.optim, frozen_epochs=0.0, ema_decay=0.0)
+    # All layers learn from the first step on, and the run folder is that of the test.
+    optim = replace(config.optim, frozen_epochs=0.0)
     config = replace(config, run=replace(config.run, dir=str(folder)), optim=optim)
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
         result = analyse(lrs, losses_at(lrs, config, world))
         if world.is_main:
             write_json(folder / "lr.json", vars(result))
-            write_text(folder / "lr.svg", plot(result))
+            write_text(folder / "lr.html", page(result))
             diverge = f"{result.lr_diverge:.2g}" if result.lr_diverge else "not reached"
             print(f"lr_best (the loss falls up to here) {result.lr_best:.2g}, lr_diverge {diverge}")
             print("The suggestion is the smaller of lr_best / 3 and lr_diverge / 10.")
-            print(f"written: {folder}/lr.svg and lr.json")
+            print(f"written: {folder}/lr.html and lr.json")
             print(f"try: {command} --optim.lr {result.suggested:.2g}")
     return result
 
@@ -111,7 +112,7 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     if world.is_main:
         print(f"{len(lrs)} steps, learning rates {lrs[0]:g} to {lrs[-1]:g}; {init_note}")
     try:
-        with micro_batch.halved_on_failure(state, data):
+        with micro_batch.halve_micro_batch_on_oom(state, data):
             for batch in data.batches(0, len(lrs)):
                 step = state.step
                 set_lr(optimizer, lrs[step])
@@ -123,7 +124,8 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
                 precision.step(optimizer)
                 state.advance()
                 if state.step % CHECK_EVERY_STEPS == 0 or state.step == len(lrs):
-                    seen = (world.sum(losses[: state.step].clone()) / world.size).tolist()
+                    total = world.all_reduce_sum(losses[: state.step].clone())
+                    seen = (total / world.size).tolist()
                     if not smooth(seen, len(lrs))[-1] < DIVERGED_RATIO * seen[0]:
                         break
     finally:
@@ -166,29 +168,10 @@ def analyse(lrs: list[float], losses: list[float]) -> RangeTest:
     return RangeTest(*kept, lrs[best], lr_diverge, suggested)
 
 
-def plot(result: RangeTest) -> str:
-    """The smoothed loss over the learning rate (logarithmic axis), as an SVG."""
-    lrs, losses = result.lrs, result.smoothed
-    low, high = min(losses), min(max(losses), DIVERGED_RATIO * losses[0])
-    start, decades = math.log10(lrs[0]), math.log10(lrs[-1] / lrs[0])
-
-    def x(lr: float) -> float:
-        return round(48 + 572 * (math.log10(lr) - start) / decades, 1)
-
-    def y(loss: float) -> float:
-        return round(270 - 254 * (min(loss, high) - low) / (high - low), 1)
-
-    ticks = range(math.ceil(start - 1e-9), math.floor(start + decades + 1e-9) + 1)
-    labels = [(x(10.0**power), 290, f"{10.0**power:g}") for power in ticks]
-    labels += [(22, y(loss) + 4, f"{loss:.3g}") for loss in (low, (low + high) / 2, high)]
-    found = x(max(result.suggested, lrs[0]))
-    labels += [(found, 12, f"{result.suggested:.2g}"), (334, 308, "learning rate")]
-    points = " ".join(f"{x(lr)},{y(loss)}" for lr, loss in zip(lrs, losses, strict=True))
-    texts = "".join(f'<text x="{left}" y="{top}">{text}</text>' for left, top, text in labels)
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 320" role="img" '
-        'aria-label="loss over the learning rate"><style>svg{background:#fff}path,polyline{'
-        "fill:none;stroke:#999}text{font:12px system-ui,sans-serif;fill:#555;text-anchor:middle}"
-        f'</style><path d="M48 16V270H620"/><path stroke-dasharray="4" d="M{found} 16V270"/>'
-        f'<polyline points="{points}"/>{texts}</svg>\n'
-    )
+def page(result: RangeTest) -> str:
+    """The smoothed loss over the learning rate, as an HTML page."""
+    limit = DIVERGED_RATIO * result.losses[0]
+    points = zip(result.lrs, (min(loss, limit) for loss in result.smoothed), strict=True)
+    chart = line_chart("loss", [Line("loss", [*points])], x_label="learning rate", is_log=True)
+    note = f"<p>suggested learning rate: {result.suggested:.2g}</p>"
+    return PAGE.substitute(title="Learning-rate range test", body=chart + note)
