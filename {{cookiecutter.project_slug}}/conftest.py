@@ -1,13 +1,15 @@
 """What several tests need: processes that start at once, tiny configs, photographs."""
 
 import gc
+import json
 import multiprocessing
 import os
 import pickle
 import shutil
+import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from html.parser import HTMLParser
 from multiprocessing import forkserver
 from pathlib import Path
@@ -15,9 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
+from image_classifier.cli import commands
 from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
 from image_classifier.predictions import Answers
@@ -46,8 +52,10 @@ SERVER.set_forkserver_preload(
 )
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Let the server import while the first tests run, and all processes from this folder."""
+    if session.config.option.collectonly:
+        return
     source = str(Path(__file__).parent / "src")
     os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     forkserver.ensure_running()
@@ -114,12 +122,36 @@ def run_ranks(size: int, function: Callable, *arguments: object, **others: str) 
             process.kill()
 
 
+def count_exchanges() -> list[int]:
+    """How often the ranks of this process's jobs exchange gradients: a number for each model."""
+    exchanges = []
+    build = DistributedDataParallel.__init__
+
+    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        exchanges[-1] += bucket.is_last()
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    def counted(model: DistributedDataParallel, *words: object, **knobs: object) -> None:
+        build(model, *words, **knobs)
+        model.register_comm_hook(None, exchange)
+        exchanges.append(0)
+
+    DistributedDataParallel.__init__ = counted
+    return exchanges
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that is only not yet waited for does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def losses(folder: str | Path) -> list[float]:
+    """The training and validation losses that a run logged."""
+    rows = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
 def changed(config: Config, **knobs: object) -> Config:
@@ -148,6 +180,13 @@ def make_quick(patch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is."""
     make_quick(monkeypatch)
+
+
+def options_of(verb: str) -> type:
+    """The dataclass whose fields are the options of a command."""
+    own = vars(sys.modules[commands()[verb].__module__]).values()
+    kinds = {kind.__name__.lower(): kind for kind in own if is_dataclass(kind)}
+    return kinds.get(f"{verb.replace('-', '')}options", Config)
 
 
 def tiny(folder: Path) -> Config:

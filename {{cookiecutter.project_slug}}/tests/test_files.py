@@ -65,7 +65,7 @@ def test_what_was_measured_and_is_damaged_is_measured_again(
 def test_a_measured_precision_that_is_damaged_is_measured_again(
     damaged: bytes, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rounds = {"fp32": [3.0], "bf16": [1.0]}
+    rounds = [(3.0, 1.0)]
     monkeypatch.setattr(precision_probe, "measure", lambda *_: rounds)
     config = changed(config, precision="auto", data__cache=str(tmp_path))
     data = TrainData(config, CPU)

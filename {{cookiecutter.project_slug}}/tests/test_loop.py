@@ -10,9 +10,7 @@ from weakref import WeakSet
 
 import pytest
 import torch
-import torch.distributed as dist
-from conftest import after_each_step, changed, run_ranks
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from conftest import after_each_step, changed, count_exchanges, run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier import train as train_module
@@ -308,20 +306,8 @@ def test_the_seed_decides_the_weights_that_a_run_begins_with(one_step: Config) -
 
 
 def trained_and_counted(config: Config) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """The weights after a run, and how often its ranks exchanged gradients in it."""
-    exchanges, wrap = [], train_module.wrap_ddp
-
-    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        exchanges[-1] += bucket.is_last()
-        return allreduce_hook(dist.group.WORLD, bucket)
-
-    def counted(*arguments: object) -> torch.nn.Module:
-        ddp_model = wrap(*arguments)
-        ddp_model.register_comm_hook(None, exchange)
-        exchanges.append(0)
-        return ddp_model
-
-    train_module.wrap_ddp = counted
+    """The weights after a run, and how often its ranks exchanged gradients."""
+    exchanges = count_exchanges()
     return trained_weights(config), exchanges
 
 

@@ -473,9 +473,9 @@ def test_weights_of_a_run_start_another(finished: Config, tmp_path: Path) -> Non
 def test_weights_of_another_model_are_refused(finished: Config, tmp_path: Path) -> None:
     path = f"{finished.run.dir}/checkpoints/best.pt"
     other = changed(finished, run__dir=str(tmp_path / "b"), run__init_from=path)
-    with pytest.raises(UserError, match="weights of another model"):
+    with pytest.raises(UserError, match="do not fit the model"):
         train(changed(other, model__width=16))
-    with pytest.raises(UserError, match="weights of another model"):
+    with pytest.raises(UserError, match="do not fit the model"):
         train(changed(other, model__name="squeezenet1_1"))
 
 

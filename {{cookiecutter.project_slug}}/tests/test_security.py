@@ -304,11 +304,12 @@ def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
         assert json.loads(weights.metadata()["classes"]) == list(best.classes)
     for name in ("config.json", "environment.json", "status.json"):
         json.loads((folder / name).read_text())
-    shown = Shown((folder / "report.html").read_text())
-    assert not {"script", "iframe"} & shown.tags
-    assert all(picture.startswith("data:image/") for picture in shown.pictures)
-    assert not [name for name in shown.attributes if name.startswith("on")]
-    assert {row[0] for row in shown.tables[-1][1:]} == set(best.classes)
+    if (page := folder / "report.html").exists():  # `tools/report` may be deleted
+        shown = Shown(page.read_text())
+        assert not {"script", "iframe"} & shown.tags
+        assert all(picture.startswith("data:image/") for picture in shown.pictures)
+        assert not [name for name in shown.attributes if name.startswith("on")]
+        assert {row[0] for row in shown.tables[-1][1:]} == set(best.classes)
     assert not (here / OWNED).exists()
 
 

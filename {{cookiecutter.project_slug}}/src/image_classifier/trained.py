@@ -1,4 +1,4 @@
-"""A trained model, ready to answer: what evaluation, prediction and export begin with."""
+"""A trained model, ready to predict: what evaluation, prediction and export begin with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +15,25 @@ from .runtime.machine import usual_precision
 
 @dataclass(frozen=True)
 class Trained:
-    """The best weights of a run in their network, and how it sees images and names what they are.
+    """The best weights of a run in their model, and how it was trained.
 
     `model` maps what `normalize` returns to (batch, classes) logits.
     """
 
-    path: Path  # the checkpoint
-    digest: str  # of all that was in it
+    path: Path  # of the checkpoint
+    digest: str  # of the checkpoint
     step: int  # after which these were the weights
     config: Config  # of the training
     classes: tuple[str, ...]
     model: nn.Module  # on the device, in evaluation mode
-    normalize: Normalize  # as in training
-    mean: tuple[float, ...]  # that it takes off, of red, green and blue from 0 to 1
-    std: tuple[float, ...]  # that it then divides by
+    normalize: Normalize
+    mean: tuple[float, ...]  # of red, green and blue from 0 to 1, as `normalize` subtracts it
+    std: tuple[float, ...]
     precision: Precision
 
 
 def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
-    """The trained model of the run folder (or checkpoint) `run`, on the device of `world`.
+    """Load the trained model of a run folder or checkpoint, on the device of `world`.
 
     Raises:
         UserError: if there is no such run, or its checkpoint can't be used.
@@ -41,7 +41,7 @@ def open_trained(run: str, compute: ComputeConfig, world: World) -> Trained:
     path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
     best = load_best(path)
     while not world.is_same(int(best.digest[:15], 16)):
-        best = load_best(path)  # a run that goes on has saved another since some rank read it
+        best = load_best(path)  # the run has saved another since some rank read it
     config = best.config
     name, usual = config.precision, usual_precision(world.device)
     if world.device.type == "cpu" and name != usual:  # a GPU may have trained it

@@ -38,15 +38,10 @@ class Value:
     fits: Callable[[Any], bool]
 
 
-def number(low: float, high: float, kinds: tuple[type, ...] = (int, float)) -> Value:
-    """A number from `low` to `high`, and so not nan."""
-    name = f"a {'whole ' * (kinds == (int,))}number from {low:g} to {high:g}"
+def number(low: float, high: float, *kinds: type) -> Value:
+    """A number from `low` to `high` of one of these types; never nan."""
+    name = f"a {'whole ' * (float not in kinds)}number from {low:g} to {high:g}"
     return Value(name, lambda value: type(value) in kinds and low <= value <= high)
-
-
-def whole(low: int, high: int) -> Value:
-    """A whole number from `low` to `high`."""
-    return number(low, high, (int,))
 
 
 def is_dense(value: object) -> bool:
@@ -72,7 +67,7 @@ def is_knob(value: object) -> bool:
 # a `Value`, or a tuple: a form and a `Value` that may be there instead.
 Form = dict | list | tuple | Value
 
-COUNT = whole(0, 2**53)  # float64 holds each number up to here
+COUNT = number(0, 2**53, int)  # float64 holds each number up to here
 TEXT = Value("text", lambda value: type(value) is str)
 FLOAT = Value("a number", lambda value: type(value) is float)
 NONE = Value("None", lambda value: value is None)
@@ -82,15 +77,15 @@ WEIGHTS = {str: DENSE}
 # What identifies the images that weights were trained on; `best.safetensors` has it as JSON.
 IMAGES = {
     "classes": [TEXT],
-    "mean": [number(-1e6, 1e6)] * 3,
-    "std": [number(1e-6, 1e6)] * 3,
+    "mean": [number(-1e6, 1e6, int, float)] * 3,
+    "std": [number(1e-6, 1e6, int, float)] * 3,
 }
 # What `Checkpoints.save` writes.
 CHECKPOINT = {
     "state": {
         "step": COUNT,
-        "best_top1": number(-1, 1),
-        "best_step": whole(-1, 2**53),
+        "best_top1": number(-1, 1, int, float),
+        "best_step": number(-1, 2**53, int),
         "num_worse?": COUNT,
         "model": WEIGHTS,
         "ema": (WEIGHTS, NONE),
@@ -100,11 +95,11 @@ CHECKPOINT = {
         },
         "scaler": (
             {
-                "scale": number(1e-38, 1e38),
-                "growth_factor": number(1, 2**16),
-                "backoff_factor": number(2**-16, 1),
-                "growth_interval": whole(1, 2**31 - 1),
-                "_growth_tracker": whole(0, 2**31 - 1),
+                "scale": number(1e-38, 1e38, float),
+                "growth_factor": number(1, 2**16, int, float),
+                "backoff_factor": number(2**-16, 1, int, float),
+                "growth_interval": number(1, 2**31 - 1, int),
+                "_growth_tracker": number(0, 2**31 - 1, int),
             },
             NOTHING,
         ),
@@ -113,7 +108,7 @@ CHECKPOINT = {
     **IMAGES,
     "fingerprint": TEXT,
     "files?": {str: TEXT},
-    "report": {"loss": FLOAT, "step": COUNT, "joules?": number(0, 1e38)},
+    "report": {"loss": FLOAT, "step": COUNT},
 }
 
 

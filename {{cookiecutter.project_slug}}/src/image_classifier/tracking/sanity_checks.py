@@ -58,8 +58,8 @@ def check_setup(setup: RunSetup) -> list[str]:
     return [warning for warning in warnings if warning]
 
 
-def labels_outside_classes(setup: RunSetup) -> None:
-    """A label is the number of a class: a GPU stops on others without naming them."""
+def wrong_classes(setup: RunSetup) -> None:
+    """A label is the number of a class and of an output; a GPU stops on others without a name."""
     train, val = setup.train_data.source, setup.val_data.source
     if train.classes != val.classes:
         raise UserError(
@@ -68,16 +68,11 @@ def labels_outside_classes(setup: RunSetup) -> None:
         )
     check_numbers(train, "training")
     check_numbers(val, "validation")
-
-
-def wrong_head(setup: RunSetup) -> None:
-    """The model must have one output per class."""
-    config, num_classes = setup.config, setup.train_data.num_classes
-    logits = blank_forward(setup.model, 1, config.data.image_size)
-    if logits.shape[1:] != (num_classes,):
+    shape = blank_forward(setup.model, 1, setup.config.data.image_size).shape[1:]
+    if shape != (len(train.classes),):
         raise UserError(
-            f"--model.name {config.model.name} gives {tuple(logits.shape[1:])} values for an image "
-            f"where there are {num_classes} classes: its last layer needs one output per class"
+            f"--model.name {setup.config.model.name} gives {tuple(shape)} values for an image, but "
+            f"there are {len(train.classes)} classes: its last layer needs one output per class"
         )
 
 
@@ -213,7 +208,7 @@ def dark_images(setup: RunSetup) -> str:
     )
 
 
-ERRORS = (labels_outside_classes, wrong_head, single_value_batchnorm, unfit_image_sizes)
+ERRORS = (wrong_classes, single_value_batchnorm, unfit_image_sizes)
 WARNINGS = (
     unusual_lr,
     long_warmup,

@@ -27,12 +27,7 @@ Knobs = dict[str, str | float | bool]
 
 PRIVATE = ("run.", "data.root", "data.cache")  # knobs with paths of this machine
 CONFUSION_SIDE = 512  # pixels of a confusion matrix, about
-WANDB_TIMEOUT_SECONDS = 30  # for its server to answer when a run starts
 PROJECT = __name__.partition(".")[0]  # the name that groups the runs of this package
-
-
-def ignore(*_: object) -> None:
-    """What a tracker does with what it has no place for: nothing."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +35,8 @@ class Tracker:
     """The functions of one tracker that a run calls."""
 
     log: Callable[[int, Metrics], object]  # after a step: its number, and metrics by name
-    images: Callable[[int, Images], object] = ignore  # the same with images
-    close: Callable[[bool], object] = ignore  # at the end: whether the run is complete
+    images: Callable[[int, Images], object] = lambda *_: None  # the same with images
+    close: Callable[[bool], object] = lambda _: None  # at the end: whether the run is complete
     note: str = ""  # a line that says where to look
 
 
@@ -149,7 +144,7 @@ def wandb(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noqa: ARG0
         settings=library.Settings(
             console="off",
             silent=True,
-            init_timeout=WANDB_TIMEOUT_SECONDS,
+            init_timeout=30,  # seconds for its server to answer
             disable_code=True,
             disable_git=True,
             x_disable_meta=True,
@@ -210,8 +205,8 @@ def wrapped(kind: Callable, images: Images) -> dict[str, object]:
 def confusion_image(confusion: Tensor) -> np.ndarray:
     """A confusion matrix, (classes, classes) counts, as an image: (height, width, 3) uint8.
 
-    A row is a true class. The darker a cell, the larger its share of the row; by the square root,
-    so that a mistake of one percent is visible.
+    The darker a cell, the larger its share of the row (the true class); by its square root, so that
+    one percent is visible.
     """
     shares = (confusion / confusion.sum(1, keepdim=True).clamp(min=1)).sqrt()
     cells = (255 * (1 - shares)).round().byte().numpy()

@@ -14,7 +14,7 @@ from ...config import UserError
 from ...data.datasets.source import are_replaced
 from ...data.samples import LEFT_OUT
 from ...runtime.console import clock, printable
-from ...runtime.run_dir import write_json
+from ...runtime.files import write_json
 from ..statistics import (
     CONFIDENCE,
     MOST_SEEDS,

@@ -10,8 +10,7 @@ import torch
 
 from ...config import ComputeConfig, FaultError, UserError
 from ...runtime.distributed import join_world
-from ...runtime.files import sync_folder
-from ...runtime.run_dir import lock_file
+from ...runtime.files import lock_file, sync_folder
 from ...trained import open_trained
 from .command import ExportOptions
 from .export_graph import ExportModule

@@ -3,14 +3,14 @@
 All of it escapes text from outside, such as the names of classes.
 """
 
-from .images import MOST_SIDE, Picture, contact_sheet, gallery
+from .images import SIDE, Picture, contact_sheet, gallery
 from .style import PAGE
 from .svg import Line, line_chart, reliability_diagram
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
 
 __all__ = [
-    "MOST_SIDE",
     "PAGE",
+    "SIDE",
     "Line",
     "Picture",
     "class_table",

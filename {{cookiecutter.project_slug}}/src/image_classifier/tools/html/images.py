@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from torch import Tensor
 
-MOST_SIDE = 160  # pixels of the longer side, at most: 72 images of noise are 1.9 MB
+SIDE = 160  # pixels of the longer side, at most: 72 images of noise are 1.9 MB
 TINY = 64  # up to here every pixel is kept, in PNG
 QUALITY = 80  # of JPEG, beyond that
 SHEET_SIDE, SHEET_COLUMNS = 96, 8  # of the images in a contact sheet
@@ -42,7 +42,7 @@ def gallery(pictures: Iterable[Picture]) -> str:
 def data_uri(pixels: Tensor) -> str:
     """An image as an address that holds it: (height, width, 3) uint8."""
     image = Image.fromarray(pixels.numpy())
-    image.thumbnail((MOST_SIDE, MOST_SIDE))  # never larger than it was
+    image.thumbnail((SIDE, SIDE))  # never larger than it was
     kind = "png" if max(image.size) <= TINY else "jpeg"
     content = io.BytesIO()
     image.save(content, kind, quality=QUALITY)

@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +17,7 @@ from ...data.datasets.paths import PathList
 from ...data.datasets.source import Source
 from ...data.loader import Batch, copy_ahead, pins
 from ...data.placement import choose_depth
-from ...data.samples import Samples
+from ...data.samples import LEFT_OUT, Samples
 from ...data.stream import PART_SIZES, Stream
 from ...data.workers import choose_workers
 from ...runtime.distributed import World
@@ -50,23 +51,22 @@ class Images:
         depth, _ = choose_depth(data, workers, world)
         self.stream = Stream(samples, self.batch_size, workers, depth, pins(world))
         self.bad_images = BadImages(source, data, folder="")
+        self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
 
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
         """The batches from image `first` on, each with the number of its first image.
-
-        The label of an image that cannot be read is `LEFT_OUT`.
 
         Raises:
             FaultError: if a data worker fails.
         """
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
-        places = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        yield from zip(starts, copy_ahead(self.stream.batches(places), self.world), strict=True)
-
-    def error(self, index: int) -> str:
-        """Why an image cannot be read."""
-        return self.bad_images.reason(index)
+        indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
+        batches = copy_ahead(self.stream.batches(indices), self.world)
+        for start, batch in zip(starts, batches, strict=True):
+            for row in (batch.labels == LEFT_OUT).nonzero().flatten().tolist():
+                self.errors[start + row] = self.bad_images.reason(start + row)
+            yield start, batch
 
     def close(self) -> None:
         """End the workers."""
@@ -83,11 +83,11 @@ def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathL
         UserError: if there is nothing at a path, or no image in it.
     """
     found = (path for text in paths for path in files_of(text, stdin, separator))
-    harmless = (b"./" + path if path.startswith(FORMULAS) else path for path in found)
-    first = next(harmless, None)
+    safe = (b"./" + path if path.startswith(FORMULAS) else path for path in found)
+    first = next(safe, None)
     if first is None:
         raise UserError("there are no images: name files, folders or 'patterns', or - for a list")
-    return PathList(Path(), (path for part in ((first,), harmless) for path in part))
+    return PathList(Path(), chain((first,), safe))
 
 
 def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
@@ -104,14 +104,12 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
         try:
             yield from filter(None, stdin.read().split(separator))
         except OSError as error:
-            reason = error.strerror
-            raise UserError(f"the list on standard input cannot be read: {reason}") from error
-        return
-    if os.path.isfile(path) or (os.path.islink(path) and not os.path.isdir(path)):
-        yield path  # a link to nothing is an unreadable image
+            raise UserError(f"standard input cannot be read: {error.strerror}") from error
         return
     if os.path.isdir(path):
         files = walk(path, set())
+    elif os.path.isfile(path) or os.path.islink(path):
+        files = iter((path,))  # a link to nothing is an unreadable image
     elif os.path.lexists(path):
         raise UserError(f"{text!a} is neither a file nor a folder")
     elif glob.has_magic(text):
@@ -122,14 +120,13 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
     if first is None:
         hint = "; ** stands for folders at any depth" if glob.has_magic(text) else ""
         raise UserError(f"{text!a}: there are no images{hint}")
-    yield first
-    yield from files
+    yield from chain((first,), files)
 
 
 def matches(pattern: str) -> Iterator[bytes]:
     """The image files that a pattern such as `photos/**/*.jpg` matches, sorted.
 
-    `**` does not follow links to folders, of which some are loops.
+    `**` does not follow links to folders, some of which are loops.
     """
     path = Path(pattern + "/*" if pattern.endswith("**") else pattern)
     found = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 
 from ...config import FaultError, UserError
 from ...runtime.console import printable
-from ...runtime.files import read_object, unfinished, write_whole
-from ...runtime.run_dir import write_json
+from ...runtime.files import read_object, unfinished, write_json, write_whole
 
 PART_ROWS = 1024  # at least one batch
 FORMULA = re.compile(r"[=+@-](?![\d.]+$)")  # how one begins in a spreadsheet; a number is none
 
 Row = dict[str, Any]  # path, label, probability, top: a list of these two, error; None: unknown
+NO_ROW: Row = {"path": "", "label": None, "probability": None, "top": [], "error": None}
 
 
 class Output:
@@ -152,26 +152,23 @@ def check_out(path: Path, fresh: bool) -> None:
         raise UserError(f"{str(path)!a} exists already: --fresh replaces it when all is done")
 
 
-def columns(top_k: int) -> list[str]:
-    """The names of the columns of a table."""
-    pairs = [f"{name}_{n}" for n in range(1, top_k + 1) for name in ("class", "probability")]
-    return ["path", "label", "probability", *pairs, "error"]
-
-
-def cells(row: Row, top_k: int) -> list[Any]:
-    """A row as a table has it: text in one line, which moves no cursor."""
-    pairs = [value for pair in row["top"] for value in (pair["label"], pair["probability"])]
-    values = [row["path"], row["label"], row["probability"], *(pairs or [None] * 2 * top_k)]
-    return [printable(v) if isinstance(v, str) else v for v in (*values, row["error"])]
+def flat(row: Row, top_k: int) -> dict[str, Any]:
+    """A row by the columns of a table: text in one line, which moves no cursor."""
+    nothing = {"label": None, "probability": None}
+    found = {"path": row["path"], "label": row["label"], "probability": row["probability"]}
+    for number, pair in enumerate(row["top"] or [nothing] * top_k, 1):
+        found |= {f"class_{number}": pair["label"], f"probability_{number}": pair["probability"]}
+    found["error"] = row["error"]
+    return {k: printable(v) if isinstance(v, str) else v for k, v in found.items()}
 
 
 def write_csv(parts: "Parts", file: BinaryIO, top_k: int) -> None:
     """Write CSV; classes that a spreadsheet would run get a ' before them, as OWASP advises."""
     text = io.TextIOWrapper(file, "utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns(top_k))
+    writer.writerow(flat(NO_ROW, top_k))
     for row in (row for rows in parts for row in rows):
-        path, *others = cells(row, top_k)
+        path, *others = flat(row, top_k).values()
         safe = (f"'{c}" if isinstance(c, str) and FORMULA.match(c) else c for c in others)
         writer.writerow([path, *safe])
     text.detach()
@@ -188,13 +185,13 @@ def write_parquet(parts: "Parts", file: BinaryIO, top_k: int) -> None:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    names = columns(top_k)
+    names = flat(NO_ROW, top_k)
     kinds = {name: pa.float32() if "probability" in name else pa.string() for name in names}
     schema = pa.schema(kinds.items())
     with ParquetWriter(file, schema) as writer:
         for rows in parts:
-            named = [dict(zip(names, cells(row, top_k), strict=True)) for row in rows]
-            writer.write_table(pa.Table.from_pylist(named, schema))
+            flat_rows = [flat(row, top_k) for row in rows]
+            writer.write_table(pa.Table.from_pylist(flat_rows, schema))
 
 
 Parts = Iterator[list[Row]] | list[list[Row]]

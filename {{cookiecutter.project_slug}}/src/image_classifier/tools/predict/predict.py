@@ -11,14 +11,13 @@ import torch
 
 from ...config import ComputeConfig, FaultError, UserError
 from ...data.datasets.paths import PathList
-from ...data.samples import LEFT_OUT
 from ...evaluate import logits_of
 from ...runtime.console import clock, is_reader_gone, printable, say
 from ...runtime.distributed import join_world
 from ...trained import Trained, open_trained
 from .command import PredictOptions
 from .images import Images, list_files
-from .output import Output, Row, check_out
+from .output import NO_ROW, Output, Row, check_out
 
 LIVE_SECONDS, LOG_SECONDS = 0.5, 10  # between lines of progress, on a terminal and in a log
 MOST_CLASSES = 20  # in the summary
@@ -84,23 +83,21 @@ def predictions(trained: Trained, images: Images, top_k: int, first: int) -> Ite
     """The rows of the images from number `first` on, a batch at a time."""
     for start, batch in images.batches(first):
         logits = logits_of(trained.model, batch.images, trained.normalize, trained.precision)
-        best, labels = logits.softmax(1).topk(top_k), batch.labels.tolist()
-        paths = images.files.between(start, start + len(labels))
-        columns = zip(paths, best.values.tolist(), best.indices.tolist(), labels, strict=True)
+        best = logits.softmax(1).topk(top_k)
+        paths = images.files.between(start, start + len(logits))
+        columns = zip(paths, best.values.tolist(), best.indices.tolist(), strict=True)
         rows: list[Row] = []
-        for index, (path, probabilities, classes, label) in enumerate(columns, start):
-            top = [
-                # As many digits as tell a float32 from the next; JSON knows no nan.
-                {
-                    "label": trained.classes[n],
-                    "probability": None if isnan(p) else float(f"{p:.9g}"),
-                }
-                for n, p in zip(classes, probabilities, strict=True)
-            ]
-            error = images.error(index) if label == LEFT_OUT else None
-            best_one = {"label": None, "probability": None} if error else top[0]
-            name = path.decode("utf-8", "backslashreplace")
-            rows.append({"path": name, **best_one, "top": [] if error else top, "error": error})
+        for index, (path, probabilities, classes) in enumerate(columns, start):
+            row: Row = NO_ROW | {"path": path.decode("utf-8", "backslashreplace")}
+            if index in images.errors:
+                row["error"] = images.errors.pop(index)
+            else:
+                # Nine digits tell a float32 from the next; JSON has no nan.
+                shares = [None if isnan(p) else float(f"{p:.9g}") for p in probabilities]
+                pairs = zip((trained.classes[n] for n in classes), shares, strict=True)
+                row["top"] = [{"label": label, "probability": share} for label, share in pairs]
+                row |= row["top"][0]
+            rows.append(row)
         yield rows
 
 
@@ -109,10 +106,11 @@ def print_rows(trained: Trained, images: Images, top_k: int) -> int:
     num_bad, width = 0, max(len(printable(name)) for name in trained.classes)
     for rows in predictions(trained, images, top_k, 0):
         for row in rows:
-            pairs = [f"{printable(p['label'])} {p['probability'] or 0:.1%}" for p in row["top"]]
-            found = f"{printable(row['label'] or '-'):<{width}} {row['probability'] or 0:6.1%}"
-            more = f"cannot be read: {row['error']}" if row["error"] else ", ".join(pairs[1:])
-            print(f"{found}  {printable(row['path'])}  {printable(more)}".rstrip())
+            pairs = [(printable(p["label"]), f"{p['probability'] or 0:.1%}") for p in row["top"]]
+            label, share = pairs[0] if pairs else ("", "")
+            more = row["error"] and f"cannot be read: {printable(row['error'])}"
+            more = more or ", ".join(map(" ".join, pairs[1:]))
+            print(f"{label:<{width}} {share:>6}  {printable(row['path'])}  {more}".rstrip())
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)
         if is_reader_gone():

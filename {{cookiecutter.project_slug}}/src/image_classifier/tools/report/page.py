@@ -59,18 +59,6 @@ class Page:
         """
         self.samples = Samples(step, pixels[:PICTURES], labels[:PICTURES].clone())
 
-    def look_on(self, augment: Callable, pixels_of: Callable[[Tensor], Tensor]) -> Callable:
-        """`augment`, which also records the first batch: until the training loop does."""
-
-        def apply(batch: Any, step: int) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-            images, labels = augment(batch, step)
-            if self.samples is None:
-                pixels = pixels_of(images[:PICTURES]).permute(0, 2, 3, 1)
-                self.record_augmented_samples(pixels, labels, step + 1)
-            return images, labels
-
-        return apply
-
     @property
     def is_due(self) -> bool:
         """Whether writing it would take little of the time since it was written."""
@@ -89,7 +77,7 @@ class Page:
 
     def sheets(self, predictions: Answers) -> dict[str, np.ndarray]:
         """Contact sheets by name, for trackers: each (height, width, 3) uint8."""
-        errors = (read_small(predictions.source, n) for n in predictions.worst(PICTURES))
+        errors = (read_image(predictions.source, n) for n in predictions.worst(PICTURES))
         images = {"mistakes": [pixels for pixels in errors if pixels is not None]}
         if self.samples is not None:
             images["training images"] = list(self.samples.pixels.cpu())
@@ -237,7 +225,7 @@ def gallery(predictions: Answers, indices: list[int]) -> str:
         title = f"image {index}"
         if source.paths is not None:
             title = source.paths.relative(index).decode("utf-8", "backslashreplace")
-        pictures.append(html.Picture(read_small(source, index), title, lines))
+        pictures.append(html.Picture(read_image(source, index), title, lines))
     return html.gallery(pictures) if pictures else "<p>None.</p>"
 
 
@@ -260,9 +248,9 @@ def percentage(share: float) -> str:
     return f"{share:.1%}" if percent in ("0%", "100%") else percent
 
 
-def read_small(source: Source, index: int) -> Tensor | None:
-    """The whole image `index`, in a small size; None if it cannot be read any more."""
+def read_image(source: Source, index: int) -> Tensor | None:
+    """The whole image `index`; None if it cannot be read any more."""
     try:
-        return source.read(index, html.MOST_SIDE)
+        return source.read(index, html.SIDE)
     except (UserError, FaultError):
         return None

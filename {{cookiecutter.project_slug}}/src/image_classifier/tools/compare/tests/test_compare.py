@@ -79,20 +79,20 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return line
 
 
-def test_quantiles_are_those_of_the_tables() -> None:
+def test_intervals_and_p_values_are_those_of_the_tables() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 30: 2.042, 99: 1.984}
     assert {n: round(t_quantile(n), 3) for n in table} == table
-
-
-def test_a_split_of_images_is_as_probable_as_that_of_coins() -> None:
-    assert mcnemar(0, 6) == pytest.approx(2 / 64)
     assert mcnemar(9, 1) == mcnemar(1, 9) == pytest.approx(2 * 11 / 1024)
     assert mcnemar(0, 0) == mcnemar(5, 5) == mcnemar(6, 5) == 1
     normal = math.erfc(99 / math.sqrt(2 * 10_000))  # 100 apart, less half an image on each side
     assert mcnemar(4950, 5050) == pytest.approx(normal, rel=0.01)
+    assert not by_seeds([0.5, 0.6], [0.501, 0.601], grain=0.001).is_real  # less than an image
+    assert by_seeds([0.5, 0.6], [0.52, 0.62], grain=0.001).is_real
+    assert seeds_needed(0.01, spread=0.01) == 7  # the first n with t(n - 1) < sqrt(n)
+    assert seeds_needed(0.01, spread=1.0) == MOST_SEEDS
 
 
-def test_where_there_is_no_difference_one_in_twenty_is_found() -> None:
+def test_without_a_difference_one_comparison_in_twenty_finds_one() -> None:
     chance = random.Random(0)
     draws = [[chance.gauss(0.9, 0.01) for _ in range(10)] for _ in range(2000)]
     found = [by_seeds(draw[:5], draw[5:], 1e-9).is_real for draw in draws]
@@ -100,14 +100,6 @@ def test_where_there_is_no_difference_one_in_twenty_is_found() -> None:
     flips = [sum(chance.random() < 0.5 for _ in range(60)) for _ in range(1000)]
     assert sum(mcnemar(n, 60 - n) < 0.05 for n in flips) / len(flips) < 0.05
     assert 0.03 < sum(by_images(n, 60 - n, COUNT).is_real for n in flips) / len(flips) < 0.07
-
-
-def test_seeds_that_happen_to_agree_prove_nothing_smaller_than_an_image() -> None:
-    assert not by_seeds([0.5, 0.6], [0.501, 0.601], grain=0.001).is_real
-    assert by_seeds([0.5, 0.6], [0.52, 0.62], grain=0.001).is_real
-    assert seeds_needed(0.01, spread=0.0001) == 2
-    assert seeds_needed(0.01, spread=0.01) == 7  # the first n with t(n - 1) < sqrt(n)
-    assert seeds_needed(0.01, spread=1.0) == MOST_SEEDS
 
 
 def test_recipes_are_paired_seed_by_seed(
@@ -176,6 +168,9 @@ def test_what_can_not_be_compared_is_refused_in_a_line(
     far = [write_run(tmp_path / f"far{n}", 900, seed=n, lr=0.2) for n in (1, 2)]
     assert "nothing can be paired" in refused(capsys, a, *far)
     assert "cannot write" in refused(capsys, a, b, "--json", str(tmp_path / "no" / "x.json"))
+    with Path(b, "metrics.jsonl").open("a") as file:  # continued since it wrote its predictions
+        file.write('{"step": 150, "epoch": 3.0, "val/top1": 0.95, "val/loss": 0.3}\n')
+    assert "no predictions.safetensors of its last evaluation" in refused(capsys, a, b)
     Path(b, "predictions.safetensors").unlink()
     assert "no predictions.safetensors" in refused(capsys, a, b)
     Path(b, "predictions.safetensors").write_bytes(b"\x80\x04K\x01.")
@@ -187,7 +182,7 @@ def test_what_can_not_be_compared_is_refused_in_a_line(
 
 
 def test_scores_on_images_that_were_replaced_are_not_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image, paths = tmp_path / "image", PathList(tmp_path, [b"image"] * COUNT)
     runs = []
@@ -197,6 +192,10 @@ def test_scores_on_images_that_were_replaced_are_not_compared(
         runs.append(write_run(tmp_path / f"{len(runs)}", 900, lr=len(runs), paths=paths))
     assert "no significant difference" in "".join(said(capsys, *runs[:2]))
     assert "are not those of" in refused(capsys, runs[0], runs[2])
+    fingerprint = Source.fingerprint
+    monkeypatch.setattr(Source, "fingerprint", lambda source: f"{fingerprint(source)} raw")
+    prepared = write_run(tmp_path / "prepared", 900, lr=4, paths=paths)  # the same images
+    assert "no significant difference" in "".join(said(capsys, runs[2], prepared))
 
 
 def test_names_of_runs_do_not_reach_the_terminal(
@@ -207,16 +206,6 @@ def test_names_of_runs_do_not_reach_the_terminal(
     lines = said(capsys, *runs)
     assert all(line.isprintable() for line in lines)
     assert len([line for line in lines if line.startswith("B ")]) == 2  # its row, and against A
-
-
-def test_prepared_images_are_the_same_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a = write_run(tmp_path / "a", 900)
-    fingerprint = Source.fingerprint
-    monkeypatch.setattr(Source, "fingerprint", lambda source: f"{fingerprint(source)} raw")
-    b = write_run(tmp_path / "b", 910, lr=0.3)
-    assert "B against A: optim.lr 0.5 -> 0.3" in said(capsys, a, b)
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "status.json"])
@@ -232,14 +221,3 @@ def test_runs_are_compared_by_what_is_sound_or_refused_in_a_line(
     assert said.err.count("\n") == (code == 2)
     Path(b, name).write_bytes(damaged)
     assert main(["compare", a, b]) in (0, 2)
-
-
-def test_answers_of_another_evaluation_do_not_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = write_run(tmp_path / "a", 900), write_run(tmp_path / "b", 910, lr=0.3)
-    row = {"step": 150, "epoch": 3.0, "val/top1": 0.95, "val/top5": 1.0, "val/loss": 0.3}
-    with Path(b, "metrics.jsonl").open("a") as file:  # as after an early end with more patience
-        file.write(json.dumps(row) + "\n")
-    assert main(["compare", a, b]) == 2
-    assert "b' has no predictions.safetensors of its last evaluation" in capsys.readouterr().err
