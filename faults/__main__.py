@@ -205,7 +205,7 @@ ROWS = [
     Row(
         "classic mistakes in config, data and code",
         "refused or told before the first step",
-        tests_of(PROJECT, "tests/test_mistakes.py"),
+        tests_of(PROJECT, "tests/test_sanity_checks.py"),
         1,
         0,
     ),

@@ -1,6 +1,7 @@
 """What several tests need: processes that start at once, tiny configs, photographs."""
 
 import gc
+import json
 import multiprocessing
 import os
 import pickle
@@ -29,7 +30,7 @@ from image_classifier.predictions import Answers
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.tracking import logger as report
-from image_classifier.tracking.flops import Cost
+from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 
 # A run of two steps, as words of a command line.
@@ -78,8 +79,7 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
         multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
     make_quick(pytest.MonkeyPatch())
-    # What an image costs is found once in a process, and takes a fifth of a second.
-    report.cost_of = lambda *_: Cost(weights=1, trainable=1, reason="a test are not of interest")
+    report.count_flops = lambda *_: 0  # or each process measures its peak, a tenth of a second
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
 
 
@@ -146,6 +146,12 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def losses(folder: str | Path) -> list[float]:
+    """The training and validation losses that a run logged."""
+    rows = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
 def changed(config: Config, **knobs: object) -> Config:
@@ -325,3 +331,14 @@ class Shown(HTMLParser):
         self.words.append(data)
         if self.is_cell:
             self.tables[-1][-1][-1] += data
+
+
+def after_each_step(patch: pytest.MonkeyPatch, act: Callable[[RunLogger, Tensor], object]) -> None:
+    """Let `act` happen after each step of training, before it is saved."""
+    step = RunLogger.step
+
+    def step_and_act(log: RunLogger, number: int, loss: Tensor, *batch: Tensor) -> None:
+        step(log, number, loss, *batch)
+        act(log, loss)
+
+    patch.setattr(RunLogger, "step", step_and_act)

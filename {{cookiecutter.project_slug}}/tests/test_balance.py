@@ -126,14 +126,14 @@ def test_a_skewed_folder_is_pointed_out(
     skewed: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from image_classifier.tracking import (
-        sanity_checks as mistakes,
+        sanity_checks,
     )
 
-    monkeypatch.setattr(mistakes, "SKEWED", 5)
+    monkeypatch.setattr(sanity_checks, "SKEWED", 5)
     short = changed(skewed, optim__warmup_epochs=0, epochs=0.125, run__fresh=True)
     for balance, is_said in (("none", True), ("loss", False), ("sampling", False)):
         train(changed(short, data__balance=balance))
-        line = "warning: the largest class has 40 training images and the smallest 7"
+        line = "warning: the largest class has 40 training images and the smallest 7."
         assert (line in capsys.readouterr().out) == is_said
 
 

@@ -36,9 +36,9 @@ def load_shared(
         mine, is_bad = load(source, own, data, side, world, bad_images=bad_images)
         bad[own] = is_bad.int()
         shared[world.rank :: world.size] = mine.to(world.device)
-        pixels[numbers] = world.sum(shared).cpu()
+        pixels[numbers] = world.all_reduce_sum(shared).cpu()
     if bad_images.is_skipping:
-        bad = world.sum(bad.to(world.device)).cpu()
+        bad = world.all_reduce_sum(bad.to(world.device)).cpu()
     return pixels, bad.bool()
 
 

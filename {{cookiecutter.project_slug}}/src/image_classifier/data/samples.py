@@ -5,6 +5,7 @@ workers makes the same; and so does what stands in for one that can't be read.
 """
 
 import contextlib
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -40,7 +41,7 @@ class Samples:
         self.is_skipping, self.is_training = data.on_bad_image == "skip", augment is not None
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         crops = augment if augment and augment.crop == "resized" else None
-        self.min_area, self.flip = (crops.min_area, crops.flip) if crops else (None, "none")
+        self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")
         alternates = self.flip == "alternating"
         self.sides = seeding.sides_at(seed, len(source)).numpy() if alternates else None
         # Built before workers are forked: each would take seconds to import torchvision.
@@ -119,4 +120,5 @@ def build_policy(augment: AugmentConfig) -> Callable[[Tensor], Tensor] | None:
 
     if augment.policy == "trivialaugment":
         return v2.TrivialAugmentWide()
-    return v2.RandAugment(augment.policy_ops, augment.policy_magnitude)
+    strength = dict(re.findall(r"-([mn])(\d+)", augment.policy))
+    return v2.RandAugment(int(strength.get("n", 2)), int(strength.get("m", 9)))

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ..config import DataConfig
 from ..runtime.distributed import World
-from ..runtime.files import read_object
+from ..runtime.files import read_object, write_json
 from ..runtime.machine import device_name, num_cores
-from ..runtime.run_dir import write_json
 from .datasets.prepared import cache_folder
 from .samples import Samples
 from .stream import FORKS, Stream
