@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .config import AugmentConfig
 from .data.datasets.source import Source
+from .models import Best
 from .precision import Precision
 
 CACHED = 2**18  # float32 numbers that fit into a core's cache beside others
@@ -33,7 +34,11 @@ class Normalize:
     """Scales pixels from 0..255 to mean 0 and standard deviation 1 of each colour channel."""
 
     def __init__(
-        self, source: Source, size: int, precision: Precision, augment: AugmentConfig | None = None
+        self,
+        source: Source | Best,
+        size: int,
+        precision: Precision,
+        augment: AugmentConfig | None = None,
     ) -> None:
         """For images of up to `size` pixels, in the memory format of the model.
 
