@@ -20,8 +20,7 @@ from image_classifier.augment import (
     shift_and_flip,
 )
 from image_classifier.config import AugmentConfig, Config
-from image_classifier.data.datasets.source import Source
-from image_classifier.data.decode import (
+from image_classifier.data.crops import (
     BOX_DRAWS,
     centre_crop,
     crop,
@@ -29,6 +28,7 @@ from image_classifier.data.decode import (
     random_boxes,
     random_sides,
 )
+from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import join_world

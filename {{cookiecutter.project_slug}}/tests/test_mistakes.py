@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import changed, run_ranks
+from image_classifier.data.stream import Stream
 from PIL import Image
 
 from image_classifier.cli import main
@@ -28,7 +29,6 @@ from image_classifier.data.loader import (
     TrainData,
     copy_ahead,
 )
-from image_classifier.data.stream import Stream
 from image_classifier.evaluate import Scores, evaluate_run
 from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_schedule

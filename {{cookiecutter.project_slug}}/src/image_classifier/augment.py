@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from .config import AugmentConfig, UserError
+from .data.autotune import fits_device
+from .data.crops import BOX_DRAWS, random_boxes
 from .data.datasets.source import Source
-from .data.decode import BOX_DRAWS, random_boxes
 from .data.loader import Batch, TrainData
-from .data.placement import fits_device
 from .precision import Precision
 from .resolution import build_size, shrink
 from .runtime import seeding
@@ -347,5 +347,6 @@ def mix_pairs(
         kept = chance.betavariate(augment.mixup, augment.mixup)
         images = torch.lerp(others, images, kept)
     targets = torch.zeros((count, num_classes), device=images.device)
-    targets.scatter_(1, labels[:, None], 1.0)
+    is_read = (labels >= 0).float()[:, None]  # an image that could not be read has no class
+    targets.scatter_(1, labels.clamp(min=0)[:, None], is_read)
     return images, torch.lerp(targets[partner], targets, kept)

@@ -25,15 +25,15 @@ class FaultError(RuntimeError):
 class DataConfig:
     """Which images.
 
-    (`datasets/`, `loader.py`, `placement.py`, `samples.py`, `bad_images.py`, and sizes by way of
+    (`datasets/`, `loader.py`, `autotune.py`, `samples.py`, `bad_images.py`, and sizes by way of
     the properties in `config.py`)
     """
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
     val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
-    prepared: bool = True  # use what `prepare` wrote of the images, where it is there
-    cache: str = ""  # folder for that and for what was measured; default: ROOT.cache, beside `root`
+    cache: str = ""  # folder of what `prepare` wrote, which is read in place of the files; default:
+    # ROOT.cache, beside `root`; off: read the files
     limit: int = 0  # use only so many images of each split, to try things out; 0: all
     image_size: int = 32  # side of the square that the model sees, in pixels
     test_size: int = 0  # and that it sees after training; 0: image_size. Random crops enlarge what
@@ -43,10 +43,8 @@ class DataConfig:
     # memory, or decoded anew for every batch; auto: device if they fit
     workers: int | Literal["auto"] = "auto"  # decoding processes per training process
     prefetch_batches: int = 4  # decoded ahead of the one that is in use
-    decode: Literal["exact", "reduced"] = "exact"  # reduced: files of four times the size that is
-    # needed, or more, at 1/2, 1/4 or 1/8 of it: faster, and slightly other pixels
     on_bad_image: Literal["stop", "skip"] = "stop"  # a file that can't be read ends the run; skip:
-    # another image takes its place, and it is listed in bad_images.txt in the run folder
+    # the loss ignores it, and it is listed in bad_images.txt in the run folder
     balance: Literal["none", "sampling", "loss"] = "none"  # of classes that differ in size;
     # sampling: each is seen equally often; loss: images of rare ones count for more
 
@@ -296,7 +294,7 @@ RANGES: dict[str, tuple[float, float]] = {
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
 FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.on_bad_image")
 # The pixels of prepared images are others, but that is told from the images themselves.
-FREE_TO_CHANGE += ("data.prepared", "data.cache")
+FREE_TO_CHANGE += ("data.cache",)
 
 
 def knob_value(config: Config, knob: str) -> Any:  # noqa: ANN401 - knobs have many types
@@ -313,7 +311,7 @@ def flag(knob: str) -> str:
 
 
 def words_of(knobs: dict[str, Any]) -> list[str]:
-    """Knobs as words of a command line: `{"data.prepared": False}` -> `--data.no-prepared`."""
+    """Knobs as words of a command line: `{"optim.nesterov": False}` -> `--optim.no-nesterov`."""
     words = []
     for knob, value in knobs.items():
         section, dot, name = flag(knob).rpartition(".")

@@ -15,6 +15,7 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,12 +23,12 @@ from torch import nn
 from .config import Config, RunConfig
 from .data.datasets.prepared import cache_folder
 from .data.loader import TrainData
-from .data.workers import recall, remember
 from .models import build_model
 from .precision import Precision
 from .runtime.distributed import World
 from .runtime.files import read_object
 from .runtime.machine import cpu_name, usual_precision
+from .runtime.run_dir import write_json
 from .runtime.seeding import WEIGHTS, seeded
 
 NAMES = ("fp32", "bf16")
@@ -173,3 +174,17 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def recall(memory: Path) -> dict[str, Any]:
+    """What was measured before."""
+    with suppress(OSError):
+        return read_object(memory)
+    return {}
+
+
+def remember(memory: Path, known: dict[str, Any]) -> None:
+    """Keep what was measured, where that is possible."""
+    with suppress(OSError):  # a folder that can't be written: it is measured again
+        memory.parent.mkdir(exist_ok=True)
+        write_json(memory, known)

@@ -110,7 +110,7 @@ class Watch:
         if data.where != "stream":
             return "less of --augment"
         advice = []
-        if data.source.paths is not None and data.source.prepared is None:
+        if data.source.paths is not None and not data.source.recipe:
             advice.append("`prepare` the images")
         cores = num_cores() // self.world.local_size
         if data.workers < cores:

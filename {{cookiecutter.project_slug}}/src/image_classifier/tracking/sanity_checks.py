@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..config import Config, OptimConfig, UserError, flag
-from ..data.datasets.overlap import find_overlap
 from ..data.datasets.source import check_numbers
 from ..data.decode import highest_in_file, is_dark, scale_of_grey
 from ..data.loader import EvalData, TrainData
@@ -31,11 +30,10 @@ USUAL_LR = {
 FAR = 20  # times the usual learning rate, or a part of it: published recipes are within 10
 FEW_FOR_BATCHNORM = 8  # images, below which accuracy suffers: https://arxiv.org/abs/1803.08494
 LONG_WARMUP = 0.5  # share of the run
-PROBES = 64  # validation images that are looked up, and training files that are looked into
+PROBES = 64  # training files that are looked into
 COSTLY = 1.5  # times an image of 128 pixels
 DEEP_SUFFIXES = (".png", ".tif", ".tiff")  # of files that may have 16 bits per pixel
 SKEWED = 10  # times as many images as of the smallest class
-SHARED = 0.05  # share of them to be found there; every large dataset has a few twins
 
 
 @dataclass(frozen=True)
@@ -234,17 +232,6 @@ def skewed_classes(start: Start) -> str:
     )
 
 
-def shared_images(start: Start) -> str:
-    """Scores on images that were learned say nothing of others."""
-    count, twins = find_overlap(start.train_data.source, start.val_data.source, PROBES)
-    if len(twins) <= SHARED * count:
-        return ""
-    return (
-        f"of {count} validation images that were looked up, {len(twins)} are training images too, "
-        f"such as {twins[0]}: scores will be too good"
-    )
-
-
 def costly_stem(start: Start) -> str:
     """Up to 64 pixels first layers keep full resolution, which is made for 32: CIFAR's images."""
     model, size = start.config.model, start.config.data.image_size
@@ -307,7 +294,6 @@ DOUBTS = (
     long_warmup,
     few_for_batchnorm,
     skewed_classes,
-    shared_images,
     other_normalisation,
     costly_stem,
     dark_images,

@@ -13,8 +13,8 @@ from statistics import median
 import torch
 
 from ...config import Config, UserError, flatten, words_of
+from ...data.autotune import choose_workers
 from ...data.samples import Samples
-from ...data.workers import choose_workers
 from ...precision_probe import settle_precision
 from ...runtime.distributed import join_world
 from ...runtime.launch import is_launched, num_processes
@@ -218,7 +218,7 @@ def compose(case: Case, rows: list[Row]) -> Variants:
 def preparing(case: Case, rows: list[Row]) -> str:
     """What to do with the images first, if that was found to help; else nothing."""
     row = next((row for row in rows if row.name == "prepared"), None)
-    if row is None or case.data.where != "stream" or case.data.source.prepared is not None:
+    if row is None or case.data.where != "stream" or case.data.source.recipe:
         return ""
     better = {name: g for name, g in row.gains().items() if g.is_effect and g.median > 1}
     if not better:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
@@ -19,7 +19,8 @@ import torch
 from PIL import Image
 
 from ...config import DataConfig
-from ...data.datasets import open_dataset
+from ...data.crops import resize
+from ...data.datasets import open_files
 from ...data.datasets.quarantine import path_from_root
 from ...data.datasets.source import Source
 from ...data.decode import (
@@ -29,10 +30,9 @@ from ...data.decode import (
     highest_grey,
     is_dark,
     read_image,
-    resize,
 )
 from ...data.prepare import work_in_threads
-from ...data.stream import FORKS
+from ...data.shared_memory import CONTEXT
 from ...runtime.console import clock
 from ...runtime.machine import end_with_parent, num_cores
 from .near_duplicates import SIDE
@@ -65,8 +65,7 @@ class Images:
             UserError: if one can't be.
         """
         self.data, self.splits = data, tuple(splits)
-        data = replace(data, limit=0, prepared=False)
-        self.sources = [open_dataset(data, split) for split in splits]
+        self.sources = [open_files(data, split) for split in splits]
         self.ends = np.cumsum([len(source) for source in self.sources])
         # A class has the same number in each of them, also where each has folders of its own.
         names = dict.fromkeys(name for source in self.sources for name in source.classes)
@@ -158,7 +157,7 @@ def open_readers(images: Images) -> Iterator[Callable[[int, int], Survey]]:
 
     With small images most of the work is Python's, of which threads do no more than one at a time.
     """
-    if not FORKS or len(images) < MANY:
+    if CONTEXT != "fork" or len(images) < MANY:
         yield lambda first, last: look_at_some(images, first, last)
         return
     context = multiprocessing.get_context("fork")

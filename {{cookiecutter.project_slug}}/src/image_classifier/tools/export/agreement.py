@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from ...config import FaultError, UserError
+from ...data.crops import centre_crop
 from ...data.datasets import open_dataset
 from ...data.datasets.source import Source, check_numbers
-from ...data.decode import BadImageError, centre_crop, pixels_to_keep
+from ...data.decode import BadImageError
 from ...runtime.console import some
 from ...trained import Trained
 from .pixels import Answer
@@ -42,10 +43,9 @@ class RealImages:
             UserError: if one can't be read and such are not to be skipped.
         """
         data = self.trained.config.data
-        keep = pixels_to_keep(data, self.side)
         for number, label in enumerate(self.source.labels.tolist()):
             try:
-                yield self.source.read(number, keep), label
+                yield self.source.read(number), label
             except BadImageError:
                 if data.on_bad_image == "stop":
                     raise

@@ -72,7 +72,7 @@ def contact_sheet(pictures: Sequence[Tensor]) -> np.ndarray:
 def read_small(source: Source, index: int) -> Tensor | None:
     """Image `index`, whole; None if it can't be read any more, which is no reason to end a run."""
     try:
-        return source.read(index, SIDE)
+        return source.read(index)
     except (UserError, FaultError):
         return None
 

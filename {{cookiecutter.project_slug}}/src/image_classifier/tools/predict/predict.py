@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from ...config import ComputeConfig, FaultError, UserError
-from ...data.bad_images import BadImages
+from ...data.autotune import choose_depth, choose_workers
 from ...data.datasets.paths import PathList
 from ...data.datasets.source import Source
-from ...data.loader import Batch, copy_ahead, pins
-from ...data.placement import choose_depth
-from ...data.samples import LEFT_OUT, Samples
-from ...data.stream import PART_SIZES, Stream
-from ...data.workers import choose_workers
+from ...data.loader import Batch, CopyAhead, pins
+from ...data.samples import Samples
+from ...data.shared_memory import PART_SIZES, SharedMemoryLoader
 from ...evaluate import logits_of
 from ...runtime.console import clock, is_reader_gone
 from ...runtime.distributed import World, join_world
@@ -105,16 +103,22 @@ class PredictData:
             image_size=data.eval_size,
             batch_size=self.batch_size,
             workers=workers,
-            on_bad_image="skip",
         )
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
         source = Source(labels, trained.classes, paths=files)
         samples = Samples(source, data)
-        self.workers, _ = choose_workers(data, samples, world, remembers=False)
+        self.workers, _ = choose_workers(data, samples, world)
         self.workers = min(self.workers, len(files) // PART_SIZES[0])
         depth, _ = choose_depth(data, self.workers, world)
-        self.stream = Stream(samples, self.batch_size, self.workers, depth, pins(world))
-        self.bad_images = BadImages(source, data, folder="")
+        self.errors: dict[int, str] = {}  # why files can't be read, until their rows are written
+        self.loader = SharedMemoryLoader(
+            samples,
+            self.batch_size,
+            self.workers,
+            depth,
+            pins(world),
+            note=self.errors.__setitem__,
+        )
         self.waited_seconds = 0.0  # that the model stood still for want of a batch
 
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
@@ -126,7 +130,7 @@ class PredictData:
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         places = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        batches = copy_ahead(self.stream.batches(places), self.world)
+        batches = CopyAhead(self.loader.batches(places), self.world)
         for start in starts:
             asked = time.perf_counter()
             batch = next(batches)
@@ -134,22 +138,20 @@ class PredictData:
             yield start, batch
 
     def labelled(self, start: int, found: tuple[Tensor, ...]) -> Labelled:
-        """What was found of a batch: (batch, top_k) float32 and int64, and (batch,) int64 labels.
-
-        What is wrong with a file that a worker could not read is asked for here, once more.
-        """
-        probabilities, classes, labels = found
-        bad = (labels == LEFT_OUT).nonzero().flatten().tolist()
+        """What was found of a batch: (batch, top_k) float32 and int64."""
+        probabilities, classes = found
+        stop = start + len(probabilities)
+        rows = [index - start for index in self.errors if start <= index < stop]
         return Labelled(
-            paths=self.files.between(start, start + len(labels)),
+            paths=self.files.between(start, stop),
             classes=classes.tolist(),
             probabilities=probabilities.tolist(),
-            errors={row: self.bad_images.reason(start + row) for row in bad},
+            errors={row: self.errors.pop(start + row) for row in sorted(rows)},
         )
 
     def close(self) -> None:
-        """Let the workers end."""
-        self.stream.close()
+        """End the workers."""
+        self.loader.close()
 
 
 def label(trained: Trained, data: PredictData, top_k: int, first: int) -> Iterator[Labelled]:
@@ -161,7 +163,7 @@ def label(trained: Trained, data: PredictData, top_k: int, first: int) -> Iterat
     for start, batch in data.batches(first):
         logits = logits_of(trained.model, batch.images, trained.normalize, trained.precision)
         best = logits.softmax(1).topk(top_k)
-        late.append((start, begin_copy((best.values, best.indices, batch.labels), data.world)))
+        late.append((start, begin_copy((best.values, best.indices), data.world)))
         if len(late) > 1:
             earlier, wait = late.popleft()
             yield data.labelled(earlier, wait())

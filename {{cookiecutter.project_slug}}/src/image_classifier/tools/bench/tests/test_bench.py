@@ -67,7 +67,7 @@ def test_the_steps_of_a_trial_are_those_of_training(config: Config, tmp_path: Pa
             assert torch.equal(tensor, saved[part][name]), name
 
 
-@pytest.mark.parametrize("name", ["num_workers", "prefetch", "ring", "uint8", "resident"])
+@pytest.mark.parametrize("name", ["num_workers", "prefetch", "shared_memory", "uint8", "resident"])
 def test_other_ways_bring_the_same_images(config: Config, tmp_path: Path, name: str) -> None:
     with opened(config, tmp_path) as (case, shelf):
         seen = []

@@ -29,7 +29,7 @@ from .loading import (
     prefetch,
     prepared,
     resident,
-    ring,
+    shared_memory,
     uint8,
 )
 
@@ -54,7 +54,7 @@ TIPS: dict[str, Callable[[Case], Variants]] = {
         num_workers,
         prefetch,
         persistent_workers,
-        ring,
+        shared_memory,
         uint8,
         pin_memory,
         non_blocking,

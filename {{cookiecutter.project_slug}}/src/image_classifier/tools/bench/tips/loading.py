@@ -12,13 +12,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from ....augment import build_augment
 from ....config import PREPARED_QUALITY, PREPARED_SIDE
-from ....data.datasets.prepared import Recipe
+from ....data.autotune import MEMORY_SHARE, candidates, fits_device
+from ....data.datasets.prepared import OFF, Recipe
 from ....data.loader import Batch
-from ....data.placement import MEMORY_SHARE, fits_device
 from ....data.prepare import prepare
 from ....data.samples import Samples
-from ....data.stream import Stream, shared
-from ....data.workers import candidates
+from ....data.shared_memory import SharedMemoryLoader
 from ....runtime.machine import host_memory_bytes, num_cores
 from .case import Case, NotHereError, Variants, need_gpu, streamed, with_knobs
 from .trial import Trial, Variant
@@ -42,7 +41,7 @@ def num_workers(case: Case) -> Variants:
     config, cores = streamed(case), num_cores()
     settled = config.data.workers
     assert settled != "auto"
-    counts = sorted({0, settled, *candidates(cores, cores, case.world)})
+    counts = sorted({0, settled, *candidates(cores, case.world)})
     is_rule = {4 * case.num_gpus: " (4 x GPUs)"} if case.num_gpus else {}
     return {
         f"{count}{is_rule.get(count, '')}": Variant(with_knobs(config, {"data.workers": count}))
@@ -73,8 +72,8 @@ def persistent_workers(case: Case) -> Variants:
 
     - Why: starting them takes time, and so does the first batch, for which everything waits.
     - When it hurts: never in speed. What a worker has in memory stays there.
-    - Knob: none, workers live from the first step to the last; DataLoader has
-      `persistent_workers=True`, and starts them anew without it.
+    - Knob: none, DataLoader's `persistent_workers=True` is always set; without it they start anew
+      in each epoch.
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
     """
     config = streamed(case)
@@ -83,13 +82,8 @@ def persistent_workers(case: Case) -> Variants:
 
 def restart_workers(trial: Trial) -> None:
     """Begin each epoch with new ones."""
-
-    def restart() -> None:
-        trial.data.stream.close()
-        trial.data.stream.start()
-
     # A fork makes the next step slower too: what it writes to was shared, and is copied first.
-    trial.restart, trial.settling_steps = restart, 1
+    trial.restart, trial.settling_steps = trial.data.close, 1
 
 
 def pin_memory(case: Case) -> Variants:
@@ -98,8 +92,8 @@ def pin_memory(case: Case) -> Variants:
     - Why: the GPU fetches from it by itself. From other memory the driver first copies to a
       page-locked buffer of its own, and the CPU waits for it.
     - When it hurts: it can't be swapped out, so a machine that is short of memory suffers; and to
-      pin takes time, which is lost where it is done for every batch. Here the ring is pinned once.
-    - Knob: none, it is always done for a GPU; DataLoader has `pin_memory=True`.
+      pin takes time, which is lost where it is done for every batch. It is pinned once here.
+    - Knob: none, it is always done for a GPU; DataLoader's `pin_memory=True` does it per batch.
     - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
     """
     need_gpu(case)
@@ -108,8 +102,8 @@ def pin_memory(case: Case) -> Variants:
 
 
 def unpin(trial: Trial) -> None:
-    """Leave the ring in memory that can be moved."""
-    trial.data.stream.pin = False
+    """Leave the slots in memory that can be moved."""
+    trial.data.loader.pin = False
 
 
 def non_blocking(case: Case) -> Variants:
@@ -118,7 +112,7 @@ def non_blocking(case: Case) -> Variants:
     - Why: a GPU copies and computes at the same time, but only in different streams, from pinned
       memory, and if the CPU does not wait for the copy.
     - When it hurts: memory that is overwritten before the copy is through gives wrong images
-      without an error. Here a slot of the ring is freed by an event that comes after the copy.
+      without an error. Here a slot is used again only after an event that follows its copy.
     - Knob: none, it is always done; by hand `tensor.to(device, non_blocking=True)` in a
       `torch.cuda.Stream`.
     - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
@@ -132,7 +126,7 @@ def block(trial: Trial) -> None:
     """Copy a batch when it is its turn, and wait."""
 
     def batches(start: int, stop: int) -> Iterator[Batch]:
-        for host in trial.data.stream.batches(trial.data.places(start, stop)):
+        for host in trial.data.loader.batches(trial.data.places(start, stop)):
             yield Batch(*(tensor.to(trial.world.device) for tensor in host))
 
     trial.batches = batches
@@ -151,35 +145,36 @@ def uint8(case: Case) -> Variants:
     return {"float32 from workers": Variant(config, normalize_in_workers), "uint8": Variant(config)}
 
 
-class FloatStream(Stream):
-    """A ring of normalised images."""
+class FloatSamples:
+    """Normalised images."""
 
-    def __init__(
-        self, samples: Samples, batch_size: int, workers: int, ahead: int, pin: bool
-    ) -> None:
-        """As of bytes; of four times the size."""
-        super().__init__(samples, batch_size, workers, ahead, pin)
-        self.images = shared(tuple(self.images.shape), torch.float32)
+    def __init__(self, samples: Samples) -> None:
+        """Those of `samples`, which are bytes."""
+        self.samples, self.source, self.size = samples, samples.source, samples.size
         deviation = 255 * torch.tensor(samples.source.std)
         # Rows rather than single pixels, as on the device.
         self.scale = (1 / deviation).repeat(samples.size)
         self.shift = (255 * torch.tensor(samples.source.mean) / deviation).repeat(samples.size)
 
-    def fill(self, slot: int, first: int, last: int, epoch: int) -> None:
-        """Fill some rows of a slot."""
-        rows = self.images[slot, first:last]
-        pixels = torch.empty(rows.shape, dtype=torch.uint8)
-        self.write(pixels, slot, first, last, epoch)
-        rows.copy_(pixels)
-        rows.flatten(2).mul_(self.scale).sub_(self.shift)
+    def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> dict[int, str]:
+        """As `Samples.fill`, to float32."""
+        pixels = torch.empty(out.shape, dtype=torch.uint8)
+        unreadable = self.samples.fill(pixels, epoch, indices)
+        out.copy_(pixels)
+        out.flatten(2).mul_(self.scale).sub_(self.shift)
+        return unreadable
 
 
 def normalize_in_workers(trial: Trial) -> None:
-    """Send float32 images through the ring."""
-    data, stream = trial.data, trial.data.stream
-    ahead = trial.config.data.prefetch_batches
-    data.stream = FloatStream(
-        stream.samples, stream.images.shape[1], data.workers, ahead, stream.pin
+    """Send float32 images through shared memory, which takes four times as much of it."""
+    data, loader = trial.data, trial.data.loader
+    data.loader = SharedMemoryLoader(
+        FloatSamples(loader.samples),
+        loader.images.shape[1],
+        data.workers,
+        trial.config.data.prefetch_batches,
+        loader.pin,
+        dtype=torch.float32,
     )
     layout = trial.normalize.memory_format
     trial.augment = build_augment(
@@ -191,20 +186,21 @@ def normalize_in_workers(trial: Trial) -> None:
     )
 
 
-def ring(case: Case) -> Variants:
-    """Let workers write into the batch itself, instead of torch's DataLoader.
+def shared_memory(case: Case) -> Variants:
+    """Let the workers of torch's DataLoader write into shared memory that is used again and again.
 
-    - Why: DataLoader's workers make a tensor for each image, copy all of them into a batch in new
-      shared memory, and send a handle of it; its pages are faulted in anew each time, and for a GPU
-      the batch is copied once more to pinned memory. Here a worker decodes into its rows of a slot
-      that is used again and again, and several workers share in a batch.
+    - Why: by default a worker makes a tensor for each image, copies all of them into a batch in new
+      shared memory, and sends a handle of it; its pages are faulted in anew each time, and for a
+      GPU the batch is copied once more to pinned memory. Here a worker decodes into its rows of a
+      batch and returns a few numbers, and several workers share in a batch.
     - When it hurts: a batch must be used before the one after the next is asked for. Samples of
       different sizes need DataLoader's `collate_fn`.
     - Knob: none, it is always done.
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
     """
     config = streamed(case)
-    return {"DataLoader": Variant(config, use_dataloader), "ring": Variant(config)}
+    usual = Variant(config, use_collating_loader)
+    return {"collated by DataLoader": usual, "shared memory": Variant(config)}
 
 
 class PlainDataset(Dataset):
@@ -222,12 +218,12 @@ class PlainDataset(Dataset):
         return pixels[0], self.samples.source.labels[index], index
 
 
-def use_dataloader(trial: Trial) -> None:
-    """Let torch's DataLoader do what the ring does: pinned, prefetched, with workers that stay."""
+def use_collating_loader(trial: Trial) -> None:
+    """Use a DataLoader as tutorials do: it collates, pins and prefetches; workers stay."""
     device, workers = trial.world.device, trial.data.workers
     batch_sampler: list[list[tuple[int, int]]] = []
     loader = DataLoader(
-        PlainDataset(trial.data.stream.samples),
+        PlainDataset(trial.data.loader.samples),
         batch_sampler=batch_sampler,
         num_workers=workers,
         persistent_workers=workers > 0,
@@ -301,17 +297,17 @@ def prepared(case: Case) -> Variants:
     - When it hurts: raw pixels take 150 to 270 KB for each image; where they don't fit into memory
       the disk must keep up. Random crops are cut from the smaller image: other pixels.
     - Knob: `prepare`, with `--format raw` or `jpeg`; training uses what is there, unless
-      `--data.no-prepared`.
+      `--data.cache off`.
     - Source: <https://arxiv.org/abs/2306.12517>
     """
     source, data = case.data.source, case.config.data
     if source.paths is None:
         raise NotHereError("needs photographs in files; these images are in memory")
-    if source.prepared is not None:
+    if source.recipe:
         config = streamed(case)
         return {
-            "files": Variant(with_knobs(config, {"data.prepared": False}), is_choice=False),
-            f"prepared, {source.prepared.recipe}": Variant(config, is_choice=False),
+            "files": Variant(with_knobs(config, {"data.cache": OFF}), is_choice=False),
+            f"prepared, {source.recipe}": Variant(config, is_choice=False),
         }
     root = case.folder / SAMPLE
     count = min(len(source), max(SAMPLED_IMAGES, 2 * data.batch_size))
@@ -319,9 +315,9 @@ def prepared(case: Case) -> Variants:
     link_sample(case, root / "images", count)
     knobs = {"data.name": "folder", "data.root": str(root / "images"), "data.limit": 0}
     config = with_knobs(streamed(case), knobs)
-    variants = {"files": Variant(with_knobs(config, {"data.prepared": False}), is_choice=False)}
+    variants = {"files": Variant(with_knobs(config, {"data.cache": OFF}), is_choice=False)}
     for form in ("jpeg", "raw"):
-        cached = with_knobs(config, {"data.cache": str(root / form), "data.prepared": True})
+        cached = with_knobs(config, {"data.cache": str(root / form)})
         prepare(
             cached.data,
             ("train",),

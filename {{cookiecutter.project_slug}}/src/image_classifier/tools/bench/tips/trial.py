@@ -21,7 +21,7 @@ import torch
 from ....augment import Normalize, build_augment
 from ....config import AugmentConfig, Config, DataConfig
 from ....data.loader import Batch, TrainData, pins
-from ....data.stream import Stream
+from ....data.shared_memory import SharedMemoryLoader
 from ....memory import split
 from ....network import begin_network
 from ....optim import build_loss, build_optimizer, build_schedule, set_lr
@@ -160,12 +160,7 @@ class Trial:
 
     def close(self) -> None:
         """Let its workers end."""
-        if self.data.where == "stream":
-            stream = self.data.stream
-            with contextlib.suppress(Exception):  # what failed has been said
-                while stream.num_pending:
-                    stream.collect()
-            stream.close()
+        self.data.close()
         # Here, as the garbage collector would let a DataLoader wait 5 s for its workers.
         self.batches = self.data.batches
 
@@ -202,8 +197,14 @@ class DataShelf:
             assert config.data.workers != "auto"
             data.workers = config.data.workers
             share = config.data.batch_size // self.world.size
-            samples, ahead = data.stream.samples, config.data.prefetch_batches
-            data.stream = Stream(samples, share, data.workers, ahead, pins(self.world))
+            data.loader = SharedMemoryLoader(
+                data.loader.samples,
+                share,
+                data.workers,
+                config.data.prefetch_batches,
+                pins(self.world),
+                note=data.bad_images.note,
+            )
         return data
 
 

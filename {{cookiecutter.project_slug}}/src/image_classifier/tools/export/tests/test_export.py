@@ -17,7 +17,7 @@ from torch import Tensor
 from image_classifier.augment import VIEWS, shift_and_flip
 from image_classifier.cli import main
 from image_classifier.config import Config, FaultError, flatten
-from image_classifier.data.decode import centre_crop
+from image_classifier.data.crops import centre_crop
 from image_classifier.models import build_model
 from image_classifier.tools.export import export as exporting
 from image_classifier.tools.export.agreement import compare_scores

@@ -90,9 +90,9 @@ def test_a_training_that_diverges_is_not_gone_on_with(config: Config) -> None:
 def test_what_to_try_has_the_knobs_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
     monkeypatch.setattr(find_lr_module, "find_lr", lambda _, command, *__: tried.append(command))
-    words = "--data.root;my photos;--epochs;2;--optim.lr=3;--data.no-prepared;--run.trackers"
+    words = "--data.root;my photos;--epochs;2;--optim.lr=3;--compute.no-tf32;--run.trackers"
     assert main(["find-lr", *words.split(";")]) == 0
-    flags = "--epochs 2.0 --data.root 'my photos' --data.no-prepared --run.trackers"
+    flags = "--epochs 2.0 --data.root 'my photos' --compute.no-tf32 --run.trackers"
     assert tried == [f"python train.py folder {flags}"]
 
 
