@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import changed, run_ranks
-from image_classifier.data.stream import Stream
 from PIL import Image
 
 from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig, UserError
-from image_classifier.data import loader
-from image_classifier.data import stream as stream_module
+from image_classifier.data import loader, shared_memory
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import (
+    CopyAhead,
     EvalData,
     TrainData,
-    copy_ahead,
 )
+from image_classifier.data.samples import Samples
+from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.evaluate import Scores, evaluate_run
 from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_schedule
@@ -342,26 +342,6 @@ def by_file(config: Config, photos: Path, tmp_path: Path) -> Config:
     return changed(config, data__name="folder", data__root=str(root), data__batch_size=4)
 
 
-def test_photographs_without_copies_are_not_suspected(by_file: Config) -> None:
-    assert find_mistakes(start_of(by_file)) == []
-
-
-@pytest.mark.parametrize("how", ["link", "copy", "renamed"])
-def test_validation_files_that_are_training_files_are_said(by_file: Config, how: str) -> None:
-    root = Path(by_file.data.root)
-    shutil.rmtree(root / "val")
-    if how == "link":
-        (root / "val").symlink_to("train")
-    else:
-        shutil.copytree(root / "train", root / "val")
-    if how == "renamed":
-        for number, path in enumerate(sorted((root / "val").rglob("*.jpg"))):
-            path.rename(path.with_name(f"other-{number}.jpg"))
-    (line,) = find_mistakes(start_of(by_file))
-    assert line.startswith("of 12 validation images that were looked up, 12 are training")
-    assert ascii(str(root / "val"))[:-1] in line
-
-
 @pytest.mark.parametrize(
     ("suffix", "top", "said"),
     [
@@ -417,23 +397,15 @@ def test_images_that_cost_more_than_larger_ones_are_said(
         assert f"{times[1]} times as much as with --model.stem imagenet" in line
 
 
-def test_one_twin_among_many_is_not_said(start: Start) -> None:
-    start.val_data.source.pixels[5] = start.train_data.source.pixels[9]
-    assert find_mistakes(start) == []
-    start.val_data.source.pixels[10:20] = start.train_data.source.pixels[:10]
-    assert "64 validation images that were looked up, 11 are" in find_mistakes(start)[0]
-
-
 @pytest.fixture(scope="module")
 def mistaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Scores, str]:
-    """A run with three mistakes that are only said: its config, its end, and what it printed."""
+    """A run with two mistakes that are only said: its config, its end, and what it printed."""
     with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(io.StringIO()) as printed:
         folder = str(tmp_path_factory.mktemp("mistaken"))
         config = changed(smoke(), epochs=1, data__limit=32, data__batch_size=16)
         config = changed(config, optim__lr=60.0, optim__momentum=0.0, optim__warmup_epochs=0.0)
         config = changed(config, run__dir=folder, run__trackers=())
-        pixels = shapes(config.data, "train").pixels
-        config = plant(monkeypatch, config, "val", pixels=pixels, mean=(0.3, 0.3, 0.3))
+        config = plant(monkeypatch, config, "val", mean=(0.3, 0.3, 0.3))
         scores = train(config)
     return config, scores, printed.getvalue()
 
@@ -441,10 +413,11 @@ def mistaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Scores, 
 def test_a_run_says_its_mistakes_and_goes_on(mistaken: tuple[Config, Scores, str]) -> None:
     config, _, printed = mistaken
     found = [line for line in printed.splitlines() if line.startswith("warning: ")]
-    assert [any(words in line for line in found) for words in ("lr 60", "of 32 val", "mean")] == (
-        [True] * 3
-    )
-    assert len(found) == 3
+    assert [any(words in line for line in found) for words in ("lr 60", "mean")] == [
+        True,
+        True,
+    ]
+    assert len(found) == 2
     page = Path(config.run.dir, "report.html").read_text()
     for line in found:
         assert f">{escape(line.removeprefix('warning: '))}</p>" in page
@@ -492,12 +465,12 @@ def test_memory_that_can_not_be_locked_is_noticed(
         cudaHostUnregister=released.append,
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(stream_module, "forget_cuda_error", lambda: forgotten.append(True))
-    samples = stream_module.Samples(sound.train_data.source, sound.config.data)
-    stream = Stream(samples, 4, workers=0, prefetch_batches=1, pin=True)
-    stream.start()
-    stream.close()
-    assert asked == [stream.images.data_ptr(), stream.numbers.data_ptr()]
+    monkeypatch.setattr(shared_memory, "forget_cuda_error", lambda: forgotten.append(True))
+    samples = Samples(sound.train_data.source, sound.config.data)
+    batches = SharedMemoryLoader(samples, 4, workers=0, prefetch_batches=1, pin=True)
+    batches.start()
+    batches.close()
+    assert asked == [batches.images.data_ptr(), batches.numbers.data_ptr()]
     assert released == ([] if refused else asked)
     assert forgotten == [True, True] * refused
 
@@ -518,7 +491,7 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
     world = World(torch.device("cuda"))
     warnings = []
     for _ in range(2):
-        batches = copy_ahead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
+        batches = CopyAhead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
         assert len(list(batches)) == 3
     printed = capsys.readouterr().out
     assert printed.count("warning: batches are not page-locked") == (not is_pinned)
