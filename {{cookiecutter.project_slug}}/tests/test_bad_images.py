@@ -21,7 +21,7 @@ from image_classifier.config import (
 from image_classifier.data import bad_images as bad_images_module
 from image_classifier.data import decode
 from image_classifier.data.loader import EvalData, TrainData
-from image_classifier.data.prepare import prepare
+from image_classifier.data.prepare import prepare_images
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.evaluate import evaluate
 from image_classifier.models import build_model
@@ -294,6 +294,6 @@ def test_prepare_stops_at_a_bad_image_and_says_what_to_do(skipping: Config, tmp_
 
     data = changed(skipping, data__cache=str(tmp_path / "cache")).data
     with pytest.raises(UserError, match=r"cannot read image .*; mend it .*`check --quarantine`"):
-        prepare(data, ("train",), Recipe("raw", 32, 85))
+        prepare_images(data, ("train",), Recipe("raw", 32, 85))
     with pytest.raises(UserError, match=r"cannot read image .*"):
-        prepare(data, ("val",), Recipe("raw", 32, 85))
+        prepare_images(data, ("val",), Recipe("raw", 32, 85))

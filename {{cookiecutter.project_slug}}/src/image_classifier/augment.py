@@ -15,10 +15,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from .config import AugmentConfig, UserError
-from .data.autotune import fits_device
-from .data.crops import BOX_DRAWS, random_boxes
-from .data.datasets.source import Source
-from .data.loader import Batch, TrainData
+from .data import BOX_DRAWS, Batch, Source, TrainData, fits_device, random_boxes
 from .precision import Precision
 from .resolution import build_size, shrink
 from .runtime import seeding

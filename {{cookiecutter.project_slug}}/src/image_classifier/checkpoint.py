@@ -24,7 +24,7 @@ from .config import (
     flag,
     flatten,
 )
-from .data.datasets.source import READ_FILES, Source, are_replaced, difference
+from .data import READ_FILES, Source, are_replaced, difference
 from .models.weights import DamagedError, abbreviate, misfit, read_checkpoint
 from .optim import check_state
 from .runtime.distributed import World

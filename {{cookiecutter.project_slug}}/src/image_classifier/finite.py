@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import FaultError, RunConfig
-from .data.loader import TrainData
+from .data import TrainData
 from .runtime.files import read_rows
 from .runtime.run_dir import append_lines, forget_rows_after
 

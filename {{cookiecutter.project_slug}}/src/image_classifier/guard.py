@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .checkpoint import Checkpoints
 from .config import RunConfig
-from .data.loader import TrainData
+from .data import TrainData
 from .finite import FiniteCheck
 from .heartbeat import Heartbeat
 from .memory import MicroBatch

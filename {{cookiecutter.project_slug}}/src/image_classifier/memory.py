@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .config import Config, FaultError
-from .data.loader import TrainData
+from .data import TrainData
 from .runtime.distributed import AGAIN, World
 from .runtime.files import read_object
 from .runtime.run_dir import write_json

@@ -4,7 +4,7 @@ from torch import nn
 
 from .augment import Normalize
 from .config import Config
-from .data.loader import TrainData
+from .data import TrainData
 from .models import build_model
 from .models.strips import learn_from_strips
 from .precision import Precision

@@ -1,7 +1,7 @@
 """How many steps a run has, and what is due after which of them."""
 
 from .config import RunConfig
-from .data.loader import TrainData
+from .data import TrainData
 
 
 class Plan:

@@ -5,7 +5,7 @@ from contextlib import closing
 from .augment import Normalize, build_augment
 from .checkpoint import Checkpoints
 from .config import Config
-from .data.loader import EvalData, TrainData
+from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
 from .freeze import Freeze
 from .guard import Guard

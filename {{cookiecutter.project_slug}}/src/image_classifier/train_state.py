@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import OptimConfig
-from .data.loader import Batch
+from .data import Batch
 from .precision import Precision
 
 

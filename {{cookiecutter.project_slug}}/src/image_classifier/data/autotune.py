@@ -54,7 +54,7 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
     seconds = seconds_per_image(samples) * len(samples.source) / world.size
     if seconds < WORTH_SECONDS:
         return most, f"decoding takes only {seconds:.1f} s per epoch"
-    rates = {count: round(rate(samples, count)) for count in candidates(most, world)}
+    rates = {count: round(rate(samples, count)) for count in worker_counts(most, world)}
     highest = max(rates.values())
     chosen = min(count for count, images in rates.items() if images >= GOOD_ENOUGH * highest)
     table = ", ".join(
@@ -65,7 +65,7 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
     return chosen, f"the fewest near the best of images/s measured: {table}{half}"
 
 
-def candidates(most: int, world: World) -> list[int]:
+def worker_counts(most: int, world: World) -> list[int]:
     """Numbers of workers to try: powers of two up to `most`, and the rule of 4 for each GPU."""
     powers = {2**power for power in range(10) if 2**power <= most}
     rule = {min(4, most)} if world.device.type == "cuda" else set()

@@ -51,7 +51,7 @@ LIVE_SECONDS, LOG_SECONDS = 0.5, 10  # between lines of progress, on a terminal 
 SAMPLES = 16  # images that are prepared to learn how much space all need
 
 
-def prepare(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
+def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
     """Write all images of `splits` as `recipe` says, or what is missing of them.
 
     Raises:

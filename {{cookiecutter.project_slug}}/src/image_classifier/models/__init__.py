@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..data.datasets.source import IMAGENET_MEAN, IMAGENET_STD
+from ..data import IMAGENET_MEAN, IMAGENET_STD
 from .airbench import airbench, airbench96
 from .resnet9 import resnet9
 from .surgery import blur_before_strides, leave_out_branches

@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..config import ModelConfig, RunConfig, UserError
-from ..data.datasets.source import Source
-from ..data.loader import EvalData, TrainData
+from ..data import EvalData, Source, TrainData
 from ..runtime.distributed import World
 from . import published_normalisation
 from .blocks import find_head

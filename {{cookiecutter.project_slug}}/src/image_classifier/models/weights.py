@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config, UserError, unflatten
-from ..data.datasets.source import Source
+from ..data import Source
 from ..runtime.files import open_plain
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import STARTED
 from ..config import Config
-from ..data.loader import Batch, TrainData
+from ..data import Batch, TrainData
 from ..runtime.distributed import World
 from ..runtime.machine import num_cores, usual_precision
 

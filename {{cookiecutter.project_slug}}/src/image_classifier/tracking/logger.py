@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, flatten
-from ..data.loader import Batch, EvalData, TrainData
+from ..data import Batch, EvalData, TrainData
 from ..precision import Precision
 from ..predictions import Answers, phrase, scores_text
 from ..runtime.console import clock

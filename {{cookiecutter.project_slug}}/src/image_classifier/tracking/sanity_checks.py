@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..config import Config, OptimConfig, UserError, flag
-from ..data.datasets.source import check_numbers
-from ..data.decode import highest_in_file, is_dark, scale_of_grey
-from ..data.loader import EvalData, TrainData
+from ..data import EvalData, TrainData, check_numbers, highest_in_file, is_dark, scale_of_grey
 from ..models.torchvision import SMALL_IMAGE
 from ..optim import SCHEDULES
 from ..runtime.console import some

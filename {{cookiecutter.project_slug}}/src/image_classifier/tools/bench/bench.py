@@ -13,8 +13,7 @@ from statistics import median
 import torch
 
 from ...config import Config, UserError, flatten, words_of
-from ...data.autotune import choose_workers
-from ...data.samples import Samples
+from ...data import Samples, choose_workers
 from ...precision_probe import settle_precision
 from ...runtime.distributed import join_world
 from ...runtime.launch import is_launched, num_processes

@@ -19,20 +19,20 @@ import torch
 from PIL import Image
 
 from ...config import DataConfig
-from ...data.crops import resize
-from ...data.datasets import open_files
-from ...data.datasets.quarantine import path_from_root
-from ...data.datasets.source import Source
-from ...data.decode import (
+from ...data import (
+    CONTEXT,
     FORMATS,
     ORIENTATION,
     BadImageError,
+    Source,
     highest_grey,
     is_dark,
+    open_files,
+    path_from_root,
     read_image,
+    resize,
+    work_in_threads,
 )
-from ...data.prepare import work_in_threads
-from ...data.shared_memory import CONTEXT
 from ...runtime.console import clock
 from ...runtime.machine import end_with_parent, num_cores
 from .near_duplicates import SIDE

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from ...config import FaultError, UserError
-from ...data.crops import centre_crop
-from ...data.datasets import open_dataset
-from ...data.datasets.source import Source, check_numbers
-from ...data.decode import BadImageError
+from ...data import BadImageError, Source, centre_crop, check_numbers, open_dataset
 from ...runtime.console import some
 from ...trained import Trained
 from .pixels import Answer

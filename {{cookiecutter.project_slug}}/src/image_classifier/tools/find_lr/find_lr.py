@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool1d
 
 from ...augment import Normalize, build_augment
 from ...config import Config, UserError
-from ...data.loader import TrainData
+from ...data import TrainData
 from ...freeze import Freeze
 from ...memory import MicroBatch, split
 from ...models.pretrained import open_origin

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ...config import FaultError, UserError
-from ...data.datasets.source import Source
+from ...data import Source
 
 SIDE = 160  # pixels of the longer side, at most: 72 pictures of noise are 1.9 MB
 TINY = 64  # up to here every pixel is kept, in PNG

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...config import FaultError, UserError
-from ...data.datasets.paths import PathList
+from ...data import PathList
 from ...runtime.files import read_object
 from ...runtime.run_dir import lock_file, remove_leftovers, sync_folder, write_json, write_whole
 from .rows import Csv, Jsonl, Labelled

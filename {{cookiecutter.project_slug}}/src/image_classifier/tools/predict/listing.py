@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ...config import UserError
-from ...data.datasets.folder import has_suffix, walk
-from ...data.datasets.paths import PathList
+from ...data import PathList, has_suffix, walk
 
 LIST = "-"  # in place of a path
 READ_BYTES = 2**16  # of a list at once

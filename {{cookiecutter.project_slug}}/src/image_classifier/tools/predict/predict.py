@@ -16,12 +16,18 @@ import torch
 from torch import Tensor
 
 from ...config import ComputeConfig, FaultError, UserError
-from ...data.autotune import choose_depth, choose_workers
-from ...data.datasets.paths import PathList
-from ...data.datasets.source import Source
-from ...data.loader import Batch, CopyAhead, pins
-from ...data.samples import Samples
-from ...data.shared_memory import PART_SIZES, SharedMemoryLoader
+from ...data import (
+    PART_SIZES,
+    Batch,
+    CopyAhead,
+    PathList,
+    Samples,
+    SharedMemoryLoader,
+    Source,
+    choose_depth,
+    choose_workers,
+    pins,
+)
 from ...evaluate import logits_of
 from ...runtime.console import clock, is_reader_gone
 from ...runtime.distributed import World, join_world

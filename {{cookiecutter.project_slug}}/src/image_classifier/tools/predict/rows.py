@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 
-from ...data.datasets.folder import show
+from ...data import show
 from ...runtime.printable import printable
 
 NEEDS_QUOTES = re.compile(r'[",]|^\s|\s$')

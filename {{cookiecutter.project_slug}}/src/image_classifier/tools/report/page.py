@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ...config import Config, flatten
-from ...data.loader import Batch
+from ...data import Batch
 from ...predictions import Answers, Calibration, calibrate
 from ...runtime.files import read_object, read_rows
 from ...runtime.run_dir import write_text

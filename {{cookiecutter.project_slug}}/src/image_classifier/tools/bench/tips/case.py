@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....config import Config, flatten, unflatten
-from ....data.loader import TrainData
+from ....data import TrainData
 from ....runtime.distributed import World
 from .trial import Variant
 

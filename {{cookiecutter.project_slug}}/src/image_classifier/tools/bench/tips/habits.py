@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
-from ....data.loader import Batch
+from ....data import Batch
 from .case import Case, Variants, need_gpu, with_knobs
 from .trial import Trial, Variant
 

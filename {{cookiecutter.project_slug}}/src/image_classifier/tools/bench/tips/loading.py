@@ -12,12 +12,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from ....augment import build_augment
 from ....config import PREPARED_QUALITY, PREPARED_SIDE
-from ....data.autotune import MEMORY_SHARE, candidates, fits_device
-from ....data.datasets.prepared import OFF, Recipe
-from ....data.loader import Batch
-from ....data.prepare import prepare
-from ....data.samples import Samples
-from ....data.shared_memory import SharedMemoryLoader
+from ....data import (
+    MEMORY_SHARE,
+    OFF,
+    Batch,
+    Recipe,
+    Samples,
+    SharedMemoryLoader,
+    fits_device,
+    prepare_images,
+    worker_counts,
+)
 from ....runtime.machine import host_memory_bytes, num_cores
 from .case import Case, NotHereError, Variants, need_gpu, streamed, with_knobs
 from .trial import Trial, Variant
@@ -41,7 +46,7 @@ def num_workers(case: Case) -> Variants:
     config, cores = streamed(case), num_cores()
     settled = config.data.workers
     assert settled != "auto"
-    counts = sorted({0, settled, *candidates(cores, case.world)})
+    counts = sorted({0, settled, *worker_counts(cores, case.world)})
     is_rule = {4 * case.num_gpus: " (4 x GPUs)"} if case.num_gpus else {}
     return {
         f"{count}{is_rule.get(count, '')}": Variant(with_knobs(config, {"data.workers": count}))
@@ -318,7 +323,7 @@ def prepared(case: Case) -> Variants:
     variants = {"files": Variant(with_knobs(config, {"data.cache": OFF}), is_choice=False)}
     for form in ("jpeg", "raw"):
         cached = with_knobs(config, {"data.cache": str(root / form)})
-        prepare(
+        prepare_images(
             cached.data,
             ("train",),
             Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY),

@@ -20,8 +20,7 @@ import torch
 
 from ....augment import Normalize, build_augment
 from ....config import AugmentConfig, Config, DataConfig
-from ....data.loader import Batch, TrainData, pins
-from ....data.shared_memory import SharedMemoryLoader
+from ....data import Batch, SharedMemoryLoader, TrainData, pins
 from ....memory import split
 from ....network import begin_network
 from ....optim import build_loss, build_optimizer, build_schedule, set_lr
