@@ -1,4 +1,4 @@
-# One environment for everything, made the first time: the generated project's, and ours on top.
+# One environment for everything: the generated project's, and the template's own on top.
 
 PROJECT := {{cookiecutter.project_slug}}
 DEMO := build/demo/image-classifier
@@ -7,9 +7,9 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.pretuned
 
-# The template folder is what people get: nothing that runs here leaves a cache in it.
+# Users get the template folder: nothing that runs here may leave a cache in it.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
-# Images of containers set it, and torch is then compiled anew by every process: 5 s each.
+# Container images set it, and every process then compiles torch anew: 5 s each.
 unexport PYTHONDONTWRITEBYTECODE
 export RUFF_NO_CACHE := true
 
@@ -18,16 +18,16 @@ export RUFF_NO_CACHE := true
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
-	@echo 'make test      lint, the import contract, and every test of the template'
-	@echo 'make faults    inject every fault that is in docs/faults.md, half an hour on 2 cores'
+	@echo 'make test      run ruff, the import contract, and all tests'
+	@echo 'make faults    inject every fault of docs/faults.md; half an hour on 2 cores'
 	@echo 'make figures   write the figures of README.md and docs/ from benchmarks/results/'
-	@echo 'make format    let ruff write what it can'
+	@echo 'make format    let ruff fix and format the code'
 	@echo 'make clean     remove what was built; VENV stays'
 	@echo
-	@echo 'VENV=PATH                            environment to use or to make ($(VENV))'
-	@echo 'UV_TORCH_BACKEND=cpu|cu130|auto|...  build of torch to install; unset: as on PyPI'
+	@echo 'VENV=PATH                            environment to use or to create ($(VENV))'
+	@echo 'UV_TORCH_BACKEND=cpu|cu130|auto|...  build of torch to install; default: as on PyPI'
 
-# A demo that has begun to train is continued, not replaced.
+# A demo that started to train is resumed, not replaced.
 demo: $(INSTALLED)
 	@[ -d $(DEMO)/runs ] || { rm -rf $(DEMO) \
 	    && $(BIN)/pretuned --no-input --output-dir $(dir $(DEMO)); }

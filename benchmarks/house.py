@@ -30,25 +30,20 @@ SECTIONS: dict[str, dict[str, Any]] = {
     },
     "augment": {
         "crop": "none",
-        "pad": 0,
-        "min_area": 1.0,
+        "min_scale": 1.0,
         "flip": "none",
         "policy": "none",
-        "policy_ops": 1,
-        "policy_magnitude": 0,
         "cutout": 0,
-        "erasing": 0.0,
+        "random_erasing": 0.0,
         "mixup": 0.0,
         "cutmix": 0.0,
         "min_size": 0,
-        "growth_begin": 0.0,
-        "growth_end": 0.0,
+        "growth": (0.0, 0.0),
         "tta": "none",
     },
     "model": {
         "name": "resnet18",
         "width": 64,
-        "norm": "batch",
         "stem": "auto",
         "dropout": 0.0,
         "stochastic_depth": 0.0,
@@ -72,9 +67,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "device": "cpu",
         "channels_last": True,
         "compile": False,
-        "tf32": True,
-        "cudnn_benchmark": True,
-        "sync_batchnorm": False,
     },
     "run": {
         "dir": "",
@@ -85,11 +77,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "evaluate_every_epochs": 1e6,
         "patience": 0,
         "save_every_steps": 0,
-        "save_every_minutes": 0.0,
         "keep": 2,
         "trackers": (),
-        "on_nonfinite": "stop",
-        "restarts": 0,
         "timeout_seconds": 300.0,
     },
 }
@@ -126,9 +115,10 @@ def complete(kind: Callable[..., Any], named: dict[str, Any]) -> Any:  # noqa: A
 
 def input_batches(config: Any, ready: bool = True) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
     """The batches that `train` sees: `ready`, or before its `augment`."""
-    from image_classifier.augment import Normalize, build_augment
+    from image_classifier.augment import build_augment
     from image_classifier.data.loader import TrainData
     from image_classifier.precision import Precision
+    from image_classifier.preprocess import Normalize
     from image_classifier.runtime.distributed import join_world
 
     with join_world(config.compute) as world:

@@ -321,7 +321,7 @@ def build_config(task: Task, cache: str = "none") -> Any:  # noqa: ANN401 - a co
             "where": "stream",
             "workers": task.workers,
         },
-        augment={"crop": "resized", "min_area": task.min_area, "flip": "random"},
+        augment={"crop": "resized", "min_scale": task.min_area, "flip": "random"},
     )
 
 

@@ -87,9 +87,9 @@ def build_config(options: argparse.Namespace, folder: Path) -> Any:  # noqa: ANN
 def bare_loop(config: Any, data: Any) -> Callable[[], None]:  # noqa: ANN401 - of the house
     """A function that trains a network of its own for a block of steps, by hand."""
     import torch
-    from image_classifier.augment import Normalize
     from image_classifier.models import build_model
     from image_classifier.precision import Precision
+    from image_classifier.preprocess import Normalize
 
     model = build_model(config.model, CLASSES, SIDE).to(memory_format=torch.channels_last)
     criterion = torch.nn.CrossEntropyLoss()

@@ -86,11 +86,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     probes: list[dict[str, float]] = []
     own = precision_probe.measure
 
-    def probe(*words: Any) -> dict[str, list[float]]:  # noqa: ANN401
+    def probe(*words: Any) -> list[tuple[float, float]]:  # noqa: ANN401
         """What the measurement of `auto` finds; the clock is read before and after."""
         began = time.monotonic()
         found = own(*words)
-        gain = min(found["fp32"]) / min(found["bf16"])
+        gain = precision_probe.gain_of(found)
         probes.append({"probe_seconds": time.monotonic() - began, "probe_gain": gain})
         return found
 

@@ -30,10 +30,9 @@ CHUNK = 256  # images of a batch
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """What one round of `predict` and of the loader alone takes."""
     from image_classifier.runtime.distributed import join_world
-    from image_classifier.tools.predict import predict
-    from image_classifier.tools.predict.journal import open_journal
-    from image_classifier.tools.predict.listing import list_files
-    from image_classifier.tools.predict.rows import Csv
+    from image_classifier.tools.predict.images import Images, list_files
+    from image_classifier.tools.predict.output import Output
+    from image_classifier.tools.predict.predict import write_rows
     from image_classifier.trained import open_trained
 
     compute = house.build_config().compute
@@ -41,25 +40,21 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     with join_world(compute) as world, tempfile.TemporaryDirectory() as folder:
         trained = open_trained(options.run, compute, world)
 
-        def loader(data: Any) -> None:  # noqa: ANN401
-            for _ in data.batches(0):
+        def loader(images: Any) -> None:  # noqa: ANN401
+            for _ in images.batches(0):
                 pass
 
-        def whole(data: Any) -> None:  # noqa: ANN401
-            rows, identity = Csv(trained.classes, 5), {"--batch-size": CHUNK}
-            out = Path(folder, "labels.csv")
-            with (
-                open_journal(out, rows, files, identity, fresh=True) as journal,
-                contextlib.redirect_stdout(io.StringIO()),
-            ):
-                predict.to_file(journal, trained, data, 5)
+        def whole(images: Any) -> None:  # noqa: ANN401
+            output = Output(Path(folder, "labels.csv"), {}, CHUNK, fresh=True)
+            with contextlib.redirect_stdout(io.StringIO()):
+                write_rows(output, trained, images, 5)
 
         def seconds(work: Callable[[Any], None]) -> tuple[float, float]:
-            data = predict.PredictData(files, trained, CHUNK, options.workers, world)
+            images = Images(files, trained, CHUNK, options.workers, world)
             began, cpu = time.perf_counter(), time.process_time()
-            work(data)
+            work(images)
             took = time.perf_counter() - began, time.process_time() - cpu
-            data.close()
+            images.close()
             return took
 
         seconds(loader)  # what is imported, and the files in memory

@@ -32,7 +32,7 @@ if [ -n "${PHOTOS:-}" ]; then
     compare loaders --pixels --root "$PHOTOS"
     compare loaders --root "$PHOTOS"
     compare training --root "$PHOTOS"
-    compare twins --files "$PHOTOS"
+    compare near_duplicates --files "$PHOTOS"
 fi
 if [ -n "${CIFAR:-}" ]; then
     compare resident --root "$CIFAR"

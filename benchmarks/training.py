@@ -356,7 +356,7 @@ def build_config(
         },
         augment={
             "crop": "none" if synthetic else "resized",
-            "min_area": course.min_area,
+            "min_scale": course.min_area,
             "flip": "none" if synthetic else "random",
         },
         model={"name": course.setup.network, "stem": "imagenet"},

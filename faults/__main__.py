@@ -26,14 +26,14 @@ ROWS = [
         "0 unreadable, 0 saved steps lost, weights and log as of an unbroken run",
         kills.in_training,
         200,
-        6,
+        3,
     ),
     Row(
         "`kill -9` of a process that does nothing but save",
         "0 unreadable, 0 acknowledged saves lost, one temporary file at most",
         kills.in_saves,
         200,
-        10,
+        5,
     ),
     Row("power cut", "0 unreadable, 0 acknowledged saves lost", kills.power_cut, 40, 0),
     Row(
@@ -41,14 +41,14 @@ ROWS = [
         "never read as if it were sound",
         kills.damage,
         300,
-        60,
+        20,
     ),
     Row(
         "SIGTERM, SIGINT, SIGUSR1 to a run of one process",
         "saved and ended within 10 s; goes on exactly",
         ranks.signal_alone,
         15,
-        3,
+        0,
     ),
     Row(
         "the same to one of two ranks or to what launched them",
@@ -88,7 +88,7 @@ ROWS = [
         0,
     ),
     Row(
-        "eight runs started at once in one folder", "one of them trains", ranks.racing_starts, 5, 1
+        "eight runs started at once in one folder", "one of them trains", ranks.racing_starts, 5, 0
     ),
     Row(
         "out of memory on one of two ranks",
@@ -205,7 +205,7 @@ ROWS = [
     Row(
         "classic mistakes in config, data and code",
         "refused or told before the first step",
-        tests_of(PROJECT, "tests/test_mistakes.py"),
+        tests_of(PROJECT, "tests/test_sanity_checks.py"),
         1,
         0,
     ),

@@ -17,7 +17,7 @@ import torch
 import torch._dynamo  # what a run imports on its way is imported here, once for all of them
 import torchvision.transforms.v2  # noqa: F401
 from image_classifier.config import Config, FaultError, flatten, unflatten
-from image_classifier.models.weights import read_checkpoint
+from image_classifier.models import read_checkpoint
 from image_classifier.presets import smoke
 
 from . import PROJECT

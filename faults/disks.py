@@ -6,7 +6,7 @@ from pathlib import Path
 
 from image_classifier.checkpoint import SaveError
 from image_classifier.config import Config
-from image_classifier.models.weights import read_checkpoint
+from image_classifier.models import read_checkpoint
 
 from .children import expect, fork, read_rows, small, status, train, train_whole, wait
 from .table import NotHereError

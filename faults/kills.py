@@ -14,7 +14,7 @@ import torch
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
 from image_classifier.data.datasets import open_dataset
-from image_classifier.models.weights import DamagedError, read_checkpoint
+from image_classifier.models import DamagedError, read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
@@ -124,7 +124,7 @@ def save_on(config: Config, acknowledge: Callable[[int], object], pause: float =
     model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(3)))
     optimizer = build_optimizer(config.optim, model)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
-    state = TrainState.start(config.optim, model, optimizer, precision)
+    state = TrainState(model, optimizer, precision)
     checkpoints = Checkpoints(config, CPU, open_dataset(config.data, "train"))
     while True:
         state.step += 1

@@ -19,7 +19,6 @@ def twenty_thousand_steps(scratch: Path, tries: int) -> str:
         data__limit=320,
         data__batch_size=8,
         data__image_size=16,
-        augment__pad=2,
         data__where="stream",
         data__workers=2,
         run__evaluate_every_epochs=tries / 40 / 20,

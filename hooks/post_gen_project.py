@@ -27,6 +27,7 @@ OWNED = {
     "docker": ["Dockerfile", ".dockerignore"],
     "slurm": ["slurm.sh"],
     "ci": [".github"],
+    "tools": ["src/image_classifier/tools", "docs/tips.md"],  # bench writes the tips
 }
 
 # A name of SPDX, or one of those it leaves to us.
@@ -87,6 +88,7 @@ def choices_in_toml() -> dict[str, str]:
         "docker = true": f"docker = {str(answers['docker']).lower()}",
         "slurm = true": f"slurm = {str(answers['slurm']).lower()}",
         'ci = "GitHub Actions"': f'ci = "{answers["ci"]}"',
+        'tools = "all"': f'tools = "{answers["tools"]}"',
     }
 
 

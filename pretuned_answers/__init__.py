@@ -83,7 +83,9 @@ _BESIDE = {"benchmarks", "build", "data", "dist", "examples", "notebooks", "runs
 _BESIDE |= {"setup", "test"}
 _PROJECT = next(Path(__file__).resolve().parents[1].glob("{{*}}"))
 _BESIDE |= {path.name.lower().partition(".")[0] for path in _PROJECT.iterdir()}
-_TEST_MODULES = {path.stem for path in _PROJECT.glob("tests/*.py")}
+_TEST_MODULES = {
+    path.stem for tests in ("tests", "src/**/tests") for path in _PROJECT.glob(f"{tests}/*.py")
+}
 
 # Modules that some versions of Python from 3.11 on have, or import when they start.
 _SOME_PYTHONS = """

@@ -21,7 +21,13 @@ LONG_NAMES = {
     "author": "Zoë O'Brien-D\"Arc \\ 名前 😀",
     "email": "zoe.obrien+photographs@long-domain.example.org",
 }
-EVERY_OPTION_OFF = {"licence": "proprietary", "docker": "no", "slurm": "no", "ci": "none"}
+EVERY_OPTION_OFF = {
+    "licence": "proprietary",
+    "docker": "no",
+    "slurm": "no",
+    "ci": "none",
+    "tools": "none",
+}
 
 Render = Callable[..., Path]
 

@@ -31,6 +31,9 @@ DEFAULT_WORDS = (
 )
 DOCKER = {Path("Dockerfile"), Path(".dockerignore")}
 SLURM = {Path("slurm.sh")}
+TOOLS = {Path("docs/tips.md")} | {
+    file for file in tracked_files(PROJECT) if "src/image_classifier/tools/" in str(file)
+}
 GITHUB = {Path(".github/workflows/ci.yml")}
 GITLAB = {Path(".gitlab-ci.yml")}
 
@@ -54,6 +57,7 @@ def test_the_answers_read_back_equal(long_named: Path) -> None:
         "docker": True,
         "slurm": True,
         "ci": "GitHub Actions",
+        "tools": "all",
     }
     assert project["project"]["name"] == LONG_NAMES["project_slug"]
     assert project["project"]["description"] == LONG_NAMES["description"]
@@ -61,11 +65,8 @@ def test_the_answers_read_back_equal(long_named: Path) -> None:
     assert project["project"]["authors"] == [author]
 
 
-def test_the_licence_names_the_author_as_typed(long_named: Path) -> None:
+def test_texts_are_shown_as_typed(long_named: Path) -> None:
     assert f"Copyright (c) {LONG_NAMES['author']}\n" in (long_named / "LICENSE").read_text("utf-8")
-
-
-def test_the_readme_is_titled_with_the_name_as_typed(long_named: Path) -> None:
     tokens = MarkdownIt().parse((long_named / "README.md").read_text(encoding="utf-8"))
     title = next(token for token in tokens if token.type == "inline")
     assert "".join(part.content for part in title.children or ()) == LONG_NAMES["project_name"]
@@ -83,11 +84,12 @@ def test_an_answer_with_a_default_word_in_it_is_not_read_twice(render: Render) -
     [
         ({"docker": "no"}, DOCKER, set()),
         ({"slurm": "no"}, SLURM, set()),
+        ({"tools": "none"}, TOOLS, set()),
         ({"ci": "none"}, GITHUB, set()),
         ({"ci": "GitLab CI"}, GITHUB, GITLAB),
         ({"licence": "Apache-2.0"}, set(), set()),
         ({"licence": "BSD-3-Clause"}, set(), set()),
-        (EVERY_OPTION_OFF, DOCKER | SLURM | GITHUB, set()),
+        (EVERY_OPTION_OFF, DOCKER | SLURM | GITHUB | TOOLS, set()),
     ],
 )
 def test_a_choice_brings_exactly_its_files(
@@ -139,18 +141,12 @@ def test_the_names_follow_from_the_project_name(render: Render) -> None:
     assert (folder / "src" / "zoe_s_cats_dogs" / "__init__.py").is_file()
 
 
-def test_the_folder_holds_no_jinja() -> None:
+def test_the_folder_holds_no_jinja_and_free_text_only_where_it_is_quoted() -> None:
+    free = [word for word in DEFAULT_WORDS if word not in ("image-classifier", "image_classifier")]
     for file in tracked_files(PROJECT):
         text = (PROJECT / file).read_bytes().decode(errors="ignore")
         assert "cookiecutter" not in text, file
         # GitHub has the same braces for its own variables.
         assert not re.search(r"(?<!\$)\{\{ *\w|\{%", text), file
-
-
-def test_free_text_stands_only_where_it_is_quoted() -> None:
-    free = [word for word in DEFAULT_WORDS if word not in ("image-classifier", "image_classifier")]
-    for file in tracked_files(PROJECT):
-        if file.suffix in (".toml", ".md") or file.name == "LICENSE":
-            continue
-        text = (PROJECT / file).read_bytes().decode(errors="ignore")
-        assert not [word for word in free if word in text], file
+        if file.suffix not in (".toml", ".md") and file.name != "LICENSE":
+            assert not [word for word in free if word in text], file

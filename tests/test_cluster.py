@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT
+from conftest import PROJECT, python
 
 SCRIPT = PROJECT / "slurm.sh"
 # Starts its command as Slurm does: in a session of its own, where signals of a step go.
@@ -104,28 +104,23 @@ def words(name: str) -> list[str]:
     return Path(f"{name}.txt").read_text().split("\0")[:-1]
 
 
-def test_a_run_that_is_done_does_not_return(job: Job) -> None:
-    assert ended(job("smoke")) == (0, "")
-    assert asked() == []
+RETURNS = "interrupted and saved: job 4242 goes back to the queue\n"
 
 
-def test_an_interrupted_run_goes_back_to_the_queue_once(job: Job) -> None:
-    code, said = ended(job("smoke", STATE="interrupted", CODE="1"))
-    assert (code, said) == (0, "interrupted and saved: job 4242 goes back to the queue\n")
-    assert asked() == ["requeue 4242"]
-
-
-def test_where_it_cant_go_back_the_code_is_that_of_the_run(job: Job) -> None:
-    code, _ = ended(job("smoke", STATE="interrupted", CODE="1", REFUSED="1"))
-    assert code == 1
-    assert asked() == ["requeue 4242"]
-
-
-@pytest.mark.parametrize("state", ["failed", "running", ""])
-@pytest.mark.parametrize("code", ["1", "2", "137"])
-def test_a_run_that_failed_ends_with_its_code(state: str, code: str, job: Job) -> None:
-    assert ended(job("smoke", STATE=state, CODE=code)) == (int(code), "")
-    assert asked() == []
+@pytest.mark.parametrize(
+    ("state", "code", "refused", "ends"),
+    [
+        ("done", "0", "0", (0, "", [])),
+        ("interrupted", "1", "0", (0, RETURNS, ["requeue 4242"])),
+        ("interrupted", "1", "1", (1, RETURNS, ["requeue 4242"])),  # it may not go back
+        *((state, "137", "0", (137, "", [])) for state in ("failed", "running", "")),
+    ],
+)
+def test_only_an_interrupted_run_returns_to_the_queue(
+    state: str, code: str, refused: str, ends: tuple[int, str, list[str]], job: Job
+) -> None:
+    found = ended(job("smoke", STATE=state, CODE=code, REFUSED=refused))
+    assert (*found, asked()) == ends
 
 
 def test_an_attempt_without_progress_does_not_return_for_ever(job: Job) -> None:
@@ -181,16 +176,28 @@ def test_it_says_where_it_is_to_be_called(job: Job) -> None:
     assert said.count("\n") == 1
 
 
-def test_a_run_trains_and_its_job_ends(job: Job) -> None:
+def test_a_job_of_two_processes_learns_what_one_learns(job: Job) -> None:
     code = f"import runpy; runpy.run_path({str(PROJECT / 'train.py')!r}, run_name='__main__')"
     Path("train.py").write_text(code)
     words = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
+    words += " --run.log-every-steps 1 --compute.device cpu"
     training = job(*words.split(), PYTHON=sys.executable, SLURM_GPUS_ON_NODE="2")
     code, said = ended(training)
     assert code == 0, said
     assert "2 processes" in said
-    assert json.loads(Path("runs/slurm-4242/status.json").read_text())["state"] == "done"
+    assert said.count("top-1") == 2  # the other rank is quiet
+    run = Path("runs/slurm-4242")
+    assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert asked() == []
+    alone = [*words.split(), "--run.dir", "runs/alone", "--run.processes", "1"]
+    python("train.py", *alone, folder=Path.cwd())
+    assert losses(run) == pytest.approx(losses(Path("runs/alone")), rel=1e-4)
+
+
+def losses(run: Path) -> list[float]:
+    """The losses that a run logged."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])

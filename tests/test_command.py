@@ -47,7 +47,7 @@ def test_a_choice_may_be_written_in_any_case() -> None:
 
 
 def test_typed_answers_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = ["", "birds", "", "", "Ada Byron", "", "3", "n", "n", "2"]
+    typed = ["", "birds", "", "", "Ada Byron", "", "3", "n", "n", "2", "2"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed) + "\n"))
     assert cli.main(["project_name=Bird Watch"]) == 0
     project = tomllib.loads(Path("birds/pyproject.toml").read_text())
@@ -62,6 +62,7 @@ def test_typed_answers_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         "docker": False,
         "slurm": False,
         "ci": "GitLab CI",
+        "tools": "none",
     }
 
 

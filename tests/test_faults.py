@@ -1,26 +1,23 @@
-"""A few tries of most rows of docs/faults.md: processes killed and told to end, disks full."""
+"""What docs/faults.md promises: a few tries, the table as it was measured, and tests by name."""
 
-import os
-import subprocess
-import sys
+import ast
+import re
 
-from conftest import ROOT
+import pytest
+from conftest import PROJECT, ROOT, python
+
+FOLDERS = {"PROJECT": PROJECT, "ROOT": ROOT}
+CALLS = [
+    node
+    for node in ast.walk(ast.parse((ROOT / "faults" / "__main__.py").read_text(encoding="utf-8")))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "tests_of"
+]
 
 
 def test_what_is_injected_loses_nothing() -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    answer = subprocess.run(
-        [sys.executable, "-m", "faults", "--short"],
-        cwd=ROOT,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    print(answer.stdout)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "BROKEN" not in answer.stdout
-    assert answer.stdout.count("**kept**") >= 6
+    said = python("-m", "faults", "--short", folder=ROOT, PYTHONPATH=str(ROOT))
+    assert "BROKEN" not in said
+    assert said.count("**kept**") >= 4
 
 
 def test_every_promise_of_the_table_was_kept() -> None:
@@ -29,3 +26,13 @@ def test_every_promise_of_the_table_was_kept() -> None:
     assert len(rows) > 20
     assert "BROKEN" not in table
     assert "not run here |" not in table
+
+
+@pytest.mark.parametrize("call", CALLS, ids=ast.unparse)
+def test_a_row_that_is_held_by_tests_finds_them(call: ast.Call) -> None:
+    folder, path, *options = call.args
+    text = (FOLDERS[ast.unparse(folder)] / ast.literal_eval(path)).read_text(encoding="utf-8")
+    tests = re.findall(r"^def (test_\w+)", text, re.MULTILINE)
+    assert tests
+    for part in ast.literal_eval(options[1]).split(" or ") if options else ():  # behind -k
+        assert [test for test in tests if part in test], part

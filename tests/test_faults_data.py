@@ -52,12 +52,9 @@ def training(photos: Path, run: Path, *words: str) -> str:
     return shlex.join([sys.executable, *command, *words])
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_shared_memory_of_4_megabytes_is_enough(
-    photos: Path, tmp_path: Path, processes: str
-) -> None:
+def test_shared_memory_of_4_megabytes_is_enough(photos: Path, tmp_path: Path) -> None:
     # A batch is 1.2 MB, and so the ring of one process alone more than there is.
-    large = ("--data.image-size", "224", "--run.processes", processes)
+    large = ("--data.image-size", "224", "--run.processes", "2")
     done = in_own_mounts(
         "mount -t tmpfs -o size=4m tmpfs /dev/shm", training(photos, tmp_path / "run", *large)
     )
@@ -73,8 +70,7 @@ def test_a_dataset_that_cannot_be_written_is_read(photos: Path, tmp_path: Path) 
         f"mount -o remount,bind,ro {disk}",
         f"! touch {disk}/x 2>/dev/null",
         training(photos, tmp_path / "run", "--data.workers", "auto"),
-        training(photos, tmp_path / "other", "--data.where", "auto", "--augment.crop", "none"),
     )
     assert done.returncode == 0, done.stderr
     assert {path.name for path in photos.parent.iterdir()} == {"photos"}
-    assert (tmp_path / "other" / "checkpoints" / "best.pt").exists()
+    assert (tmp_path / "run" / "checkpoints" / "best.pt").exists()

@@ -18,6 +18,11 @@ def test_the_default_answers_give_the_folder_itself(render: Render) -> None:
     assert contents(folder, all_files(folder)) == expected
 
 
+def test_an_editable_install_renders_the_same_bytes(tmp_path: Path) -> None:
+    assert cli.main(["--no-input", "--output-dir", str(tmp_path)]) == 0
+    assert_same_as_template(tmp_path / "image-classifier")
+
+
 def test_what_developers_leave_in_the_template_is_not_handed_on(tmp_path: Path) -> None:
     template = copied(tmp_path / "template")
     for leftover in ("src/__pycache__/a.pyc", ".ruff_cache/a", ".venv/bin/a", "runs/a", "data/a"):
@@ -49,11 +54,6 @@ def test_an_installed_wheel_renders_the_same_bytes(
     install = ("uv", "pip", "install", "--no-deps", "--compile-bytecode", "--target", target)
     run(*install, wheels[source], home=tmp_path)
     run("pretuned", "--no-input", "--output-dir", tmp_path, home=tmp_path, path=target)
-    assert_same_as_template(tmp_path / "image-classifier")
-
-
-def test_an_editable_install_renders_the_same_bytes(tmp_path: Path) -> None:
-    assert cli.main(["--no-input", "--output-dir", str(tmp_path)]) == 0
     assert_same_as_template(tmp_path / "image-classifier")
 
 

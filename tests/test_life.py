@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import EVERY_OPTION_OFF, LONG_NAMES, render_with_cookiecutter
+from conftest import EVERY_OPTION_OFF, LONG_NAMES, python, render_with_cookiecutter
 from PIL import Image
 
+SMOKE = "smoke --epochs 1 --optim.warmup-epochs 0 --data.limit 192 --run.trackers"
 # With the shortest names, lines that were broken would fit: the formatter sees that, too.
 SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "author": "Q"}
 
@@ -26,20 +27,24 @@ def short_and_full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return render_with_cookiecutter(tmp_path_factory.mktemp("short") / "output", **SHORT_NAMES)
 
 
-def test_a_project_with_long_names_and_no_options_passes_its_own_tests(long_and_bare: Path) -> None:
+def test_a_project_with_long_names_and_no_options_tests_itself_and_trains(
+    long_and_bare: Path,
+) -> None:
     make(long_and_bare, "test")
+    make(long_and_bare, "train", f"ARGS={SMOKE}")
+    assert not list(long_and_bare.glob("src/*/tools"))
+    assert not list(long_and_bare.glob("runs/smoke/report.html"))
 
 
-def test_a_project_with_long_names_and_no_options_trains(long_and_bare: Path) -> None:
-    make(long_and_bare, "train", "ARGS=smoke")
-
-
-def test_a_project_with_short_names_and_all_options_passes_its_checks(short_and_full: Path) -> None:
+def test_a_project_with_short_names_and_all_options_tests_its_tools_and_trains(
+    short_and_full: Path,
+) -> None:
     make(short_and_full, "check")
-
-
-def test_a_project_with_short_names_and_all_options_trains(short_and_full: Path) -> None:
-    make(short_and_full, "train", "ARGS=smoke")
+    # What has to do with tools: the other tests were run without them.
+    tests = ["src", "tests/test_cli.py", "tests/test_console.py", "tests/test_house.py"]
+    python("-m", "pytest", "-q", *tests, folder=short_and_full)
+    make(short_and_full, "train", f"ARGS={SMOKE}")
+    assert list(short_and_full.glob("runs/smoke/report.html"))
 
 
 def test_a_mistake_that_one_process_meets_is_one_line(short_and_full: Path, tmp_path: Path) -> None:

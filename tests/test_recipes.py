@@ -17,7 +17,7 @@ TINY += " --run.trackers --compute.device cpu --precision fp32"
         (
             "imagenet_rn50_16",
             "--data.image-size 96 --augment.min-size 64 --data.test-size 128 --epochs 2"
-            " --augment.growth-begin 0.5 --augment.growth-end 0.5 --run.evaluate-every-epochs 2",
+            " --augment.growth 0.5 0.5 --run.evaluate-every-epochs 2",
         ),
         ("imagenet_vit_s", "--data.image-size 64 --data.test-size 96"),
     ],

@@ -31,10 +31,9 @@ for start in (0, 2):
     trackers = Trackers(said.append)
     trackers.begin(config, folder, start)
     for step in (start + 1, start + 2):
-        trackers.log(step, {"val/top1": step / 10})
-    trackers.pictures(step, {"confusion": np.zeros((4, 4, 3), np.uint8)})
-    trackers.finish({"val/top1": step / 10})
-    trackers.close(True)
+        trackers.tell("log", step, {"val/top1": step / 10})
+    trackers.tell("images", step, {"confusion": np.zeros((4, 4, 3), np.uint8)})
+    trackers.tell("close", True)
 print(json.dumps({"said": said, "called": called}))
 """
 
@@ -62,7 +61,7 @@ def track(folder: Path, name: str) -> dict[str, list[str]]:
 
 def test_wandb_keeps_a_run_that_goes_on_under_one_id_to_be_sent_later(tmp_path: Path) -> None:
     told = track(tmp_path / "run", "wandb")
-    sync = f"wandb: kept here; to send it: wandb sync {tmp_path}/run/wandb/offline-run-*"
+    sync = f"wandb: kept offline; to upload: wandb sync {tmp_path}/run/wandb/offline-run-*"
     assert told["said"] == [sync, sync]
     kept = (tmp_path / "run/wandb/id").read_text()
     starts = sorted((tmp_path / "run/wandb").glob(f"offline-run-*-{kept}"))
@@ -75,7 +74,7 @@ def test_wandb_keeps_a_run_that_goes_on_under_one_id_to_be_sent_later(tmp_path: 
 
 def test_trackio_keeps_a_run_that_goes_on_in_its_folder(tmp_path: Path) -> None:
     told = track(tmp_path / "run", "trackio")
-    assert told["said"][0].startswith(f"trackio: to see it: TRACKIO_DIR={tmp_path}/run/trackio ")
+    assert told["said"][0].startswith(f"trackio: to view: TRACKIO_DIR={tmp_path}/run/trackio ")
     assert told["called"] == []
     with sqlite3.connect(tmp_path / "run/trackio/image_classifier.db") as database:
         rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step")

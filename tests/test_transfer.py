@@ -71,7 +71,7 @@ scratch = replace(
     run=replace(tuned.run, dir=str(here / "scratch"), init_from=""),
 )
 # BatchNorm would see other images on two processes.
-model = replace(base.model, name="resnet9", width=8, norm="group")
+model = replace(base.model, name="resnet9_gn", width=8)
 torch.save(build_model(model, 3, 32).state_dict(), here / "group.pth")
 print(json.dumps([train(config).top1 for config in (tuned, scratch)]))
 """
@@ -95,10 +95,10 @@ def test_trained_weights_help_where_images_are_few(place: Path) -> None:
 
 def test_a_frozen_start_is_the_same_on_two_processes(place: Path) -> None:
     words = f"finetune --data.root {place}/photos --data.image-size 32 --data.batch-size 12"
-    words += " --data.workers 0 --augment.policy none --model.name resnet9 --model.width 8"
+    words += " --data.workers 0 --augment.policy none --model.name resnet9_gn --model.width 8"
     words += f" --run.init-from {place}/group.pth --run.trackers"
     words += " --epochs 2 --precision fp32 --compute.device cpu --optim.frozen-epochs 1"
-    words += " --model.norm group --optim.clip-norm 1 --run.log-every-steps 1"
+    words += " --optim.clip-norm 1 --run.log-every-steps 1"
     losses = []
     for processes in ("1", "2"):
         folder = place / f"on{processes}"

@@ -1,13 +1,15 @@
 """What several tests need: processes that start at once, tiny configs, photographs."""
 
 import gc
+import json
 import multiprocessing
 import os
 import pickle
 import shutil
+import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from html.parser import HTMLParser
 from multiprocessing import forkserver
 from pathlib import Path
@@ -15,16 +17,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
+from image_classifier.cli import commands
 from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
 from image_classifier.predictions import Answers
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.tracking import logger as report
-from image_classifier.tracking.flops import Cost
+from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 
 # A run of two steps, as words of a command line.
@@ -46,8 +52,10 @@ SERVER.set_forkserver_preload(
 )
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Let the server import while the first tests run, and all processes from this folder."""
+    if session.config.option.collectonly:
+        return
     source = str(Path(__file__).parent / "src")
     os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     forkserver.ensure_running()
@@ -71,8 +79,7 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
         multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
     make_quick(pytest.MonkeyPatch())
-    # What an image costs is found once in a process, and takes a fifth of a second.
-    report.cost_of = lambda *_: Cost(weights=1, trainable=1, reason="a test are not of interest")
+    report.count_flops = lambda *_: 0  # or each process measures its peak, a tenth of a second
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
 
 
@@ -115,12 +122,36 @@ def run_ranks(size: int, function: Callable, *arguments: object, **others: str) 
             process.kill()
 
 
+def count_exchanges() -> list[int]:
+    """How often the ranks of this process's jobs exchange gradients: a number for each model."""
+    exchanges = []
+    build = DistributedDataParallel.__init__
+
+    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        exchanges[-1] += bucket.is_last()
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    def counted(model: DistributedDataParallel, *words: object, **knobs: object) -> None:
+        build(model, *words, **knobs)
+        model.register_comm_hook(None, exchange)
+        exchanges.append(0)
+
+    DistributedDataParallel.__init__ = counted
+    return exchanges
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that is only not yet waited for does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def losses(folder: str | Path) -> list[float]:
+    """The training and validation losses that a run logged."""
+    rows = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
 def changed(config: Config, **knobs: object) -> Config:
@@ -149,6 +180,13 @@ def make_quick(patch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is."""
     make_quick(monkeypatch)
+
+
+def options_of(verb: str) -> type:
+    """The dataclass whose fields are the options of a command."""
+    own = vars(sys.modules[commands()[verb].__module__]).values()
+    kinds = {kind.__name__.lower(): kind for kind in own if is_dataclass(kind)}
+    return kinds.get(f"{verb.replace('-', '')}options", Config)
 
 
 def tiny(folder: Path) -> Config:
@@ -293,3 +331,14 @@ class Shown(HTMLParser):
         self.words.append(data)
         if self.is_cell:
             self.tables[-1][-1][-1] += data
+
+
+def after_each_step(patch: pytest.MonkeyPatch, act: Callable[[RunLogger, Tensor], object]) -> None:
+    """Let `act` happen after each step of training, before it is saved."""
+    step = RunLogger.step
+
+    def step_and_act(log: RunLogger, number: int, loss: Tensor, *batch: Tensor) -> None:
+        step(log, number, loss, *batch)
+        act(log, loss)
+
+    patch.setattr(RunLogger, "step", step_and_act)

@@ -1,10 +1,10 @@
 #!/bin/bash
-# sbatch slurm.sh cifar10 --optim.lr 0.3                  one node, all of its GPUs that are asked for
-# sbatch --nodes 4 --gpus-per-node 8 slurm.sh cifar10     any option here can be given there too
+# sbatch slurm.sh cifar10 --optim.lr 0.3                  one node, with the GPUs requested below
+# sbatch --nodes 4 --gpus-per-node 8 slurm.sh cifar10     options of sbatch override those below
 #
-# To be called from this folder. Arguments go to train.py; the run folder is runs/slurm-<job>, or
-# what --run.dir says. When time is nearly up, or the job is preempted, the run saves and ends, the
-# job goes back to the queue under its number, and there the run goes on.
+# Call it in this folder. Arguments go to train.py; the run folder is runs/slurm-<job>, or --run.dir.
+# Shortly before the time limit, and when the job is preempted, the run saves and ends, the job
+# returns to the queue under the same number, and the run resumes.
 #
 #SBATCH --job-name=image-classifier
 #SBATCH --nodes=1
@@ -14,8 +14,8 @@
 #SBATCH --time=04:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# Two minutes before the end, to all processes that srun started and not to this shell. USR1, as
-# Slurm takes a TERM for the end of a step and says that it was cancelled.
+# Two minutes before the end, to all processes of srun and not to this shell. USR1, because Slurm
+# reports a step that gets TERM as cancelled.
 #SBATCH --signal=USR1@120
 set -euo pipefail
 
@@ -33,31 +33,31 @@ for argument in "$@"; do
     previous=$argument
 done
 arguments=("$@" --run.dir "$run_dir")
-# What began anew with --run.fresh goes on when it comes back.
+# A run that --run.fresh started over resumes when the job returns.
 [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]] && arguments+=(--run.no-fresh)
 
 if [[ $SLURM_JOB_NUM_NODES -eq 1 ]]; then
-    # Processes of one machine meet in a file, and no port is open to the network.
+    # Processes on one machine meet in a file; no port is open to the network.
     meeting=$(mktemp -d)
     rendezvous=(--local-addr 127.0.0.1 --rdzv-endpoint "$meeting/rendezvous"
                 --rdzv-conf store_type=file)
 else
-    # Whoever reaches this port can run code here: several nodes, on a private network only.
-    # All names are read: `head` would now and then end scontrol by SIGPIPE, and so this script.
+    # Anyone who reaches this port can run code here: use several nodes on a private network only.
+    # Read all names: `head` would sometimes end scontrol by SIGPIPE, and with it this script.
     mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     rendezvous=(--rdzv-endpoint "${nodes[0]}:$((20000 + SLURM_JOB_ID % 10000))")
 fi
 
-# srun does not take this from sbatch by itself.
+# srun does not inherit this from sbatch.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 
-# A signal reaches all processes of a step at once, those of training too. They agree on a step and
-# save; torchrun, which would signal them once more and then stop them, is not to hear of it.
+# A signal reaches all processes of a step at once. Those of training agree on a step and save;
+# torchrun ignores the signal, as it would signal them again and then kill them.
 # shellcheck disable=SC2016 # for the shell on the node
 in_silence='trap "" TERM USR1; exec "$@"'
 
-# No restart by torchrun: it would take an interrupted run for a failed one. A node that is done
-# waits for one that still saves, but not for ever.
+# torchrun does not restart: it would take an interrupted run for a failed one. A node that is done
+# waits up to 2 minutes for one that still saves.
 status=$run_dir/status.json
 before=$(cat "$status" 2>/dev/null) || true
 code=0
@@ -69,8 +69,8 @@ srun --kill-on-bad-exit=0 --wait=120 bash -c "$in_silence" bash \
     train.py "${arguments[@]}" || code=$?
 rm -rf "${meeting:-}"
 
-# Interrupted, and further than it was before: else a job without progress would return for ever.
-# After `scancel` this shell is no more, so what is cancelled stays so.
+# Requeue only a run that made progress, or a stuck job would return forever. `scancel` ends this
+# shell too, so a cancelled job does not return.
 now=$(cat "$status" 2>/dev/null) || true
 if [[ $now == *'"state": "interrupted"'* && $now != "$before" ]]; then
     echo "interrupted and saved: job $SLURM_JOB_ID goes back to the queue"

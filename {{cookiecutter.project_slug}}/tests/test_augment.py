@@ -11,13 +11,11 @@ from torch.nn.functional import pad
 from torchvision.transforms import RandomResizedCrop
 
 from image_classifier.augment import (
-    Normalize,
     Windows,
     build_augment,
     cutout,
     mix_pairs,
     resized_crop,
-    shift_and_flip,
 )
 from image_classifier.config import AugmentConfig, Config
 from image_classifier.data.crops import (
@@ -31,6 +29,7 @@ from image_classifier.data.crops import (
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
+from image_classifier.preprocess import Normalize, shift_and_flip
 from image_classifier.runtime.distributed import join_world
 
 
@@ -65,7 +64,7 @@ def test_an_image_is_padded_cropped_and_mirrored(
 @pytest.mark.parametrize("flip", ["random", "alternating"])
 def test_every_shift_and_both_sides_occur(config: Config, flip: str) -> None:
     config = changed(config, data__limit=600, data__batch_size=600)
-    config = changed(config, augment__pad=2, augment__flip=flip)
+    config = changed(config, data__image_size=16, augment__flip=flip)
     with join_world(config.compute) as world:
         data = TrainData(config, world)
         data.pixels = data.pixels[:1].repeat(600, 1, 1, 1)

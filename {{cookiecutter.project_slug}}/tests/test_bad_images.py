@@ -11,13 +11,7 @@ import torch
 from conftest import changed, run_ranks, write_photo
 from torch import Tensor
 
-from image_classifier.augment import Normalize
-from image_classifier.config import (
-    Config,
-    FaultError,
-    OptimConfig,
-    UserError,
-)
+from image_classifier.config import Config, FaultError, OptimConfig, UserError
 from image_classifier.data import bad_images as bad_images_module
 from image_classifier.data import decode
 from image_classifier.data.loader import EvalData, TrainData
@@ -27,6 +21,7 @@ from image_classifier.evaluate import evaluate
 from image_classifier.models import build_model
 from image_classifier.optim import build_loss
 from image_classifier.precision import Precision
+from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tracking.logger import phrase
 from image_classifier.train import train
@@ -142,7 +137,7 @@ def on_a_rank(config: Config) -> tuple[list[int], list[int], str, tuple[int, flo
         model = build_model(config.model, 2, 32)
         data = EvalData(config.data, "val", world, config.run)
         scores = evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
-        assert world.agree(True)
+        assert world.all_true(True)
         listed = Path(config.run.dir, "bad_images.txt").read_text()
         return (
             streamed,

@@ -4,13 +4,13 @@ import pytest
 import torch
 from conftest import answers_of, changed, run_ranks
 
-from image_classifier.augment import Normalize
 from image_classifier.config import Config
 from image_classifier.data.loader import EvalData
 from image_classifier.evaluate import Scores, evaluate
 from image_classifier.models import build_model
 from image_classifier.precision import Precision
 from image_classifier.predictions import calibrate
+from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tracking.logger import scores_text
 
@@ -41,7 +41,7 @@ def evaluated(config: Config, sizes: tuple[int, ...]) -> list[Scores]:
 def test_every_image_counts_once_on_any_number_of_ranks(
     config: Config, world_size: int, where: str
 ) -> None:
-    config = changed(config, model__norm="batch", data__where=where, data__workers=0)
+    config = changed(config, model__name="resnet9", data__where=where, data__workers=0)
     alone = evaluated(config, SIZES)
     for rank in run_ranks(world_size, evaluated, config, SIZES):
         for size, one, other in zip(SIZES, alone, rank, strict=True):
@@ -103,7 +103,9 @@ def test_evaluation_only_looks(config: Config) -> None:
         precision = Precision("fp32", config.compute, config.optim, world.device)
         data = EvalData(config.data, "val", world)
         normalize = Normalize(data.source, 32, precision)
-        model = build_model(changed(config, model__norm="batch", model__dropout=0.5).model, 10, 32)
+        model = build_model(
+            changed(config, model__name="resnet9", model__dropout=0.5).model, 10, 32
+        )
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         logits: list[torch.Tensor] = []
         model.register_forward_hook(lambda _module, _inputs, output: logits.append(output))

@@ -12,8 +12,8 @@ from image_classifier import precision_probe
 from image_classifier.config import Config, UserError
 from image_classifier.data.datasets.prepared import read_manifest
 from image_classifier.data.loader import TrainData
-from image_classifier.heartbeat import ranks_in
 from image_classifier.runtime.distributed import World
+from image_classifier.runtime.heartbeat import ranks_in
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -25,7 +25,7 @@ def test_a_run_goes_on_beside_what_is_damaged(finished: Config, damaged: bytes) 
     (folder / "metrics.jsonl").write_bytes(damaged + b"\n" + rows + damaged)
     for name in ("nonfinite.jsonl", "micro_batch.json", "config.json", "status.json", "heartbeats"):
         (folder / name).write_bytes(damaged)
-    train(changed(finished, run__on_nonfinite="skip"))
+    train(finished)
     assert json.loads((folder / "status.json").read_text())["state"] == "done"
     left = (folder / "metrics.jsonl").read_bytes()
     assert rows in left
@@ -42,7 +42,7 @@ def test_rows_of_ranks_are_those_that_are_whole(damaged: bytes, tmp_path: Path) 
 def test_a_measured_precision_that_is_damaged_is_measured_again(
     damaged: bytes, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rounds = {"fp32": [3.0], "bf16": [1.0]}
+    rounds = [(3.0, 1.0)]
     monkeypatch.setattr(precision_probe, "measure", lambda *_: rounds)
     config = changed(config, precision="auto", data__cache=str(tmp_path))
     data = TrainData(config, CPU)

@@ -30,16 +30,16 @@ from image_classifier.runtime.launch import (
     launch_once,
     meeting_place,
 )
-from image_classifier.tracking.logger import Report
+from image_classifier.tracking.logger import RunLogger
 
-count = Report.count
+step = RunLogger.step
 
-def fail_later(report, loss):
-    if os.environ["RANK"] == "1" and report.row_step == 1:
+def fail_later(log, *arguments):
+    if os.environ["RANK"] == "1" and log.row_step == 1:
         raise RuntimeError("the disk is on fire")
-    count(report, loss)
+    step(log, *arguments)
 
-Report.count = fail_later
+RunLogger.step = fail_later
 sys.exit(main(["train", *sys.argv[1:]]))
 """
 

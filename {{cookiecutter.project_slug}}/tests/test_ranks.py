@@ -1,15 +1,13 @@
-"""Ranks of one run: how they meet, who downloads, what they share, and how they part."""
+"""Ranks of one run: how they meet, who downloads, what they agree on, and how they part."""
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -18,35 +16,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import is_alive, job_of, run_ranks, start
-from torch import Tensor, nn
+from conftest import is_alive, job_of, losses, run_ranks, start
+from torch import Tensor
 
-from image_classifier import heartbeat
 from image_classifier import train as train_module
-from image_classifier.config import Config, UserError
+from image_classifier.config import (
+    EXIT_RESTART,
+    Config,
+    UserError,
+)
 from image_classifier.data import loader
-from image_classifier.memory import MicroBatch, OutOfMemoryError
 from image_classifier.models import pretrained
 from image_classifier.optim import build_loss
-from image_classifier.runtime import attempt as attempt_module
-from image_classifier.runtime import distributed, launch
-from image_classifier.runtime.attempt import attempt
+from image_classifier.runtime import consensus, heartbeat, launch
 from image_classifier.runtime.distributed import (
-    Board,
     World,
-    is_echo,
+    is_peer_failure,
     join_world,
     open_store,
 )
+from image_classifier.runtime.out_of_memory import MicroBatch
 from image_classifier.train import train
 
 PATIENCE = timedelta(seconds=20)
-
-
-def losses(folder: str | Path) -> list[float]:
-    """The training and validation losses that a run logged."""
-    logged = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
-    return [row.get("train/loss") or row["val/loss"] for row in logged]
 
 
 # How they meet
@@ -77,13 +69,14 @@ def test_ranks_on_two_nodes_meet_and_learn_what_one_process_learns(
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
 
 
+@pytest.mark.usefixtures("agents_store")
 def test_another_attempt_finds_nothing_of_the_one_before_it(
-    agents_store: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for number in (0, 1):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
         store = open_store(0, 2, 1, PATIENCE)
-        assert not store.check(["address"]), agents_store
+        assert not store.check(["address"])
         store.set("address", "of a rank that is gone by then")
         assert open_store(1, 2, 1, PATIENCE).check(["address"])
 
@@ -125,7 +118,7 @@ def opened(folder: Path) -> tuple[list[str], str, bool, list[Path | str]]:
     job = os.environ["TORCHELASTIC_RUN_ID"]
     left = [*Path(tempfile.gettempdir()).glob(f"store-{job}*")] if world.is_main else []
     left += ["process group"] if dist.is_initialized() else []
-    return found, str(said), is_echo(said), left
+    return found, str(said), is_peer_failure(said), left
 
 
 def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path) -> None:
@@ -135,31 +128,27 @@ def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path
     assert (second[0], *second[2:]) == (["whole", "whole"], True, [])
 
 
-# What they share
-
-
-def test_batchnorm_is_shared_between_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = replace(Config().compute, sync_batchnorm=True)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    with pytest.raises(UserError, match=r"^--compute.sync-batchnorm works between GPUs only$"):
-        World(torch.device("cpu"), size=2).parallelize(model, compute)
-    wrapped = []
-
-    def wrap(model: nn.Module, **options: object) -> None:
-        wrapped.append((type(model[1]), options["device_ids"]))
-
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", wrap)
-    gpu = torch.device("cuda", 1)
-    for way in (replace(compute, sync_batchnorm=False), compute):
-        World(gpu, rank=1, size=2).parallelize(model, way)
-    assert wrapped == [(nn.BatchNorm2d, [gpu]), (nn.SyncBatchNorm, [gpu])]
+# What they agree on
 
 
 def test_ranks_compute_with_no_more_at_once_than_one_of_them_has_memory_for(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(World, "smallest", lambda _, mine: min(mine, 3))
+    monkeypatch.setattr(World, "all_reduce_min", lambda _, mine: min(mine, 3))
     assert MicroBatch(config, World(torch.device("cpu"))).size == 3
+
+
+def exchanged(steps: int) -> list[list[int]]:
+    """What this rank knows after each step, when both hand in numbers of their own in step 2."""
+    consensus.EXCHANGE_SECONDS = 0
+    with join_world(Config().compute) as world, consensus.AsyncConsensus(world, 60) as ranks:
+        numbers = [(7, 5)[world.rank] if step == 2 else 0 for step in range(1, steps + 1)]
+        return [ranks.max(step, number, 0) for step, number in enumerate(numbers, start=1)]
+
+
+def test_what_one_rank_tells_all_know_at_the_same_step() -> None:
+    one, other = run_ranks(2, exchanged, 6)
+    assert one == other == [[0, 0], [0, 0], [7, 0], [0, 0], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("seconds_per_step", [0.01, 0.1, 3.0])
@@ -172,13 +161,13 @@ def test_ranks_tell_each_other_about_twice_a_second(
         exchanges.append(clock[0])
         return SimpleNamespace(wait=lambda: None)
 
-    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(consensus.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(dist, "new_group", lambda **_: None)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    board = Board(World(torch.device("cpu"), size=2), timeout_seconds=60)
+    ranks = consensus.AsyncConsensus(World(torch.device("cpu"), size=2), timeout_seconds=60)
     for step in range(1, 1001):
         clock[0] += seconds_per_step
-        board.exchange(step, 0)
+        ranks.max(step, 0)
     pauses = [later - sooner for sooner, later in pairwise(exchanges[2:])]
     assert max(pauses) <= max(0.6, seconds_per_step * 1.01)
     assert min(pauses) >= 0.4
@@ -187,42 +176,14 @@ def test_ranks_tell_each_other_about_twice_a_second(
 # How they part
 
 
-class Forked:
-    """A process as `launch` starts them, but from one that has imported everything."""
-
-    all: list["Forked"] = []  # noqa: RUF012 - emptied by each test
-    config: Config
-
-    def __init__(self, _: list[str], env: dict[str, str], **__: object) -> None:
-        """Begin to train as the rank that `env` says."""
-        assert len(self.all) < 4  # two attempts of two ranks
-        # Without the file of `launch`, which only its own children inherit.
-        rank = {name: value for name, value in env.items() if name != distributed.STORE}
-        self.process, _ = start(starved, self.config, rank=rank)
-        self.pid = self.process.pid
-        self.terminate, self.kill = self.process.terminate, self.process.kill
-        self.all.append(self)
-
-    def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
-        return self.process.exitcode
-
-    returncode = property(poll)
-
-    def wait(self) -> None:
-        """Return when it has ended."""
-        self.process.join()
-
-
-def starved(config: Config) -> None:
-    """Train as a rank; the second has no memory for more than 4 images from the 6th step on."""
+def starved(config: Config) -> int:
+    """Train as a rank, and return the exit code; rank 1 has no memory for more than 4 images."""
 
     def build(*arguments: object) -> object:
         loss_of, calls = build_loss(*arguments), iter(range(1, 1000))
-        first = 6 if os.environ["RUN_RESTARTS"] == "0" else 1
 
         def starved_loss(logits: Tensor, labels: Tensor) -> Tensor:
-            if os.environ["RANK"] == "1" and len(logits) > 4 and next(calls) >= first:
+            if os.environ["RANK"] == "1" and len(logits) > 4 and next(calls) >= 6:
                 raise torch.OutOfMemoryError("planted")
             return loss_of(logits, labels)
 
@@ -230,20 +191,15 @@ def starved(config: Config) -> None:
 
     train_module.build_loss = build
     heartbeat.BEAT_SECONDS = 0.05
-    attempt_module.time = SimpleNamespace(sleep=lambda _: None)
-    sys.exit(attempt(lambda: train(config)))
+    launch.time = SimpleNamespace(sleep=lambda _: None)
+    return launch.attempt(lambda: train(config))
 
 
 def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(
-    config: Config, trained_once: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, trained_once: Path
 ) -> None:
-    monkeypatch.setattr(subprocess, "Popen", Forked)
-    monkeypatch.setattr(Forked, "all", [])
-    monkeypatch.setattr(Forked, "config", config, raising=False)
-    for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
-        monkeypatch.setenv(name, value)  # what `launch` sets is put back
-    assert launch.launch(2, config.run) == 0
-    assert [rank.returncode for rank in Forked.all[1:]] == [OutOfMemoryError.code, 0, 0]
+    assert run_ranks(2, starved, config)[1] == EXIT_RESTART
+    assert run_ranks(2, starved, config) == [0, 0]
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
     assert left == {"micro_batch": 4, "was": 8, "step": 5}
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)

@@ -13,8 +13,8 @@ from torchvision import transforms
 
 from image_classifier.augment import (
     ERASING_DRAWS,
-    Normalize,
     build_augment,
+    build_size,
     erase,
 )
 from image_classifier.config import (
@@ -30,8 +30,8 @@ from image_classifier.models.surgery import blurred, leave_out
 from image_classifier.models.vit import positions
 from image_classifier.optim import build_schedule
 from image_classifier.precision import Precision
+from image_classifier.preprocess import Normalize
 from image_classifier.presets import PRESETS
-from image_classifier.resolution import build_size
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.runtime.seeding import seed_layers
 
@@ -93,7 +93,7 @@ def test_the_vits_recipe_has_its_learning_rates_and_decay() -> None:
 
 
 def test_sizes_grow_by_steps_from_the_first_to_the_last() -> None:
-    augment = AugmentConfig(min_size=17, growth_begin=0, growth_end=0.8)
+    augment = AugmentConfig(min_size=17, growth=(0, 0.8))
     size_at = build_size(augment, 32, steps_per_epoch=3, total_steps=30)
     assert [size_at(3 * epoch) for epoch in range(10)] == [17, 20, 20, 24, 24, 28, 28, 32, 32, 32]
 
@@ -115,15 +115,16 @@ def test_images_grow_in_a_run_wherever_it_goes_on(config: Config, where: str) ->
     growing = changed(
         config,
         augment__min_size=16,
-        augment__growth_begin=0.5,
-        augment__growth_end=0.5,
-        augment__erasing=0.5,
+        augment__growth=(0.5, 0.5),
+        augment__random_erasing=0.5,
         augment__cutout=8,
     )
     images = augmented(growing, range(2, 6))
     assert [batch.shape[2:] for batch in images] == 2 * [(16, 16)] + 2 * [(32, 32)]
     assert torch.equal(augmented(growing, range(3, 4))[0], images[1])
-    small, large = augmented(changed(growing, augment__erasing=0.0, augment__cutout=0), range(3, 5))
+    small, large = augmented(
+        changed(growing, augment__random_erasing=0.0, augment__cutout=0), range(3, 5)
+    )
     full = augmented(config, range(3, 5))
     assert torch.equal(large, full[1])
     means = nn.functional.avg_pool2d(full[0], 2)
@@ -143,7 +144,7 @@ def test_evaluation_sees_images_of_the_size_it_asks_for(photos: Path) -> None:
     [
         ({"data__test_size": 5}, "--data.test-size 5"),
         ({"augment__min_size": 40}, r"--augment.min-size 40 is not in 8 .. 32"),
-        ({"augment__growth_end": 0.5}, "--augment.growth-begin 0.7 is later"),
+        ({"augment__growth": (0.7, 0.5)}, "--augment.growth 0.7 0.5: it ends"),
     ],
 )
 def test_sizes_that_no_run_can_have_are_refused(knobs: dict, message: str) -> None:
@@ -154,7 +155,7 @@ def test_sizes_that_no_run_can_have_are_refused(knobs: dict, message: str) -> No
 def test_randaugment_is_as_strong_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told = SimpleNamespace(RandAugment=lambda ops, magnitude: (ops, magnitude))
     monkeypatch.setattr(transforms, "v2", told, raising=False)  # to import it takes seconds
-    augment = AugmentConfig(policy="randaugment", policy_ops=3, policy_magnitude=30)
+    augment = AugmentConfig(policy="randaugment-m30-n3")
     assert build_policy(augment) == (3, 30)
 
 
@@ -190,7 +191,7 @@ def test_models_that_come_with_stochastic_depth_take_the_knob() -> None:
 
 
 def test_training_and_evaluation_differ_by_what_is_left_out() -> None:
-    model = build_model(ModelConfig(width=8, norm="group", stochastic_depth=0.99), 3, 32)
+    model = build_model(ModelConfig(name="resnet9_gn", width=8, stochastic_depth=0.99), 3, 32)
     images = torch.rand(8, 3, 32, 32)
     with torch.no_grad():
         assert not torch.equal(model(images), model.eval()(images))

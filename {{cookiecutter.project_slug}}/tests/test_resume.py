@@ -15,28 +15,26 @@ from typing import BinaryIO
 
 import pytest
 import torch
-from conftest import changed, run_alone, run_ranks
+from conftest import after_each_step, changed, run_alone, run_ranks
 
-from image_classifier import checkpoint, network
+from image_classifier import checkpoint
+from image_classifier import train as story
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.models.weights import (
+from image_classifier.models import (
     DamagedError,
     load_best,
     read_checkpoint,
 )
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import distributed
+from image_classifier.runtime import consensus
 from image_classifier.runtime import run_dir as run
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.run_dir import (
-    give_name,
-    write_whole,
-)
-from image_classifier.tracking.logger import Report
+from image_classifier.runtime.files import give_name, write_whole
+from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
 
@@ -45,20 +43,16 @@ CPU = World(torch.device("cpu"))
 
 def train_until(config: Config, step: int, kill: bool = True) -> None:
     """Train, and die by SIGKILL in the middle of step `step`; or leave as after Ctrl-C."""
-    count, seen = Report.count, []
 
-    def count_or_stop(report: Report, loss: torch.Tensor) -> None:
-        count(report, loss)
-        seen.append(loss)
-        if report.start_step + len(seen) > step:
+    def stop(log: RunLogger, _: torch.Tensor) -> None:
+        if log.step_done > step:
             if kill:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise KeyboardInterrupt
 
-    Report.count = count_or_stop
-    with contextlib.suppress(KeyboardInterrupt):
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        after_each_step(patch, stop)
         train(config)
-    Report.count = count
 
 
 def scored(config: Config) -> float:
@@ -112,10 +106,9 @@ def eventful(config: Config, photos: Path) -> Config:
         augment__crop="resized",
         augment__policy="trivialaugment",
         augment__cutmix=1.0,
-        augment__erasing=0.5,
+        augment__random_erasing=0.5,
         augment__min_size=16,
-        augment__growth_begin=0.5,
-        augment__growth_end=0.5,
+        augment__growth=(0.5, 0.5),
         data__test_size=40,
         model__dropout=0.2,
         model__stochastic_depth=0.2,
@@ -189,7 +182,7 @@ def begun(config: Config, scale: float = 1.0) -> TrainState:
     model = torch.nn.Linear(4, 4)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
     precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
-    return TrainState.start(config.optim, model, build_optimizer(config.optim, model), precision)
+    return TrainState(model, build_optimizer(config.optim, model), precision)
 
 
 def test_a_save_that_is_under_way_is_seen_through_whatever_ends_the_run(
@@ -265,14 +258,14 @@ def test_a_kill_before_the_best_is_saved_does_not_lose_it(
 def test_a_model_that_was_edited_meanwhile_is_named(
     finished: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = network.build_model
+    build = story.build_model
 
     def edited(*arguments: object, **options: object) -> torch.nn.Module:
         model = build(*arguments, **options)
         model.head = torch.nn.Sequential(torch.nn.Linear(64, 10))
         return model
 
-    monkeypatch.setattr(network, "build_model", edited)
+    monkeypatch.setattr(story, "build_model", edited)
     with pytest.raises(UserError, match=r"another model: Missing key.*--run.fresh"):
         train(finished)
 
@@ -424,7 +417,7 @@ def test_only_the_newest_checkpoints_are_kept(config: Config) -> None:
 
 def saved_steps(config: Config) -> list[int]:
     """Train, and return the steps of all checkpoints that were saved, the same on each rank."""
-    distributed.EXCHANGE_SECONDS = 0
+    consensus.EXCHANGE_SECONDS = 0
     steps, save = [], checkpoint.Checkpoints.save
 
     def record(checkpoints: checkpoint.Checkpoints, state: TrainState, report: dict) -> None:
@@ -439,6 +432,12 @@ def saved_steps(config: Config) -> list[int]:
     return steps
 
 
+def saved_at_once(config: Config) -> list[int]:
+    """The steps that a run saves whose every save is overdue."""
+    checkpoint.SAVE_SECONDS = 0.0
+    return saved_steps(config)
+
+
 def test_a_run_that_seldom_evaluates_saves_by_the_clock(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,10 +446,11 @@ def test_a_run_that_seldom_evaluates_saves_by_the_clock(
     minutes = iter(range(1, 1000))
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "monotonic", lambda: 60.0 * next(minutes))
-        often = changed(seldom, run__dir=str(tmp_path / "often"), run__save_every_minutes=2.5)
+        patch.setattr(checkpoint, "SAVE_SECONDS", 150.0)
+        often = changed(seldom, run__dir=str(tmp_path / "often"))
         assert saved_steps(often) == [3, 6, 8]  # the clock is asked once in a step
-    always = changed(seldom, run__dir=str(tmp_path / "two"), run__save_every_minutes=1e-9)
-    one, other = run_ranks(2, saved_steps, always)
+    always = changed(seldom, run__dir=str(tmp_path / "two"))
+    one, other = run_ranks(2, saved_at_once, always)
     assert one == other
     assert len(one) == len(set(one)) > 3
 
@@ -473,9 +473,9 @@ def test_weights_of_a_run_start_another(finished: Config, tmp_path: Path) -> Non
 def test_weights_of_another_model_are_refused(finished: Config, tmp_path: Path) -> None:
     path = f"{finished.run.dir}/checkpoints/best.pt"
     other = changed(finished, run__dir=str(tmp_path / "b"), run__init_from=path)
-    with pytest.raises(UserError, match="weights of another model"):
+    with pytest.raises(UserError, match="do not fit the model"):
         train(changed(other, model__width=16))
-    with pytest.raises(UserError, match="weights of another model"):
+    with pytest.raises(UserError, match="do not fit the model"):
         train(changed(other, model__name="squeezenet1_1"))
 
 

@@ -28,11 +28,13 @@ from image_classifier.config import (
     flatten,
 )
 from image_classifier.data.datasets.source import Source
-from image_classifier.models import build_model
-from image_classifier.models.pretrained import open_origin
-from image_classifier.models.weights import load_best
+from image_classifier.models import (
+    build_model,
+    load_best,
+    load_pretrained,
+)
+from image_classifier.runtime.console import printable
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.printable import printable
 from image_classifier.runtime.run_dir import without_secrets
 from image_classifier.tracking.logger import scores_text
 from image_classifier.train import train
@@ -168,8 +170,8 @@ def test_the_payloads_would_run_where_pickles_are_read(here: Path, write: Callab
 def begin_with(path: str) -> None:
     """Take the first weights of a model from a file."""
     world = World(torch.device("cpu"))
-    origin = open_origin(RunConfig(init_from=path), ModelConfig(), world)
-    origin.fill(nn.Linear(2, 2), ("ant", "bee"))
+    weights = load_pretrained(RunConfig(init_from=path), ModelConfig(), world)
+    weights.load_into(nn.Linear(2, 2), ("ant", "bee"))
 
 
 @pytest.mark.parametrize("write", HOSTILE, ids=lambda write: write.__name__)
@@ -296,17 +298,18 @@ def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
     assert r"run \x1b[31m<b> $(mkdir owned)\udcff" in said.out
 
     best = load_best(folder / "checkpoints" / "best.pt")
-    assert set(best.images.classes) >= ESCAPED
+    assert set(best.classes) >= ESCAPED
     Path("best").symlink_to(folder / "checkpoints" / "best.safetensors")
     with safe_open("best", "pt") as weights:
-        assert json.loads(weights.metadata()["classes"]) == list(best.images.classes)
+        assert json.loads(weights.metadata()["classes"]) == list(best.classes)
     for name in ("config.json", "environment.json", "status.json"):
         json.loads((folder / name).read_text())
-    shown = Shown((folder / "report.html").read_text())
-    assert not {"script", "iframe"} & shown.tags
-    assert all(picture.startswith("data:image/") for picture in shown.pictures)
-    assert not [name for name in shown.attributes if name.startswith("on")]
-    assert {row[0] for row in shown.tables[-1][1:]} == set(best.images.classes)
+    if (page := folder / "report.html").exists():  # `tools/report` may be deleted
+        shown = Shown(page.read_text())
+        assert not {"script", "iframe"} & shown.tags
+        assert all(picture.startswith("data:image/") for picture in shown.pictures)
+        assert not [name for name in shown.attributes if name.startswith("on")]
+        assert {row[0] for row in shown.tables[-1][1:]} == set(best.classes)
     assert not (here / OWNED).exists()
 
 

@@ -8,11 +8,7 @@ import torch
 from conftest import changed, run_ranks
 from torch import Tensor
 
-from image_classifier.augment import (
-    VIEWS,
-    Normalize,
-    build_augment,
-)
+from image_classifier.augment import build_augment
 from image_classifier.config import (
     AugmentConfig,
     Config,
@@ -25,6 +21,7 @@ from image_classifier.models import build_model
 from image_classifier.models.airbench import Airbench
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
+from image_classifier.preprocess import VIEWS, Normalize
 from image_classifier.presets import cifar10_speed
 from image_classifier.runtime.distributed import join_world
 from image_classifier.train import train
@@ -35,7 +32,7 @@ AIRBENCH = ModelConfig(name="airbench", width=8)
 @pytest.fixture
 def fast(config: Config) -> Config:
     """The recipe on drawn shapes, small."""
-    recipe = changed(cifar10_speed(), augment__pad=1, augment__cutout=0, augment__min_size=0)
+    recipe = changed(cifar10_speed(), augment__cutout=0, augment__min_size=0)
     return changed(config, model=AIRBENCH, augment=recipe.augment, optim=recipe.optim)
 
 

@@ -1,7 +1,5 @@
 """A run that begins with weights of another: whose they may be, and which of them learn when."""
 
-import json
-import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +17,14 @@ from image_classifier.config import (
     RunConfig,
     UserError,
 )
-from image_classifier.freeze import Freeze
 from image_classifier.models import (
+    PretrainedWeights,
     build_model,
-    published_normalisation,
+    find_blocks,
+    find_head,
+    load_pretrained,
+    read_checkpoint,
 )
-from image_classifier.models.blocks import find_blocks, find_head
-from image_classifier.models.pretrained import Origin, open_origin
-from image_classifier.models.weights import read_checkpoint
 from image_classifier.optim import build_optimizer, set_lr
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
@@ -36,10 +34,9 @@ SMALL = ModelConfig(name="resnet9", width=8)
 CLASSES = tuple("abcde")
 
 
-def fill(model: nn.Module, path: Path, name: str = "resnet9") -> str:
-    """Give `model`, which tells `CLASSES` apart, the weights in a file."""
-    origin = open_origin(RunConfig(init_from=str(path)), ModelConfig(name=name), CPU)
-    return origin.fill(model, CLASSES)
+def load(path: Path, name: str = "resnet9") -> PretrainedWeights:
+    """The weights in a file, for a model of that name."""
+    return load_pretrained(RunConfig(init_from=str(path)), ModelConfig(name=name), CPU)
 
 
 @pytest.fixture(scope="module")
@@ -52,57 +49,52 @@ def saved_by_torch(donor: nn.Module, path: Path) -> None:
     torch.save(donor.state_dict(), path)
 
 
-def saved_long_ago(donor: nn.Module, path: Path) -> None:
+def saved_as_torchvision_does(donor: nn.Module, path: Path) -> None:
     torch.save(donor.state_dict(), path, _use_new_zipfile_serialization=False)
 
 
-def saved_from_ddp(donor: nn.Module, path: Path) -> None:
-    weights = {f"module._orig_mod.{name}": w for name, w in donor.state_dict().items()}
-    torch.save({"model": weights, "epoch": 3, "args": Namespace(lr=0.1)}, path)
-
-
-def saved_with_averages(donor: nn.Module, path: Path) -> None:
+def saved_by_torchvisions_script(donor: nn.Module, path: Path) -> None:
     averaged = {f"module.{name}": w for name, w in donor.state_dict().items()}
     averaged["n_averaged"] = torch.tensor(7)
     zeros = {name: torch.zeros_like(w) for name, w in donor.state_dict().items()}
-    torch.save({"state_dict": zeros, "model_ema": averaged}, path)
+    torch.save({"model": zeros, "model_ema": averaged, "args": Namespace(lr=0.1)}, path)
+
+
+def saved_by_timms_script(donor: nn.Module, path: Path) -> None:
+    weights = {f"_orig_mod.{name}": w for name, w in donor.state_dict().items()}
+    torch.save({"state_dict": weights, "epoch": 3, "args": Namespace(lr=0.1)}, path)
 
 
 def saved_as_safetensors(donor: nn.Module, path: Path) -> None:
-    save_file(donor.state_dict(), path.with_suffix(".safetensors"))
+    save_file(donor.state_dict(), path.with_suffix(".safetensors"), metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    "save",
-    [
-        saved_by_torch,
-        saved_long_ago,
-        saved_from_ddp,
-        saved_with_averages,
-        saved_as_safetensors,
-    ],
-)
+SAVERS = [saved_by_torch, saved_as_torchvision_does, saved_by_torchvisions_script]
+SAVERS += [saved_by_timms_script, saved_as_safetensors]
+
+
+@pytest.mark.parametrize("save", SAVERS)
 def test_weights_are_taken_as_others_save_them(
     donor: nn.Module, tmp_path: Path, save: object
 ) -> None:
     save(donor, tmp_path / "w.pth")
     (path,) = tmp_path.iterdir()
     model = build_model(SMALL, 5, 32)
-    assert fill(model, path) == f"weights from {str(path)!a}"
+    assert load(path).load_into(model, CLASSES) == f"weights from {str(path)!a}"
     assert_same(model.state_dict(), donor.state_dict())
 
 
-def test_a_last_layer_for_other_classes_is_new(donor: nn.Module, tmp_path: Path) -> None:
-    save_file(donor.state_dict(), tmp_path / "plain.safetensors")
+def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
+    weights = PretrainedWeights("weights", donor.state_dict())
     model = build_model(SMALL, 7, 32)
-    assert "; head is new, for other classes" in fill(model, tmp_path / "plain.safetensors")
+    assert weights.load_into(model, CLASSES) == "weights; head is new, for other classes"
     assert_same(model.stem.state_dict(), donor.stem.state_dict())
     # As many classes, but others: what it knows of them is wrong.
-    about = {"classes": json.dumps(list("vwxyz"))}
-    save_file(donor.state_dict(), tmp_path / "ours.safetensors", metadata=about)
     model = build_model(SMALL, 5, 32)
     before = model.head.weight.clone()
-    assert "; head is new" in fill(model, tmp_path / "ours.safetensors")
+    others = replace(weights, classes=tuple("vwxyz"), mean=(0.5,) * 3, std=(0.5,) * 3)
+    note = "weights; head is new, for other classes; images are normalised as for them"
+    assert others.load_into(model, CLASSES) == note
     assert torch.equal(model.head.weight, before)
 
 
@@ -116,10 +108,10 @@ def test_a_last_layer_for_other_classes_is_new(donor: nn.Module, tmp_path: Path)
         ("convnext_tiny", "classifier.2"),
     ],
 )
-def test_the_head_of_any_model_is_found(name: str, head: str) -> None:
+def test_the_head_and_the_blocks_of_any_model_are_found(name: str, head: str) -> None:
     with torch.device("meta"):
-        model = build_model(ModelConfig(name=name), 5, 96)
-    assert find_head(model)[0] == head
+        model = build_model(ModelConfig(name=name, dropout=0.5), 5, 96)
+    assert find_head(model)[0] == head  # dropout before it changes no names
     blocks = find_blocks(model)
     assert blocks[0][0] is next(model.parameters())
     assert {id(w) for w in blocks[-1]} == {id(w) for w in model.get_submodule(head).parameters()}
@@ -128,54 +120,36 @@ def test_the_head_of_any_model_is_found(name: str, head: str) -> None:
     assert 9 <= len(blocks) <= 14
 
 
-def test_dropout_before_the_head_does_not_lose_it(tmp_path: Path) -> None:
-    plain = build_model(ModelConfig(name="squeezenet1_1"), 5, 64)
-    save_file(plain.state_dict(), tmp_path / "w.safetensors")
-    model = build_model(ModelConfig(name="squeezenet1_1", dropout=0.5), 5, 64)
-    assert "is new" not in fill(model, tmp_path / "w.safetensors", "squeezenet1_1")
-    assert torch.equal(model.classifier[1][1].weight, plain.classifier[1].weight)
-
-
 def test_weights_that_do_not_fit_say_what_to_do() -> None:
     with torch.device("meta"):
         large = build_model(ModelConfig(name="resnet18", stem="imagenet"), 5, 32)
         small = build_model(ModelConfig(name="resnet18"), 5, 32)
         transformers = [build_model(ModelConfig(name="vit_b_16"), 5, side) for side in (32, 48)]
-    with pytest.raises(UserError, match=r"conv1.weight has shape.*--model.stem imagenet"):
-        Origin("w.pth", "", large.state_dict()).fill(small, CLASSES)
-    with pytest.raises(UserError, match=r"pos_embedding has shape.*--data.image-size"):
-        Origin("w.pth", "", transformers[0].state_dict()).fill(transformers[1], CLASSES)
+    for theirs, own, said in (
+        (large, small, r"weights do not fit .*conv1.weight has shape.*--model.stem imagenet"),
+        (*transformers, r"pos_embedding has shape.*--data.image-size"),
+        (large, transformers[0], r"only one of the two has \d+: bn1.bias, "),
+    ):
+        with pytest.raises(UserError, match=said):
+            PretrainedWeights("weights", theirs.state_dict()).load_into(own, CLASSES)
 
 
 @pytest.mark.parametrize("cut", [3, 1000, -1])
 def test_a_file_that_was_cut_short_is_named(donor: nn.Module, tmp_path: Path, cut: int) -> None:
-    for save in (saved_by_torch, saved_long_ago):
-        path = tmp_path / "w.pth"
-        save(donor, path)
-        path.write_bytes(path.read_bytes()[:cut])
-        with pytest.raises(UserError, match=r"'.*w.pth'"):
-            fill(build_model(SMALL, 5, 32), path)
+    for save in (saved_by_torch, saved_as_torchvision_does, saved_as_safetensors):
+        save(donor, tmp_path / "w.pth")
+        for path in tmp_path.iterdir():
+            path.write_bytes(path.read_bytes()[:cut])
+            with pytest.raises(UserError, match=r"'.*w\.(pth|safetensors)'"):
+                load(path)
 
 
 def test_a_file_without_weights_is_named(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "w.pth")
     with pytest.raises(UserError, match="holds no weights"):
-        fill(nn.Linear(2, 5), tmp_path / "w.pth")
-
-
-def test_without_a_network_a_line_says_how_to_bring_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    run = RunConfig(init_from="pretrained")
-    with pytest.raises(UserError, match=r"no route.*https://\S+/resnet18\S+\.pth.*--run.init-from"):
-        open_origin(run, ModelConfig(name="resnet18"), CPU)
-    with pytest.raises(UserError, match="torchvision has no weights of airbench"):
-        open_origin(run, ModelConfig(name="airbench"), CPU)
+        load(tmp_path / "w.pth")
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        load(tmp_path / "x.pth")
 
 
 def test_published_weights_are_downloaded_once_and_checked(
@@ -186,42 +160,57 @@ def test_published_weights_are_downloaded_once_and_checked(
 
     def download(url: str, path: str, checksum: str, **_: object) -> None:
         asked.append((url, checksum))
-        torch.save(model.state_dict(), path)
+        torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    run = RunConfig(init_from="pretrained")
     for _ in range(2):
-        origin = open_origin(run, ModelConfig(name="squeezenet1_1"), CPU)
+        found = load(Path("pretrained"), "squeezenet1_1")
     ((url, checksum),) = asked
     assert url.startswith("https://")
     assert checksum
     assert f"-{checksum}." in url
-    assert origin.mean == (0.485, 0.456, 0.406)
+    assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert found.load_into(model, CLASSES).endswith("as for them")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    with pytest.raises(UserError, match=r"no route.*https://\S+/resnet18\S+\.pth.*--run.init-from"):
+        load(Path("pretrained"), "resnet18")
+    with pytest.raises(UserError, match="torchvision has no weights of airbench"):
+        load(Path("pretrained"), "airbench")
 
 
 def test_images_are_normalised_as_the_weights_learned_them(config: Config, tmp_path: Path) -> None:
     about = {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]", "classes": '["x"]'}
     model = build_model(config.model, 10, config.data.image_size)
-    save_file(model.state_dict(), tmp_path / "w.safetensors", metadata=about)
-    config = changed(config, optim__warmup_epochs=0.0, epochs=0.5)
-    begun = changed(config, run__init_from=str(tmp_path / "w.safetensors"))
+    path = tmp_path / "w.safetensors"
+    save_file(model.state_dict(), path, metadata=about | {"std": "[0.4]"})
+    with pytest.raises(UserError, match="std is a list, not a list of 3"):
+        load(path)
+    save_file(model.state_dict(), path, metadata=about)
+    assert load(path).classes == ("x",)
+    begun = changed(config, optim__warmup_epochs=0.0, epochs=0.5, run__init_from=str(path))
     train(begun)
     assert (final(begun)["mean"], final(begun)["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
-    (tmp_path / "w.safetensors").unlink()
+    path.unlink()
     train(begun)  # goes on, and knows it from its own checkpoint
-    assert published_normalisation("inception_v3")[0] == (0.5, 0.5, 0.5)
+    save_file(model.state_dict(), path)
+    assert load(path, "inception_v3").mean == (0.5, 0.5, 0.5)
+    assert load(path).mean is None
 
 
 @pytest.fixture
 def begun(config: Config, tmp_path: Path) -> Config:
     """A run that lets only the last layer learn in the first of its two epochs of four steps."""
-    model = build_model(replace(config.model, norm="batch"), 10, 32)
+    model = build_model(SMALL, 10, 32)
     torch.save(model.state_dict(), tmp_path / "w.pth")
     return changed(
         config,
         run__init_from=str(tmp_path / "w.pth"),
-        model__norm="batch",
+        model__name="resnet9",
         optim__frozen_epochs=1.0,
         optim__layer_decay=0.8,
         optim__ema_decay=0.9,
@@ -231,25 +220,13 @@ def begun(config: Config, tmp_path: Path) -> Config:
     )
 
 
-def test_what_thaws_has_a_momentum_before_its_first_step(begun: Config) -> None:
-    model = build_model(begun.model, 10, begun.data.image_size)
-    freeze = Freeze(begun, model, steps_per_epoch=4, world=CPU)
-    optimizer = build_optimizer(begun.optim, model)
-    for step, count in ((3, 2), (4, len(list(model.parameters())))):
-        freeze.learner_at(step, optimizer)
-        momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
-        assert [float(momentum.abs().sum()) for momentum in momenta] == [0.0] * count
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])
 def test_only_the_last_layer_learns_before_the_thaw(
     begun: Config, optimizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = changed(begun, optim__name=optimizer)
     train(begun)
-    (line,) = re.findall(r"^an image: .*", capsys.readouterr().out, re.MULTILINE)
-    assert re.search(r" [1-9][\d.]* [kM]B of activations", line)  # which it takes after the thaw
-    assert line.endswith("; at first only the last layer is trained, 650 weights")
+    assert "the first epochs train only the last layer, 650 weights" in capsys.readouterr().out
     start = torch.load(begun.run.init_from, weights_only=True)
     folder = Path(begun.run.dir, "checkpoints")
     frozen, thawed = (

@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,12 +29,12 @@ from image_classifier.config import (
     UserError,
 )
 from image_classifier.data.datasets.source import Source
-from image_classifier.models.pretrained import find_origin
-from image_classifier.models.weights import (
+from image_classifier.models import (
     Best,
-    best_in,
     load_best,
+    load_pretrained,
     read_checkpoint,
+    weights,
 )
 from image_classifier.optim import begin_momentum, build_optimizer
 from image_classifier.precision import Precision
@@ -57,7 +58,7 @@ def new_state(config: Config) -> TrainState:
     optimizer = build_optimizer(config.optim, model)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
     precision.scaler = torch.amp.GradScaler("cpu")
-    return TrainState.start(config.optim, model, optimizer, precision)
+    return TrainState(model, optimizer, precision, deepcopy(model), config.optim.ema_decay)
 
 
 def step(state: TrainState) -> None:
@@ -75,14 +76,12 @@ def saved_by(name: str) -> dict[str, Any]:
         state, checkpoints = new_state(config), Checkpoints(config, CPU, SOURCE)
         step(state)
         step(state)
-        checkpoints.save(state, {"loss": 1.0, "step": 1, "joules": 0.0})
+        checkpoints.save(state, {"loss": 1.0, "step": 1})
         checkpoints.wait()
         saved = read_checkpoint(Path(folder, "checkpoints", "last.pt"))
-        groups = saved["state"]["optimizer"]["param_groups"]
-        for group in groups:  # most is as the config says, and not read
-            group |= {key: group.pop(key) for key in list(group) if key in ("params", "lr")}
-        saved["state"]["optimizer"]["param_groups"] = [
-            {key: group[key] for key in ("params", "lr")} for group in groups
+        saved["state"]["optimizer"]["param_groups"] = [  # most is as the config says, and not read
+            {key: group[key] for key in ("params", "lr")}
+            for group in saved["state"]["optimizer"]["param_groups"]
         ]
         return saved
 
@@ -138,14 +137,13 @@ def is_sound(saved: dict[str, Any], state: TrainState, best: Best) -> bool:
     begin_momentum(state.optimizer)  # as `Freeze` does
     step(state)
     torch.full((), saved["report"]["loss"])  # as `Report` does
-    numbers = [*best.images.mean, *best.images.std, state.best_top1]
     parts = (state.model, state.ema)
     tensors = [tensor for part in parts for tensor in part.state_dict().values()]
     return (
         0 <= before <= 2**53
         and saved["report"]["step"] <= before
-        and math.isfinite(math.fsum(numbers))
-        and min(best.images.std) > 0
+        and math.isfinite(math.fsum([*best.mean, *best.std, state.best_top1]))
+        and min(best.std) > 0
         and all(tensor.isfinite().all() for tensor in tensors)
         and all(values for values in state.optimizer.state.values())
     )
@@ -159,10 +157,12 @@ def put(saved: dict[str, Any], place: str, value: object) -> dict[str, Any]:
 
 def refusal(saved: object, state: TrainState, checkpoints: Checkpoints) -> str:
     """Why a run can't go on from what was read, or a model not be used; nothing if both can."""
+    last = checkpoints.folder / "last.pt"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "read_saved", lambda _: (saved, ""))
         patch.setattr(checkpoint, "read_checkpoint", lambda _: saved)
         try:
-            best = best_in(saved, Path("last.pt"))
+            best = load_best(last)
             checkpoints.resume(state)
         except UserError as error:
             return str(error)
@@ -196,30 +196,18 @@ def test_what_was_not_saved_so_is_refused_in_a_line_or_does_no_harm(
     ("place", "value", "said"),
     [
         ("state/step", -7, "state.step is -7, not a whole number from 0 to 9.0072e+15"),
-        ("state/step", 10**18, "state.step is 1000000000000000000, not a whole number"),
-        ("state/model/0.weight", SPARSE, "state.model.0.weight is a tensor (torch.sparse_coo"),
-        (
-            "state/ema/0.weight",
-            META,
-            "state.ema.0.weight is a tensor (torch.strided, torch.float32",
-        ),
+        ("state/model/0.weight", SPARSE, "state.model.0.weight is a Tensor, not a dense tensor"),
         ("state/model", {0: torch.eye(4)}, "state.model is a dict, not a dict by str"),
-        ("state/optimizer/state", {}, "holds another model: its optimizer remembers nothing"),
+        ("state/optimizer/state", {}, "holds another model: its optimizer state is empty"),
         ("state/scaler", {"scale": 1.0}, "state.scaler has no growth_factor"),
-        ("mean", [0.5, math.nan, 0.5], "mean.1 is nan, not a number"),
         ("std", [0.5, 0.5], "std is a list, not a list of 3"),
         ("std", [0.5, 0.0, 0.5], "std.1 is 0.0, not a number from 1e-06"),
-        ("config/data.limit", "all", "of another version of this project: --data.limit 'all'"),
         ("config/data", 5, "of another version of this project: there is no --data"),
         ("config/epochs", math.nan, "of another version of this project: --epochs nan"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_place(
-    place: str,
-    value: object,
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    place: str, value: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "checkpoints" / "last.pt"
     path.parent.mkdir()
@@ -229,7 +217,7 @@ def test_what_is_wrong_in_a_file_is_named_with_its_place(
         Checkpoints(config, CPU, SOURCE).resume(new_state(config))
     if place != "state/optimizer/state":  # which only a run needs
         with pytest.raises(UserError, match=re.escape(said)):
-            find_origin(RunConfig(init_from=str(path)), config.model, CPU)
+            load_pretrained(RunConfig(init_from=str(path)), config.model, CPU)
         assert main(["evaluate", str(path)]) == 2
         line = capsys.readouterr().err
         assert said in line
@@ -251,8 +239,7 @@ def test_all_that_is_known_of_a_checkpoint_is_of_one_file(
 
     monkeypatch.setattr(zipfile, "ZipFile", save_another)
     best = load_best(path)
-    assert best.step == 2
-    assert best.digest == hashlib.blake2b(content).hexdigest()[:32]
+    assert (best.step, best.digest) == (2, hashlib.blake2b(content).hexdigest()[:32])
 
 
 def opened_while_saved(folder: Path) -> tuple[int, int]:
@@ -276,6 +263,5 @@ def test_all_ranks_evaluate_the_same_weights_while_a_run_goes_on(
     saved = read_checkpoint(trained_once / "checkpoints" / "best.pt")
     torch.save(saved, tmp_path / "best.pt")
     torch.save(put(saved, "state/best_top1", 0.0), tmp_path / "old.pt")
-    (step, times), other = run_ranks(2, opened_while_saved, tmp_path)
-    assert (step, times) == other
-    assert (step, times) == (saved["state"]["step"], 2)
+    ranks = run_ranks(2, opened_while_saved, tmp_path)
+    assert ranks == [(saved["state"]["step"], 2)] * 2

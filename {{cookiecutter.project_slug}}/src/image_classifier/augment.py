@@ -7,89 +7,25 @@ To add an augmentation: a function of images and draws, a line in `build_augment
 """
 
 import random
-from collections.abc import Callable, Iterator
-from math import log, sqrt
+from collections.abc import Callable
+from math import floor, log, sqrt
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample
+from torch.nn.functional import grid_sample, interpolate
 
 from .config import AugmentConfig, UserError
-from .data import BOX_DRAWS, Batch, Source, TrainData, fits_device, random_boxes
-from .precision import Precision
-from .resolution import build_size, shrink
+from .data import BOX_DRAWS, Batch, TrainData, fits_device, random_boxes
+from .preprocess import Normalize, reflect, shift_and_flip
 from .runtime import seeding
 from .runtime.distributed import World
-from .runtime.phases import phase
+from .runtime.profiler import phase
 
-CACHED = 2**18  # float32 numbers that a core's cache holds beside others
+LARGE_IMAGE = 128  # pixels, from which on sides are multiples of 32, which most networks halve to 1
+MULTIPLES = 4, 32  # below and from there: few sizes, as each is compiled and tuned for anew
 NUM_DRAWS = 9  # of each image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
 ERASING_DRAWS = 5  # of each image, too: whether at all, area, shape, and 2 for where
 ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # as torchvision's and timm's
-
-# How a test looks at an image: weight, shift in pixels along the diagonal, whether it is mirrored.
-# https://arxiv.org/abs/2404.00498
-VIEWS = {
-    "none": [(1.0, 0, False)],
-    "flip": [(0.5, 0, False), (0.5, 0, True)],
-    "shift": [
-        (0.25, 0, False),
-        (0.25, 0, True),
-        (0.125, -1, False),
-        (0.125, -1, True),
-        (0.125, 1, False),
-        (0.125, 1, True),
-    ],
-}
-
-
-class Normalize:
-    """Pixels from 0..255 to numbers of mean 0 and deviation 1 in each colour over the dataset."""
-
-    def __init__(
-        self, source: Source, size: int, precision: Precision, augment: AugmentConfig | None = None
-    ) -> None:
-        """For images of up to `size` pixels, in the memory layout of the model.
-
-        `augment` says how many views a test has of each; without it, one.
-        """
-        self.tta = augment.tta if augment else "none"
-        device, self.memory_format = precision.device, precision.memory_format
-        # Rows rather than single pixels: a last dimension of 3 is too short for vector units.
-        self.scale = torch.tensor([1 / (255 * s) for s in source.std], device=device).repeat(size)
-        shift = [-m / s for m, s in zip(source.mean, source.std, strict=True)]
-        self.shift = torch.tensor(shift, device=device).repeat(size)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(batch, 3, size, size), channels_last uint8 or float -> float32."""
-        rows = images.permute(0, 2, 3, 1).flatten(2)
-        width = rows.shape[2]  # in numbers: three for each pixel
-        normal = torch.empty(rows.shape, device=rows.device)
-        # On a CPU a few images at a time, so that they are still in its cache for the second pass.
-        together = max(1, CACHED // rows[0].numel()) if rows.device.type == "cpu" else len(rows)
-        for part, target in zip(rows.split(together), normal.split(together), strict=True):
-            torch.addcmul(self.shift[:width], part.float(), self.scale[:width], out=target)
-        images = normal.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
-        return images.contiguous(memory_format=self.memory_format)
-
-    def pixels(self, images: Tensor) -> Tensor:
-        """What was normalised, as pixels for people to look at: (batch, 3, size, size) uint8."""
-        scale, shift = self.scale[:3, None, None], self.shift[:3, None, None]
-        return ((images - shift) / scale).round().clamp(0, 255).byte()
-
-    def views(self, images: Tensor) -> Iterator[tuple[Tensor, float]]:
-        """How a test sees images, normalised, and how much its answer to each view weighs.
-
-        (batch, 3, size, size), channels_last uint8 -> float32; the weights add up to 1.
-        """
-        for weight, shift, is_mirrored in VIEWS[self.tta]:
-            view = images
-            if shift or is_mirrored:
-                shifts = torch.full((len(images), 2), shift, device=images.device)
-                mirrored = torch.full((len(images),), is_mirrored, device=images.device)
-                view = shift_and_flip(images.permute(0, 2, 3, 1), shifts, mirrored)
-                view = view.permute(0, 3, 1, 2)
-            yield self(view), weight
 
 
 def build_augment(
@@ -103,7 +39,7 @@ def build_augment(
     Raises:
         UserError: if images can't be mixed in pairs because a process's share of them is odd.
     """
-    share = world.share(data.batch_size)
+    share = world.local_slice(data.batch_size)
     mixes = augment.mixup > 0 or augment.cutmix > 0
     if mixes and (share.stop - share.start) % 2:
         raise UserError(
@@ -119,10 +55,10 @@ def build_augment(
             images = normalize(move(batch, draws, step).permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)
-            if augment.erasing:
+            if augment.random_erasing:
                 # Drawn apart, so that what the other knobs draw stays what it was without this one.
                 place = share_of_draws(seed, step, 3, count=ERASING_DRAWS, data=data)
-                erase(images, place, augment.erasing)
+                erase(images, place, augment.random_erasing)
             if mixes:
                 place = seeding.seed_at(seeding.BATCH, seed, step, 1)
                 chance = random.Random(place)  # noqa: S311 - it has to repeat itself
@@ -143,7 +79,7 @@ def build_move(
     size, device = data.data.image_size, data.world.device
     size_at = build_size(augment, size, data.steps_per_epoch, data.total_steps)
     crops = augment.crop == "resized" and not data.crops_in_workers
-    pad = augment.pad if augment.crop == "pad" else 0
+    pad = size // 8 if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # as those flip too
     windows = (
         Windows(data.pixels, pad) if moves and not crops and Windows.serve(data, pad) else None
@@ -163,7 +99,7 @@ def build_move(
             pixels, rows = batch.images.permute(0, 2, 3, 1), None
             further_tries = share_of_draws(seed, step, 2, count=BOX_DRAWS - 4, data=data)
             boxes = torch.cat((draws[:, 3:7], further_tries), dim=1)
-            pixels = resized_crop(pixels, boxes, size, augment.min_area)
+            pixels = resized_crop(pixels, boxes, size, augment.min_scale)
         if not moves:
             return pixels if rows is None else pixels.index_select(0, rows)
         shifts = (draws[:, 1:3] * (2 * pad + 1)).long() - pad
@@ -182,32 +118,7 @@ def share_of_draws(*place: int, count: int, data: TrainData) -> Tensor:
     device = data.world.device
     generator = seeding.generator_at(seeding.BATCH, *place, device=device)
     draws = torch.rand((data.batch_size, count), generator=generator, device=device)
-    return draws[data.world.share(data.batch_size)]
-
-
-def shift_and_flip(
-    pixels: Tensor, shifts: Tensor, mirrored: Tensor | None, rows: Tensor | None = None
-) -> Tensor:
-    """Images moved by `shifts` (batch, 2) int64 up and left, and `mirrored` (batch,) bool.
-
-    The images are those at `rows` of `pixels`, or all. It is one gather, the first from a resident
-    dataset too. What comes in from outside is the reflected border.
-    """
-    device, (height, width) = pixels.device, pixels.shape[1:3]
-    if rows is None:
-        rows = torch.arange(len(pixels), device=device)
-    # Places are counted in 32 bits where that is enough: they are most of what is read here.
-    whole = torch.int32 if pixels.numel() < 3 * 2**31 else torch.int64
-    rows, shifts = rows.to(whole), shifts.to(whole)
-    y = torch.arange(height, dtype=whole, device=device) + shifts[:, :1]  # (batch, height)
-    x = torch.arange(width, dtype=whole, device=device) + shifts[:, 1:]  # (batch, width)
-    if mirrored is not None:
-        x = torch.where(mirrored[:, None], width - 1 - x, x)
-    y, x = rows[:, None] * height + reflect(y, height), reflect(x, width)
-    places = (y * width)[:, :, None] + x[:, None, :]
-    # One flat index instead of three: 3.5 x faster on a CPU.
-    moved = pixels.reshape(-1, 3).index_select(0, places.flatten())
-    return moved.view(len(rows), height, width, 3)
+    return draws[data.world.local_slice(data.batch_size)]
 
 
 class Windows:
@@ -250,11 +161,6 @@ class Windows:
         starts = rows * self.padded_width + x
         moved = self.rows.index_select(0, starts.flatten())
         return moved.view(len(numbers), self.height, self.width, 3)
-
-
-def reflect(index: Tensor, count: int) -> Tensor:
-    """Indices below 0 or from `count` on, mirrored back into the range without its border twice."""
-    return (count - 1) - ((count - 1) - index.abs()).abs()
 
 
 def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> Tensor:
@@ -347,3 +253,35 @@ def mix_pairs(
     is_read = (labels >= 0).float()[:, None]  # an image that could not be read has no class
     targets.scatter_(1, labels.clamp(min=0)[:, None], is_read)
     return images, torch.lerp(targets[partner], targets, kept)
+
+
+def build_size(
+    augment: AugmentConfig, image_size: int, steps_per_epoch: int, total_steps: int
+) -> Callable[[int], int]:
+    """The side of training images in pixels as a function of the step; it changes between epochs.
+
+    From `min_size` it grows linearly to `image_size`, in steps of a multiple.
+    """
+    least, (begin, end) = augment.min_size, augment.growth
+    multiple = MULTIPLES[image_size >= LARGE_IMAGE]
+
+    def size_at(step: int) -> int:
+        done = step // steps_per_epoch * steps_per_epoch / total_steps
+        if not least or done >= end:
+            return image_size
+        if done <= begin:
+            return least
+        side = least + (image_size - least) * (done - begin) / (end - begin)
+        return min(image_size, max(least, multiple * floor(side / multiple + 0.5)))
+
+    return size_at
+
+
+def shrink(pixels: Tensor, size: int) -> Tensor:
+    """Images scaled to `size`, bilinear and antialiased: (batch, height, width, 3), in and out."""
+    if pixels.shape[1] == size:
+        return pixels
+    images = pixels.permute(0, 3, 1, 2)
+    if images.device.type != "cpu":
+        images = images.float()  # there is no kernel for bytes
+    return interpolate(images, (size, size), mode="bilinear", antialias=True).permute(0, 2, 3, 1)

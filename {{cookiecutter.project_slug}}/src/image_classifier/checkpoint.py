@@ -25,12 +25,15 @@ from .config import (
     flatten,
 )
 from .data import READ_FILES, Source, are_replaced, difference
-from .models.weights import DamagedError, abbreviate, misfit, read_checkpoint
+from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
+from .runtime.console import some
 from .runtime.distributed import World
-from .runtime.run_dir import clear_run, give_name, write_whole
+from .runtime.files import give_name, write_whole
+from .runtime.run_dir import clear_run
 from .train_state import TrainState
 
+SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
 MOST_FAILURES = 3  # saves in a row that may find no space, before the run ends
 SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -113,11 +116,8 @@ class Checkpoints:
             if was != value and not is_free:
                 raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
         if saved["classes"] != self.identity["classes"]:
-            was, now = saved["classes"], self.identity["classes"]
-            raise self.refusal(
-                f"its {len(was)} classes ({abbreviate(was)}) are not those of the data, "
-                f"which has {len(now)} ({abbreviate(now)})"
-            )
+            was, now = tuple(saved["classes"]), tuple(self.identity["classes"])
+            raise self.refusal(f"its classes ({some(was)}) are not those of the data ({some(now)})")
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
         for name in ("mean", "std"):
@@ -128,7 +128,7 @@ class Checkpoints:
     def check_files(self, was: dict[str, str]) -> None:
         """Refuse to go on with other images under the same names; rank 0 looks at the files."""
         now = self.identity["files"]
-        if not self.world.agree(not are_replaced(was, now)):
+        if not self.world.all_true(not are_replaced(was, now)):
             raise self.refusal("training images were replaced under the same names", True)
         if was and self.world.is_main and was.get("times") != now.get("times"):
             print(
@@ -151,9 +151,8 @@ class Checkpoints:
 
     @property
     def are_old(self) -> bool:
-        """Whether the last save is longer ago than `run.save_every_minutes`, by rank 0's clock."""
-        seconds = 60 * self.run.save_every_minutes
-        return self.world.is_main and 0 < seconds < monotonic() - self.saved_at
+        """Whether the last save was too long ago, by rank 0's clock."""
+        return self.world.is_main and monotonic() - self.saved_at > SAVE_SECONDS
 
     def save(self, state: TrainState, report: dict[str, float]) -> None:
         """Save `state` and the report's. The file is written while training goes on."""
@@ -245,7 +244,7 @@ class Checkpoints:
         if self.world.is_main:
             self.wait()
             self._check_last()
-        self.world.agree(True)
+        self.world.all_true(True)
         if not self.world.is_main:
             return ""
         return (

@@ -18,12 +18,21 @@ from typing import Annotated, Literal
 
 import tyro
 
-from .config import ComputeConfig, Config, RunConfig, UserError
+from .config import (
+    EXIT_DONE,
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    ComputeConfig,
+    Config,
+    RunConfig,
+    UserError,
+    choose,
+)
 from .presets import PRESETS
-from .runtime.attempt import DONE, FAULT, INTERRUPTED, MISTAKE, RESTARTS, run_in_processes
-from .runtime.command_line import HELP, choose, command, parse, summary, take_preset
-from .runtime.console import lasting_output
-from .runtime.printable import printable
+from .runtime.command_line import HELP, command, parse, summary, take_preset
+from .runtime.console import lasting_output, printable
+from .runtime.launch import is_restart, run_in_processes
 
 # Verbs whose result is in files: they have done their work also where what they print is lost.
 WRITING = (["train"], ["prepare"], ["export"], ["find-lr"])
@@ -38,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with lasting_output(promise) as output:
         code = obey(words)
     is_lost = output.error is not None and words[:1] not in WRITING
-    return FAULT if is_lost and code == DONE else code
+    return EXIT_FAULT if is_lost and code == EXIT_DONE else code
 
 
 def obey(words: list[str]) -> int:
@@ -46,20 +55,20 @@ def obey(words: list[str]) -> int:
     try:
         if not words or words[0] in HELP:
             print(overview())
-            return DONE
+            return EXIT_DONE
         if "--version" in words[:2]:  # behind `train` too, which is train.py's word
             print(versions())
-            return DONE
+            return EXIT_DONE
         return choose("command", words[0], commands())(words[1:])
     except UserError as mistake:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(1)  # rank 0 says the same first, if it is of the same opinion
         print(f"error: {printable(str(mistake))}", file=sys.stderr)
-        return MISTAKE
+        return EXIT_USAGE
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             print("\ninterrupted: the same command goes on from the last save", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
@@ -85,8 +94,7 @@ def train(words: list[str]) -> int:
     def work() -> None:
         from .train import train
 
-        is_restart = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
-        fresh = config.run.fresh and not is_restart
+        fresh = config.run.fresh and not is_restart()
         train(replace(config, run=replace(config.run, fresh=fresh)))
 
     return run_in_processes(work, config.run, config.compute)

@@ -1,140 +1,168 @@
 """Every knob of a run, on one page: the comment after a field, all of it, is its `--help` text.
 
-A section is read only by the modules that its docstring names, and by `mistakes.py`. Start from a
-preset (`presets.py`) and change what you need: `python train.py cifar10 --optim.lr 1.0`.
+Start from a preset (`presets.py`), and change what you need: `train.py cifar10 --optim.lr 1.0`.
+To add a knob: a field with its comment; a number also has its range, `within(default, low, high)`.
 """
 
 import dataclasses
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+# Exit codes. A run that a signal ended and that saved everything exits with 128 + the signal.
+EXIT_DONE, EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_PEER_LOST, EXIT_RESTART = 74, 75  # another rank is gone; "start me again"
+
+
+def choose(what: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry `name` of a table of `what`: models, datasets, commands.
+
+    Raises:
+        UserError: if there is none; it lists the names and suggests the closest one.
+    """
+    if name not in table:
+        names = ", ".join(table)
+        raise UserError(f"no {what} {name!r}; there are: {names}{did_you_mean(name, table)}")
+    return table[name]
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+    """`; did you mean a or b?` for the names in `known` that are most like `name`, or nothing."""
+    near = get_close_matches(name, list(known), most, cutoff)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend; it is shown as one line, and the exit code is 2."""
+    """A mistake that the user can correct: shown as one line, exit code 2."""
 
 
 class FaultError(RuntimeError):
-    """Something that went wrong around the run, told in one line."""
+    """A fault around the run, such as a full disk or a killed process: shown as one line."""
 
-    code = 1  # that the process exits with
+    code = 1  # exit code of the process
+
+
+LARGE = 1e9
+POLICY = re.compile(r"none|trivialaugment|randaugment(-m([1-2]?\d|30))?(-n([1-9]|10))?")
+SMALLEST_SIDE = 8  # pixels
+
+
+def within(default: object, low: float, high: float = LARGE) -> Any:  # noqa: ANN401 - a field
+    """A field with its default and the range of its numbers, both ends included."""
+    return field(default=default, metadata={"range": (low, high)})
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images.
-
-    (`datasets/`, `loader.py`, `autotune.py`, `samples.py`, `bad_images.py`, and sizes by way of
-    the properties in `config.py`)
-    """
+    """Which images, and how they are loaded."""
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
-    val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
+    val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
+    # the folder has no `val` of its own
     cache: str = ""  # folder of what `prepare` wrote, which is read in place of the files; default:
     # ROOT.cache, beside `root`; off: read the files
-    limit: int = 0  # use only so many images of each split, to try things out; 0: all
-    image_size: int = 32  # side of the square that the model sees, in pixels
-    test_size: int = 0  # and that it sees after training; 0: image_size. Random crops enlarge what
-    # they show, so larger ones are better tested on: https://arxiv.org/abs/1906.06423
-    batch_size: int = 512  # images per optimizer step, over all processes
-    where: Literal["auto", "device", "host", "stream"] = "auto"  # images in device memory, in host
-    # memory, or decoded anew for every batch; auto: device if they fit
-    workers: int | Literal["auto"] = "auto"  # decoding processes per training process
-    prefetch_batches: int = 4  # decoded ahead of the one that is in use
-    on_bad_image: Literal["stop", "skip"] = "stop"  # a file that can't be read ends the run; skip:
-    # the loss ignores it, and it is listed in bad_images.txt in the run folder
-    balance: Literal["none", "sampling", "loss"] = "none"  # of classes that differ in size;
-    # sampling: each is seen equally often; loss: images of rare ones count for more
+    limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
+    image_size: int = within(32, SMALLEST_SIDE, 4096)  # side of the square training images, in
+    # pixels
+    test_size: int = within(0, 0, 4096)  # side of the images in evaluation; 0: image_size. Random
+    # crops enlarge objects, so larger test images are better: https://arxiv.org/abs/1906.06423
+    batch_size: int = within(512, 1)  # images per optimizer step, over all processes
+    where: Literal["auto", "device", "host", "stream"] = "auto"  # device: all images in GPU memory;
+    # host: in CPU memory; stream: decoded for every batch; auto: device if they fit
+    workers: int | Literal["auto"] = within("auto", 0, 4096)  # DataLoader workers per process;
+    # auto: measured
+    prefetch_batches: int = within(4, 1, 1000)  # batches decoded ahead
+    on_bad_image: Literal["stop", "skip"] = "stop"  # an unreadable image ends the run; skip: the
+    # loss ignores it, and it is counted and listed in bad_images.txt in the run folder
+    balance: Literal["none", "sampling", "loss"] = "none"  # for imbalanced classes. sampling: see
+    # each class equally often; loss: weight the loss by inverse class frequency
 
     @property
     def eval_size(self) -> int:
-        """The side in pixels of the images that a trained model is asked about."""
+        """Side in pixels of the images in evaluation."""
         return self.test_size or self.image_size
 
     @property
     def max_size(self) -> int:
-        """The side in pixels of the largest images that the model sees."""
+        """Side in pixels of the largest images that the model sees."""
         return max(self.image_size, self.eval_size)
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What is done to training images, and how a test sees images.
+    """How training images are augmented, and which views evaluation averages."""
 
-    (`augment.py`, `samples.py`, `resolution.py`)
-    """
-
-    crop: Literal["none", "pad", "resized"] = "pad"  # shift by `pad`, or random resized crop
-    pad: int = 4  # pixels of shift in each direction
-    min_area: float = 0.35  # smallest share of the image that a resized crop may keep
-    flip: Literal["none", "random", "alternating"] = "random"  # mirror half of the images;
-    # alternating: those that were not mirrored in the epoch before
-    policy: Literal["none", "randaugment", "trivialaugment"] = "none"  # streamed images only
-    policy_ops: int = 2  # changes that randaugment makes to an image, one after the other
-    policy_magnitude: int = 9  # strength of randaugment's changes, up to 30
-    cutout: int = 0  # side of a square that is blanked, in pixels; 0: none
-    erasing: float = 0.0  # share of the images in which a random rectangle is blanked
-    mixup: float = 0.0  # alpha of the Beta distribution that blends pairs; 0: off
-    cutmix: float = 0.0  # alpha of the Beta distribution of pasted boxes; 0: off
-    min_size: int = 0  # side of training images at the start of a run, which then grow to
-    # data.image_size; 0: no growth
-    growth_begin: float = 0.7  # share of the run, in whole epochs, after which images grow
-    growth_end: float = 0.85  # and after which they are of full size
-    tta: Literal["none", "flip", "shift"] = "none"  # at test time, average the answers to an image
-    # and its mirror image; shift: and to both moved by a pixel, 6 views in all
+    crop: Literal["none", "pad", "resized"] = "pad"  # pad: random shift by up to 1/8 of the side;
+    # resized: random resized crop
+    min_scale: float = within(0.35, 0.01, 1)  # smallest share of the image that a random resized
+    # crop keeps
+    flip: Literal["none", "random", "alternating"] = "random"  # horizontal flip; alternating: the
+    # images that were not flipped in the epoch before, https://arxiv.org/abs/2404.00498
+    policy: str = "none"  # trivialaugment, or randaugment-m9-n2: magnitude 9 (of 30), 2 operations.
+    # Works on single images, so they are streamed
+    cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
+    random_erasing: float = within(0.0, 0, 1)  # probability that a random rectangle is blanked
+    mixup: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
+    cutmix: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
+    min_size: int = within(0, 0, 4096)  # progressive resizing: side of training images at the start
+    # of the run; 0: off
+    growth: tuple[float, float] = within((0.7, 0.85), 0, 1)  # shares of the run at which images
+    # begin to grow, and reach full size
+    tta: Literal["none", "flip", "shift"] = "none"  # test-time augmentation: average predictions
+    # over an image and its mirror image; shift: also moved by one pixel, 6 views in all
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network (`models/`)."""
+    """The network."""
 
-    name: str = "resnet9"  # resnet9, airbench, airbench96, vit_s, or any of torchvision's, such as
-    # resnet50; with timm installed, timm/NAME for any of those
-    width: int = 64  # channels of the first layer (resnet9, airbench, airbench96)
-    norm: Literal["batch", "group"] = "batch"  # group: does not depend on how a batch is divided
-    # (resnet9 only)
+    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), airbench, airbench96, vit_s, any of
+    # torchvision's, such as resnet50, or with timm installed timm/NAME
+    width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
     stem: Literal["auto", "imagenet", "small"] = "auto"  # first layers of torchvision's models;
     # small: keep full resolution; auto: small up to 64 pixels
-    dropout: float = 0.0  # before the last layer
-    stochastic_depth: float = 0.0  # probability that the last residual branch is left out, of an
-    # image; of those before it, in proportion to their depth. 0: what the model comes with
+    dropout: float = within(0.0, 0, 0.99)  # before the last layer
+    stochastic_depth: float = within(0.0, 0, 0.99)  # drop probability of the last residual branch;
+    # of earlier ones in proportion to their depth. 0: the model's own default
     blurpool: bool = False  # blur before each strided convolution: https://arxiv.org/abs/1904.11486
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights move.
-
-    (`optim.py`, `freeze.py`, `precision.py`, `state.py`, `loader.py`, `memory.py`)
-    """
+    """Loss, optimizer and learning-rate schedule."""
 
     name: Literal["sgd", "adamw", "muon"] = "sgd"  # sgd: with Nesterov momentum
-    lr: float = 0.5  # peak learning rate, for `data.batch_size` as it stands
-    momentum: float = 0.9  # beta1 for adamw
-    weight_decay: float = 5e-4  # of matrices and filters; never of biases and norms
-    schedule: Literal["cosine", "triangle"] = "cosine"  # how the learning rate falls to 0
-    warmup_epochs: float = 1.0  # linear from 0 to `lr`
-    label_smoothing: float = 0.0  # probability spread over all classes
-    clip_norm: float = 0.0  # largest norm of all gradients together; 0: no clipping
-    accumulate: int = 1  # parts that a batch is computed in, to save memory; BatchNorm takes its
-    # statistics from one part at a time
-    ema_decay: float = 0.0  # per step, of the averaged weights that are evaluated; 0: none
-    frozen_epochs: float = 0.0  # in which only the last layer learns, on top of trained weights
-    layer_decay: float = 1.0  # learning rate of a layer as a part of that of the one above it
+    lr: float = within(0.5, 0)  # peak learning rate, for the given data.batch_size
+    momentum: float = within(0.9, 0, 0.9999)  # momentum, or beta1 of AdamW
+    weight_decay: float = within(5e-4, 0)  # of weight matrices and filters; never of biases, norms
+    schedule: Literal["cosine", "linear"] = "cosine"  # how the learning rate decays to 0
+    warmup_epochs: float = within(1.0, 0)  # length of the linear warm-up
+    label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes
+    clip_norm: float = within(0.0, 0)  # gradient clipping by global norm; 0: off
+    accumulate: int = within(1, 1)  # gradient accumulation: micro-batches per batch. BatchNorm
+    # takes its statistics from each micro-batch
+    ema_decay: float = within(0.0, 0, 0.999999)  # per step, of the averaged weights (EMA) that are
+    # evaluated; 0: off
+    frozen_epochs: float = within(0.0, 0)  # train only the last layer for so long, then all of a
+    # pretrained model: https://arxiv.org/abs/2202.10054
+    layer_decay: float = within(1.0, 0.01, 1)  # layer-wise learning-rate decay: factor from each
+    # block to the one below it
 
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    """How the device is used (`distributed.py`, `precision.py`)."""
+    """How the device is used."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
-    channels_last: bool = True  # memory layout that convolutions are fastest in
+    channels_last: bool = True  # memory layout in which convolutions are fastest
     compile: bool = False  # torch.compile; pays back its first minute in longer runs
-    tf32: bool = True  # let float32 matrix products on a GPU round their inputs to 19 bits
-    cudnn_benchmark: bool = True  # try cuDNN's algorithms once and keep the fastest
-    sync_batchnorm: bool = False  # batch statistics over all GPUs instead of each one's own
 
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
@@ -142,40 +170,34 @@ TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where a run lives, and what it writes when.
+    """Where a run lives, and what it writes when."""
 
-    (`launch.py`, `run.py`, `plan.py`, `checkpoint.py`, `pretrained.py`, `loader.py`, `report.py`,
-    `train.py`)
-    """
-
-    dir: str = ""  # the run folder: the same command continues it; default: runs/<preset>
-    processes: int | Literal["auto"] = "auto"  # one per GPU by default; any number on a CPU
-    fresh: bool = False  # start over: what the run folder holds of an earlier run is deleted
-    init_from: str = ""  # weights to start with: a checkpoint, a file of torchvision's, timm's or
+    dir: str = ""  # run folder: the same command resumes from it; default: runs/<preset>
+    processes: int | Literal["auto"] = within("auto", 1, 4096)  # one per GPU by default; any number
+    # on a CPU
+    fresh: bool = False  # start over: delete what the run folder holds of an earlier run
+    init_from: str = ""  # weights to start from: a checkpoint, a file of torchvision's, timm's or
     # .safetensors; pretrained: torchvision's for the model, downloaded
-    log_every_steps: int = 50  # progress line and row in metrics.jsonl
-    evaluate_every_epochs: float = 1.0  # on the validation images
-    patience: int = 0  # evaluations without a better top-1, after which a run ends; 0: never
-    save_every_steps: int = 0  # checkpoint; 0: only with every evaluation
-    save_every_minutes: float = 10.0  # and whenever the last one is so old; 0: never for its age
-    keep: int = 2  # newest checkpoints kept beside the best
+    log_every_steps: int = within(50, 1)  # between progress lines and rows of metrics.jsonl
+    evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images
+    patience: int = within(0, 0)  # early stopping: evaluations without a better top-1; 0: off
+    save_every_steps: int = within(0, 0)  # between checkpoints; 0: with every evaluation. In any
+    # case every 10 minutes
+    keep: int = within(2, 1, 1000)  # newest checkpoints kept beside the best
     trackers: tuple[TrackerName, ...] = ("tensorboard",)  # who gets the metrics beside
     # metrics.jsonl; the flag with nothing after it: nobody
-    on_nonfinite: Literal["stop", "skip"] = "stop"  # a loss that is inf or nan ends the run before
-    # it spoils the weights; skip: the step does not count
-    restarts: int = 3  # times that a run starts itself again, from its last save, after a process
-    # of it was killed or ran out of memory
-    timeout_seconds: float = 300.0  # without a sign of life from a process or a data worker
+    timeout_seconds: float = within(300.0, 1)  # without a sign of life from a process or a worker,
+    # after which the run stops
 
 
 @dataclass(frozen=True)
 class Config:
     """A run: its results are a function of this and of nothing else."""
 
-    epochs: float = 10.0  # passes over the training images
-    seed: int = 0  # of weights, order and augmentation
+    epochs: float = within(10.0, 1e-9)  # passes over the training images
+    seed: int = within(0, 0, 2**63 - 1)  # of weights, order and augmentation
     deterministic: bool = False  # bit-identical runs on a GPU too; slower
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: bf16 where it is fast
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: the fastest that is safe
     profile: bool = False  # record a few steps with torch.profiler
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -190,119 +212,73 @@ class Config:
         Raises:
             UserError: if a value is out of range or contradicts another.
         """
-        for knob, (low, high) in RANGES.items():
-            value = knob_value(self, knob)
-            if isinstance(value, int | float) and not low <= value <= high:
-                raise out_of_range(knob, value, f"{low:g} .. {high:g}")
-        if self.augment.policy != "none" and self.data.where in ("device", "host"):
+        check_ranges(self)
+        data, augment, optim = self.data, self.augment, self.optim
+        if not POLICY.fullmatch(augment.policy):
             raise UserError(
-                f"--augment.policy {self.augment.policy} works on single images, so they must be "
-                f"streamed: --data.where auto or stream, not {self.data.where}"
+                f"--augment.policy {augment.policy!a} is none of: none, trivialaugment, "
+                "randaugment, randaugment-m9-n2"
             )
-        if self.augment.crop == "pad" and self.augment.pad >= self.data.image_size:
+        if augment.policy != "none" and data.where in ("device", "host"):
             raise UserError(
-                f"--augment.pad {self.augment.pad} is not less than "
-                f"--data.image-size {self.data.image_size}"
+                f"--augment.policy {augment.policy} works on single images, so they must be "
+                f"streamed: --data.where auto or stream, not {data.where}"
             )
-        check_sizes(self.data, self.augment)
-        if self.optim.warmup_epochs > self.epochs:
+        if 0 < data.test_size < SMALLEST_SIDE:
             raise UserError(
-                f"--optim.warmup-epochs {self.optim.warmup_epochs:g} is longer than the run: "
+                f"--data.test-size {data.test_size} is less than {SMALLEST_SIDE}; "
+                "0: --data.image-size"
+            )
+        if augment.min_size and not SMALLEST_SIDE <= augment.min_size <= data.image_size:
+            raise UserError(
+                f"--augment.min-size {augment.min_size} is not in {SMALLEST_SIDE} .. "
+                f"{data.image_size}, which is --data.image-size; 0: images of one size"
+            )
+        begin, end = augment.growth
+        if begin > end:
+            raise UserError(f"--augment.growth {begin:g} {end:g}: it ends before it begins")
+        if optim.warmup_epochs > self.epochs:
+            raise UserError(
+                f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
                 f"--epochs {self.epochs:g}; about {0.2 * self.epochs:.1g} is usual"
             )
-        if self.optim.frozen_epochs and not self.run.init_from:
+        if optim.frozen_epochs and not self.run.init_from:
             raise UserError(
-                f"--optim.frozen-epochs {self.optim.frozen_epochs:g} keeps all layers but the last "
-                "as they are, which must have learned something: --run.init-from FILE or pretrained"
+                f"--optim.frozen-epochs {optim.frozen_epochs:g} trains only the last layer, on top "
+                "of pretrained weights: --run.init-from FILE or pretrained"
             )
         if self.precision == "fp16" and self.compute.device == "cpu":
             raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
 
 
-SMALLEST_SIDE = 8  # pixels
-
-
-def check_sizes(data: DataConfig, augment: AugmentConfig) -> None:
-    """Refuse sizes of images that no run can have.
+def check_ranges(config: Config) -> None:
+    """Check that every number is in its range.
 
     Raises:
-        UserError: naming the first.
+        UserError: naming the first that is not.
     """
-    if 0 < data.test_size < SMALLEST_SIDE:
-        raise UserError(
-            f"--data.test-size {data.test_size} is less than {SMALLEST_SIDE}; 0: --data.image-size"
-        )
-    if augment.min_size and not SMALLEST_SIDE <= augment.min_size <= data.image_size:
-        raise UserError(
-            f"--augment.min-size {augment.min_size} is not in {SMALLEST_SIDE} .. "
-            f"{data.image_size}, which is --data.image-size; 0: images of one size"
-        )
-    if augment.growth_begin > augment.growth_end:
-        raise UserError(
-            f"--augment.growth-begin {augment.growth_begin:g} is later than "
-            f"--augment.growth-end {augment.growth_end:g}"
-        )
+    for section in (config, *(getattr(config, f.name) for f in dataclasses.fields(config))):
+        for knob in dataclasses.fields(section) if dataclasses.is_dataclass(section) else ():
+            if "range" not in knob.metadata:
+                continue
+            (low, high), value = knob.metadata["range"], getattr(section, knob.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not low <= number <= high:
+                    prefix = "" if section is config else f"{section_name(section)}."
+                    raise out_of_range(prefix + knob.name, number, f"{low:g} .. {high:g}")
+
+
+def section_name(section: object) -> str:
+    """The name of a section as knobs have it: `DataConfig` -> `data`."""
+    return type(section).__name__.removesuffix("Config").lower()
 
 
 PREPARED_SIDE, PREPARED_QUALITY = 256, 85  # what `prepare` writes if it is not told otherwise
-LARGE = 1e9
-RANGES: dict[str, tuple[float, float]] = {
-    "epochs": (1e-9, LARGE),
-    "seed": (0, 2**63 - 1),
-    "data.val_fraction": (0.001, 0.9),
-    "data.limit": (0, LARGE),
-    "data.image_size": (SMALLEST_SIDE, 4096),
-    "data.test_size": (0, 4096),
-    "data.batch_size": (1, LARGE),
-    "data.workers": (0, 4096),
-    "data.prefetch_batches": (1, 1000),
-    "augment.pad": (0, 4096),
-    "augment.min_area": (0.01, 1),
-    "augment.policy_ops": (1, 10),
-    "augment.policy_magnitude": (0, 30),
-    "augment.cutout": (0, 4096),
-    "augment.erasing": (0, 1),
-    "augment.mixup": (0, 100),
-    "augment.cutmix": (0, 100),
-    "augment.min_size": (0, 4096),
-    "augment.growth_begin": (0, 1),
-    "augment.growth_end": (0, 1),
-    "model.width": (8, 8192),
-    "model.dropout": (0, 0.99),
-    "model.stochastic_depth": (0, 0.99),
-    "optim.lr": (0, LARGE),
-    "optim.momentum": (0, 0.9999),
-    "optim.weight_decay": (0, LARGE),
-    "optim.warmup_epochs": (0, LARGE),
-    "optim.label_smoothing": (0, 0.99),
-    "optim.clip_norm": (0, LARGE),
-    "optim.accumulate": (1, LARGE),
-    "optim.ema_decay": (0, 0.999999),
-    "optim.frozen_epochs": (0, LARGE),
-    "optim.layer_decay": (0.01, 1),
-    "run.processes": (1, 4096),
-    "run.log_every_steps": (1, LARGE),
-    "run.evaluate_every_epochs": (1e-9, LARGE),
-    "run.patience": (0, LARGE),
-    "run.save_every_steps": (0, LARGE),
-    "run.save_every_minutes": (0, LARGE),
-    "run.keep": (1, 1000),
-    "run.restarts": (0, 1000),
-    "run.timeout_seconds": (1, LARGE),
-}
-# A knob that cannot change what is learned may differ when a run is continued.
+# Knobs that cannot change what is learned may differ when a run is resumed. Those of `prepared`
+# images change pixels, which the fingerprint of the images tells.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
 FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.on_bad_image")
-# The pixels of prepared images are others, but that is told from the images themselves.
 FREE_TO_CHANGE += ("data.cache",)
-
-
-def knob_value(config: Config, knob: str) -> Any:  # noqa: ANN401 - knobs have many types
-    """The value of a knob by its dotted name, such as `optim.lr`."""
-    value: Any = config
-    for part in knob.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def flag(knob: str) -> str:
@@ -311,7 +287,7 @@ def flag(knob: str) -> str:
 
 
 def words_of(knobs: dict[str, Any]) -> list[str]:
-    """Knobs as words of a command line: `{"optim.nesterov": False}` -> `--optim.no-nesterov`."""
+    """Knobs as words of a command line: `{"compute.tf32": False}` -> `--compute.no-tf32`."""
     words = []
     for knob, value in knobs.items():
         section, dot, name = flag(knob).rpartition(".")
@@ -380,6 +356,8 @@ def fits(value: Any, kind: Any) -> bool:  # noqa: ANN401 - knobs have many types
         return any(fits(value, choice) for choice in get_args(kind))
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    if get_origin(kind) is tuple:  # of any length, all of one kind
-        return type(value) is tuple and all(fits(one, get_args(kind)[0]) for one in value)
+    if get_origin(kind) is tuple:
+        kinds = get_args(kind)
+        kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis and type(value) is tuple else kinds
+        return type(value) is tuple and len(value) == len(kinds) and all(map(fits, value, kinds))
     return type(value) in ((int, float) if kind is float else (kind,))

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .augment import Normalize
 from .config import ComputeConfig, RunConfig, UserError
 from .data import LEFT_OUT, EvalData, check_numbers
 from .precision import Precision
 from .predictions import Answers, calibrate, scores_text
+from .preprocess import Normalize
 from .runtime.console import some
 from .runtime.distributed import World, join_world
 from .trained import open_trained
@@ -57,7 +57,7 @@ def evaluate(
         UserError: if an image can't be read and such are not to be skipped, or none can be read.
         FaultError: if too many can't be read, or a data worker was ended.
     """
-    was_training = model.training
+    training = [layer for layer in model.modules() if layer.training]
     world.broadcast_buffers(model)
     model.eval()
     # A row for each thing to know of an image, a column for each image; each rank fills its own.
@@ -67,10 +67,11 @@ def evaluate(
         for batch in data.batches():
             logits = logits_of(model, batch.images, normalize, precision)
             parts.append(torch.stack(answered(logits, batch.labels)))
-    model.train(was_training)
+    for layer in training:  # not `model.train()`, as frozen BatchNorm layers stay as they are
+        layer.training = True
     if parts:
         table[:, world.rank :: world.size] = torch.cat(parts, dim=1)
-    found = Answered(*world.sum(table).cpu())
+    found = Answered(*world.all_reduce_sum(table).cpu())
     answers = Answers(
         source=data.source,
         answer=found.answer.long(),

@@ -1,7 +1,7 @@
-"""Loss, optimizer and learning rate.
+"""Loss, optimizer, learning-rate schedule, and the frozen start of fine-tuning.
 
-To add an optimizer: a branch of `build_optimizer` and its name in `OptimConfig`. To add a schedule:
-a function from 0..1 to 0..1 in `SCHEDULES` and its name in `OptimConfig`.
+To add an optimizer: a branch of `build_optimizer`, and its name in `OptimConfig`. To add a
+schedule: a function from 0..1 to 0..1 in `SCHEDULES`, and its name in `OptimConfig`.
 """
 
 import math
@@ -10,24 +10,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import OptimConfig
-from .models.blocks import find_blocks, find_heads, find_matrices
+from .models import find_blocks, find_head, find_heads, find_matrices
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # https://arxiv.org/abs/1608.03983
-    "triangle": lambda done: 1 - done,  # https://arxiv.org/abs/1506.01186
+    "linear": lambda done: 1 - done,  # https://arxiv.org/abs/1506.01186
 }
 
 
 def build_loss(
     optim: OptimConfig, batch_size: int, class_weights: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Cross entropy, of logits with labels or with probabilities of each class.
+    """Cross entropy of (count, classes) logits with labels or with probabilities of each class.
 
-    Of a part of a batch, its share of the mean over all `batch_size` images: parts may differ. With
-    `class_weights`, (classes,) float32, that of each image counts as its class does. An image with
-    the label -1, or with no probability of any class, was not read and counts nothing.
+    For a micro-batch it returns its share of the mean over all `batch_size` images of the rank, so
+    that micro-batches of any size add up. An image that could not be read has the label -1, or no
+    probability of any class, and adds nothing.
+
+    Args:
+        optim: label smoothing.
+        batch_size: images of the whole batch on this rank.
+        class_weights: (classes,) float32, how much an image of each class counts.
     """
     smoothing = optim.label_smoothing
     total = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum", ignore_index=-1)
@@ -49,7 +55,7 @@ def build_loss(
 def build_schedule(
     optim: OptimConfig, steps_per_epoch: int, total_steps: int
 ) -> Callable[[int], float]:
-    """The learning rate as a function of the step: up to `optim.lr`, then down to 0 at the end."""
+    """The learning rate as a function of the step: linear warm-up, then decay to 0 at the end."""
     warmup_steps = min(round(optim.warmup_epochs * steps_per_epoch), total_steps - 1)
 
     def lr_at(step: int) -> float:
@@ -62,15 +68,15 @@ def build_schedule(
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
-    """Make `lr` the learning rate of all weights, of lower blocks their part, and return it."""
+    """Set the learning rate of all weights, in lower blocks scaled by layer decay; return it."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group["scale"]
+        group["lr"] = lr * group["lr_scale"]
     return lr
 
 
 def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of `model`'s weights, fused into a few kernels where that exists."""
-    groups = weight_groups(optim, model)
+    """The optimizer of the weights of `model`, in fused kernels."""
+    groups = param_groups(optim, model)
     if optim.name == "sgd":
         sgd = torch.optim.SGD(
             groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, fused=True
@@ -84,10 +90,10 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Let SGD remember the weights that learn from now on.
+    """Allocate SGD's momentum of the weights that train from now on, as zeros.
 
-    Left to itself, it takes memory for it in the first step, and leaves there what it finds if that
-    step is passed over for gradients that are not finite.
+    Left to itself, SGD allocates it in the first step, and leaves it uninitialised if `found_inf`
+    skips that step.
     """
     if not isinstance(optimizer, torch.optim.SGD) or not optimizer.defaults["momentum"]:
         return
@@ -97,7 +103,7 @@ def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def state_shapes(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, torch.Size]:
-    """The shapes of what an optimizer remembers of a weight, by its names for them."""
+    """The shapes of an optimizer's state of a weight, by name."""
     if isinstance(optimizer, Muon) and weight in optimizer.hidden:
         return {"step": torch.Size(), "momentum": weight.flatten(1).shape}
     if isinstance(optimizer, torch.optim.AdamW):
@@ -107,12 +113,10 @@ def state_shapes(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, 
 
 
 def check_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], step: int) -> None:
-    """Refuse a state that is not one of `optimizer` after `step`, which torch takes all the same.
-
-    Of an optimizer that we don't know, nothing is said.
+    """Check that a saved state belongs to `optimizer` after `step`; torch would load any.
 
     Raises:
-        ValueError: saying what is wrong.
+        ValueError: what does not fit.
     """
     groups = optimizer.state_dict()["param_groups"]
     if [list(group["params"]) for group in saved["param_groups"]] != [g["params"] for g in groups]:
@@ -121,19 +125,19 @@ def check_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], step: i
         return
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     if step and not saved["state"] and state_shapes(optimizer, weights[0]):
-        raise ValueError("its optimizer remembers nothing")
+        raise ValueError("its optimizer state is empty")
     for number, state in saved["state"].items():
         shapes = {name: kept.shape for name, kept in state.items() if kept is not None}
         if not 0 <= number < len(weights) or shapes != state_shapes(optimizer, weights[number]):
-            raise ValueError(f"its optimizer remembers of weight {number} what this one does not")
+            raise ValueError(f"its optimizer state of weight {number} has other names or shapes")
 
 
-def weight_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:
-    """Matrices and filters, which decay, and biases, norms, scales and embeddings, which don't.
+def param_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:
+    """Weights in groups: matrices and filters decay; biases, norms, scales, embeddings do not.
 
-    Two groups, or two for each block of the network, from the first to the last: what is below
-    learns more slowly, as what it knows is of use for all images (https://arxiv.org/abs/1801.06146,
-    https://arxiv.org/abs/2106.08254). `scale` is a group's part of the learning rate.
+    With layer decay, two groups for each block, from the first to the last: lower blocks, whose
+    features are more general, learn more slowly (https://arxiv.org/abs/1801.06146,
+    https://arxiv.org/abs/2106.08254). `lr_scale` is a group's factor of the learning rate.
     """
     matrices = find_matrices(model)
     blocks = find_blocks(model) if optim.layer_decay < 1 else [list(model.parameters())]
@@ -143,20 +147,20 @@ def weight_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object
         others = [weight for weight in block if weight not in matrices]
         scale = optim.layer_decay**above
         groups += [
-            {"params": decaying, "weight_decay": optim.weight_decay, "scale": scale},
-            {"params": others, "weight_decay": 0.0, "scale": scale},
+            {"params": decaying, "weight_decay": optim.weight_decay, "lr_scale": scale},
+            {"params": others, "weight_decay": 0.0, "lr_scale": scale},
         ]
     return groups
 
 
 def find_hidden(model: nn.Module) -> set[nn.Parameter]:
-    """The matrices and filters between the images and the logits, each of which mixes all inputs.
+    """The matrices and filters that Muon updates: all but the first and last layer.
 
-    Filters in groups don't, depthwise ones least of all: each group has channels of its own, and
-    to make it orthogonal to the others means nothing.
+    Grouped and depthwise filters are excluded: an orthogonal update across groups, which share no
+    inputs, has no meaning.
     """
     matrices, heads = find_matrices(model), find_heads(model)
-    # What sees the colours of the images; in a network without such filters the first matrix.
+    # The layers that see the images; without convolutions on 3 channels, the first matrix.
     stems = [weight for weight, layer in matrices.items() if getattr(layer, "in_channels", 0) == 3]
     hidden = matrices.keys() - (stems or list(matrices)[:1])
     return {
@@ -164,6 +168,37 @@ def find_hidden(model: nn.Module) -> set[nn.Parameter]:
         for weight in hidden
         if matrices[weight] not in heads and getattr(matrices[weight], "groups", 1) == 1
     }
+
+
+def freeze_backbone(model: nn.Module) -> list[nn.Parameter]:
+    """Freeze all layers but the last, and return their weights.
+
+    Before the optimizer is built, which then has no state of them. A new last layer sends back
+    noise in its first steps, which would spoil pretrained features: https://arxiv.org/abs/2202.10054
+    """
+    head = {id(weight) for weight in find_head(model)[1].parameters()}
+    backbone = [w for w in model.parameters() if w.requires_grad and id(w) not in head]
+    for weight in backbone:
+        weight.requires_grad_(False)
+    return backbone
+
+
+def set_frozen(
+    model: nn.Module,
+    backbone: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    *,
+    is_frozen: bool,
+) -> None:
+    """Put `model` into training mode, `backbone` and BatchNorm's statistics frozen or not."""
+    for weight in backbone:
+        weight.requires_grad_(not is_frozen)
+    begin_momentum(optimizer)
+    model.train()
+    if is_frozen:
+        for layer in model.modules():
+            if isinstance(layer, _BatchNorm):
+                layer.eval()
 
 
 class Muon(torch.optim.AdamW):
@@ -181,14 +216,14 @@ class Muon(torch.optim.AdamW):
         lr: float,
         betas: tuple[float, float],
     ) -> None:
-        """`groups` as of `weight_groups`, and which of their weights are `hidden`."""
+        """`groups` as of `param_groups`, and which of their weights are `hidden`."""
         super().__init__(groups, lr=lr, betas=betas, fused=True)
         self.hidden = hidden
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Update all weights from their gradients; not at all if `found_inf` is 1, as AdamW."""
-        spoiled = getattr(self, "found_inf", None)
+        """Update all weights from their gradients; none if `found_inf` is 1, like fused AdamW."""
+        found_inf = getattr(self, "found_inf", None)
         pairs = [(group, w) for group in self.param_groups for w in group["params"]]
         for group, weight in pairs:
             if weight not in self.hidden or weight.grad is None:
@@ -196,7 +231,7 @@ class Muon(torch.optim.AdamW):
             gradient = weight.grad.flatten(1)  # (outputs, inputs)
             state = self.state[weight]
             if not state:
-                # AdamW looks for its count of steps in the state of every weight.
+                # AdamW expects its step count in the state of every weight.
                 state |= {"step": torch.tensor(0.0), "momentum": torch.zeros_like(gradient)}
             momentum = state["momentum"]
             moved = momentum.lerp(gradient, 1 - group["betas"][0])
@@ -204,12 +239,12 @@ class Muon(torch.optim.AdamW):
             scale = 0.2 * math.sqrt(max(update.shape))
             turned = weight * (1 - group["lr"] * group["weight_decay"])
             turned.add_(update.view(weight.shape), alpha=-group["lr"] * scale)
-            if spoiled is not None:
-                moved = torch.where(spoiled > 0, momentum, moved)
-                turned = torch.where(spoiled > 0, weight, turned)
+            if found_inf is not None:
+                moved = torch.where(found_inf > 0, momentum, moved)
+                turned = torch.where(found_inf > 0, weight, turned)
             momentum.copy_(moved)
             weight.copy_(turned)
-            weight.grad = None  # AdamW, which comes now, passes it over
+            weight.grad = None  # so AdamW, which comes next, skips it
         super().step(closure)
 
 

@@ -1,21 +1,19 @@
-"""Which number format trains this network fastest on this CPU: a few steps of it tell.
+"""Finds out which number format trains a network fastest on a CPU: it times a few steps in each.
 
-Whether a processor is faster in bf16 depends on its instructions and on the network: where the
-convolutions of a ResNet gain, depthwise ones may lose. The measurement takes less than a second, or
-up to two where a step of two images in each format takes that long; it is made once for each
-network and machine, and kept in `precision.json` in the folder of the dataset's cache.
+bf16 is faster or slower depending on the CPU's instructions and on the network: ResNets gain from
+it, depthwise convolutions may lose. The measurement takes less than a second, or up to two for a
+large network; it is made once per network and machine, and kept in `precision.json` in the
+dataset's cache folder.
 """
 
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,27 +21,28 @@ from torch import nn
 from .config import Config, RunConfig
 from .data import TrainData, cache_folder
 from .models import build_model
-from .precision import Precision
+from .precision import DTYPES, Precision
 from .runtime.distributed import World
-from .runtime.files import read_object
-from .runtime.machine import cpu_name, usual_precision
-from .runtime.run_dir import write_json
+from .runtime.files import read_object, write_json
+from .runtime.machine import cpu_name, one_thread, usual_precision
 from .runtime.seeding import WEIGHTS, seeded
 
 NAMES = ("fp32", "bf16")
-STEP_SECONDS = 0.06  # of a step, about: with fewer images all formats take as long
-LONG_SECONDS = 0.9  # of the first step in each format, from which on it decides alone
-ROUND_SECONDS = 0.25  # of a step in each format, from which on it is not made again
-MOST_ROUNDS = 2  # each of a step in every format
+STEP_SECONDS = 0.06  # target length of a step: with fewer images all formats take as long
+LONG_SECONDS = 0.9  # if the first step of both formats takes longer, it alone decides
+ROUND_SECONDS = 0.25  # if a round takes longer, it is not repeated
+MOST_ROUNDS = 2
 LEAST_IMAGES = 2  # in a step: BatchNorm in training needs two
-DOUBTFUL = 0.77  # times as fast in bf16 with two images; with more of them it may be faster
+DOUBTFUL = 0.77  # a bf16 that is this fast with two images may be faster than fp32 with more
 DOUBTFUL_IMAGES = 8  # which then decide
+
+Rounds = list[tuple[float, float]]  # seconds per image of each round: fp32, bf16
 
 
 def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Config, str]:
-    """`config` with a format in place of `auto`, the same on every rank, and why that one.
+    """`config` with a number format in place of `auto`, the same on every rank, and the reason.
 
-    A run keeps the format that it began with, wherever it goes on.
+    A resumed run keeps the format that it began with.
     """
     if config.precision != "auto":
         return config, "as --precision says"
@@ -52,92 +51,87 @@ def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Con
         name, why = usual_precision(world.device), "fast on this device"
     elif name is None:
         gain, when = find_gain(config, data, world) if world.is_main else (0.0, "")
-        name = NAMES[world.smallest(int(gain > 1) if world.is_main else len(NAMES))]
+        name = NAMES[world.all_reduce_min(int(gain > 1) if world.is_main else len(NAMES))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     return replace(config, precision=name), why
 
 
 def begun_with(run: RunConfig) -> str | None:
-    """The format of the run that goes on in this folder; None if none does."""
+    """The format of the run that resumes in this folder; None if none does."""
     folder = Path(run.dir)
     if run.fresh or not (folder / "checkpoints" / "last.pt").exists():
         return None
-    with suppress(OSError):  # of a config that is damaged, a checkpoint says so if it differs
+    with suppress(OSError):  # if the config is damaged, the checkpoint tells whether it differs
         name = read_object(folder / "config.json").get("precision")
-        return next((known for known in ("fp32", "bf16", "fp16") if known == name), None)
+        return name if name in [*DTYPES] else None
     return None
 
 
 def find_gain(config: Config, data: TrainData, world: World) -> tuple[float, str]:
     """How many times as fast as fp32 bf16 is, and when that was measured."""
-    memory = cache_folder(config.data) / "precision.json"
-    key = machine_key(config)
-    known = recall(memory)
-    gain = known.get(key)
-    if isinstance(gain, float) and 0 < gain < math.inf:
+    memory, key, known = cache_folder(config.data) / "precision.json", machine_key(config), {}
+    with suppress(OSError):
+        known = read_object(memory)
+    if isinstance(gain := known.get(key), float) and 0 < gain < math.inf:
         return gain, "measured before"
     rounds = measure(config, data.num_classes, config.data.batch_size // world.size, world)
-    gain = min(rounds["fp32"]) / min(rounds["bf16"])
-    verdicts = {fp32 > bf16 for fp32, bf16 in zip(*rounds.values(), strict=True)}
-    if len(verdicts) == 1:  # else the machine has other things to do, and may say so next time
-        remember(memory, known | {key: gain})
+    gain = gain_of(rounds)
+    if len({fp32 > bf16 for fp32, bf16 in rounds}) == 1:  # else the machine is busy: not kept
+        with suppress(OSError):  # a folder that can't be written: it is measured again
+            memory.parent.mkdir(exist_ok=True)
+            write_json(memory, known | {key: gain})
     return gain, "measured now"
+
+
+def gain_of(rounds: Rounds) -> float:
+    """How many times as fast as fp32 bf16 is, by the fastest round of each."""
+    fp32, bf16 = map(min, zip(*rounds, strict=True))
+    return fp32 / bf16
 
 
 def machine_key(config: Config) -> str:
     """What the measurement depends on."""
-    network = json.dumps(asdict(config.model))
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "all instructions")
-    return ", ".join(
-        (
-            f"{cpu_name()}, {limit}, torch {torch.__version__}",
-            f"{network} at {config.data.image_size} pixels",
-            "channels_last" if config.compute.channels_last else "contiguous",
-        )
-    )
+    layout = "channels_last" if config.compute.channels_last else "contiguous"
+    network = f"{json.dumps(asdict(config.model))} at {config.data.image_size} pixels"
+    return f"{cpu_name()}, {limit}, torch {torch.__version__}, {network}, {layout}"
 
 
-def measure(
-    config: Config, num_classes: int, most_images: int, world: World
-) -> dict[str, list[float]]:
-    """Seconds that an image takes forward and backward in each format, round by round.
+def measure(config: Config, num_classes: int, most_images: int, world: World) -> Rounds:
+    """Time forward and backward passes in both formats, round by round.
 
-    CPU time of a single thread: what else the machine has to do hardly changes that.
+    In CPU time of one thread: other load on the machine hardly changes that.
     """
-    plain = replace(config.compute, compile=False)  # which would take a minute for each
     size = config.data.image_size
-    with one_thread(), seeded(WEIGHTS, config.seed):  # what is drawn here is missing nowhere
+
+    def once(count: int) -> tuple[float, float]:
+        fp32, bf16 = (step_seconds(*one, count, size) / count for one in formats)
+        return fp32, bf16
+
+    def repeat(count: int) -> Rounds:
+        ends, rounds = perf_counter() + ROUND_SECONDS, [once(count)]
+        while len(rounds) < MOST_ROUNDS and perf_counter() < ends:
+            rounds.append(once(count))
+        return rounds
+
+    with one_thread(), seeded(WEIGHTS, config.seed):  # leaves the random state as it was
         model = build_model(config.model, num_classes, size).train()
-        formats = [
-            (Precision(name, plain, config.optim, world.device), network)
-            for name, network in zip(NAMES, (model, with_small_weights(model)), strict=True)
-        ]
-        for precision, network in formats:
-            precision.place(network)
-
-        def once(count: int) -> tuple[float, ...]:
-            return tuple(step_seconds(*each, count, size) / count for each in formats)
-
-        def repeat(count: int) -> list[tuple[float, ...]]:
-            ends = perf_counter() + ROUND_SECONDS
-            rounds = [once(count)]
-            while len(rounds) < MOST_ROUNDS and perf_counter() < ends:
-                rounds.append(once(count))
+        formats = []
+        for name, network in zip(NAMES, (model, with_small_weights(model)), strict=True):
+            precision = Precision(name, config.compute, config.optim, world.device)
+            formats.append((precision, network.to(memory_format=precision.memory_format)))
+        first = once(LEAST_IMAGES)  # builds the kernels, too
+        if LEAST_IMAGES * sum(first) >= LONG_SECONDS:
+            return [first]
+        rounds = repeat(LEAST_IMAGES)
+        count = int(STEP_SECONDS / min(fp32 for fp32, _ in rounds))
+        if DOUBTFUL < gain_of(rounds) < 1:
+            count = max(count, DOUBTFUL_IMAGES)
+        if count <= LEAST_IMAGES:
             return rounds
-
-        count = LEAST_IMAGES
-        rounds = [once(count)]  # makes the kernels, which takes a little
-        if count * sum(rounds[0]) < LONG_SECONDS:
-            rounds = repeat(count)
-            fp32, bf16 = map(min, zip(*rounds, strict=True))
-            enough = int(STEP_SECONDS / fp32)
-            if DOUBTFUL < fp32 / bf16 < 1:
-                enough = max(enough, DOUBTFUL_IMAGES)
-            if enough > count:
-                count = min(enough, most_images)
-                once(count)
-                rounds = repeat(count)
-    return {name: list(each) for name, each in zip(NAMES, zip(*rounds, strict=True), strict=True)}
+        count = min(count, most_images)
+        once(count)
+        return repeat(count)
 
 
 def with_small_weights(model: nn.Module) -> nn.Module:
@@ -153,7 +147,7 @@ def with_small_weights(model: nn.Module) -> nn.Module:
 
 
 def step_seconds(precision: Precision, model: nn.Module, count: int, size: int) -> float:
-    """CPU seconds of `count` images of `size` pixels, forward and backward."""
+    """CPU seconds of a forward and a backward pass over `count` images of `size` pixels."""
     images = torch.rand(count, 3, size, size).to(memory_format=precision.memory_format)
     began = process_time()
     with precision.autocast():
@@ -162,28 +156,3 @@ def step_seconds(precision: Precision, model: nn.Module, count: int, size: int) 
     seconds = process_time() - began
     model.zero_grad()
     return seconds
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A block in which torch computes with a single thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def recall(memory: Path) -> dict[str, Any]:
-    """What was measured before."""
-    with suppress(OSError):
-        return read_object(memory)
-    return {}
-
-
-def remember(memory: Path, known: dict[str, Any]) -> None:
-    """Keep what was measured, where that is possible."""
-    with suppress(OSError):  # a folder that can't be written: it is measured again
-        memory.parent.mkdir(exist_ok=True)
-        write_json(memory, known)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .config import UserError
 from .data import LEFT_OUT, Source
-from .runtime.printable import printable
-from .runtime.run_dir import write_whole
+from .runtime.console import printable
+from .runtime.files import write_whole
 
 BINS = 15  # of the probability, as in https://arxiv.org/abs/1706.04599
 

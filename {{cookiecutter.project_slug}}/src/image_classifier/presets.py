@@ -16,7 +16,7 @@ def smoke() -> Config:
         epochs=3,
         precision="fp32",
         data=DataConfig(batch_size=96, limit=960),
-        model=ModelConfig(width=8, norm="group"),
+        model=ModelConfig(name="resnet9_gn", width=8),
         optim=OptimConfig(lr=0.02),
         run=RunConfig(log_every_steps=5),
     )
@@ -34,7 +34,7 @@ def shapes() -> Config:
             lr=0.5,
             momentum=0.85,
             weight_decay=1e-3,
-            schedule="triangle",
+            schedule="linear",
             warmup_epochs=0.6,
             label_smoothing=0.1,
         ),
@@ -68,7 +68,7 @@ def cifar10_best() -> Config:
             lr=1.17,
             momentum=0.85,
             weight_decay=1.33e-3,
-            schedule="triangle",
+            schedule="linear",
             warmup_epochs=10,
             label_smoothing=0.2,
             ema_decay=0.999,
@@ -93,7 +93,7 @@ def cifar10_speed() -> Config:
             # shortens them, until a step turns them by sqrt(2 lr weight_decay), whatever their
             # size: https://arxiv.org/abs/2305.17212
             weight_decay=1.2,
-            schedule="triangle",
+            schedule="linear",
             warmup_epochs=0,
             label_smoothing=0.2,
         ),
@@ -133,7 +133,7 @@ def finetune() -> Config:
         epochs=20,
         data=DataConfig(name="folder", image_size=224, batch_size=32),
         # Smaller boxes than of half the image lose what a few hundred photographs show.
-        augment=AugmentConfig(crop="resized", min_area=0.5, policy="trivialaugment"),
+        augment=AugmentConfig(crop="resized", min_scale=0.5, policy="trivialaugment"),
         model=ModelConfig(name="resnet18"),
         optim=OptimConfig(
             name="adamw",
@@ -161,15 +161,14 @@ def imagenet_rn50_16() -> Config:
         ),
         augment=AugmentConfig(
             crop="resized",
-            min_area=0.08,
+            min_scale=0.08,
             min_size=160,
-            growth_begin=11 / 16,
-            growth_end=13 / 16,
+            growth=(11 / 16, 13 / 16),
             tta="flip",
         ),
         model=ModelConfig(name="resnet50", blurpool=True),
         optim=OptimConfig(
-            lr=1.7, weight_decay=1e-4, schedule="triangle", warmup_epochs=2, label_smoothing=0.1
+            lr=1.7, weight_decay=1e-4, schedule="linear", warmup_epochs=2, label_smoothing=0.1
         ),
     )
 
@@ -177,8 +176,8 @@ def imagenet_rn50_16() -> Config:
 def imagenet_rn50_88() -> Config:
     """ImageNet, ResNet-50; published: 78.4 % in 77 minutes on 8 A100s; not reproduced here."""
     short = imagenet_rn50_16()
-    growth = replace(short.augment, growth_begin=65 / 88, growth_end=76 / 88)
-    return replace(short, epochs=88, augment=growth)
+    augment = replace(short.augment, growth=(65 / 88, 76 / 88))
+    return replace(short, epochs=88, augment=augment)
 
 
 def imagenet_vit_s() -> Config:
@@ -190,9 +189,8 @@ def imagenet_vit_s() -> Config:
         data=DataConfig(name="folder", root="imagenet", image_size=224, batch_size=1024),
         augment=AugmentConfig(
             crop="resized",
-            min_area=0.05,
-            policy="randaugment",
-            policy_magnitude=30,  # RandAugment(2, 10), which is of 10 there and of 30 here
+            min_scale=0.05,
+            policy="randaugment-m30-n2",  # RandAugment(2, 10): magnitudes go to 10 there, 30 here
             mixup=0.2,
         ),
         model=ModelConfig(name="vit_s"),

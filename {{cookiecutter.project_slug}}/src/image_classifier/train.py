@@ -1,119 +1,214 @@
-"""The story of a run, from a config to scores."""
+"""The story of a run: build, place, compile, wrap for DDP, then one flat loop over steps."""
 
+from collections.abc import Callable
 from contextlib import closing
+from copy import deepcopy
+from dataclasses import replace
 
-from .augment import Normalize, build_augment
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .augment import build_augment
 from .checkpoint import Checkpoints
 from .config import Config
 from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
-from .freeze import Freeze
-from .guard import Guard
-from .memory import MicroBatch, split
-from .models.pretrained import open_origin
-from .network import begin_network
-from .optim import build_loss, build_optimizer, build_schedule, set_lr
-from .plan import Plan
+from .models import build_model, load_pretrained
+from .optim import (
+    build_loss,
+    build_optimizer,
+    build_schedule,
+    freeze_backbone,
+    set_frozen,
+    set_lr,
+)
 from .precision import Precision
 from .precision_probe import settle_precision
-from .runtime.distributed import join_world
+from .preprocess import Normalize
+from .runtime.consensus import AsyncConsensus
+from .runtime.distributed import World, join_world
+from .runtime.heartbeat import Heartbeat
+from .runtime.out_of_memory import MicroBatch
 from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
-from .runtime.seeding import seed_everything, seed_layers
+from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
-from .tracking.logger import Report
-from .tracking.sanity_checks import Start, find_mistakes
+from .tracking import RunLogger, RunSetup, check_setup
 from .train_state import TrainState
 
 
-def train(config: Config) -> Scores:
-    """Train one model as `config` says, and return how good it is at the end.
+def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of it visible
+    """Train one model as `config` says, and return its scores on the validation images.
 
-    Killed at any moment and called again, it goes on from the last checkpoint with the very
-    batches, pixels and random numbers that it would have seen.
+    Killed at any moment and called again, it resumes from the last checkpoint with exactly the
+    batches, pixels and random numbers that it would have had.
 
     Raises:
-        UserError: if the config, the data or the run folder can't be used.
-        FaultError: if it had to end before its end; what was saved is kept.
+        UserError: if the config, the data or the run folder cannot be used.
+        FaultError: if the run stopped early; what was saved is kept.
     """
-    with (
-        join_world(config.compute, config.run.timeout_seconds) as world,
-        open_run(config, world),
-    ):
-        promise = seed_everything(config.seed, config.deterministic, world.device)
+    run = config.run
+    with join_world(config.compute, run.timeout_seconds) as world, open_run(config, world):
+        reproducibility = seed_everything(config.seed, config.deterministic, world.device)
 
+        # Data, and the number format that is fastest for this model on this device.
         train_data = TrainData(config, world)
-        config, why = settle_precision(config, train_data, world)
+        total_steps, steps_per_epoch = train_data.total_steps, train_data.steps_per_epoch
+        config, why_precision = settle_precision(config, train_data, world)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
-        micro_batch = MicroBatch(config, world)  # all that is computed with at once
-        val_data = EvalData(config.data, "val", world, config.run, micro_batch.size)
-        origin = open_origin(config.run, config.model, world, train_data, val_data)
+        micro_batch = MicroBatch(config, world)
+        val_data = EvalData(config.data, "val", world, run, micro_batch.size)
+
+        # Pretrained weights want images normalised as those that they were trained on.
+        pretrained = load_pretrained(run, config.model, world)
+        if pretrained.mean:
+            for data in (train_data, val_data):
+                data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
-        plan = Plan(config.run, train_data)
-
-        model = begin_network(config, train_data, normalize, precision)
-        begun = origin.fill(model, train_data.source.classes)
-        freeze = Freeze(config, model, plan.steps_per_epoch, world)
-        loss_of = build_loss(config.optim, micro_batch.share, train_data.class_weights)
-        optimizer = build_optimizer(config.optim, model)
-        lr_at = build_schedule(config.optim, plan.steps_per_epoch, plan.total_steps)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
-        warnings = find_mistakes(
-            Start(config, model, train_data, val_data, lr_at, plan.total_steps)
-        )
 
-        state = TrainState.start(config.optim, model, optimizer, precision, config.run.patience)
+        # The model: built from the seed, filled, moved, laid out, compiled.
+        model = init_model(config, train_data, normalize)
+        init_note = pretrained.load_into(model, train_data.source.classes)
+        del pretrained  # the model has its own copy of the weights
+        model = model.to(world.device, memory_format=precision.memory_format)
+        ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
+        if config.compute.compile:  # in place, so the names of the weights stay
+            for compiled in filter(None, (model, ema)):
+                compiled.compile()
+
+        # What the first epochs do not train is frozen before the optimizer is made.
+        unfreeze_step = round(config.optim.frozen_epochs * steps_per_epoch)
+        backbone = freeze_backbone(model) if unfreeze_step else []
+        optimizer = build_optimizer(config.optim, model)
+        lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
+        loss_fn = build_loss(config.optim, micro_batch.share, train_data.class_weights)
+        warnings = check_setup(RunSetup(config, model, train_data, val_data))
+
+        state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         checkpoints = Checkpoints(config, world, train_data.source)
-        report = Report(config, world, train_data, plan.total_steps, checkpoints.resume(state))
-        report.introduce(
+        saved = checkpoints.resume(state)
+        log = RunLogger(config, world, train_data, saved)
+        log.introduce(
             val_data,
             model,
             precision,
-            frozen=freeze.weights,
-            begun=begun,
-            promise=f"{why}; {promise}",
+            frozen=backbone,
+            unfreeze_step=unfreeze_step,
+            init_note=init_note,
+            precision_note=f"{why_precision}; {reproducibility}",
             warnings=warnings,
         )
-        augment = report.page.look_on(augment, normalize.pixels)
-        scores = None
+        set_frozen(model, backbone, optimizer, is_frozen=state.step < unfreeze_step)
+        ddp_model = wrap_ddp(model, world)
+        evaluate_every = train_data.steps_in(run.evaluate_every_epochs)
+        save_every = run.save_every_steps or evaluate_every
+        scores, stop_early = None, state.early_stop(run.patience)
+
+        def is_due(every: int) -> bool:
+            return state.step % every == 0 or state.step == total_steps
 
         with (
             closing(train_data),
             closing(val_data),
             Signals() as signals,
-            report,
-            Guard(config.run, state, train_data, lr_at, micro_batch, signals, checkpoints) as guard,
+            log,
+            Heartbeat(run, world, state),
+            micro_batch.halve_micro_batch_on_oom(state, train_data),
+            AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
-            profiler(config, world) as profiled,
+            profiler(config, world) as profile,
         ):
-            batches = state.until_stalled(train_data.batches(state.step, plan.total_steps))
-            for batch in profiled(report.watched(batches)):
-                learner = freeze.learner_at(state.step, optimizer)  # shares gradients with others
+            for batch in train_data.batches(state.step, 0 if stop_early else total_steps):
+                if backbone and state.step == unfreeze_step:
+                    set_frozen(model, backbone, optimizer, is_frozen=False)
+                    # DDP waits for the gradients of all that was trainable when it was made.
+                    ddp_model = wrap_ddp(model, world)
                 lr = set_lr(optimizer, lr_at(state.step))
                 seed_layers(config.seed, state.step, world.rank, world.device)
-                for images, labels, is_last in split(augment(batch, state.step), micro_batch.size):
-                    # Ranks exchange gradients with the last part only. This is the variable that
-                    # DDP's no_sync() toggles; a model that is not wrapped takes no notice of it.
-                    learner.require_backward_grad_sync = is_last
-                    with precision.autocast():
-                        loss = loss_of(learner(images), labels)
-                    precision.backward(loss)
-                    report.count(loss)
-                is_spoiled = precision.step(optimizer)
+                images, labels = augment(batch, state.step)
+                loss = train_step(ddp_model, images, labels, loss_fn, precision, micro_batch.size)
+                precision.step(optimizer)
                 state.advance()
-                signal, is_save_due = guard.look(is_spoiled)
 
-                if plan.logs_after(state.step):
-                    report.write_progress(state.step, lr, guard.metrics)
-                if plan.evaluates_after(state.step):
+                log.step(state.step, loss, images, labels)
+                profile.step()
+                if is_due(run.log_every_steps) or is_due(steps_per_epoch):
+                    log.progress(state.step, lr)
+                if is_due(evaluate_every):
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
-                    report.write_scores(state.step, scores.metrics(), scores.answers)
-                    state.note(scores.top1)
-                if plan.saves_after(state.step) or state.is_to_keep or is_save_due:
-                    checkpoints.save(state, report.state_dict())
-                if signal and state.step < plan.total_steps:
-                    raise StoppedError(signal, checkpoints.account(state.step, plan.total_steps))
+                    state.record(scores.top1)
+                    stop_early = state.early_stop(run.patience)
+                    log.scores(state.step, scores)
+                # All ranks learn of a signal, or that a save is due by the clock, at the same step.
+                signal, overdue = consensus.max(
+                    state.step, signals.number, state.step if checkpoints.are_old else 0
+                )
+                is_overdue = overdue > checkpoints.saved_step
+                if is_due(save_every) or state.is_best or stop_early or signal or is_overdue:
+                    checkpoints.save(state, log.state_dict())
+                if signal and state.step < total_steps:
+                    raise StoppedError(signal, checkpoints.account(state.step, total_steps))
+                if stop_early:
+                    break
 
             scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
-            report.finish(scores.metrics(), scores.answers, state.end)
+            log.finish(scores, stop_early)
         return scores
+
+
+def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:
+    """The network with the random weights of the seed, on the CPU; the same on every rank.
+
+    Some networks compute their first layer from training images: `sample`.
+    """
+    with seeded(WEIGHTS, config.seed):
+        return build_model(
+            config.model,
+            data.num_classes,
+            config.data.image_size,
+            sample=lambda count: normalize(data.sample(count)),
+        )
+
+
+def train_step(  # noqa: PLR0917 - what a step needs
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    precision: Precision,
+    micro_batch_size: int,
+) -> Tensor:
+    """Run forward and backward passes over a batch, and return its loss: () on the device.
+
+    Args:
+        model: maps (batch, 3, height, width) float32 to (batch, classes) logits.
+        images: this rank's share of the batch.
+        labels: (batch,) int64, or (batch, classes) float32 probabilities where images are mixed.
+        loss_fn: a micro-batch's share of the loss of the batch.
+        precision: autocast, and the scaling of the loss.
+        micro_batch_size: images at once; the gradients of several micro-batches add up.
+    """
+    total = torch.zeros((), device=images.device)
+    for start in range(0, len(images), micro_batch_size):
+        stop = start + micro_batch_size
+        # Ranks exchange gradients only with the last micro-batch. This is the variable that DDP's
+        # no_sync() toggles; a model that is not wrapped ignores it.
+        model.require_backward_grad_sync = stop >= len(images)
+        with precision.autocast():
+            loss = loss_fn(model(images[start:stop]), labels[start:stop])
+        precision.backward(loss)
+        total += loss.detach()
+    return total
+
+
+def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
+    """The model as it trains: wrapped by DDP if there are other ranks, to average gradients.
+
+    To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on GPUs.
+    """
+    if world.size == 1:
+        return model
+    devices = [world.device] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

@@ -1,82 +1,47 @@
-"""All that a run must remember to go on exactly where it stopped."""
+"""What changes from step to step, and is saved. Randomness is not: see `runtime/seeding.py`."""
 
-from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .config import OptimConfig
-from .data import Batch
 from .precision import Precision
 
 
 @dataclass
 class TrainState:
-    """What changes from step to step, and is therefore saved. Randomness is not: `seeding.py`."""
+    """All that a run needs to continue exactly where it stopped."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     precision: Precision
-    ema: nn.Module | None  # the average of past weights, if there is one
-    ema_decay: float
-    patience: int = 0  # evaluations without a better one, after which training ends; 0: never
-    step: int = 0
+    ema: nn.Module | None = None  # exponential moving average of the weights, if there is one
+    ema_decay: float = 0.0
+    step: int = 0  # steps done
     best_top1: float = -1.0  # of all evaluations so far
     best_step: int = -1  # when it was reached
     num_worse: int = 0  # evaluations since then
 
-    @classmethod
-    def start(
-        cls,
-        optim: OptimConfig,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        precision: Precision,
-        patience: int = 0,
-    ) -> "TrainState":
-        """The state before the first step."""
-        # A copy of what is compiled is not, and is to be evaluated as fast.
-        ema = precision.place(deepcopy(model).requires_grad_(False)) if optim.ema_decay else None
-        return cls(model, optimizer, precision, ema, optim.ema_decay, patience)
-
     @property
     def best_model(self) -> nn.Module:
-        """The weights to evaluate and to keep: the averaged ones, if there are any."""
+        """The model to evaluate and to keep: the averaged one, if there is one."""
         return self.model if self.ema is None else self.ema
 
     @property
     def is_best(self) -> bool:
-        """Whether these weights are the best that were evaluated so far."""
+        """Whether these weights reached the best top-1 so far."""
         return self.step == self.best_step
 
-    def note(self, top1: float) -> None:
-        """Remember the result of evaluating these weights, if it is the best."""
+    def record(self, top1: float) -> None:
+        """Take note of the top-1 of these weights."""
         self.num_worse += 1
         if top1 > self.best_top1:
             self.best_top1, self.best_step, self.num_worse = top1, self.step, 0
 
-    @property
-    def has_stalled(self) -> bool:
-        """Whether so many evaluations in a row found nothing better that training ends."""
-        return 0 < self.patience <= self.num_worse
-
-    @property
-    def is_to_keep(self) -> bool:
-        """Whether these weights are the best so far, or the last."""
-        return self.is_best or self.has_stalled
-
-    def until_stalled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches, which end early if training `has_stalled`."""
-        while not self.has_stalled and (batch := next(batches, None)) is not None:
-            yield batch
-
-    @property
-    def end(self) -> str:
-        """A line on why the run ends, if that is because it `has_stalled`; else nothing."""
-        if not self.has_stalled:
+    def early_stop(self, patience: int) -> str:
+        """Why to stop early, once `patience` evaluations in a row were not better; else nothing."""
+        if not 0 < patience <= self.num_worse:
             return ""
         return (
             f"stopped early: no evaluation of {self.num_worse} was better than that of step "
@@ -85,11 +50,11 @@ class TrainState:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Count the step, and move the averaged weights towards the model's."""
+        """Count a step, and move the averaged weights towards the model's."""
         self.step += 1
         if self.ema is None:
             return
-        # The average of a few steps is not held back by the weights that a run starts with.
+        # The first averages are over few steps, so that random initial weights do not stay in them.
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
         old, new = tensors(self.ema), tensors(self.model)
         floats = [i for i, tensor in enumerate(new) if tensor.is_floating_point()]
@@ -98,7 +63,7 @@ class TrainState:
             old[i].copy_(new[i])
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values only, so that it can be read without running anybody's code."""
+        """Tensors and plain values only, so that it loads with `weights_only=True`."""
         return {
             "step": self.step,
             "best_top1": self.best_top1,
@@ -111,7 +76,7 @@ class TrainState:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Become what was saved; how the optimizer goes on with it is as it is set by now."""
+        """Restore what was saved; hyper-parameters of the optimizer stay those of the config."""
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
         self.num_worse = saved.get("num_worse", 0)

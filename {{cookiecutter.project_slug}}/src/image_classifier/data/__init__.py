@@ -7,7 +7,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 from .autotune import MEMORY_SHARE, choose_depth, choose_workers, fits_device, worker_counts
 from .crops import BOX_DRAWS, centre_crop, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
-from .datasets.folder import has_suffix, show, skipped_files, splits_of, walk
+from .datasets.folder import has_suffix, skipped_files, splits_of, walk
 from .datasets.paths import PathList
 from .datasets.prepared import OFF, Recipe, cache_folder
 from .datasets.quarantine import (
@@ -17,8 +17,6 @@ from .datasets.quarantine import (
     read_quarantine,
 )
 from .datasets.source import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     READ_FILES,
     Source,
     are_replaced,
@@ -36,17 +34,14 @@ from .decode import (
     scale_of_grey,
 )
 from .loader import Batch, CopyAhead, EvalData, TrainData, pins
-from .prepare import prepare_images, work_in_threads
+from .prepare import prepare_images
 from .samples import LEFT_OUT, Samples
-from .shared_memory import CONTEXT, PART_SIZES, SharedMemoryLoader
+from .shared_memory import PART_SIZES, SharedMemoryLoader
 
 __all__ = [
     "BOX_DRAWS",
-    "CONTEXT",
     "DATASETS",
     "FORMATS",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
     "LEFT_OUT",
     "MEMORY_SHARE",
     "OFF",
@@ -87,10 +82,8 @@ __all__ = [
     "read_quarantine",
     "resize",
     "scale_of_grey",
-    "show",
     "skipped_files",
     "splits_of",
     "walk",
-    "work_in_threads",
     "worker_counts",
 ]

@@ -37,9 +37,9 @@ def choose_where(
         return "stream", "crops are cut from the whole image"
     needed = len(source) * side**2 * 3
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
-    if world.agree(fits_device(needed, world)):
+    if world.all_true(fits_device(needed, world)):
         return "device", megabytes
-    if world.agree(needed < MEMORY_SHARE * host_memory_bytes() / world.local_size):
+    if world.all_true(needed < MEMORY_SHARE * host_memory_bytes() / world.local_size):
         return "host", f"{megabytes}, too much for the device"
     return "stream", f"{megabytes}, too much for memory"
 

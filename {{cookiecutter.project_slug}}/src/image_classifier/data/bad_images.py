@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from ..config import DataConfig, FaultError
-from ..runtime.printable import printable_path
+from ..runtime.console import printable_path
 from .datasets.source import Source
 from .decode import BadImageError
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import Config, DataConfig, RunConfig, UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
-from ..runtime.phases import phase
+from ..runtime.profiler import phase
 from .autotune import (
     check_batch_size,
     choose_depth,
@@ -138,7 +138,7 @@ class TrainData:
 
     def indices_at(self, step: int) -> Tensor:
         """This rank's images of batch `step`: (batch,) int64."""
-        return self.global_indices_at(step)[self.world.share(self.batch_size)]
+        return self.global_indices_at(step)[self.world.local_slice(self.batch_size)]
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Epoch and images of each step from `start` up to, not including, `stop`.
@@ -148,7 +148,7 @@ class TrainData:
         for step in range(start, stop):
             epoch = step // self.steps_per_epoch
             self._order(epoch)
-            yield epoch, self._part(self.drawn, step)[self.world.share(self.batch_size)]
+            yield epoch, self._part(self.drawn, step)[self.world.local_slice(self.batch_size)]
 
     def sample(self, count: int) -> Tensor:
         """Up to `count` images spread evenly, as evaluation sees them, the same on every rank.
@@ -307,7 +307,7 @@ class EvalData:
 
 def open_source(data: DataConfig, split: str, world: World) -> Source:
     """A split of the dataset; one process opens it before the others, as it may download it."""
-    with world.first_here():
+    with world.local_main_first():
         return open_dataset(data, split)
 
 

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ..config import DataConfig, UserError
 from ..runtime.console import clock, gigabytes, say
+from ..runtime.files import lock_file, remove_leftovers, write_json, write_whole
 from ..runtime.machine import num_cores
-from ..runtime.run_dir import lock_file, remove_leftovers, write_json, write_whole
 from .crops import resize
 from .datasets import open_files
 from .datasets.paths import PathList

@@ -36,8 +36,8 @@ def load_shared(
         mine, is_bad = load(source, own, side, world, note)
         bad[own] = is_bad.int()
         shared[world.rank :: world.size] = mine.to(world.device)
-        pixels[numbers] = world.sum(shared).cpu()
-    return pixels, world.sum(bad.to(world.device)).cpu().bool()
+        pixels[numbers] = world.all_reduce_sum(shared).cpu()
+    return pixels, world.all_reduce_sum(bad.to(world.device)).cpu().bool()
 
 
 def load(

@@ -4,6 +4,7 @@ What becomes of an image depends on the seed, the epoch and its number alone, so
 workers makes the same.
 """
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -29,7 +30,7 @@ class Samples:
         self.source, self.size, self.seed = source, data.image_size, seed
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         crops = augment if augment and augment.crop == "resized" else None
-        self.min_area, self.flip = (crops.min_area, crops.flip) if crops else (None, "none")
+        self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")
         alternates = self.flip == "alternating"
         self.starts_flipped = seeding.sides_at(seed, len(source)).numpy() if alternates else None
         # Built before workers are forked: each would take seconds to import torchvision.
@@ -83,4 +84,5 @@ def build_policy(augment: AugmentConfig) -> Callable[[Tensor], Tensor] | None:
 
     if augment.policy == "trivialaugment":
         return v2.TrivialAugmentWide()
-    return v2.RandAugment(augment.policy_ops, augment.policy_magnitude)
+    strength = dict(re.findall(r"-([mn])(\d+)", augment.policy))
+    return v2.RandAugment(int(strength.get("n", 2)), int(strength.get("m", 9)))

@@ -1,7 +1,4 @@
-"""The weights that a run starts with: from a file of this project, of torchvision or of timm.
-
-Images are then normalised as those were that the weights learned from.
-"""
+"""Pretrained weights: from a run of this project, or from a file of torchvision's or timm's."""
 
 import json
 import re
@@ -10,240 +7,184 @@ from argparse import Namespace
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlparse
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..config import ModelConfig, RunConfig, UserError
-from ..data import EvalData, Source, TrainData
+from ..runtime.console import some
 from ..runtime.distributed import World
-from . import published_normalisation
 from .blocks import find_head
+from .timm import PREFIX, pretrained_config
+from .torchvision import AUXILIARY, published_weights
 from .weights import (
-    PARTS,
+    CHECKPOINT,
+    IMAGES,
     WEIGHTS,
+    Colours,
     DamagedError,
-    abbreviate,
-    best_in,
-    check_archive,
-    is_checkpoint,
-    load_plain,
-    open_saved,
+    FormError,
+    check_form,
+    load_best,
     read_checkpoint,
+    read_saved,
+    shapes,
 )
 
-PUBLISHED = "pretrained"  # in place of a file: torchvision's own
-# Where training programs keep weights in what they save; averaged ones first.
-NESTS = ("model_ema", "state_dict_ema", "state_dict", "model")
-WRAPPERS = ("module.", "_orig_mod.")  # of DDP, of averaged weights, and of torch.compile
-# Of googlenet and inception_v3: outputs beside the last, which only a training from scratch needs.
-AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")
-UNKEPT = ".num_batches_tracked"  # which BatchNorm has only since torch 0.4.1
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # what files of torch before 1.6 begin with
-
-Colours = tuple[float, float, float]  # of red, green and blue
+PUBLISHED = "pretrained"  # in place of a file: torchvision's own weights
+# Where the training scripts of timm and torchvision keep weights in a checkpoint; averages first.
+ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model")
+WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DDP and of averaged weights; of torch.compile
+# googlenet and inception_v3 have auxiliary outputs in training, which our models leave out.
+AUXILIARY_HEADS = ("aux1.", "aux2.", "AuxLogits.")
+OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # torchvision's files
+OPTIONAL = ".num_batches_tracked"  # of BatchNorm; torchvision's older files lack it
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a run starts with."""
+class PretrainedWeights:
+    """The weights that a run starts with, and how the images were normalised for them."""
 
-    path: str  # of the file; empty: there is none
-    words: str  # on it
-    weights: dict[str, Tensor] = field(default_factory=dict)  # none: they stay as they are
-    classes: tuple[str, ...] = ()  # that they tell apart, if that is known
-    mean: Colours | None = None  # by which their images were normalised; None: it is not known
+    note: str  # where they come from, for the log
+    weights: dict[str, Tensor] = field(default_factory=dict)  # none: the model keeps its own
+    classes: tuple[str, ...] = ()  # of their last layer; none: unknown
+    mean: Colours | None = None  # None: unknown, so images are normalised by their own
     std: Colours | None = None
 
-    def adopt(self, source: Source) -> Source:
-        """The same images, to be normalised as those that the weights learned from."""
-        if self.mean is None or self.std is None:
-            return source
-        return replace(source, mean=self.mean, std=self.std)
+    def load_into(self, model: nn.Module, classes: tuple[str, ...]) -> str:
+        """Load the weights into `model`, which predicts `classes`; return a note for the log.
 
-    def fill(self, model: nn.Module, classes: tuple[str, ...]) -> str:
-        """Give `model` the weights, and return a line on them.
-
-        The last layer stays random if it is for other classes.
+        The last layer keeps its random weights if these were trained on other classes.
 
         Raises:
-            UserError: if they are of another model.
+            UserError: if the weights are another model's.
         """
         if not self.weights:
-            return self.words
-        own = model.state_dict()
+            return self.note
         head, _ = find_head(model)
-        weights = with_head_named(head, self.weights, own)
-        shapes, own_shapes = ({name: w.shape for name, w in d.items()} for d in (weights, own))
-        of_head = {f"{head}.weight", f"{head}.bias"}
-        if reason := shapes_misfit(shapes, own_shapes, of_head):
-            raise UserError(
-                f"--run.init-from {self.path!a} has the weights of another model: {reason}"
-            )
+        in_head = {f"{head}.weight", f"{head}.bias"}
+        theirs, own = shapes(self.weights), shapes(model.state_dict())
+        if reason := shapes_misfit(theirs, own, in_head):
+            raise UserError(f"{self.note} do not fit the model: {reason}")
         is_new = self.classes not in ((), classes) or any(
-            shapes.get(name) != own_shapes.get(name) for name in of_head
+            theirs.get(name) != own.get(name) for name in in_head
         )
-        kept = {name: w for name, w in weights.items() if not (is_new and name in of_head)}
-        model.load_state_dict(kept, strict=False)
-        self.weights.clear()  # the model has its own copy
+        left_out = in_head if is_new else set()
+        weights = {name: w for name, w in self.weights.items() if name not in left_out}
+        model.load_state_dict(weights, strict=False)
         new = f"; {head} is new, for other classes" if is_new else ""
-        seen = "; images are normalised as for them" if self.mean else ""
-        return self.words + new + seen
+        return f"{self.note}{new}{'; images are normalised as for them' if self.mean else ''}"
 
 
-def open_origin(
-    run: RunConfig, model: ModelConfig, world: World, *data: TrainData | EvalData
-) -> Origin:
-    """The weights that `run` asks for; none if it asks for none, or goes on from its own.
+def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> PretrainedWeights:
+    """The weights that `run.init_from` names, in host memory.
 
-    The images of `data` are from here on normalised as for them.
+    There are none if it names none, or if `run.dir` has a checkpoint to resume from: then only the
+    normalisation is known, from that checkpoint.
+
+    Args:
+        run: its `dir`, `fresh` and `init_from` count.
+        model: the model that the weights are for.
+        world: the processes; the first on each machine downloads for the others.
 
     Raises:
         UserError: if there is no such file, or it holds anything but weights.
     """
-    origin = find_origin(run, model, world)
-    for images in data:
-        images.source = origin.adopt(images.source)
-    return origin
-
-
-def find_origin(run: RunConfig, model: ModelConfig, world: World) -> Origin:
-    """The weights, and what is known of them.
-
-    Raises:
-        UserError: as `open_origin`.
-    """
+    checkpoints = Path(run.dir, "checkpoints")
     if not run.init_from:
-        return Origin("", "random weights")
-    own = Path(run.dir, "checkpoints")
-    if (own / "last.pt").exists() and not run.fresh:
-        mean, std = saved_normalisation(own)
-        words = "weights of this run; --run.init-from was for its start"
-        return Origin("", words, mean=mean, std=std)
+        return PretrainedWeights("random weights")
+    if (checkpoints / "last.pt").exists() and not run.fresh:
+        note = "weights of this run; --run.init-from was for its start"
+        return PretrainedWeights(note, **saved_normalisation(checkpoints))
     is_published = run.init_from == PUBLISHED
     path = download(model.name, world) if is_published else Path(run.init_from)
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!a}")
-    origin = read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
-    if origin.mean is None and not origin.classes:
-        mean, std = published_normalisation(model.name)
-        origin = replace(origin, mean=mean, std=std)
-    return replace(origin, words=f"weights from {str(path)!a}")
+    found = read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
+    found = replace(found, weights=bare(found.weights))
+    return found if found.mean else replace(found, **usual_normalisation(model.name))
 
 
-def read_safetensors(path: Path) -> Origin:
-    """The weights of a `.safetensors` file; one of ours knows its classes and normalisation.
+def read_torch(path: Path) -> PretrainedWeights:
+    """The weights in a file of torch's, by the names that it has for them.
+
+    Raises:
+        UserError: if it is damaged, or holds anything but tensors and plain values, or no weights.
+    """
+    note = f"weights from {str(path)!a}"
+    # The training scripts of timm and torchvision save their arguments as a `Namespace`.
+    with torch.serialization.safe_globals([Namespace]):
+        saved, _ = read_saved(path, needs_archive=False)
+    if isinstance(saved, dict) and CHECKPOINT.keys() - {"files?"} <= saved.keys():
+        best = load_best(path)
+        return PretrainedWeights(note, best.weights, best.classes, best.mean, best.std)
+    entries = saved if isinstance(saved, dict) else {}
+    inner = (entries[name] for name in ENTRIES if isinstance(entries.get(name), dict))
+    weights = {
+        name: weight.detach()
+        for name, weight in next(inner, entries).items()
+        if isinstance(name, str) and isinstance(weight, Tensor)
+    }
+    if not weights:
+        raise UserError(f"{str(path)!a} holds no weights: neither a state dict nor a checkpoint")
+    try:
+        check_form(weights, WEIGHTS)
+    except FormError as error:
+        raise UserError(f"{str(path)!a} holds weights that no model takes: {error}") from error
+    return PretrainedWeights(note, weights)
+
+
+def read_safetensors(path: Path) -> PretrainedWeights:
+    """The weights in a file of safetensors; ours also says which images they were trained on.
 
     Raises:
         UserError: if it is damaged.
     """
+    note = f"weights from {str(path)!a}"
     try:
-        with safe_open(path, "pt") as file:  # once, as another file may get its name
+        with safe_open(path, "pt") as file:
             about = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        if not about.keys() >= IMAGES.keys():
+            return PretrainedWeights(note, weights)
+        known = {name: json.loads(about[name]) for name in IMAGES}
+        check_form(known, IMAGES)
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise UserError(f"--run.init-from {str(path)!a}: {error}") from error
-    known = {}
-    for name in ("classes", "mean", "std"):
-        try:
-            known[name] = tuple(json.loads(about[name]))
-        except (KeyError, ValueError, TypeError, RecursionError):  # not of ours
-            continue
-        if reason := PARTS[name](known[name]):
-            raise UserError(f"--run.init-from {str(path)!a}: {name}{reason}")
-    return Origin(str(path), "", bare(weights), **known)
-
-
-def read_torch(path: Path) -> Origin:
-    """The weights of a checkpoint, or of a state dict that was saved by torch.
-
-    Raises:
-        UserError: if it is damaged, or holds anything but tensors and plain values.
-    """
-    is_legacy = False
-    try:
-        # What programs were started with, which many save beside their weights, is plain values.
-        with open_saved(path) as file, torch.serialization.safe_globals([Namespace]):
-            is_legacy = file.read(len(LEGACY)) == LEGACY
-            if not is_legacy:
-                check_archive(file, path)
-            saved = load_plain(file, path)
-    except DamagedError as error:
-        raise UserError(str(error)) from error
-    except UserError as error:
-        if not is_legacy or not isinstance(error.__cause__, RuntimeError | EOFError):
-            raise
-        raise UserError(f"{str(path)!a} is damaged: {error.__cause__}") from error
-    if is_checkpoint(saved):
-        best = best_in(saved, path)
-        images = best.images
-        return Origin(str(path), "", best.weights, images.classes, images.mean, images.std)
-    return Origin(str(path), "", state_dict_in(saved, path))
-
-
-def state_dict_in(saved: Any, path: Path) -> dict[str, Tensor]:  # noqa: ANN401 - whatever a file holds
-    """The weights in what a training program saved, by the names that the bare model has.
-
-    Raises:
-        UserError: if there are none.
-    """
-    if isinstance(saved, dict):
-        saved = next((saved[name] for name in NESTS if isinstance(saved.get(name), dict)), saved)
-    weights = saved if isinstance(saved, dict) else {}
-    weights = {
-        name: weight.detach()
-        for name, weight in weights.items()
-        if isinstance(name, str) and isinstance(weight, Tensor)
-    }
-    if reason := WEIGHTS(weights):
-        raise UserError(f"{str(path)!a} holds weights that no model takes: {reason[1:]}")
-    if not weights:
-        raise UserError(f"{str(path)!a} holds no weights: neither a state dict nor a checkpoint")
-    return bare(weights)
+    return PretrainedWeights(note, weights, **{name: tuple(row) for name, row in known.items()})
 
 
 def bare(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights without what wrappers put before their names, and outputs that nobody asks."""
+    """`weights` by the names that our models have: without wrappers and auxiliary outputs."""
     weights = {name: w for name, w in weights.items() if name != "n_averaged"}
-    while wrapper := next((w for w in WRAPPERS if all(name.startswith(w) for name in weights)), ""):
-        weights = {name.removeprefix(wrapper): w for name, w in weights.items()}
-    weights = {name: w for name, w in weights.items() if not name.startswith(AUXILIARY)}
-    return {OLD_DENSENET.sub(r"\1\2.", name): w for name, w in weights.items()}
-
-
-def with_head_named(
-    head: str, weights: dict[str, Tensor], own: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """`weights` whose last layer is called `head`, with dropout before it or without."""
-    for other in (head.removesuffix(".1"), f"{head}.1"):
-        if f"{head}.weight" not in weights and f"{other}.weight" in weights.keys() - own.keys():
-            names = {f"{other}.{kind}": f"{head}.{kind}" for kind in ("weight", "bias")}
-            return {names.get(name, name): weight for name, weight in weights.items()}
-    return weights
+    for wrapper in WRAPPERS:
+        consume_prefix_in_state_dict_if_present(weights, wrapper)
+    return {
+        OLD_DENSENET.sub(r"\1\2.", name): weight
+        for name, weight in weights.items()
+        if not name.startswith(AUXILIARY_HEADS)
+    }
 
 
 def shapes_misfit(
-    theirs: dict[str, torch.Size], own: dict[str, torch.Size], of_head: set[str]
+    theirs: dict[str, torch.Size], own: dict[str, torch.Size], in_head: set[str]
 ) -> str:
-    """Why weights of these shapes don't fit a model, and what to do; nothing if all do.
+    """Why weights of these shapes don't fit a model, and what to do; "" if they do.
 
-    What is `of_head` may be of any shape.
+    Those `in_head` may have any shape.
     """
-    missing = sorted(name for name in (theirs.keys() ^ own.keys()) - of_head)
-    missing = [name for name in missing if not name.endswith(UNKEPT)]
-    if missing:
-        return f"only one of the two has {abbreviate(missing)}"
-    for name, own_shape in own.items():  # in the order of the layers
-        shape = theirs.get(name, own_shape)
-        if name in of_head or shape == own_shape:
+    alone = sorted((theirs.keys() ^ own.keys()) - in_head)
+    if alone := tuple(name for name in alone if not name.endswith(OPTIONAL)):
+        return f"only one of the two has {some(alone)}"
+    for name, right in own.items():  # in the order of the layers
+        shape = theirs.get(name, right)
+        if name in in_head or shape == right:
             continue
-        reason = f"{name} has shape {tuple(shape)}, not {tuple(own_shape)}"
-        if len(shape) == len(own_shape) == 4 and shape[:2] == own_shape[:2]:
-            stem = "imagenet" if shape > own_shape else "small"
+        reason = f"{name} has shape {tuple(shape)}, not {tuple(right)}"
+        if len(shape) == len(right) == 4 and shape[:2] == right[:2]:
+            stem = "imagenet" if shape > right else "small"
             return f"{reason}; --model.stem {stem} has the first layer that they are for"
         if "pos" in name:
             return f"{reason}; take the --data.image-size that they are for"
@@ -251,44 +192,55 @@ def shapes_misfit(
     return ""
 
 
-def saved_normalisation(folder: Path) -> tuple[Colours, Colours] | tuple[None, None]:
-    """Mean and deviation by which the run with these checkpoints normalises."""
-    for path in (folder / "last.pt", *sorted(folder.glob("step_*.pt"), reverse=True)):
+def saved_normalisation(checkpoints: Path) -> dict[str, Colours]:
+    """Mean and std of the run with these checkpoints, from the newest that is not damaged."""
+    for path in (checkpoints / "last.pt", *sorted(checkpoints.glob("step_*.pt"), reverse=True)):
         try:
             saved = read_checkpoint(path)
         except DamagedError:  # `Checkpoints.resume` says so
             continue
-        return tuple(saved["mean"]), tuple(saved["std"])
-    return None, None
+        return {"mean": tuple(saved["mean"]), "std": tuple(saved["std"])}
+    return {}
+
+
+def usual_normalisation(name: str) -> dict[str, Colours]:
+    """Mean and std that the published weights of the model `name` expect; none if unknown."""
+    if name in AUXILIARY:  # with their weights torchvision's own models undo ImageNet's and do this
+        return {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    if name.startswith(PREFIX):
+        images = pretrained_config(name)
+    else:
+        published = published_weights(name)
+        images = published and published.transforms()
+    known = images is not None and images.mean
+    return {"mean": tuple(images.mean), "std": tuple(images.std)} if known else {}
 
 
 def download(name: str, world: World) -> Path:
-    """The file of torchvision's weights of the model `name`, once for all processes here.
+    """The file of torchvision's weights of the model `name`, downloaded once per machine.
 
     Raises:
         UserError: if there are none, or no network.
     """
-    from torchvision import models
-
-    if name not in models.list_models(module=models):
+    published = published_weights(name)
+    if published is None:
         raise UserError(
             f"--run.init-from {PUBLISHED}: torchvision has no weights of {name}; "
             "give the file of some, or take one of its models, such as resnet50"
         )
-    url = models.get_model_weights(name).DEFAULT.url
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(published.url).name)
     checksum = torch.hub.HASH_REGEX.search(path.name)
-    with world.first_here():
+    with world.local_main_first():
         if path.is_file():
             return path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(
-                url, str(path), checksum and checksum[1], progress=sys.stderr.isatty()
+                published.url, str(path), checksum and checksum[1], progress=sys.stderr.isatty()
             )
         except (OSError, RuntimeError, HTTPException) as error:
             raise UserError(
-                f"the weights of {name} can't be downloaded ({error}): fetch {url} where there is "
-                f"a network, and start with --run.init-from {path.name}"
+                f"the weights of {name} can't be downloaded ({error}): fetch {published.url} where "
+                f"there is a network, and start with --run.init-from {path.name}"
             ) from error
     return path

@@ -3,21 +3,25 @@
 https://myrtle.ai/learn/how-to-train-your-resnet/
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor, nn
 
 from ..config import ModelConfig
 
 LOGIT_SCALE = 0.25  # of the last layer, whose inputs are maxima: large learning rates diverge else
 
+Norm = Callable[[int], nn.Module]  # a norm of so many channels
+
 
 class ResNet9(nn.Module):
     """Eight convolutions, each with a norm and a ReLU, and a linear layer."""
 
-    def __init__(self, model: ModelConfig, num_classes: int) -> None:
+    def __init__(self, model: ModelConfig, num_classes: int, norm: Norm) -> None:
         """Four stages of `model.width` times 1, 2, 4 and 8 channels."""
         super().__init__()
         one, two, four, eight = (model.width * factor for factor in (1, 2, 4, 8))
-        norm = model.norm
         self.stem = conv(3, one, norm)
         self.stage1 = nn.Sequential(conv(one, two, norm, pool=True), Residual(two, norm))
         self.stage2 = conv(two, four, norm, pool=True)
@@ -34,7 +38,7 @@ class ResNet9(nn.Module):
 class Residual(nn.Module):
     """Two convolutions whose result is added to their input."""
 
-    def __init__(self, channels: int, norm: str) -> None:
+    def __init__(self, channels: int, norm: Norm) -> None:
         """Both keep the number of channels."""
         super().__init__()
         self.body = nn.Sequential(conv(channels, channels, norm), conv(channels, channels, norm))
@@ -48,25 +52,28 @@ def largest(features: Tensor) -> Tensor:
     """The largest value of each channel: (batch, channels, height, width) -> (batch, channels)."""
     # Not amax: in bf16, fused by the compiler, its gradient can be 0/0 where this one's index is
     # right (https://github.com/pytorch/pytorch/issues/195214). Channels last, so that the gradient
-    # is laid out as the maps are: else airbench96's norms and GELUs read across two layouts, and
-    # its whole step takes 1.05 to 1.08 times as long on a CPU.
+    # has the layout of the maps: else the norms and GELUs of airbench96 read across two layouts,
+    # and its whole step takes 1.05 to 1.08 times as long on a CPU.
     return features.permute(0, 2, 3, 1).flatten(1, 2).max(dim=1).values
 
 
-def conv(inputs: int, outputs: int, norm: str, pool: bool = False) -> nn.Sequential:
+def conv(inputs: int, outputs: int, norm: Norm, pool: bool = False) -> nn.Sequential:
     """A 3 x 3 convolution, a norm and a ReLU; `pool` halves height and width.
 
-    Pooling comes before the norm, which so has a quarter of the work.
+    Pooling comes before the norm, which then has a quarter of the work.
     """
     # The norm has a bias of its own, so the convolution needs none.
     layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)]
     if pool:
         layers.append(nn.MaxPool2d(2))
-    layers.append(nn.GroupNorm(8, outputs) if norm == "group" else nn.BatchNorm2d(outputs))
-    layers.append(nn.ReLU(inplace=True))
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers, norm(outputs), nn.ReLU(inplace=True))
 
 
 def resnet9(model: ModelConfig, num_classes: int, _image_size: int) -> nn.Module:
-    """The network; it suits images of any size, and 32 pixels best."""
-    return ResNet9(model, num_classes)
+    """The network with BatchNorm; it takes images of any size, and 32 pixels suit it best."""
+    return ResNet9(model, num_classes, nn.BatchNorm2d)
+
+
+def resnet9_gn(model: ModelConfig, num_classes: int, _image_size: int) -> nn.Module:
+    """The same with GroupNorm, whose result does not depend on how a batch is divided."""
+    return ResNet9(model, num_classes, partial(nn.GroupNorm, 8))

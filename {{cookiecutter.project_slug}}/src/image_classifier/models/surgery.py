@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, dropout
 
 from ..config import ModelConfig, UserError
+from .blocks import find_head
 
 # Blocks by the name of their class, and the last layers of their residual branches, which a block
 # then adds to its input: ours; ResNet's, RegNet's and ViT's of torchvision.
@@ -81,3 +82,14 @@ def blurred(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
     """Features after a 1-2-1 filter in both directions: (batch, channels, height, width)."""
     # Two means of 2 x 2 are that filter, and need no weights.
     return avg_pool2d(avg_pool2d(inputs[0], 2, stride=1, padding=1), 2, stride=1)
+
+
+def drop_before_head(network: nn.Module, probability: float) -> None:
+    """Put dropout before the last layer."""
+    _, head = find_head(network)
+    head.register_forward_pre_hook(partial(dropped, probability))
+
+
+def dropped(probability: float, layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    """Features, in training with some of them 0: (batch, ...), in and out."""
+    return dropout(inputs[0], probability, layer.training)

@@ -1,28 +1,26 @@
 """The models of timm by name, with that library installed: `timm/convnext_atto`."""
 
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from ..config import ModelConfig, UserError
+from ..config import ModelConfig, UserError, did_you_mean
 from .torchvision import adapted, size_misfit
 
 PREFIX = "timm/"
 
 
 def timm(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """The model that timm has under the name after `timm/`, with a head for `num_classes`.
+    """Timm's model of the name after `timm/`, with a head for `num_classes`.
 
     Raises:
-        UserError: if timm is missing or has none of that name, or a knob can't be followed.
+        UserError: if timm is missing or has no such model, or it can't take such images.
     """
     library, name = open_timm(), model.name.removeprefix(PREFIX)
     if not library.is_model(name):
-        near = get_close_matches(name, library.list_models(), n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(PREFIX + other for other in near)}?" if near else ""
-        raise UserError(f"timm has no model {name!a}{hint}")
+        names = [PREFIX + other for other in library.list_models()]
+        raise UserError(f"timm has no model {name!a}{did_you_mean(model.name, names, most=3)}")
     options: dict[str, object] = {"num_classes": num_classes, "drop_rate": model.dropout}
     if getattr(pretrained_config(model.name), "fixed_input_size", False):
         options["img_size"] = image_size
@@ -34,7 +32,7 @@ def timm(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
 
 
 def pretrained_config(name: str) -> Any:  # noqa: ANN401 - timm's own
-    """What timm knows of the weights that it publishes for the model `name`: None for nothing."""
+    """What timm knows of the weights that it publishes for the model `name`, or None."""
     return open_timm().get_pretrained_cfg(name.removeprefix(PREFIX), allow_unregistered=True)
 
 

@@ -1,34 +1,39 @@
 """torchvision's classification models by name, fitted to small images and any number of classes."""
 
-from difflib import get_close_matches
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..config import ModelConfig, UserError
-from .blocks import find_head
+from ..config import ModelConfig, UserError, did_you_mean
+from .surgery import drop_before_head
 
 SMALL_IMAGE = 64  # pixels, up to which `stem = auto` keeps full resolution
 AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
 
 
-def zoo(
-    model: ModelConfig, num_classes: int, image_size: int, own: tuple[str, ...] = ()
+def torchvision(
+    model: ModelConfig, num_classes: int, image_size: int, others: tuple[str, ...] = ()
 ) -> nn.Module:
-    """The torchvision model `model.name`, with a head for `num_classes`; `own` names are others'.
+    """Torchvision's model `model.name`, with a head for `num_classes`.
+
+    Args:
+        model: its name, stem and dropout count.
+        num_classes: outputs of the head.
+        image_size: side of the images, in pixels.
+        others: names of models that are not torchvision's, for the error message.
 
     Raises:
-        UserError: if torchvision has none of that name, or it has no first layers to make small.
+        UserError: if torchvision has no such model, or it can't take such images.
     """
     from torchvision import models
 
     names = models.list_models(module=models)
     if model.name not in names:
-        near = get_close_matches(model.name, [*own, *names], n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UserError(
-            f"no model {model.name!r}{hint} There are {', '.join(own)} and torchvision's "
-            f"{len(names)}, such as resnet18, convnext_tiny, efficientnet_v2_s, vit_b_16"
+            f"no model {model.name!r}; there are: {', '.join(others)}, timm/NAME, and "
+            "torchvision's, such as resnet18, vit_b_16"
+            f"{did_you_mean(model.name, [*others, *names])}"
         )
     options: dict[str, object] = {"num_classes": num_classes}
     if model.name in AUXILIARY:
@@ -48,10 +53,10 @@ def zoo(
 
 
 def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Module:
-    """A `network` for photographs, made to take images of that size, which is tried.
+    """A network for photographs with the stem that `model` asks for; it is tried on such an image.
 
     Raises:
-        UserError: if it can't be.
+        UserError: if it has no stem that could be smaller, or can't take such images.
     """
     if model.stem == "small" or (model.stem == "auto" and image_size <= SMALL_IMAGE):
         network.enlarged = keep_resolution(network)
@@ -60,10 +65,7 @@ def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Modul
     try:
         with torch.inference_mode():
             network.eval()(torch.zeros(1, 3, image_size, image_size))
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # halved until nothing is left
+    except (RuntimeError, AssertionError) as error:  # halved until nothing is left
         raise UserError(size_misfit(model, image_size, error)) from error
     return network.train()
 
@@ -77,33 +79,28 @@ def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
 def keep_resolution(network: nn.Module) -> int:
     """Make the first layers of a convolutional network keep full resolution, as CIFAR's nets do.
 
-    The first convolution gets stride 1, and 3 x 3 filters where they were larger; a max-pooling
-    right after it goes (https://arxiv.org/abs/1512.03385, section 4.2). Returns how many times as
-    wide all features are then: 1 if the network does not begin that way, as its first layer cuts
-    patches, for example.
+    The first convolution gets stride 1, and at most 3 x 3 filters; a max-pooling right after it is
+    removed (https://arxiv.org/abs/1512.03385, section 4.2). Returns how many times as wide all
+    feature maps are then: 1 if nothing changed, as for a network that begins by cutting patches.
     """
     layers = [(name, m) for name, m in network.named_modules() if not list(m.children())]
     first, stem = layers[0]
     if not isinstance(stem, nn.Conv2d) or stem.stride != (2, 2):
         return 1
-    size = min(stem.kernel_size[0], 3)
-    small = nn.Conv2d(
-        stem.in_channels,
-        stem.out_channels,
-        kernel_size=size,
-        padding=size // 2,
-        bias=stem.bias is not None,
-    )
+    size, has_bias = min(stem.kernel_size[0], 3), stem.bias is not None
+    small = nn.Conv2d(stem.in_channels, stem.out_channels, size, padding=size // 2, bias=has_bias)
     nn.init.kaiming_normal_(small.weight, mode="fan_out", nonlinearity="relu")
     network.set_submodule(first, small)
     for name, layer in layers[1:4]:
         if isinstance(layer, nn.MaxPool2d):
             network.set_submodule(name, nn.Identity())
-            return 2 * stem.stride[0]
-    return stem.stride[0]
+            return 4
+    return 2
 
 
-def drop_before_head(network: nn.Module, probability: float) -> None:
-    """Put dropout before the last linear layer or, in networks that end so, 1 x 1 convolution."""
-    name, head = find_head(network)
-    network.set_submodule(name, nn.Sequential(nn.Dropout(probability), head))
+def published_weights(name: str) -> Any:  # noqa: ANN401 - an entry of torchvision's enum
+    """The best weights that torchvision publishes for the model `name`; None if there are none."""
+    from torchvision import models
+
+    is_known = name in models.list_models(module=models)
+    return models.get_model_weights(name).DEFAULT if is_known else None

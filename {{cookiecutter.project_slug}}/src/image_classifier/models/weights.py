@@ -5,8 +5,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,101 +14,37 @@ import torch
 from torch import Tensor
 
 from ..config import Config, UserError, unflatten
-from ..data import Source
 from ..runtime.files import open_plain
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)
 DTYPES += (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-
-class DamagedError(Exception):
-    """A file that is not a whole checkpoint."""
+Colours = tuple[float, float, float]  # of red, green and blue, from 0 to 1
 
 
-# What is wrong with a value, behind the place in it, such as `.step is -7, not ...`; or nothing.
-Form = Callable[[Any], str]
+class DamagedError(UserError):
+    """A file that is not what was written."""
 
 
-def single(name: str, fits: Callable[[Any], bool]) -> Form:
-    """A single value."""
-    return lambda value: "" if fits(value) else f" is {describe(value)}, not {name}"
+class FormError(ValueError):
+    """What was read does not have the form that it should have."""
 
 
-def number(low: float, high: float) -> Form:
-    """A number from `low` to `high`, and so not nan."""
-    name = f"a number from {low:g} to {high:g}"
-    return single(name, lambda value: type(value) in (int, float) and low <= value <= high)
+@dataclass(frozen=True)
+class Value:
+    """A single value in a checkpoint: what it is called in messages, and which values fit."""
+
+    name: str
+    fits: Callable[[Any], bool]
 
 
-def whole(low: int, high: int) -> Form:
-    """A whole number from `low` to `high`."""
-    name = f"a whole number from {low:g} to {high:g}"
-    return single(name, lambda value: type(value) is int and low <= value <= high)
+def number(low: float, high: float, *kinds: type) -> Value:
+    """A number from `low` to `high` of one of these types; never nan."""
+    name = f"a {'whole ' * (float not in kinds)}number from {low:g} to {high:g}"
+    return Value(name, lambda value: type(value) in kinds and low <= value <= high)
 
 
-def maybe(form: Form, nothing: object = None) -> Form:
-    """What has a form, or `nothing`."""
-    kind = type(nothing)
-    return lambda value: "" if type(value) is kind and value == nothing else form(value)
-
-
-def row(form: Form, count: int | None = None) -> Form:
-    """A list of values of one form, of any length or of `count`."""
-
-    def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
-        if type(value) not in (list, tuple) or count not in (None, len(value)):
-            return f" is {describe(value)}, not a list{f' of {count}' if count else ''}"
-        return first((place, form(one)) for place, one in enumerate(value))
-
-    return reason
-
-
-def each(key: type, form: Form) -> Form:
-    """A dict of any length, all of whose keys are of one type and values of one form."""
-
-    def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
-        if not isinstance(value, dict) or any(type(name) is not key for name in value):
-            return f" is {describe(value)}, not a dict by {key.__name__}"
-        return first((name, form(one)) for name, one in value.items())
-
-    return reason
-
-
-def record(forms: dict[str, Form]) -> Form:
-    """A dict with values by name. One with a ? may be missing, and others may be there."""
-    known = {name.removesuffix("?"): form for name, form in forms.items()}
-
-    def reason(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
-        if not isinstance(value, dict):
-            return f" is {describe(value)}, not a dict"
-        if missing := [name for name in needed_in(forms) if name not in value]:
-            return f" has no {missing[0]}"
-        return first((name, known[name](value[name])) for name in known if name in value)
-
-    return reason
-
-
-def needed_in(forms: dict[str, Form]) -> list[str]:
-    """The names that must be in a `record` of these forms."""
-    return [name for name in forms if not name.endswith("?")]
-
-
-def first(reasons: Iterator[tuple[Any, str]]) -> str:
-    """The first reason that is one, and the name of the part that it is about."""
-    return next((f".{str(name)[:80]}{reason}" for name, reason in reasons if reason), "")
-
-
-def describe(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
-    """A value if it is short, or what it is."""
-    if isinstance(value, Tensor):
-        return f"a tensor ({value.layout}, {value.dtype}, {value.device})"
-    if isinstance(value, str):
-        return ascii(value[:40])
-    is_short = isinstance(value, float | None) or (isinstance(value, int) and abs(value) < 2**64)
-    return str(value) if is_short else f"a {type(value).__name__}"
-
-
-def is_dense(value: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
+def is_dense(value: object) -> bool:
     """Whether a value is a tensor as models have them: in host memory, and not quantised."""
     return (
         type(value) is Tensor
@@ -120,123 +55,188 @@ def is_dense(value: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
     )
 
 
-def is_plain(value: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
-    """Whether a value may be one of a knob."""
+def is_knob(value: object) -> bool:
+    """Whether a knob may have this value."""
     if type(value) in (list, tuple):
-        return all(type(one) is str for one in value)
+        return all(type(one) in (str, float) for one in value)
     return type(value) in (str, bool, float) or (type(value) is int and abs(value) < 2**63)
 
 
-COUNT = whole(0, 2**53)  # a float holds each number up to here
-TEXT = single("text", lambda value: type(value) is str)
-FLOAT = single("a number", lambda value: type(value) is float)
-DENSE = single("a dense tensor", is_dense)
-WEIGHTS = each(str, DENSE)
-# What `Checkpoints.save` writes.
-PARTS = {
-    "state": record(
-        {
-            "step": COUNT,
-            "best_top1": number(-1, 1),
-            "best_step": whole(-1, 2**53),
-            "num_worse?": COUNT,
-            "model": WEIGHTS,
-            "ema": maybe(WEIGHTS),
-            "optimizer": record(
-                {
-                    "state": each(int, each(str, maybe(DENSE))),
-                    "param_groups": row(record({"params": row(COUNT)})),
-                }
-            ),
-            "scaler": maybe(
-                record(
-                    {
-                        "scale": number(1e-38, 1e38),
-                        "growth_factor": number(1, 2**16),
-                        "backoff_factor": number(2**-16, 1),
-                        "growth_interval": whole(1, 2**31 - 1),
-                        "_growth_tracker": whole(0, 2**31 - 1),
-                    }
-                ),
-                nothing={},
-            ),
-        }
-    ),
-    "config": each(str, single("the value of a knob", is_plain)),
-    "classes": row(TEXT),
-    "fingerprint": TEXT,
-    "files?": each(str, TEXT),
-    "mean": row(number(-1e6, 1e6), 3),
-    "std": row(number(1e-6, 1e6), 3),
-    "report": record({"loss": FLOAT, "step": COUNT, "joules?": number(0, 1e38)}),
+# The form of a value: a dict by name ("?" marks what may be missing; other names may be there), a
+# dict of any length by its type of key, a list of any length or (of several forms) of that length,
+# a `Value`, or a tuple: a form and a `Value` that may be there instead.
+Form = dict | list | tuple | Value
+
+COUNT = number(0, 2**53, int)  # float64 holds each number up to here
+TEXT = Value("text", lambda value: type(value) is str)
+FLOAT = Value("a number", lambda value: type(value) is float)
+NONE = Value("None", lambda value: value is None)
+NOTHING = Value("an empty dict", lambda value: type(value) is dict and not value)
+DENSE = Value("a dense tensor", is_dense)
+WEIGHTS = {str: DENSE}
+# What identifies the images that weights were trained on; `best.safetensors` has it as JSON.
+IMAGES = {
+    "classes": [TEXT],
+    "mean": [number(-1e6, 1e6, int, float)] * 3,
+    "std": [number(1e-6, 1e6, int, float)] * 3,
 }
-CHECKPOINT = record(PARTS)
+# What `Checkpoints.save` writes.
+CHECKPOINT = {
+    "state": {
+        "step": COUNT,
+        "best_top1": number(-1, 1, int, float),
+        "best_step": number(-1, 2**53, int),
+        "num_worse?": COUNT,
+        "model": WEIGHTS,
+        "ema": (WEIGHTS, NONE),
+        "optimizer": {
+            "state": {int: {str: (DENSE, NONE)}},
+            "param_groups": [{"params": [COUNT]}],
+        },
+        "scaler": (
+            {
+                "scale": number(1e-38, 1e38, float),
+                "growth_factor": number(1, 2**16, int, float),
+                "backoff_factor": number(2**-16, 1, int, float),
+                "growth_interval": number(1, 2**31 - 1, int),
+                "_growth_tracker": number(0, 2**31 - 1, int),
+            },
+            NOTHING,
+        ),
+    },
+    "config": {str: Value("the value of a knob", is_knob)},
+    **IMAGES,
+    "fingerprint": TEXT,
+    "files?": {str: TEXT},
+    "report": {"loss": FLOAT, "step": COUNT},
+}
 
 
-def contradiction(saved: dict[str, Any]) -> str:
-    """What parts that have their forms can't be together; nothing if all is well."""
-    state, report = saved["state"], saved["report"]
-    model, ema = state["model"], state["ema"]
-    if not saved["classes"] or not model:
-        return "there are no classes, or no weights"
-    shapes, ema_shapes = ({n: w.shape for n, w in (part or {}).items()} for part in (model, ema))
-    if ema is not None and shapes != ema_shapes:
-        return "state.ema is not of the same model as state.model"
-    if (ema is None) == bool(saved["config"].get("optim.ema_decay")):
-        return "state.ema is there, or is not, other than optim.ema_decay says"
-    if max(state["best_step"], report["step"]) > state["step"]:
-        return f"it is of step {state['step']}, and has what was later"
-    return ""
+def check_form(value: Any, form: Form, *place: str) -> None:  # noqa: ANN401 - whatever a file has
+    """Check that a value has a form.
+
+    Raises:
+        FormError: for the first part that has not, with its place: `state.step is -7, not ...`.
+    """
+    where = ".".join(place) or "it"
+    if isinstance(form, tuple):
+        form, other = form
+        form = other if other.fits(value) else form
+    if isinstance(form, Value):
+        if not form.fits(value):
+            raise FormError(f"{where} is {describe(value)}, not {form.name}")
+        return
+    for name, part, inner in parts_of(value, form, where):
+        check_form(part, inner, *place, name)
+
+
+def parts_of(value: Any, form: dict | list, where: str) -> list[tuple[str, Any, Form]]:  # noqa: ANN401
+    """Name, value and form of each part of a list or dict.
+
+    Raises:
+        FormError: if it is neither, or lacks a part.
+    """
+    if isinstance(form, list):
+        if type(value) not in (list, tuple) or len(form) not in (1, len(value)):
+            count = f" of {len(form)}" * (len(form) > 1)
+            raise FormError(f"{where} is {describe(value)}, not a list{count}")
+        return [(str(n), part, form[n % len(form)]) for n, part in enumerate(value)]
+    if not isinstance(value, dict):
+        raise FormError(f"{where} is {describe(value)}, not a dict")
+    kind = next(iter(form))
+    if isinstance(kind, type):
+        if any(type(name) is not kind for name in value):
+            raise FormError(f"{where} is a dict, not a dict by {kind.__name__}")
+        return [(str(name)[:80], part, form[kind]) for name, part in value.items()]
+    if missing := [name for name in form if name not in value and not name.endswith("?")]:
+        raise FormError(f"{where} has no {missing[0]}")
+    named = {name.removesuffix("?"): inner for name, inner in form.items()}
+    return [(name, value[name], inner) for name, inner in named.items() if name in value]
+
+
+def describe(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
+    """A value if it is short, or what it is."""
+    if isinstance(value, str):
+        return ascii(value[:40])
+    is_short = isinstance(value, float | None) or (isinstance(value, int) and abs(value) < 2**64)
+    return str(value) if is_short else f"a {type(value).__name__}"
 
 
 def check_saved(saved: Any, path: Path) -> Config:  # noqa: ANN401 - whatever a file may hold
-    """Refuse what is not as `Checkpoints.save` writes it; the config that it has.
+    """The config in what was read from `path`.
 
     Raises:
-        UserError: that says what is wrong, and where in it.
+        UserError: if that is not what `Checkpoints.save` writes; says what is wrong, and where.
     """
-    if reason := CHECKPOINT(saved) or contradiction(saved):
-        reason = reason.removeprefix(".").strip()
-        raise UserError(f"{str(path)!a} is not a checkpoint of this project: {reason}")
     try:
-        return unflatten(saved["config"])
+        check_form(saved, CHECKPOINT)
+        config = unflatten(saved["config"])
+        check_consistent(saved, config)
+    except FormError as error:
+        raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error}") from error
     except (TypeError, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
+    return config
 
 
-@contextmanager
-def open_saved(path: Path) -> Iterator[BinaryIO]:
-    """A block with a file of torch's, from which all is read that is to be known of it.
-
-    Its name may meanwhile become that of another.
+def check_consistent(saved: dict[str, Any], config: Config) -> None:
+    """Check that parts which have their forms belong to one checkpoint.
 
     Raises:
-        DamagedError: if it can't be opened.
+        FormError: if they don't.
     """
-    try:
-        file = open_plain(path)
-    except OSError as error:
-        raise DamagedError(f"{str(path)!a} is damaged: {error.strerror}") from error
-    with file:
-        yield file
+    state, report = saved["state"], saved["report"]
+    model, ema = state["model"], state["ema"]
+    if not saved["classes"] or not model:
+        raise FormError("there are no classes, or no weights")
+    if ema is not None and shapes(model) != shapes(ema):
+        raise FormError("state.ema is not of the same model as state.model")
+    if (ema is None) == bool(config.optim.ema_decay):
+        raise FormError("state.ema is there, or is not, other than optim.ema_decay says")
+    if max(state["best_step"], report["step"]) > state["step"]:
+        raise FormError(f"it is of step {state['step']}, and has what was later")
+
+
+def shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
+    """The shape of each weight by its name."""
+    return {name: weight.shape for name, weight in weights.items()}
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What was saved, as tensors in host memory and plain values.
+    """All that `Checkpoints.save` wrote: tensors in host memory and plain values.
 
     Raises:
         DamagedError: if the file is not what was written.
         UserError: if it holds anything but what is written there.
     """
-    with open_saved(path) as file:
-        check_archive(file, path)
-        saved = load_plain(file, path)
+    saved, _ = read_saved(path)
     check_saved(saved, path)
     return saved
 
 
+def read_saved(path: Path, needs_archive: bool = True) -> tuple[Any, str]:
+    """What a file of torch's holds, and a digest of that very file.
+
+    It is opened once, as another may get its name meanwhile. Files of torch before 1.6, as those of
+    torchvision are, are no archives and have no checksums.
+
+    Raises:
+        DamagedError: if the file can't be read, or is not what was written.
+        UserError: if it holds anything but tensors and plain values.
+    """
+    try:
+        with open_plain(path) as file:
+            if needs_archive or file.read(4) == b"PK\3\4":
+                check_archive(file, path)
+            saved = load_plain(file, path)
+            file.seek(0)
+            return saved, hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    except OSError as error:
+        raise DamagedError(f"{str(path)!a} is damaged: {error.strerror}") from error
+
+
 def check_archive(file: BinaryIO, path: Path) -> None:
-    """Look at the checksums of what torch has saved, and at its sizes: `torch.load` does not.
+    """Check the checksums and sizes of what torch has saved: `torch.load` does not.
 
     Raises:
         DamagedError: if the file is not what was written.
@@ -266,7 +266,7 @@ def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a 
     """Tensors in host memory and plain values from a file; the one place that reads them.
 
     Raises:
-        UserError: if it holds anything else.
+        UserError: if it holds anything else, or is cut short.
     """
     file.seek(0)
     try:
@@ -276,27 +276,25 @@ def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a 
     except Exception as error:
         # Not torch's own words, which advise to load it all the same.
         name = re.search(r"GLOBAL (\S+)", str(error))
-        found = f" ({ascii(name[1])[1:-1]})" if name else ""
-        raise UserError(
-            f"refusing to load {str(path)!a}: "
-            f"it holds objects other than tensors and plain values{found}"
-        ) from error
-
-
-def is_checkpoint(saved: Any) -> bool:  # noqa: ANN401 - whatever a file may hold
-    """Whether `saved` has the parts of a checkpoint of this project, sound or not."""
-    return isinstance(saved, dict) and saved.keys() >= {*needed_in(PARTS)}
+        reason = (
+            f"it holds objects other than tensors and plain values ({ascii(name[1])[1:-1]})"
+            if name
+            else "it is damaged, or holds objects other than tensors and plain values"
+        )
+        raise UserError(f"refusing to load {str(path)!a}: {reason}") from error
 
 
 @dataclass(frozen=True)
 class Best:
-    """What is needed to use a trained model."""
+    """A trained model as its checkpoint has it: the weights, and what is needed to use them."""
 
-    weights: dict[str, Tensor]  # that were evaluated: the averaged ones where there are any
+    weights: dict[str, Tensor]  # those that were evaluated: the averaged ones where there are any
     config: Config
     step: int
-    images: Source  # that it learned from: their classes, mean and deviation, and no pixels
-    digest: str = ""  # of the file
+    classes: tuple[str, ...]
+    mean: Colours  # that training images were normalised by
+    std: Colours
+    digest: str  # of the file
 
 
 def load_best(path: Path) -> Best:
@@ -307,37 +305,16 @@ def load_best(path: Path) -> Best:
     """
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!a}")
-    try:
-        with open_saved(path) as file:
-            check_archive(file, path)
-            saved = load_plain(file, path)
-            file.seek(0)
-            digest = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-    except DamagedError as error:
-        raise UserError(str(error)) from error
-    return best_in(saved, path, digest)
-
-
-def best_in(saved: Any, path: Path, digest: str = "") -> Best:  # noqa: ANN401 - whatever a file may hold
-    """What `load_best` is to find in a checkpoint.
-
-    Raises:
-        UserError: if it can't be used.
-    """
-    config = check_saved(saved, path)
-    state = saved["state"]
+    saved, digest = read_saved(path)
+    config, state = check_saved(saved, path), saved["state"]
     return Best(
-        # A dict of torch's could have more to it, which a model would be told of.
+        # A plain dict: one of torch's may have metadata, which a model would act on.
         weights=dict(state["model"] if state["ema"] is None else state["ema"]),
         config=config,
         step=state["step"],
-        images=Source(
-            labels=torch.empty(0, dtype=torch.int64),
-            classes=tuple(saved["classes"]),
-            pixels=torch.empty((0, 1, 1, 3), dtype=torch.uint8),
-            mean=tuple(saved["mean"]),
-            std=tuple(saved["std"]),
-        ),
+        classes=tuple(saved["classes"]),
+        mean=tuple(saved["mean"]),
+        std=tuple(saved["std"]),
         digest=digest,
     )
 
@@ -346,8 +323,3 @@ def misfit(path: Path, error: Exception) -> str:
     """What to say when a checkpoint's weights don't fit the model: the first of torch's reasons."""
     reasons = [line.strip() for line in str(error).splitlines()]
     return f"{str(path)!a} holds another model: {reasons[1] if len(reasons) > 1 else reasons[0]}"
-
-
-def abbreviate(names: list[str], most: int = 3) -> str:
-    """The first few names."""
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

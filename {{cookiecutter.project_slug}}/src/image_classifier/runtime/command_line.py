@@ -1,4 +1,4 @@
-"""Words of a command line to options, and a mistake in them to a line that says what is right."""
+"""Words of a command line to options; a mistake becomes a line that says what is right."""
 
 import ast
 import contextlib
@@ -8,17 +8,17 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from ..config import Config, UserError, flag, out_of_range
+from ..config import Config, UserError, choose, flag, out_of_range
 from ..presets import PRESETS, shortened
 
-# Words without a flag, by their fields: what help calls them, and an example.
+# Words without a flag, by their fields: their name in the help, and an example.
 POSITIONALS = {
     "run": ("RUN", "runs/folder"),
     "paths": ("PATH", "photos"),
@@ -26,7 +26,6 @@ POSITIONALS = {
 }
 HELP = {"-h", "--help"}
 FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
-ALIKE = 0.7  # of 1, from which on a flag may be the one that was meant
 
 
 def parse(
@@ -36,10 +35,17 @@ def parse(
     about: str,
     default: Any = tyro.MISSING_NONPROP,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """`words` as an instance of `kind`.
+    """`words` as an instance of the dataclass `kind`.
+
+    Args:
+        kind: options; the comment of a field, all of it, is its help.
+        words: of the command line, after the command.
+        prog: how the user called the command, as help and messages show it.
+        about: the description in the help.
+        default: values of the options that `words` do not set.
 
     Raises:
-        UserError: if they can't be; what is wrong in one line.
+        UserError: if `words` are no such options; it says in one line what is wrong.
     """
     if HELP & set(words):
         add_help(kind)
@@ -63,41 +69,29 @@ def parse(
 
 
 def check_flags(words: list[str], flags: list[str]) -> None:
-    """Refuse a flag that there is not.
+    """Reject an unknown flag.
+
+    A section, such as `--optimizer` for `optim`, stands for its first knob; otherwise the closest
+    flag is suggested, with or without its section.
 
     Raises:
-        UserError: for the first; it names the flag that may have been meant.
+        UserError: for the first; it suggests the flag that may have been meant.
     """
+    forms: dict[str, str] = {}
+    for known in flags:
+        section, _, name = known.rpartition(".")
+        for form in (known, section, name):
+            forms.setdefault(form, known)
     for word in takewhile(lambda word: word != "--", words):
-        name = flag(word.partition("=")[0])  # with an underscore tyro takes it, too
+        name = flag(word.partition("=")[0])  # tyro accepts underscores, too
         if FLAG.fullmatch(name) and name.removeprefix("--") not in flags:
-            near = nearest(name.lstrip("-"), flags)
-            raise UserError(f"there is no {name}" + (f"; did you mean --{near}?" if near else ""))
-
-
-def nearest(name: str, flags: list[str]) -> str:
-    """The flag that `name` may stand for; nothing if it is like none of them.
-
-    A section, or a word that begins so (`--model`, `--optimizer`), is the section's first knob.
-    Otherwise it is the flag that is most like `name`, as a whole or without its section.
-    """
-    for known in flags:
-        section, dot, _ = known.partition(".")
-        rest = name.removeprefix(section)
-        if dot and rest != name and (not rest or rest.isalpha()):
-            return known
-    like = SequenceMatcher(b=name.lower())
-    scores: dict[str, float] = {}
-    for known in flags:
-        for form in (known, known.rpartition(".")[2]):
-            like.set_seq1(form)
-            scores[known] = max(scores.get(known, ALIKE), like.ratio())
-    best = max(scores, key=scores.__getitem__)
-    return best if scores[best] > ALIKE else ""
+            near = get_close_matches(name.lstrip("-").lower(), forms, n=1, cutoff=0.7)
+            hint = f"; did you mean --{forms[near[0]]}?" if near else ""
+            raise UserError(f"there is no {name}{hint}")
 
 
 def flags_of(kind: type) -> list[str]:
-    """The flags of options, without their dashes, in the order of the fields."""
+    """The flags of options, without dashes, in the order of the fields."""
     flags: list[str] = []
     for option in fields(kind):
         if is_dataclass(option.type):
@@ -112,25 +106,25 @@ def positionals_of(kind: type) -> list[str]:
     return [option.name for option in fields(kind) if is_positional(option.type)]
 
 
-def is_positional(hint: Any) -> bool:  # noqa: ANN401 - what stands behind the name of a field
+def is_positional(hint: Any) -> bool:  # noqa: ANN401 - the type hint of a field
     """Whether a field is a word without a flag."""
     return tyro.conf.Positional in getattr(hint, "__metadata__", ())
 
 
 def missing(kind: type, name: str, prog: str) -> str:
-    """What to say where a word is missing that has no flag."""
+    """The message for a missing word that has no flag."""
     about = comments_of(kind)[name]
     example = " ".join(POSITIONALS[option][1] for option in positionals_of(kind))
     return f"{prog}: {POSITIONALS[name][0]} is missing ({about}); for example: {prog} {example}"
 
 
 def add_help(kind: type) -> None:
-    """Make the comment of each field its help, all of it; tyro finds the first line by itself."""
+    """Make the whole comment of each field its help; tyro alone takes the first line only."""
     for owner in (owner for owner in kind.__mro__ if is_dataclass(owner)):
         for name, comment in comments_of(owner).items():
             hint = owner.__annotations__[name]
             word = {}
-            if is_positional(hint):  # and there must be one, which tyro has no way to ask for
+            if is_positional(hint):  # it is required, which tyro cannot be told
                 word = {"metavar": POSITIONALS[name][0], "help_behavior_hint": "(required)"}
             about = tyro.conf.arg(help=comment, **word)
             owner.__annotations__[name] = Annotated[hint, about]
@@ -140,7 +134,7 @@ def add_help(kind: type) -> None:
 
 
 def comments_of(kind: type) -> dict[str, str]:
-    """What is said of each field of a class: behind it, and in the lines of comment below that."""
+    """The comment of each field of a class: behind it, and in the lines of comment below that."""
     source = inspect.getsource(kind)
     lines, comments = source.splitlines(), {}
     for node in ast.parse(source).body[0].body:
@@ -154,10 +148,10 @@ def comments_of(kind: type) -> dict[str, str]:
 
 
 def check_ranges(options: object, **ranges: tuple[float, float]) -> None:
-    """Refuse options that no verb can follow: least and largest value by name.
+    """Check that options are between their least and largest value, by name.
 
     Raises:
-        UserError: naming the first.
+        UserError: naming the first that is not.
     """
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
@@ -166,18 +160,18 @@ def check_ranges(options: object, **ranges: tuple[float, float]) -> None:
 
 
 def sections(options: Config) -> dict[str, Any]:
-    """What a config has, of options that have more, or to make such options of."""
+    """The fields of a `Config` among options that have more fields."""
     return {knob.name: getattr(options, knob.name) for knob in fields(Config)}
 
 
 def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
-    """The preset that `words` begin with, which is taken from them, or another: name and config.
+    """The preset whose name `words` begin with, which is removed from them: name and config.
 
-    Without a name, whoever gives a folder of images means `folder`. What a preset counts in epochs
-    is that of a run of `--epochs`.
+    Without a name it is `folder` if there is a `--data.root`, else `otherwise`. What a preset
+    counts in epochs is scaled to `--epochs`.
 
     Raises:
-        UserError: if there is none of that name.
+        UserError: if there is no preset of that name.
     """
     if words and not words[0].startswith("-"):
         name = words.pop(0)
@@ -185,13 +179,13 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
         is_folder = value_of(words, "--data.root") and not value_of(words, "--data.name")
         name = "folder" if is_folder else otherwise
     preset = choose("preset", name, PRESETS)()
-    with contextlib.suppress(ValueError):  # what is no number is refused with all other words
+    with contextlib.suppress(ValueError):  # `parse` rejects what is no number
         preset = shortened(preset, float(value_of(words, "--epochs")))
     return name, preset
 
 
 def value_of(words: list[str], name: str) -> str:
-    """What follows the last flag `name` of a command line; nothing where there is no such flag."""
+    """What follows the last flag `name` of a command line; empty without such a flag."""
     value = ""
     for word, following in zip(words, [*words, ""][1:], strict=True):
         known, equals, rest = word.partition("=")
@@ -200,33 +194,20 @@ def value_of(words: list[str], name: str) -> str:
     return value
 
 
-def choose(what: str, name: str, table: dict[str, Callable]) -> Callable:
-    """The entry `name` of a table.
-
-    Raises:
-        UserError: if there is none; it says which there are.
-    """
-    if name in table:
-        return table[name]
-    near = get_close_matches(name, table, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"no {what} {name!r}; there are: {', '.join(table)}{hint}")
-
-
 def summary(function: Callable) -> str:
     """The first line of a function's docstring."""
     return (function.__doc__ or "").splitlines()[0]
 
 
 def command(verb: str) -> str:
-    """A verb as the user called it: `train.py`, or the console script's name and the verb."""
+    """A command as the user called it: `train.py`, or the console script's name and the verb."""
     program = Path(sys.argv[0])
     return program.name if program.stem == verb else f"{program.name} {verb}"
 
 
 @dataclass(frozen=True)
 class PrepareData:
-    """Which images, and where to; as for `train`."""
+    """Which images to prepare or check, with the names that `train` has for it."""
 
     name: str = "folder"  # a dataset of files
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
@@ -235,10 +216,10 @@ class PrepareData:
 
 
 def take_images(words: list[str]) -> tuple[str, PrepareData]:
-    """The preset that `words` begin with, or `folder`: its name, and which images it is about.
+    """The preset whose name `words` begin with, or `folder`: its name, and its images.
 
     Raises:
-        UserError: if there is none of that name.
+        UserError: if there is no preset of that name.
     """
     name, preset = take_preset(words, "folder")
     data = preset.data

@@ -1,25 +1,33 @@
-"""What is printed, on streams that may fail: neither a run nor a verb's work ends for that."""
+"""What is printed: streams that may fail, and text from outside in a form that a terminal can bear.
+
+A full disk, a closed terminal or a reader such as `head` ends neither a run nor a command's work.
+"""
 
 import atexit
-import contextlib
 import os
+import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
+
+# Unicode categories that move the cursor, break lines, turn the direction, or can't be encoded.
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+JOINERS = "\u200c\u200d"  # but these two join and part letters, in many scripts and in emoji
 
 
 class Output:
-    r"""A stream that raises nothing: its first failure is told, and later ones are passed over.
+    r"""A stream that raises nothing: it reports its first failure and ignores later ones.
 
-    What could not be written stays in Python's buffer, as far as that goes: once a disk has space
-    again, the lines appear again. What the encoding does not have is shown as `\xe9`.
+    Python's buffer keeps lines that could not be written: they appear once the disk has space
+    again. Characters that the encoding lacks are shown as `\xe9`.
     """
 
-    def __init__(self, stream: TextIO, tell: Callable[[Exception], None]) -> None:
-        """`tell` is called with the first failure."""
-        self.stream, self.tell = stream, tell
-        self.error: Exception | None = None  # the first
+    def __init__(self, stream: TextIO, report: Callable[[Exception], None]) -> None:
+        """`report` is called with the first failure."""
+        self.stream, self.report = stream, report
+        self.error: Exception | None = None  # the first failure
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever streams have
         """All else is the stream's own."""
@@ -36,43 +44,43 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Hand to the system what is in the buffer, if that is possible."""
+        """Flush the buffer if that is possible."""
         with self.failures_noted():
             self.stream.flush()
 
     @contextmanager
     def failures_noted(self) -> Iterator[None]:
-        """A block whose failures are noted; ValueError is that of a stream that was closed."""
+        """A block whose failures are noted; a closed stream raises ValueError."""
         try:
             yield
         except (OSError, ValueError) as error:
             if self.error is None:
                 self.error = error
-                self.tell(error)
+                self.report(error)
 
 
 @contextmanager
 def lasting_output(promise: str) -> Iterator[Output]:
-    """A block in which no print fails, and no file gets the number of a standard stream.
+    """A block in which no print raises, and no file gets the number of a standard stream.
 
-    Yields standard output, whose `error` says after the block whether some of it was lost.
-    `promise` is added to what is told of a failure on the other stream.
+    Yields standard output; after the block its `error` tells whether some of it was lost.
+    `promise` is appended to the line that reports a failure on the other stream.
     """
     before = sys.stdin, sys.stdout, sys.stderr
     open_closed()
 
-    def teller(name: str) -> Callable[[Exception], None]:
-        def tell(error: Exception) -> None:
-            is_usual = isinstance(error, BrokenPipeError) and not promise  # as by `head`
-            if not is_usual:
-                reason = getattr(error, "strerror", None) or error
-                other = err if name == "output" else out
-                other.write(f"cannot write to standard {name}: {reason}{promise}\n")
-                other.flush()
+    def reporter(name: str) -> Callable[[Exception], None]:
+        def report(error: Exception) -> None:
+            if isinstance(error, BrokenPipeError) and not promise:  # as by `head`
+                return
+            reason = getattr(error, "strerror", None) or error
+            other = err if name == "output" else out
+            other.write(f"cannot write to standard {name}: {reason}{promise}\n")
+            other.flush()
 
-        return tell
+        return report
 
-    out, err = Output(sys.stdout, teller("output")), Output(sys.stderr, teller("error"))
+    out, err = Output(sys.stdout, reporter("output")), Output(sys.stderr, reporter("error"))
     sys.stdout, sys.stderr = out, err
     try:
         yield out
@@ -85,31 +93,27 @@ def lasting_output(promise: str) -> Iterator[Output]:
 
 
 def open_closed() -> None:
-    """Open the standard streams that are closed on /dev/null: to use them fails as before.
+    """Open closed standard streams on /dev/null, in a way that using them still fails.
 
-    Else the first file that is opened has the number of one, and gets what C code prints there.
+    Otherwise the first file that is opened gets the number of one, and what C code prints there.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            is_input = name == "stdin"
-            # The lowest number that is free is this one; it can be read where writing was asked.
-            opened = os.open(os.devnull, os.O_WRONLY if is_input else os.O_RDONLY)
+            # The lowest free number is this one; opened to read where the stream writes.
+            opened = os.open(os.devnull, os.O_WRONLY if name == "stdin" else os.O_RDONLY)
             os.set_inheritable(opened, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def let_go(stream: TextIO) -> None:
-    """Write what is left of a stream that has failed, or nowhere, before Python's end tries it.
-
-    Python would complain, and exit with 120.
-    """
+    """Write the rest of a failed stream, or drop it: Python would complain at exit, with 120."""
     try:
         stream.flush()
     except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             stream.flush()
 
@@ -119,17 +123,17 @@ def is_reader_gone() -> bool:
     return isinstance(getattr(sys.stdout, "error", None), BrokenPipeError)
 
 
+def say(line: str, is_last: bool = True) -> None:
+    """Print a line; on a terminal it replaces the last progress line (one with `is_last=False`)."""
+    clear = "\r\033[K" if sys.stdout.isatty() else ""
+    print(clear + line, end="\n" if is_last else "", flush=True)
+
+
 def clock(seconds: float) -> str:
     """125 -> `2:05`; 3725 -> `1:02:05`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def say(line: str, is_last: bool = True) -> None:
-    """Print a line, on a terminal in place of the last one if that was of progress."""
-    clear = "\r\033[K" if sys.stdout.isatty() else ""
-    print(clear + line, end="\n" if is_last else "", flush=True)
 
 
 def gigabytes(size: float) -> str:
@@ -138,5 +142,35 @@ def gigabytes(size: float) -> str:
 
 
 def some(names: tuple[str, ...], most: int = 3) -> str:
-    """How many there are, and the first few."""
+    """The number of names and the first few: `5: ant, bee, cat, ...`."""
     return f"{len(names)}: {', '.join(names[:most])}{', ...' * (len(names) > most)}"
+
+
+def printable(text: str) -> str:
+    r"""`text` in one line, with control characters as Python writes them: `\x1b`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        letter.encode("unicode_escape").decode("ascii")
+        if unicodedata.category(letter) in UNPRINTABLE and letter not in JOINERS
+        else letter
+        for letter in text
+    )
+
+
+def printable_path(name: bytes) -> str:
+    """A path in a form that can be printed, and that `path_of` turns back into the same bytes."""
+    shown = ""
+    for letter in os.fsdecode(name).replace("\\", "\\\\"):
+        codes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+        shown += letter if letter.isprintable() else codes
+    return shown
+
+
+def path_of(text: str) -> bytes:
+    r"""The path that `printable_path` shows as `text`."""
+    return re.sub(
+        rb"\\(?:x([0-9a-f]{2})|\\)",
+        lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\",
+        text.encode(),
+    )

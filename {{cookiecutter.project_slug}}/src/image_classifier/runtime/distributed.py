@@ -1,7 +1,7 @@
-"""One process per device: who we are, and what the others hold.
+"""One process per device: which rank this is, and sums and agreement over all ranks.
 
 `join_world` serves a process that is alone, one that `torchrun` started, and one that `launch.py`
-started with the same variables in its environment: one code path.
+started with the same environment variables.
 """
 
 import os
@@ -21,80 +21,64 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import ComputeConfig, RunConfig, UserError
+from .launch import STORE
 from .machine import end_with_parent, find_accelerator, keep_freed_memory, num_threads
 
-STORE = "RUN_STORE"  # variable with the descriptor of a file in which our own launcher's ranks meet
-STALE_SECONDS = 24 * 60 * 60  # after which a file that no process is known of is removed
-EXCHANGE_SECONDS = 0.5  # about how often ranks tell each other what has come up
-LOST, AGAIN = 74, 75  # exit codes of ranks that lost another, and that ask to be started again
+STALE_SECONDS = 24 * 60 * 60  # age at which the store of a dead job is removed
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all that train one model; alone unless it was started with others."""
+    """This process (a rank) among all that train one model; its collectives do nothing alone."""
 
     device: torch.device
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1  # processes on this machine
-    why_cpu: str = ""  # why the device is the CPU, where nobody has asked for that
-    began: float = field(default_factory=time.monotonic)  # when it joined, in seconds
+    why_cpu: str = ""  # why the device is the CPU although nobody asked for it
+    began: float = field(default_factory=time.monotonic)  # when the rank joined, in seconds
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one process that prints and writes."""
+        """Whether this is rank 0, the only one that prints and writes."""
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """`tensor` added up over all processes, in place; it must be on the device."""
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """The sum of `tensor` over all ranks, in place; it must be on the device."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def smallest(self, value: int) -> int:
-        """The smallest `value` that a process has. Waits for the device."""
+    def all_reduce_min(self, value: int) -> int:
+        """The smallest `value` of any rank. Waits for the device."""
         tensor = torch.tensor(value, device=self.device)
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
         return int(tensor)
 
-    def agree(self, holds: bool) -> bool:
-        """Whether `holds` is true on every process. Waits for the device."""
-        return int(self.sum(torch.tensor(int(holds), device=self.device))) == self.size
+    def all_true(self, holds: bool) -> bool:
+        """Whether `holds` is true on every rank. Waits for the device, so it is a barrier too."""
+        return int(self.all_reduce_sum(torch.tensor(int(holds), device=self.device))) == self.size
 
     def is_same(self, value: int) -> bool:
-        """Whether every process has the same `value`. Waits for the device."""
-        return self.smallest(value) == -self.smallest(-value)
+        """Whether every rank has the same `value`. Waits for the device."""
+        return self.all_reduce_min(value) == -self.all_reduce_min(-value)
 
     def broadcast_buffers(self, model: nn.Module) -> None:
-        """Give `model` the statistics that rank 0 has: each rank's BatchNorm saw its own images."""
+        """Copy rank 0's buffers to all ranks: each rank's BatchNorm saw its own images only."""
         if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
-    def share(self, count: int) -> slice:
-        """This rank's part of a batch of `count` images; the parts are equal."""
+    def local_slice(self, count: int) -> slice:
+        """This rank's part of a global batch of `count` images; all parts have the same size."""
         part = count // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
-    def parallelize(self, model: nn.Module, compute: ComputeConfig) -> nn.Module:
-        """`model`, wrapped if there are other processes: backward then averages the gradients."""
-        if self.size == 1:
-            return model
-        if compute.sync_batchnorm:
-            if self.device.type != "cuda":
-                raise UserError("--compute.sync-batchnorm works between GPUs only")
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
-
     @contextmanager
-    def first_here(self) -> Iterator[None]:
-        """A block that this machine's first process runs before the others do."""
+    def local_main_first(self) -> Iterator[None]:
+        """A block that the first rank of a machine runs before its others, such as a download."""
         if self.local_rank > 0:
             dist.barrier()
         yield
@@ -102,57 +86,11 @@ class World:
             dist.barrier()
 
 
-class Board:
-    """Whole numbers that ranks hand in, of which all know the largest at the same step.
-
-    Nobody waits: what is handed in at one exchange is read at the next. It goes between the hosts,
-    so a rank that hangs is noticed here, whatever its GPU has still to do.
-    """
-
-    def __init__(self, world: World, timeout_seconds: float) -> None:
-        """For all of `world`, whose ranks give up on each other after `timeout_seconds`."""
-        self.world, self.due = world, 0
-        self.under_way: tuple[Tensor, dist.Work] | None = None
-        self.last = (0, time.monotonic())
-        if world.size > 1:
-            timeout = timedelta(seconds=timeout_seconds)
-            self.group = dist.new_group(backend="gloo", timeout=timeout)
-
-    def exchange(self, step: int, *numbers: int) -> list[int]:
-        """The largest of each of `numbers` over all ranks: those of an exchange before `step`.
-
-        Zeros in most steps, as ranks exchange about twice in a second.
-        """
-        if self.world.size == 1:
-            return list(numbers)
-        if step < self.due:
-            return [0] * len(numbers)
-        known, interval = [0] * len(numbers), 1
-        if self.under_way is not None:
-            tensor, work = self.under_way
-            work.wait()
-            *known, interval = tensor.tolist()
-        tensor = torch.tensor([*numbers, self.interval(step) if self.world.is_main else 0])
-        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
-        self.under_way, self.due = (tensor, work), step + max(1, interval)
-        return known
-
-    def interval(self, step: int) -> int:
-        """Steps until the next exchange, from how long they have taken since the last."""
-        (last_step, last_time), self.last = self.last, (step, time.monotonic())
-        return max(1, round(EXCHANGE_SECONDS * (step - last_step) / (self.last[1] - last_time)))
-
-    def close(self) -> None:
-        """See the last exchange through, as all ranks do that come to the end."""
-        if self.under_way is not None:
-            self.under_way[1].wait()
-
-
 @contextmanager
 def join_world(
     compute: ComputeConfig, timeout_seconds: float = RunConfig.timeout_seconds
 ) -> Iterator[World]:
-    """Find this process's device and its fellows; leave the group on every way out.
+    """Choose this rank's device and join the process group; leave it on every way out.
 
     A rank gives up waiting for another after `timeout_seconds`.
 
@@ -170,8 +108,8 @@ def join_world(
     if size == 1:
         yield world
         return
-    end_with_parent(signal.SIGTERM)  # the agent that started us
-    # NCCL's watchdog aborts the process: ranks shall have said before whom they wait for.
+    end_with_parent(signal.SIGTERM)  # the launcher
+    # NCCL's watchdog aborts the process: ranks report first whom they wait for.
     patience = timedelta(seconds=timeout_seconds + 60 * (device.type == "cuda"))
     store = open_store(rank, size, local_size, patience)
     dist.init_process_group(
@@ -187,12 +125,12 @@ def join_world(
     finally:
         dist.destroy_process_group()
         if isinstance(store, dist.FileStore) and rank == 0:
-            with suppress(OSError):  # one without a name
+            with suppress(OSError):  # a file without a name
                 Path(store.path).unlink()
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.device, str]:
-    """The device of this process, its own GPU or the CPU that all share; and why no GPU was found.
+    """This rank's device: its own GPU, or the CPU that all share; and why no GPU was found.
 
     Raises:
         UserError: if there are more processes than devices, or no device of the kind asked for.
@@ -215,10 +153,10 @@ def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.de
 
 
 def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> dist.Store:
-    """Where the processes find each other; anew for each attempt that torchrun makes.
+    """Where the ranks find each other: a new store for each attempt that torchrun makes.
 
-    What a dead attempt left in a shared store sends the next one to closed ports
-    (https://github.com/pytorch/pytorch/issues/135712). On one machine a file does, and no port
+    In a shared store, the next attempt would find the closed ports of the dead one
+    (https://github.com/pytorch/pytorch/issues/135712). On one machine a file is enough, and no port
     is open to the network.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -237,9 +175,9 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
 
 
 def sweep(folder: Path) -> None:
-    """Remove the stores of jobs that were killed with their launchers.
+    """Remove stale stores of jobs that were killed together with their launchers.
 
-    Not at once: a container that shares the folder has other numbers for its processes.
+    Only old ones: a container that shares the folder has other process ids.
     """
     for path in folder.glob("store-*"):
         with suppress(OSError):
@@ -251,6 +189,6 @@ def sweep(folder: Path) -> None:
                     path.unlink()
 
 
-def is_echo(error: Exception) -> bool:
-    """Whether `error` only says that another rank has gone, which has its own account of why."""
+def is_peer_failure(error: Exception) -> bool:
+    """Whether `error` only says that another rank is gone, which reports the reason itself."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -1,20 +1,127 @@
-"""Files as others may have left them: opened without waiting, read for what is sound there."""
+"""Files: written whole or not at all, locked, and read as others may have left them."""
 
 import errno
+import fcntl
 import json
 import os
+import secrets
+import shutil
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
+
+from ..config import UserError
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a file that appears under its name once all of it is on the disk."""
+    temporary = unfinished(path)
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # the data before the name
+        temporary.replace(path)
+        sync_folder(path.parent)  # and the name itself
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def unfinished(path: Path) -> Path:
+    """A temporary name for what becomes `path`; no other process chooses the same."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_leftovers(folder: Path, pattern: str = "*") -> None:
+    """Remove `unfinished` files of killed processes whose names match `pattern`.
+
+    Only for the holder of a lock, so that no living process is at work there.
+    """
+    for path in folder.glob(f".{pattern}.????????.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in `folder` to the disk, where the system can."""
+    with suppress(OSError):  # Windows opens no folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    r"""Write a text file whole. Bytes of paths that are no UTF-8 are shown as `\udcff`."""
+    content = text.encode("utf-8", "backslashreplace")
+    write_whole(path, lambda file: file.write(content))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file whole; in ASCII, as names can hold anything."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def append_lines(path: Path, lines: list[str]) -> None:
+    """Append lines to a file."""
+    with path.open("a", encoding="ascii") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+def forget_rows_after(path: Path, step: int) -> None:
+    """Drop JSON rows of steps after the last save of a killed run: it makes those steps again."""
+    if not path.exists():
+        return
+    rows = (row for row in read_rows(path) if isinstance(row.get("step"), int | float))
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
+
+
+def give_name(path: Path, name: Path) -> None:
+    """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
+    temporary = unfinished(name)
+    try:
+        temporary.hardlink_to(path)
+    except OSError:  # a file system without links
+        with path.open("rb") as file:
+            write_whole(name, lambda copy: shutil.copyfileobj(file, copy))
+        return
+    temporary.replace(name)
+    sync_folder(name.parent)
+
+
+def lock_file(
+    file: IO | int, is_taken: str, lock: Callable[[IO | int, int], None] = fcntl.flock
+) -> bool:
+    """Lock `file` until it is closed or this process ends; False where the system has no locks.
+
+    Args:
+        file: an open file; for `flock` also the descriptor of a folder.
+        is_taken: the message, if another process holds the lock.
+        lock: `fcntl.flock`, which forked processes go on to hold, or `fcntl.lockf`, which they do
+            not; that needs a file that is open for writing.
+
+    Raises:
+        UserError: if another process holds the lock.
+    """
+    try:
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise UserError(is_taken) from None
+    except OSError:  # some file systems on a network
+        return False
+    return True
 
 
 def open_plain(path: Path) -> BinaryIO:
     """Open a file to read.
 
     Raises:
-        OSError: if that fails, or if it is a pipe or a device, of which some never end.
+        OSError: if that fails, or if it is a pipe or a device, some of which never end.
     """
-    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 - the caller's to close
+    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a plain file", os.fspath(path))
@@ -22,12 +129,12 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """`os.open`, which does not wait for the other end of a pipe."""
+    """`os.open` that does not wait for the other end of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is anything else in it.
+    """The JSON object in a file; empty if the file holds anything else.
 
     Raises:
         OSError: if it can't be read.
@@ -37,9 +144,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects in a file that has one in each line; other lines are left out.
-
-    A kill may have cut the last one short.
+    """The JSON objects in a file with one per line; other lines, such as a cut one, are skipped.
 
     Raises:
         OSError: if it can't be read.
@@ -49,7 +154,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
-    """The object that JSON stands for; empty if it is anything else."""
+    """The JSON object in `text`; empty if it is anything else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,24 +1,53 @@
-"""How several processes are started, looked after, and started again."""
+"""A command's work, in as many processes as it needs: started, watched, started again, reported.
 
+Nothing here imports torch before the command line is parsed.
+"""
+
+import faulthandler
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import torch
-
-from ..config import ComputeConfig, RunConfig
-from .distributed import AGAIN, LOST, STORE
-from .machine import num_threads
+from ..config import (
+    EXIT_DONE,
+    EXIT_FAULT,
+    EXIT_PEER_LOST,
+    EXIT_RESTART,
+    ComputeConfig,
+    FaultError,
+    RunConfig,
+    UserError,
+)
+from .console import printable
 from .signals import obeyed
 
+MAX_RESTARTS = 3  # of a job whose process was killed; each continues from the last checkpoint
 POLL_SECONDS = 0.05  # between two looks at the ranks
-GRACE_SECONDS = 15.0  # for the ranks to end, when one has failed
+GRACE_SECONDS = 15.0  # for the other ranks to end, after one has failed
+STORE = "RUN_STORE"  # variable with the descriptor of the file in which our ranks meet
+# Variables that tell that this is not the first start of a job: ours, torchrun's, SLURM's.
+RESTART_COUNTS = ("RUN_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+
+def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeConfig) -> int:
+    """Do `work` in this process, or in as many as the config asks for; return the exit code."""
+    if is_launched():
+        return attempt(work)
+    processes = num_processes(run, compute)
+    if processes > 1:
+        return launch(processes)
+    while (code := attempt(work)) == EXIT_RESTART:
+        os.environ[RESTART_COUNTS[0]] = "1"
+        gc.collect()  # the failed attempt may be in reference cycles, with all that it holds
+    return code
 
 
 def is_launched() -> bool:
@@ -26,41 +55,83 @@ def is_launched() -> bool:
     return "RANK" in os.environ
 
 
+def is_restart() -> bool:
+    """Whether this job was started before: it continues its run, whatever `--run.fresh` says."""
+    return any(os.environ.get(name, "0") != "0" for name in RESTART_COUNTS)
+
+
 def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
-    """How many processes to start: what was asked for, else one per GPU."""
+    """How many processes to start: as many as asked for, else one per GPU."""
     if run.processes != "auto":
         return run.processes
+    import torch
+
     if compute.device in ("auto", "cuda") and torch.cuda.is_available():
         return torch.cuda.device_count()
     return 1
 
 
-def launch(processes: int, run: RunConfig) -> int:
-    """Run this very command in `processes` processes and return the exit code of the first to fail.
+def attempt(work: Callable[[], None]) -> int:
+    """Do `work`, report what goes wrong, and return the exit code.
 
-    They inherit the terminal. When one fails, the others are stopped; when it was killed, or asks
-    for it, all are started again, as often as `run` says, and go on from the last save.
+    Raises:
+        UserError: as `work` does; the command line reports it.
     """
+    rank = os.environ.get("RANK")
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)  # shows the Python line of a crash in C code, on standard error
+    try:
+        work()
+    except FaultError as fault:
+        if str(fault):  # empty where another rank reports it
+            line = printable(str(fault))
+            print(f"rank {rank}: {line}" if rank else line, file=sys.stderr)
+        return fault.code
+    except UserError:
+        raise
+    except Exception as error:
+        from .distributed import is_peer_failure
+        from .machine import advice_on
+
+        account = traceback.format_exc()
+        if is_peer_failure(error):
+            time.sleep(3)  # until the rank that failed has reported why, and all are stopped
+            account = "the connection to another rank is lost"
+        # In one write, so that the reports of several ranks do not mix.
+        where = f" on rank {rank}" if rank else ""
+        print(f"{account}\nfailed{where}{advice_on(error)}", file=sys.stderr)
+        return EXIT_FAULT
+    return EXIT_DONE
+
+
+def launch(processes: int) -> int:
+    """Run this command in `processes` processes; return the exit code of the first to fail.
+
+    When one fails, the others are stopped. All start again from the last checkpoint if it asks for
+    that (as often as it asks), or was killed (MAX_RESTARTS times).
+    """
+    from .machine import num_threads
+
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads(processes)))
     lost = 0
     while True:
         with meeting_place() as (variables, descriptors):
-            code, fate = launch_once(processes, variables, descriptors)
-        if code != AGAIN:
-            if not fate or lost == run.restarts:
+            code, cause = launch_once(processes, variables, descriptors)
+        if code != EXIT_RESTART:
+            if not cause or lost == MAX_RESTARTS:
                 return code
             lost += 1
-            print(f"{fate}: restart {lost} of {run.restarts}, from the last save", file=sys.stderr)
-        os.environ["RUN_RESTARTS"] = "1"
+            print(f"{cause}: restart {lost} of {MAX_RESTARTS}, from the last save", file=sys.stderr)
+        os.environ[RESTART_COUNTS[0]] = "1"
 
 
 def launch_once(
     processes: int, variables: dict[str, str], descriptors: tuple[int, ...]
 ) -> tuple[int, str]:
-    """One attempt: the exit code, and what befell the first to fail if a new start may help.
+    """One attempt: the exit code, and the cause if a process was lost, so a restart may help.
 
-    Not by torchrun's agent, which it otherwise does the same as: that listens on all networks,
-    waits 30 s for a rank that hangs, and may lose a signal in an `except` of its own.
+    This replaces torchrun's agent, which listens on all networks, waits 30 s for a rank that hangs,
+    and may lose a signal in an `except` of its own.
     """
     job = {
         "WORLD_SIZE": str(processes),
@@ -81,15 +152,15 @@ def launch_once(
         for rank in range(processes):
             environment = os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, *sys.orig_argv[1:]]
-            # A session of its own: Ctrl-C reaches it through us alone, and so once.
+            # In a session of its own, so that Ctrl-C reaches it once: through `forward`.
             ranks.append(
                 subprocess.Popen(  # noqa: S603 - our own command
                     command, env=environment, start_new_session=True, pass_fds=descriptors
                 )
             )
-        while (failed := first_failure(ranks)) is None:
+        while not (failed := [rank for rank in range(processes) if ranks[rank].poll()]):
             if all(process.returncode == 0 for process in ranks):
-                return 0, ""
+                return EXIT_DONE, ""
             time.sleep(POLL_SECONDS)
         end(ranks)
     finally:
@@ -98,37 +169,33 @@ def launch_once(
             process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-    code = ranks[failed].returncode
+    code = ranks[failed[0]].returncode
     if code >= 0:
-        return code, "a rank was lost" if code == LOST else ""
+        return code, "a rank was lost" if code == EXIT_PEER_LOST else ""
     name = signal.Signals(-code).name
     memory = " (out of memory?)" if name == "SIGKILL" else ""
-    return 128 - code, f"rank {failed} (process {ranks[failed].pid}) was ended by {name}{memory}"
+    process = ranks[failed[0]].pid
+    return 128 - code, f"rank {failed[0]} (process {process}) was ended by {name}{memory}"
+
+
+def end(ranks: list[subprocess.Popen]) -> None:
+    """Ask the ranks to end, and give them time to report."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in ranks:
+        process.terminate()
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
 @contextmanager
 def meeting_place() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-    """A block with a file in which ranks meet: the variables and descriptors that they need for it.
+    """A file in which ranks meet: the variables and the descriptors that they need for it.
 
-    It has no name, and is gone with the last process that has it open: one with a name would stay
-    if all were killed at once. Nothing where only Linux can; then ranks make a file themselves.
+    It has no name, so it goes with the last process that has it open, even if all are killed at
+    once. Only Linux can do that; elsewhere this is empty and the ranks make a file themselves.
     """
     if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")):
         yield {}, ()
         return
     with os.fdopen(os.memfd_create("store"), "wb") as file:
         yield {STORE: str(file.fileno())}, (file.fileno(),)
-
-
-def first_failure(ranks: list[subprocess.Popen]) -> int | None:
-    """The number of a rank that has ended, and not well."""
-    return next((rank for rank, process in enumerate(ranks) if process.poll()), None)
-
-
-def end(ranks: list[subprocess.Popen]) -> None:
-    """Tell the ranks to end, and let them say what they have to, if it does not take too long."""
-    patience_ends = time.monotonic() + GRACE_SECONDS
-    for process in ranks:
-        process.terminate()
-    while any(process.poll() is None for process in ranks) and time.monotonic() < patience_ends:
-        time.sleep(POLL_SECONDS)

@@ -1,11 +1,12 @@
-"""What this machine, or the container we run in, really gives: cores and memory."""
+"""What this machine, or the container on it, offers: cores, memory, an accelerator."""
 
-import contextlib
 import ctypes
 import mmap
 import os
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -15,24 +16,25 @@ import torch
 CGROUP = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 # The command that installs the build of torch that fits the driver.
 RIGHT_BUILD = "uv pip install --reinstall --torch-backend auto torch torchvision"
-# What helps against faults of a GPU, whose tracebacks show where it was noticed, not where it was.
+# CUDA reports errors late, so their tracebacks do not show the cause: what to do instead.
 ADVICE = {
-    "device-side assert": "a check within a kernel failed, most often of a label or an index that "
+    "device-side assert": "a check inside a kernel failed, most often of a label or an index that "
     "is out of range: put CUDA_LAUNCH_BLOCKING=1 before the command to see the line, or take "
     "--compute.device cpu to see the value",
-    "CUDNN_STATUS_NOT_INITIALIZED": "cuDNN could not start, most often as other programs have the "
-    "GPU's memory (see nvidia-smi), or as it does not fit the driver: put CUDA_LAUNCH_BLOCKING=1 "
-    "before the command to see what failed first",
+    "CUDNN_STATUS_NOT_INITIALIZED": "cuDNN could not start, most often because other programs use "
+    "the GPU's memory (see nvidia-smi), or because it does not fit the driver: put "
+    "CUDA_LAUNCH_BLOCKING=1 before the command to see what failed first",
     "no kernel image is available": f"this torch is not built for this GPU: {RIGHT_BUILD}",
 }
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
-    """Cores that this process may keep busy: affinity, and the container's quota if it has one.
+    """Cores that this process may use: its CPU affinity, limited by the container's quota.
 
-    `os.cpu_count` sees all cores of the host, and more threads than the quota allows get throttled.
+    `os.cpu_count` counts all cores of the host; threads beyond the quota are throttled.
     """
     try:
         cores = len(os.sched_getaffinity(0))
@@ -42,8 +44,8 @@ def num_cores(cgroup: Path = CGROUP) -> int:
     return max(1, min(cores, round(quota))) if quota else cores
 
 
-def cgroup_quota(cgroup: Path = CGROUP) -> float | None:
-    """The container's CPU quota in cores, or None: from cgroup v2's file, else v1's two."""
+def cgroup_quota(cgroup: Path) -> float | None:
+    """The container's CPU quota in cores, or None: from the file of cgroup v2, or the two of v1."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -52,61 +54,86 @@ def cgroup_quota(cgroup: Path = CGROUP) -> float | None:
             period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
         except OSError:
             return None
-    if quota in ("max", "-1"):
-        return None
-    return int(quota) / int(period)
+    return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
 def host_memory_bytes(cgroup: Path = CGROUP) -> int:
-    """Main memory that is free: the host's, and what the container's limit leaves of it."""
-    try:
-        pages = os.sysconf("SC_AVPHYS_PAGES")
-        free = pages * os.sysconf("SC_PAGE_SIZE")
-        meminfo = Path("/proc/meminfo").read_text()
-        available = [line.split()[1] for line in meminfo.splitlines() if "MemAvailable" in line]
-        free = int(available[0]) * 1024 if available else free
-    except (OSError, ValueError, AttributeError):  # macOS, Windows: assume a small machine
-        free = 4 * 2**30
-    for limit_name, usage_name in (
+    """Free main memory: what the host has available, limited by the container's limit."""
+    free = 4 * 2**30  # macOS, Windows: assume a small machine
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
+    for limit, usage in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
-        try:
-            limit = int((cgroup / limit_name).read_text())
-            free = min(free, limit - int((cgroup / usage_name).read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            left = int((cgroup / limit).read_text()) - int((cgroup / usage).read_text())
+            free = min(free, left)
     return max(0, free)
 
 
-def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, where the C library is glibc.
+def device_memory_bytes(device: torch.device) -> int:
+    """Free memory on `device`, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return host_memory_bytes()
 
-    glibc hands large blocks back to the kernel at once, so that on a CPU each step faults in all
-    of its activations anew; see `mallopt(3)`.
+
+def num_threads(processes: int) -> int:
+    """Threads for each of `processes` on this machine: OMP_NUM_THREADS, or its share of the cores.
+
+    torchrun sets OMP_NUM_THREADS=1 if nobody has set it, which leaves cores idle: ignored.
     """
-    set_malloc(mmap_threshold=2**30, trim_threshold=2**31 - 1, top_pad=2**27)
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    is_torchruns = asked == "1" and "TORCHELASTIC_MAX_RESTARTS" in os.environ
+    if asked.isdigit() and int(asked) > 0 and not is_torchruns:
+        return int(asked)
+    return max(1, num_cores() // processes)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in which torch computes with one thread, for work that has threads of its own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory that this process frees.
+
+    By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
+    in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
+    """
+    set_malloc({M_MMAP_THRESHOLD: 2**30, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 2**27})
 
 
 def return_freed_memory() -> None:
-    """Let it hand memory back as glibc does by itself, after it has seen large blocks.
-
-    By then it has raised its thresholds as far as it ever does.
-    """
-    set_malloc(mmap_threshold=2**25, trim_threshold=2**26, top_pad=2**17)
+    """Undo `keep_freed_memory`: the highest thresholds that glibc sets by itself."""
+    set_malloc({M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26, M_TOP_PAD: 2**17})
     hand_back_memory()
 
 
+def set_malloc(parameters: dict[int, int]) -> None:
+    """Set parameters of glibc's malloc, in bytes."""
+    for parameter, value in parameters.items():
+        call_libc("mallopt", parameter, value)
+
+
 def hand_back_memory() -> None:
-    """Give what is freed and kept to the kernel, once; see `malloc_trim(3)`."""
+    """Return freed memory to the kernel, once; see `malloc_trim(3)`."""
     call_libc("malloc_trim", 0)
 
 
 def map_pages(array: np.ndarray) -> None:
-    """Let this process see all pages of a memory-mapped array at once, not each when it is read.
+    """Map all pages of a memory-mapped array at once: page faults one by one cost more than a copy.
 
-    It is for files that `is_in_memory`: pages that are not would be read from the disk first.
-    Where the system can't do it, nothing changes.
+    For files that `is_in_memory`: other pages would be read from the disk first. Does nothing where
+    the system cannot.
     """
     first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     length = array.ctypes.data + array.nbytes - first
@@ -114,42 +141,32 @@ def map_pages(array: np.ndarray) -> None:
 
 
 def is_in_memory(path: Path) -> bool:
-    """Whether the system holds a file in memory, judged by a few places that are not waited for."""
+    """Whether a file is in the page cache, judged by a few places that are read without waiting."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             for place in range(0, size, size // 8 + 1):
                 os.preadv(file.fileno(), [bytearray(1)], place, os.RWF_NOWAIT)
-    except (OSError, AttributeError):  # it would have to wait, or this is not Linux
+    except (OSError, AttributeError):  # the read would wait, or this is not Linux
         return False
     return True
 
 
-def set_malloc(mmap_threshold: int, trim_threshold: int, top_pad: int) -> None:
-    """From which size on glibc asks the kernel for a block, and when it hands back; in bytes."""
-    for parameter, value in (
-        (-3, mmap_threshold),  # M_MMAP_THRESHOLD: smaller blocks come from the heap
-        (-1, trim_threshold),  # M_TRIM_THRESHOLD: which is cut when so much at its end is free
-        (-2, top_pad),  # M_TOP_PAD: and grows by so much
-    ):
-        call_libc("mallopt", parameter, value)
-
-
 def end_with_parent(number: int) -> None:
-    """Have this process sent the signal `number` when its parent is killed, where Linux can."""
+    """Let Linux send this process the signal `number` when its parent dies."""
     call_libc("prctl", PR_SET_PDEATHSIG, number)
 
 
 def call_libc(name: str, *arguments: object) -> None:
-    """Call a function of the C library, if that is glibc and has it."""
-    with contextlib.suppress(OSError, AttributeError):
+    """Call a function of glibc; do nothing with another C library."""
+    with suppress(OSError, AttributeError):
         getattr(ctypes.CDLL("libc.so.6"), name)(*arguments)
 
 
 def find_accelerator() -> tuple[str, str]:
-    """The kind of device to train on here: cuda, mps, ... or cpu; and then why there is no GPU.
+    """The kind of device to train on: cuda, mps, ... or cpu; if cpu, also why there is no GPU.
 
-    A GPU that this build of torch has no kernels for counts for none.
+    A GPU counts only if this build of torch has kernels for it.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
@@ -165,7 +182,7 @@ def find_accelerator() -> tuple[str, str]:
 
 
 def has_kernels(major: int, minor: int) -> bool:
-    """Whether this build of torch can compute on an NVIDIA GPU of that capability.
+    """Whether this build of torch supports NVIDIA GPUs of that compute capability.
 
     Kernels for `sm_86` run on 8.6 and later 8.x; `compute_90` is compiled for 9.0 and all later.
     https://docs.nvidia.com/cuda/blackwell-compatibility-guide/
@@ -202,49 +219,30 @@ def why_no_gpu() -> str:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether the system has a driver for NVIDIA's GPUs: on Linux, Windows or its Linux."""
+    """Whether the system has a driver for NVIDIA GPUs."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
-
-
-def num_threads(processes: int) -> int:
-    """Threads for each of `processes` here: as OMP_NUM_THREADS says, else its share of the cores.
-
-    torchrun sets that to 1 where nobody has set it, which leaves cores idle.
-    """
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    is_torchruns = asked == "1" and "TORCHELASTIC_MAX_RESTARTS" in os.environ
-    if asked.isdigit() and int(asked) > 0 and not is_torchruns:
-        return int(asked)
-    return max(1, num_cores() // processes)
-
-
-def device_memory_bytes(device: torch.device) -> int:
-    """Memory that is free on `device`, in bytes."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return host_memory_bytes()
-
-
-def has_amx() -> bool:
-    """Whether this CPU multiplies matrices of bf16 in AMX tiles."""
-    return " amx_bf16" in cpu_info()
 
 
 def usual_precision(device: torch.device) -> str:
     """The number format that is usually fastest on `device`, without a measurement.
 
-    A GPU has tensor cores for bf16 from Ampere on (capability 8.0), and for fp16 from Volta on
+    GPUs have tensor cores for bf16 from Ampere on (compute capability 8.0), for fp16 from Volta on
     (7.0): https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
     """
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-    has_bf16 = any(flag in cpu_info() for flag in (" amx_bf16", " avx512_bf16", " bf16"))
+    has_bf16 = has_amx() or any(flag in cpu_info() for flag in (" avx512_bf16", " bf16"))
     return "bf16" if device.type == "cpu" and has_bf16 else "fp32"
 
 
+def has_amx() -> bool:
+    """Whether this CPU multiplies bf16 matrices in AMX tiles."""
+    return " amx_bf16" in cpu_info()
+
+
 def cpu_name() -> str:
-    """What the manufacturer calls this CPU: `AMD EPYC 9B14`."""
+    """The CPU's model name: `AMD EPYC 9B14`."""
     names = [line.partition(":")[2] for line in cpu_info().splitlines() if "model name" in line]
     return names[0].strip() if names else platform.processor() or platform.machine()
 
@@ -259,15 +257,13 @@ def cpu_info() -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """What a person calls the device: `NVIDIA H200`, `CPU, 2 cores`."""
+    """The device's name for a reader: `NVIDIA H200`, `CPU, 2 cores`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    if device.type == "cpu":
-        return f"CPU, {num_cores()} cores"
-    return device.type
+    return f"CPU, {num_cores()} cores" if device.type == "cpu" else device.type
 
 
 def advice_on(error: Exception) -> str:
-    """What to do about a fault of the GPU, after a colon; empty for any other."""
-    said = (advice for words, advice in ADVICE.items() if words in str(error))
-    return next((f": {advice}" for advice in said), "")
+    """What to do about an error of the GPU, after a colon; empty for any other error."""
+    known = (advice for words, advice in ADVICE.items() if words in str(error))
+    return next((f": {advice}" for advice in known), "")

@@ -1,56 +1,87 @@
-"""Where the time of a step goes: a trace of a few steps, and a table of it."""
+"""`--profile`: where the time of a step goes, and which lines of Python wait for the device.
+
+To read the trace: https://ui.perfetto.dev; the memory snapshot: https://docs.pytorch.org/memory_viz.
+"""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..config import Config
+from .console import printable
 from .distributed import World
-from .phases import PHASES
-from .printable import printable
 
-T = TypeVar("T")
-
+PHASES = ("wait for data", "copy", "augment", "forward", "backward", "optimizer")
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
+# Operations whose result the host reads, so that it waits until the device has computed it.
+WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
+
+
+def phase(name: str) -> AbstractContextManager:
+    """A block that a profiler shows as `name`, one of PHASES; costs nothing without a profiler."""
+    assert name in PHASES, name
+    return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()
+
+
+class Profile:
+    """Tells torch's profiler of each step, and counts the lines that wait in one step before."""
+
+    def __init__(self, recorder: profile | None = None, *, is_cuda: bool = False) -> None:
+        """Without a `recorder`, `step` does nothing."""
+        self.recorder, self.is_cuda = recorder, is_cuda
+        self.num_steps = 0
+        self.waits: Counter[str] = Counter()
+        self.counting = ExitStack()
+
+    def step(self) -> None:
+        """A training step has ended."""
+        if self.recorder is None:
+            return
+        self.num_steps += 1
+        self.counting.close()
+        if self.num_steps == SKIPPED_STEPS - 1:
+            self.counting.enter_context(count_waits(self.waits, is_cuda=self.is_cuda))
+        self.recorder.step()
 
 
 @contextmanager
-def profiler(config: Config, world: World) -> Iterator[Callable[[Iterator[T]], Iterator[T]]]:
-    """A function that hands batches on. With `config.profile` rank 0 records a few of their steps.
+def profiler(config: Config, world: World) -> Iterator[Profile]:
+    """A block in which rank 0 records a few steps if `config.profile`; call `step` after each.
 
-    Writes `profile/trace.json.gz`, for https://ui.perfetto.dev, and on a GPU
-    `profile/memory.pickle`, for https://docs.pytorch.org/memory_viz; prints the shares of the
-    phases and the most expensive operations.
+    Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
+    the share of each phase, the most expensive operations and the lines that wait for the device.
     """
     if not config.profile or not world.is_main:
-        yield lambda batches: batches
+        yield Profile()
         return
-    target = Path(config.run.dir, "profile")
-    target.mkdir(exist_ok=True)
+    folder = Path(config.run.dir, "profile")
+    folder.mkdir(exist_ok=True)
     is_cuda = world.device.type == "cuda"
 
-    recordings = []
-
-    def finish(recorded: profile) -> None:
-        recordings.append(recorded)
-        recorded.export_chrome_trace(str(target / "trace.json.gz"))
+    def finish(recorder: profile) -> None:
+        recorder.export_chrome_trace(str(folder / "trace.json.gz"))
         if is_cuda:
-            torch.cuda.memory._dump_snapshot(str(target / "memory.pickle"))
+            torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
-        print(describe(recorded, is_cuda))
-        trace = printable(str(target / "trace.json.gz"))
+        print(describe(recorder, is_cuda))
+        print(describe_waits(steps.waits))
+        trace = printable(str(folder / "trace.json.gz"))
         print(f"trace of {RECORDED_STEPS} steps: {trace} (ui.perfetto.dev)")
 
     if is_cuda:
         torch.cuda.memory._record_memory_history(max_entries=100_000)
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_cuda
     with profile(
-        activities=activities,
+        activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_cuda,
         schedule=schedule(
             skip_first=SKIPPED_STEPS, wait=0, warmup=WARMUP_STEPS, active=RECORDED_STEPS, repeat=1
         ),
@@ -58,24 +89,19 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[Iterator[T]], I
         record_shapes=True,
         profile_memory=True,
         with_stack=True,
-        acc_events=True,  # or else torch 2.11 warns that it would forget earlier recordings
+        acc_events=True,  # otherwise torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
-        yield lambda batches: recorded_steps(batches, recorder)
-    if not recordings:
-        needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
+        steps = Profile(recorder, is_cuda=is_cuda)
+        with steps.counting:
+            yield steps
+    needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
+    if steps.num_steps < needed:
         print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
 
 
-def recorded_steps(batches: Iterator[T], recorder: profile) -> Iterator[T]:
-    """The same batches; `recorder` is told when the step of one has ended."""
-    for batch in batches:
-        yield batch
-        recorder.step()
-
-
 def describe(recorded: profile, is_cuda: bool) -> str:
-    """Two tables: the share of each phase of a step, and the most expensive operations."""
+    """Two tables: the time of each phase of a step, and the most expensive operations."""
     averages = recorded.key_averages()
     spent = {}
     for event in averages:
@@ -91,3 +117,64 @@ def describe(recorded: profile, is_cuda: bool) -> str:
     by = "self_device_time_total" if is_cuda else "self_cpu_time_total"
     table = averages.table(sort_by=by, row_limit=12, max_name_column_width=40)
     return f"phases of a step:\n{shares}\n{table}"
+
+
+def describe_waits(waits: Counter[str]) -> str:
+    """The lines that wait for the device in a step, most often first."""
+    lines = [f"  {count} x {line}" for line, count in waits.most_common()]
+    return "\n".join(["lines that wait for the device in a step:", *(lines or ["  none"])])
+
+
+@contextmanager
+def count_waits(waits: Counter[str], *, is_cuda: bool = False) -> Iterator[None]:
+    """A block in which `waits` counts each line of Python that reads a value from the device.
+
+    On a GPU the driver tells. Elsewhere the operations of WAITING count, except in compiled code.
+    """
+    if not is_cuda:
+        with WaitCounter(waits):
+            yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for warning in caught:
+        if "synchronizing CUDA operation" in str(warning.message):
+            waits[f"{Path(warning.filename).name}:{warning.lineno}"] += 1
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+
+
+class WaitCounter(TorchDispatchMode):
+    """Counts the lines of Python that call an operation of WAITING."""
+
+    def __init__(self, waits: Counter[str]) -> None:
+        """Count them in `waits`."""
+        super().__init__()
+        self.waits = waits
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        """Look at the operation, and do it."""
+        if func.overloadpacket.__name__ in WAITING:
+            self.waits[line_of(sys._getframe(1))] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def line_of(frame: FrameType | None) -> str:
+    """The innermost line outside torch and Python's library: `train.py:88 in train`."""
+    library = f"{Path(torch.__file__).parent}{os.sep}", "<"
+    standard = f"{Path(os.__file__).parent}{os.sep}"
+    while frame is not None:
+        name = frame.f_code.co_filename
+        is_standard = name.startswith(standard) and "site-packages" not in name
+        if not is_standard and not name.startswith(library):
+            return f"{Path(name).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "its end"

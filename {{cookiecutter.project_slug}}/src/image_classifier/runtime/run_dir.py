@@ -1,26 +1,23 @@
-"""The run folder: made and found writable before any work, and never seen half written."""
+"""The run folder: made, checked and locked before any work; and what its environment is."""
 
-import contextlib
 import fcntl
-import json
 import os
 import platform
 import re
-import secrets
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 import torch
 
 from ..config import Config, UserError
 from .distributed import World
-from .files import read_rows
+from .files import lock_file, remove_leftovers, write_json
 from .machine import device_name
 
 # All that a run writes, and so all that `--run.fresh` deletes.
@@ -35,12 +32,12 @@ USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 @contextmanager
 def open_run(config: Config, world: World) -> Iterator[None]:
-    """A block in which the run folder is this run's alone: there, and found writable.
+    """A block in which the run folder exists, can be written, and is locked by this run.
 
-    A block that ends by an exception before it wrote anything leaves no folder behind.
+    A block that raises before it wrote anything leaves no folder behind.
 
     Raises:
-        UserError: if it can't be written, or another run is at work in it.
+        UserError: if the folder can't be written, or another run is at work in it.
     """
     if not world.is_main:
         yield
@@ -63,42 +60,38 @@ def open_run(config: Config, world: World) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            remove_unused(made)  # as long as it is locked: nobody else begins in it
+            remove_unused(made)  # while it is locked: nobody else starts in it
             raise
 
 
 def remove_unused(made: list[Path]) -> None:
-    """Remove folders, the innermost first, as far as they hold nothing but the lock of a run."""
+    """Remove folders, the innermost first, that hold nothing but the lock of a run."""
     for folder in made:
-        with contextlib.suppress(OSError):  # something else lies in it
+        with suppress(OSError):  # something else lies in it
             if [path.name for path in folder.iterdir()] == [".lock"]:
                 (folder / ".lock").unlink()
             folder.rmdir()
 
 
 def take(lock: TextIO, folder: Path) -> None:
-    """Lock a run folder until `lock` is closed, or this process has ended in whatever way.
+    """Lock a run folder until `lock` is closed or this process ends, and write who holds it.
 
-    A lock of POSIX, as a data worker, which is forked, would go on to hold one of `flock`. Of a
-    dead process only the words are left, and they are replaced.
+    By `lockf`: data workers, which are forked, would go on to hold a lock of `flock`.
 
     Raises:
-        UserError: if a living process holds it, naming that.
+        UserError: if a living process holds the lock; it names that.
     """
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        lock.seek(0)
-        raise UserError(
-            f"{str(folder)!a} is in use by another run ({lock.read().strip() or 'unnamed'}); "
-            "take another --run.dir, or end that run first"
-        ) from None
-    except OSError as error:  # some file systems on a network have no locks
-        print(f"{folder} can't be locked ({error.strerror}): start no second run in it")
-    else:
+    lock.seek(0)
+    is_taken = (
+        f"{str(folder)!a} is in use by another run ({lock.read().strip() or 'unnamed'}); "
+        "take another --run.dir, or end that run first"
+    )
+    if lock_file(lock, is_taken, fcntl.lockf):
         remove_leftovers(folder / "checkpoints")
         for name in WRITTEN:
             remove_leftovers(folder, name)
+    else:
+        print(f"warning: {folder} can't be locked: start no second run in it")
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     lock.flush()
@@ -111,107 +104,11 @@ def clear_run(folder: Path, world: World) -> None:
             (folder / name).unlink(missing_ok=True)
         for name in WRITTEN_FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)
-    world.agree(True)  # nobody reads from the folder before it is empty
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a file that appears under its name when all of it is on the disk."""
-    temporary = unfinished(path)
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())  # the data before the name
-        temporary.replace(path)
-        sync_folder(path.parent)  # and the name itself
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def unfinished(path: Path) -> Path:
-    """A name for what is to be `path`, which no other process takes for the same."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-
-
-def remove_leftovers(folder: Path, pattern: str = "*") -> None:
-    """Remove what was `unfinished` when a process was killed, of files that match `pattern`.
-
-    Only for who holds a lock, so that no living process is at work there.
-    """
-    for path in folder.glob(f".{pattern}.????????.tmp"):
-        path.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: object) -> None:
-    """A file of JSON; in ASCII, as names can hold anything."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    r"""A file of text. A path in it may hold bytes that are none: they are shown as `\udcff`."""
-    content = text.encode("utf-8", "backslashreplace")
-    write_whole(path, lambda file: file.write(content))
-
-
-def append_lines(path: Path, lines: list[str]) -> None:
-    """Add lines to a file."""
-    with path.open("a", encoding="ascii") as file:
-        file.writelines(line + "\n" for line in lines)
-
-
-def forget_rows_after(path: Path, step: int) -> None:
-    """Drop rows of JSON that a killed run wrote after its last save: it makes their steps again."""
-    if not path.exists():
-        return
-    rows = (row for row in read_rows(path) if isinstance(row.get("step"), int | float))
-    kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
-    write_whole(path, lambda file: file.write(kept.encode()))
-
-
-def give_name(path: Path, name: Path) -> None:
-    """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
-    temporary = unfinished(name)
-    try:
-        temporary.hardlink_to(path)
-    except OSError:  # a file system without links
-        with path.open("rb") as file:
-            write_whole(name, lambda copy: shutil.copyfileobj(file, copy))
-        return
-    temporary.replace(name)
-    sync_folder(name.parent)
-
-
-def lock_file(file: IO | int, is_taken: str) -> bool:
-    """Let no other process lock `file` until it is closed, here and in what is forked from here.
-
-    It may be the descriptor of a folder. False where the file system has no locks, as some on a
-    network: then nobody knows who else is at work.
-
-    Raises:
-        UserError: saying `is_taken`, if another process has locked it.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(is_taken) from None
-    except OSError:
-        return False
-    return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in `folder` to the disk, where the system can."""
-    with contextlib.suppress(OSError):  # Windows opens no folders
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    world.all_true(True)  # nobody reads from the folder before it is empty
 
 
 def environment(world: World) -> dict[str, Any]:
-    """What the result may depend on beside the config: versions, device and state of the code."""
+    """What the result may depend on beside the config: versions, device, state of the code."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -245,13 +142,12 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def git(*command: str) -> str | None:
-    """What git says of the code that runs, or None where there is no repository."""
+    """What git says about the code that runs, or None without a repository."""
     try:
-        where = Path(__file__).parent
         answer = subprocess.run(  # noqa: S603 - our own words, and no shell
-            # It may not refresh its index: killed on the way, it would leave it locked.
+            # It may not refresh its index: killed while it does, it would leave it locked.
             ["git", "--no-optional-locks", *command],  # noqa: S607 - wherever the user has it
-            cwd=where,
+            cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             timeout=5,

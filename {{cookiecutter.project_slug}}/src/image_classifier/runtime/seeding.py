@@ -1,8 +1,8 @@
 """Randomness by place: a draw depends on where in the run it is made, never on what came before.
 
-A generator is made anew from a key such as (seed, epoch, index) and thrown away after use. So any
-number of workers and ranks draws the same, and a run goes on from any step with no generator state
-in its checkpoint. The first word of a key, the purpose, keeps draws for different ends apart.
+Each draw takes a new generator, seeded by a key such as (seed, epoch, index). So any number of
+workers and ranks draws the same, and a run resumes from any step with no generator state in its
+checkpoint. The first word of a key, the purpose, keeps draws for different purposes independent.
 """
 
 import os
@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The purposes. Their numbers are part of every run: a change would change all results.
+# Purposes. Their numbers are part of every run: a change would change all results.
 WEIGHTS, ORDER, SAMPLE, BATCH, LAYERS, DATASET = 1, 2, 3, 4, 5, 7
 
 MASK = 2**64 - 1
-SPARES: list[np.random.MT19937] = []  # for `seeded`: one is seeded 60 x faster than it is made
+SPARES: list[np.random.MT19937] = []  # for `seeded`: seeding one is 60 x faster than making it
 
 
-def mix(*key: int) -> int:
+def hash64(*key: int | np.ndarray) -> int | np.ndarray:
     """A 64-bit number in which every bit of every word of `key` counts (SplitMix64's finaliser).
 
-    https://doi.org/10.1145/2714064.2660195
+    From the first word on that is an array of uint64, an array. https://doi.org/10.1145/2714064.2660195
     """
-    state = 0
+    state: int | np.ndarray = 0
     for word in key:
         state = (state + word + 0x9E3779B97F4A7C15) & MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -38,21 +38,16 @@ def mix(*key: int) -> int:
 def draws_at(*key: int, indices: np.ndarray, count: int) -> np.ndarray:
     """Uniform draws from 0 to 1 for each of `indices`: (len(indices), count) float32.
 
-    Those for an image depend on `key` and its index alone: `mix(*key, index, number) / 2**64`. All
-    at once, as a generator for each would take longer than to crop the image.
+    Those for an image depend on `key` and its index alone: `hash64(*key, index, number) / 2**64`.
+    All at once, as a generator for each would take longer than to crop the image.
     """
-    state = np.full((len(indices), 1), mix(*key), dtype=np.uint64)
-    for word in (indices[:, None].astype(np.uint64), np.arange(count, dtype=np.uint64)):
-        state = state + word + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state ^= state >> np.uint64(31)
-    return (state >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    words = indices[:, None].astype(np.uint64), np.arange(count, dtype=np.uint64)
+    return (hash64(*key, *words) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
 def seed_at(*key: int) -> int:
     """A seed for torch's generators, of which the CPU's uses only the low 32 bits."""
-    return mix(*key) & 0xFFFFFFFF
+    return hash64(*key) & 0xFFFFFFFF
 
 
 def generator_at(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -66,11 +61,10 @@ def order_at(seed: int, epoch: int, count: int) -> Tensor:
 
 
 def balanced_order_at(seed: int, epoch: int, labels: Tensor) -> Tensor:
-    """An order in which each class comes equally often, and an epoch is as long: (count,) int64.
+    """An order of the same length in which each class is equally frequent: (count,) int64.
 
-    The counts of classes that have images differ by one at the most. Of a large class as many
-    images are drawn, of a small one all of them several times: image `i` is then there as `i`,
-    `i + count`, `i + 2 * count`, so that each time it can be cropped in another way.
+    Class counts differ by one at most. Large classes are subsampled, images of small ones repeat:
+    image `i` is then `i`, `i + count`, `i + 2 * count`, so that each time it is cropped anew.
     """
     count, generator = len(labels), generator_at(ORDER, seed, epoch)
     drawn = torch.randperm(count, generator=generator)
@@ -91,22 +85,21 @@ def balanced_order_at(seed: int, epoch: int, labels: Tensor) -> Tensor:
 def sides_at(seed: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Which of `count` images are mirrored in even epochs if flips alternate: (count,) bool.
 
-    In odd epochs it is the others: https://arxiv.org/abs/2404.00498
+    In odd epochs the others are: https://arxiv.org/abs/2404.00498
     """
-    return (
-        torch.rand(count, generator=generator_at(SAMPLE, seed, device=device), device=device) < 0.5
-    )
+    generator = generator_at(SAMPLE, seed, device=device)
+    return torch.rand(count, generator=generator, device=device) < 0.5
 
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Make draws from the global generators of the CPU depend on `key`, then put them back.
+    """A block in which draws from the CPU's global generators depend on `key` alone.
 
-    torchvision's transforms draw from torch's, other people's from those of `random` and NumPy too.
-    Of the latter, a normal number that it had in reserve is not put back.
+    torchvision's transforms draw from torch's generator, other libraries from those of `random`
+    and NumPy too. Afterwards all continue as before, but for a normal draw that NumPy had spare.
     """
     state, python_state = torch.default_generator.get_state(), random.getstate()
-    # To copy NumPy's state and put it back takes 70 us; to let it use another generator, 0.5.
+    # Copying NumPy's state and putting it back takes 70 us; swapping its generator 0.5.
     numpy_bits = np.random.get_bit_generator()
     spare = SPARES.pop() if SPARES else np.random.MT19937(0)
     np.random.set_bit_generator(spare)
@@ -129,9 +122,9 @@ def seed_cpu(value: int) -> None:
 
 
 def seed_layers(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Make what is drawn in step `step` depend on the step; it differs by rank.
+    """Seed what is drawn in a step, differently on each rank: dropout and other layers.
 
-    That is what layers draw (dropout), and on the CPU transforms of the batch too.
+    On the CPU also transforms of the batch.
     """
     value = seed_at(LAYERS, seed, step, rank)
     seed_cpu(value)
@@ -142,7 +135,7 @@ def seed_layers(seed: int, step: int, rank: int, device: torch.device) -> None:
 
 
 def seed_everything(seed: int, deterministic: bool, device: torch.device) -> str:
-    """Seed what is drawn by history, choose kernels, and return a line on what is promised."""
+    """Seed the global generators, choose kernels; return a line on how reproducible the run is."""
     torch.manual_seed(seed_at(WEIGHTS, seed))  # on all devices
     seed_cpu(seed_at(WEIGHTS, seed))
     if deterministic:
@@ -151,12 +144,13 @@ def seed_everything(seed: int, deterministic: bool, device: torch.device) -> str
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
-        # Filling new tensors makes reading them before writing repeatable: nothing here does.
+        # Filling new tensors makes reads before writes repeatable: nothing here reads so.
         torch.utils.deterministic.fill_uninitialized_memory = False
+    exact = "reproducible bit for bit on this"
     if device.type == "cpu":
-        level = "bit-identical on this kind of CPU with as many threads and processes"
+        level = f"{exact} CPU type with the same number of threads and processes"
     elif deterministic:
-        level = "bit-identical on this kind of GPU with as many processes"
+        level = f"{exact} GPU type with the same number of processes"
     else:
-        level = "same images and pixels, rounding may differ (--deterministic: bit-identical)"
+        level = "same images and pixels, rounding may differ (--deterministic: none does)"
     return f"seed {seed}: {level}"

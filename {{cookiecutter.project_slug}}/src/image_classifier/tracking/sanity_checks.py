@@ -1,332 +1,224 @@
-"""Classic mistakes, looked for before the first step: what can't be right, and what may be meant.
+"""Sanity checks before the first step: errors that end a run, and warnings on likely mistakes.
 
-A rule is a function of a `Start`. One in `REFUSALS` raises `UserError` where a run would fail or
-count wrong; one in `DOUBTS` returns a line about what is most likely wrong, and the run goes on.
-All of them together take a few milliseconds.
+A check is a function of a `RunSetup`. One in `ERRORS` raises `UserError` where a run would fail or
+count wrong; one in `WARNINGS` returns a sentence on what is probably wrong, or "".
 """
 
-from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..config import Config, OptimConfig, UserError, flag
+from ..config import Config, UserError, flag
 from ..data import EvalData, TrainData, check_numbers, highest_in_file, is_dark, scale_of_grey
-from ..models.torchvision import SMALL_IMAGE
-from ..optim import SCHEDULES
 from ..runtime.console import some
+from .flops import blank_forward
 from .trackers import check_installed
 
-# A learning rate, the batch that it is usual for, the power of the batch that it grows by, and why.
+# A learning rate, the batch size it is usual for, the power of the batch size it grows by, and why.
 USUAL_LR = {
     "sgd": (0.1, 256, 1.0, "https://arxiv.org/abs/1706.02677"),  # with a momentum of 0.9
     "adamw": (1e-3, 512, 0.5, "https://arxiv.org/abs/2205.10287"),
-    "muon": (3e-3, 512, 0.5, "https://arxiv.org/abs/2502.16982"),  # as AdamW's, and short runs more
+    "muon": (3e-3, 512, 0.5, "https://arxiv.org/abs/2502.16982"),  # AdamW's, more in short runs
 }
-FAR = 20  # times the usual learning rate, or a part of it: published recipes are within 10
-FEW_FOR_BATCHNORM = 8  # images, below which accuracy suffers: https://arxiv.org/abs/1803.08494
+FAR = 20  # times the usual learning rate, or a part of it; published recipes are within 10
+SMALL_FOR_BATCHNORM = 8  # images: https://arxiv.org/abs/1803.08494, figure 5
 LONG_WARMUP = 0.5  # share of the run
-PROBES = 64  # training files that are looked into
+NUM_PROBES = 64  # training files that are opened
 COSTLY = 1.5  # times an image of 128 pixels
 DEEP_SUFFIXES = (".png", ".tif", ".tiff")  # of files that may have 16 bits per pixel
-SKEWED = 10  # times as many images as of the smallest class
+SKEWED = 10  # times as many images as the smallest class has
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a run is about to begin with."""
+class RunSetup:
+    """What a run begins with."""
 
     config: Config
-    model: nn.Module  # on the device, and not wrapped
+    model: nn.Module  # on its device, not wrapped for DDP
     train_data: TrainData
     val_data: EvalData
-    lr_at: Callable[[int], float]
-    total_steps: int
 
 
-def find_mistakes(start: Start) -> list[str]:
-    """Refuse what can't be right; a line on each thing that may be wrong, on rank 0 alone.
+def check_setup(setup: RunSetup) -> list[str]:
+    """Run all checks, in milliseconds. Returns the warnings, on rank 0 alone.
 
     Raises:
-        UserError: if a run could only fail or count wrong.
+        UserError: if the run could only fail or count wrong.
     """
-    check_installed(start.config.run.trackers)
-    for refuse in REFUSALS:
-        refuse(start)
-    doubts = [doubt(start) for doubt in DOUBTS] if start.train_data.world.is_main else []
-    return [line for line in doubts if line]
+    check_installed(setup.config.run.trackers)
+    for check in ERRORS:
+        check(setup)
+    is_main = setup.train_data.world.is_main
+    warnings = [check(setup) for check in WARNINGS] if is_main else []
+    return [warning for warning in warnings if warning]
 
 
-def labels_outside_head(start: Start) -> None:
-    """Each label is the number of a class and of an output: a GPU stops on others without a name.
-
-    torch's cross entropy passes over -100 without a word.
-    """
-    train, val = start.train_data.source, start.val_data.source
+def wrong_classes(setup: RunSetup) -> None:
+    """A label is the number of a class and of an output; a GPU stops on others without a name."""
+    train, val = setup.train_data.source, setup.val_data.source
     if train.classes != val.classes:
         raise UserError(
-            f"the classes of the validation images ({some(val.classes)}) are not those of the "
-            f"training images ({some(train.classes)}): a label would mean two things"
+            f"the classes of the validation images ({some(val.classes)}) differ from those of the "
+            f"training images ({some(train.classes)}): give both splits the same classes"
         )
     check_numbers(train, "training")
     check_numbers(val, "validation")
-    count = len(train.classes)
-    matrices = [weight for weight in start.model.parameters() if weight.ndim > 1]
-    if matrices and len(matrices[-1]) == count:  # as good as sure, and costs nothing
-        return
-    logits, _ = look(start.model, start.config.data.image_size)
-    if logits.shape[1:] != (count,):
+    shape = blank_forward(setup.model, 1, setup.config.data.image_size).shape[1:]
+    if shape != (len(train.classes),):
         raise UserError(
-            f"--model.name {start.config.model.name} gives {tuple(logits.shape[1:])} values for "
-            f"an image, where there are {count} classes: its last layer must have as many outputs"
+            f"--model.name {setup.config.model.name} gives {tuple(shape)} values for an image, but "
+            f"there are {len(train.classes)} classes: its last layer needs one output per class"
         )
 
 
-def lonely_batchnorm(start: Start) -> None:
-    """BatchNorm in training needs two values of each channel: torch fails in the first step else.
-
-    One image has them where it is still larger than a pixel.
-    """
-    count = num_together(start)
-    if count > 1:
+def single_value_batchnorm(setup: RunSetup) -> None:
+    """BatchNorm in training needs two values per channel: two images, or more than one pixel."""
+    data, accumulate = setup.config.data, setup.config.optim.accumulate
+    if num_normalised_together(setup) > 1:
         return
-    _, norms = look(start.model, start.config.data.image_size)
-    if norms:
-        batch_size, accumulate = start.config.data.batch_size, start.config.optim.accumulate
-        processes = start.train_data.world.size
-        parts = processes * accumulate
-        group = ", or --model.norm group" if start.config.model.name == "resnet9" else ""
+    try:  # on a copy, whose statistics may change
+        blank_forward(deepcopy(setup.model), 1, data.image_size, training=True)
+    except ValueError as error:
+        parts = setup.train_data.world.size * accumulate
         raise UserError(
-            f"--data.batch-size {batch_size} leaves {count} image to each of {parts} parts "
-            f"({processes} processes x --optim.accumulate {accumulate}), and the BatchNorm "
-            f"{norms[0]} would see 1 value of each channel, where it needs 2: take a batch size "
-            f"of {2 * parts} or more, or fewer parts{group}"
-        )
+            f"--data.batch-size {data.batch_size} over {setup.train_data.world.size} processes and "
+            f"--optim.accumulate {accumulate} leaves BatchNorm one image at a time, where it needs "
+            f"2: take a batch size of {2 * parts} or more, or a model with GroupNorm"
+        ) from error
 
 
-def sizes_unfit_for_model(start: Start) -> None:
-    """Images of all sizes that a run will have: it is soon said here, and hours later else."""
-    data, augment = start.config.data, start.config.augment
-    for knob, size in (
-        ("data.test_size", data.test_size),
-        ("augment.min_size", augment.min_size),
-    ):
-        if size in (0, data.image_size):
+def unfit_image_sizes(setup: RunSetup) -> None:
+    """The model must take all image sizes of the run; the last of them may come hours later."""
+    config = setup.config
+    sizes = {"data.test_size": config.data.test_size, "augment.min_size": config.augment.min_size}
+    for knob, size in sizes.items():
+        if size in (0, config.data.image_size):
             continue
         try:
-            look(start.model, size)
+            blank_forward(setup.model, 1, size)
         except (RuntimeError, AssertionError, UserError) as error:
-            reason = str(error).splitlines()[0]
             raise UserError(
-                f"{start.config.model.name}, built for --data.image-size {data.image_size}, can't "
-                f"take images of --{flag(knob)} {size}: {reason}"
+                f"{config.model.name}, built for --data.image-size {config.data.image_size}, can't "
+                f"take images of --{flag(knob)} {size}: {str(error).splitlines()[0]}"
             ) from error
 
 
-def schedule_beyond_run(start: Start) -> None:
-    """The schedule ends with the run: one made for more steps never cools down, or comes too late.
-
-    https://arxiv.org/abs/1608.03983: most of what is gained is gained where the rate is low.
-    """
-    optim, last = start.config.optim, start.total_steps
-    end, expected = start.lr_at(last), optim.lr * SCHEDULES[optim.schedule](1.0)
-    if abs(end - expected) > 0.01 * optim.lr:
-        raise UserError(
-            f"the schedule of the learning rate does not end with the run: after {last:,} steps, "
-            f"the last, it is at {end:.3g}, and --optim.schedule {optim.schedule} ends at "
-            f"{expected:.3g}; `build_schedule` is to be given total_steps of the run"
-        )
-
-
-def shuffled_evaluation(start: Start) -> None:
-    """Over all ranks each validation image is seen once, in order, and with its own label.
-
-    A sampler that pads counts some twice (https://github.com/pytorch/pytorch/issues/25162), and
-    one that shuffles parts images from what is said of them.
-    """
-    data, world = start.val_data, start.val_data.world
-    indices = data.indices
-    seen = torch.bincount(indices, minlength=len(data.source))
-    seen = world.sum(seen.to(world.device))
-    left_out, repeated = int((seen == 0).sum()), int((seen > 1).sum())
-    if left_out or repeated:
-        raise UserError(
-            f"evaluation is to see each of the {len(seen):,} validation images once over all "
-            f"processes, but leaves out {left_out:,} and repeats {repeated:,}: EvalData.indices"
-        )
-    own_labels = torch.equal(data.labels.cpu(), data.source.labels[data.indices])
-    if not world.agree(own_labels and bool((indices[1:] > indices[:-1]).all())):
-        raise UserError(
-            "evaluation is to see the validation images in their order and with their labels, "
-            "but they are shuffled: EvalData.indices and EvalData.labels"
-        )
-
-
-def unusual_lr(start: Start) -> str:
-    """The learning rate goes with the optimizer and the batch over all processes."""
-    optim, batch_size = start.config.optim, start.config.data.batch_size
-    usual = usual_lr(optim, batch_size)
-    if usual is None or usual / FAR <= optim.lr <= usual * FAR:
+def unusual_lr(setup: RunSetup) -> str:
+    """The learning rate fits the optimizer and the batch size over all processes."""
+    optim, batch_size = setup.config.optim, setup.config.data.batch_size
+    if optim.name not in USUAL_LR:
         return ""
-    if optim.lr < usual and optim.lr > 0 and start.config.run.init_from:
-        return ""  # trained weights want smaller steps
-    ratio = optim.lr / usual
-    times = f"{ratio:,.0f} x" if ratio > 1 else f"1/{1 / ratio:,.0f} of" if ratio else "0 x"
+    lr, base, power, source = USUAL_LR[optim.name]
+    # Momentum adds up a gradient 1 / (1 - momentum) times. Adam's and Muon's average them.
+    steps = (1 - optim.momentum) / (1 - 0.9) if optim.name == "sgd" else 1.0
+    usual = lr * (batch_size / base) ** power * steps
+    is_finetuning = setup.config.run.init_from and optim.lr > 0  # which wants smaller steps
+    if usual / FAR <= optim.lr <= usual * FAR or (is_finetuning and optim.lr < usual):
+        return ""
     return (
-        f"--optim.lr {optim.lr:g} is {times} what is usual for {optim.name} and batches of "
-        f"{batch_size} ({USUAL_LR[optim.name][-1]}), which is about {usual:.1g}"
+        f"--optim.lr {optim.lr:g} is {optim.lr / usual:.2g} times the usual value for {optim.name} "
+        f"with batches of {batch_size} ({source}). Try about {usual:.1g}"
     )
 
 
-def usual_lr(optim: OptimConfig, batch_size: int) -> float | None:
-    """What most recipes have for this optimizer and global batch; None for one not in the table."""
-    if optim.name not in USUAL_LR:
-        return None
-    lr, base, power, _ = USUAL_LR[optim.name]
-    # Momentum adds up a gradient 1 / (1 - momentum) times. Adam's and Muon's average them.
-    steps = (1 - optim.momentum) / (1 - 0.9) if optim.name == "sgd" else 1.0
-    return lr * (batch_size / base) ** power * steps
-
-
-def long_warmup(start: Start) -> str:
-    """Warm-up is for the first steps of a run: https://arxiv.org/abs/1706.02677 has 5 epochs of 90.
-
-    It is often what is left of a longer run when --epochs is made smaller.
-    """
-    warmup, epochs = start.config.optim.warmup_epochs, start.config.epochs
+def long_warmup(setup: RunSetup) -> str:
+    """Warm-up takes a small part of the run: 5 epochs of 90 in https://arxiv.org/abs/1706.02677."""
+    warmup, epochs = setup.config.optim.warmup_epochs, setup.config.epochs
     if warmup <= LONG_WARMUP * epochs:
         return ""
     return (
-        f"--optim.warmup-epochs {warmup:g} is {warmup / epochs:.0%} of the run, and the learning "
-        f"rate has no time to fall; about {0.2 * epochs:.1g} is usual for --epochs {epochs:g}"
+        f"--optim.warmup-epochs {warmup:g} is {warmup / epochs:.0%} of the run, so the learning "
+        f"rate has no time to fall. Try about {0.2 * epochs:.1g} with --epochs {epochs:g}"
     )
 
 
-def few_for_batchnorm(start: Start) -> str:
-    """Statistics of a few images are noise: https://arxiv.org/abs/1803.08494, figure 5."""
-    count, batch_size = num_together(start), start.config.data.batch_size
-    norms = any(isinstance(layer, _BatchNorm) for layer in start.model.modules())
-    if count >= FEW_FOR_BATCHNORM or not norms:
+def small_batchnorm_batch(setup: RunSetup) -> str:
+    """BatchNorm's statistics of a few images are noise."""
+    count, batch_size = num_normalised_together(setup), setup.config.data.batch_size
+    has_norms = any(isinstance(layer, _BatchNorm) for layer in setup.model.modules())
+    if count >= SMALL_FOR_BATCHNORM or not has_norms:
         return ""
     return (
-        f"BatchNorm takes its statistics from {count} of the {batch_size} images of a batch at a "
-        f"time, which is less than {FEW_FOR_BATCHNORM}: fewer and larger parts, or GroupNorm "
-        "(https://arxiv.org/abs/1803.08494)"
+        f"BatchNorm takes its statistics from {count} of the {batch_size} images of a batch, which "
+        f"is less than {SMALL_FOR_BATCHNORM}. Try fewer micro-batches, a larger --data.batch-size "
+        "or GroupNorm (https://arxiv.org/abs/1803.08494)"
     )
 
 
-def skewed_classes(start: Start) -> str:
-    """A class that is hardly ever seen is hardly ever answered: https://arxiv.org/abs/1901.05555."""
-    source = start.train_data.source
-    sizes = torch.bincount(source.labels)
+def imbalanced_classes(setup: RunSetup) -> str:
+    """A class that is rarely seen is rarely predicted: https://arxiv.org/abs/1901.05555."""
+    sizes = torch.bincount(setup.train_data.source.labels)
     smallest, largest = int(sizes[sizes > 0].min()), int(sizes.max())
-    if largest <= SKEWED * smallest or start.config.data.balance != "none":
+    if largest <= SKEWED * smallest or setup.config.data.balance != "none":
         return ""
     return (
-        f"the largest class has {largest:,} training images and the smallest {smallest:,}, which "
-        "so counts for little: --data.balance sampling or loss makes all count alike"
+        f"the largest class has {largest:,} training images and the smallest {smallest:,}. "
+        "Try --data.balance sampling or loss, with which all classes count alike"
     )
 
 
-def costly_stem(start: Start) -> str:
-    """Up to 64 pixels first layers keep full resolution, which is made for 32: CIFAR's images."""
-    model, size = start.config.model, start.config.data.image_size
-    enlarged = getattr(start.model, "enlarged", 1)
+def other_normalisation(setup: RunSetup) -> str:
+    """Evaluation normalises as training does, whatever the validation images come with."""
+    train, val = setup.train_data.source, setup.val_data.source
+    if (train.mean, train.std) == (val.mean, val.std):
+        return ""
+    return (
+        f"the validation images have mean {val.mean} and standard deviation {val.std}, but are "
+        f"normalised by those of the training images, {train.mean} and {train.std}. Let the "
+        "dataset give these to all splits"
+    )
+
+
+def costly_stem(setup: RunSetup) -> str:
+    """Small images keep full resolution in the first layers, which is meant for 32 pixels."""
+    model, size = setup.config.model, setup.config.data.image_size
+    enlarged = getattr(setup.model, "enlarged", 1)
     times = (enlarged * size / 128) ** 2
     if model.stem != "auto" or enlarged == 1 or times < COSTLY:
         return ""
     return (
-        f"--model.stem auto keeps full resolution up to {SMALL_IMAGE} pixels: an image of {size} "
-        f"costs {model.name} about {times:.2g} times as much as one of --data.image-size 128, and "
-        f"{enlarged**2} times as much as with --model.stem imagenet"
+        f"with --model.stem auto an image of {size} pixels keeps full resolution and costs "
+        f"{model.name} {enlarged**2} times as much as with --model.stem imagenet, and about "
+        f"{times:.2g} times as much as one of 128 pixels. Try either"
     )
 
 
-def dark_images(start: Start) -> str:
-    """Of 16-bit grey images the upper 8 bits are kept, and many cameras fill only the lower ones.
-
-    A few files are looked into; of those that have not 16 bits, no more than the header is read.
-    """
-    paths = start.train_data.source.paths
+def dark_images(setup: RunSetup) -> str:
+    """A 16-bit grey image keeps its upper 8 bits, and many cameras fill only the lower ones."""
+    paths = setup.train_data.source.paths
     if paths is None:
         return ""
-    count = min(PROBES, len(paths))
+    count = min(NUM_PROBES, len(paths))
     picked = paths.picked(torch.arange(count) * len(paths) // count)
     files = [path for path in picked if path.suffix.lower() in DEEP_SUFFIXES]
     highest = {path: high for path in files if (high := highest_in_file(path)) is not None}
     dark = {path: high for path, high in highest.items() if is_dark(high)}
     if 2 * len(dark) <= len(highest):
         return ""
-    path = max(dark, key=dark.__getitem__)
-    shown = int(dark[path] * scale_of_grey(dark[path]))
+    path, high = max(dark.items(), key=lambda pair: pair[1])
     return (
-        f"of {len(highest)} 16-bit grey training images that were looked into, {len(dark)} become "
-        f"all but black: the highest value in {str(path)!a} is {dark[path]:,} of 65,535, which is "
-        f"{shown} of 255; scale them to the whole range, or save them with 8 bits"
+        f"{len(dark)} of {len(highest)} 16-bit grey training images become almost black: the "
+        f"highest value in {str(path)!a} is {high:,} of 65,535, which is "
+        f"{int(high * scale_of_grey(high))} of 255. Scale them to 65,535, or save them with 8 bits"
     )
 
 
-def other_normalisation(start: Start) -> str:
-    """Evaluation normalises as training does, whatever the validation images come with."""
-    train, val = start.train_data.source, start.val_data.source
-    if (train.mean, train.std) == (val.mean, val.std):
-        return ""
-    return (
-        f"the validation images come with mean {val.mean} and deviation {val.std}, the training "
-        f"images with {train.mean} and {train.std}, which both are normalised by: "
-        "let the dataset give all splits those of the training images"
-    )
-
-
-REFUSALS = (
-    labels_outside_head,
-    lonely_batchnorm,
-    sizes_unfit_for_model,
-    schedule_beyond_run,
-    shuffled_evaluation,
-)
-DOUBTS = (
+ERRORS = (wrong_classes, single_value_batchnorm, unfit_image_sizes)
+WARNINGS = (
     unusual_lr,
     long_warmup,
-    few_for_batchnorm,
-    skewed_classes,
+    small_batchnorm_batch,
+    imbalanced_classes,
     other_normalisation,
     costly_stem,
     dark_images,
 )
 
 
-def num_together(start: Start) -> int:
-    """Images that BatchNorm computes its statistics from."""
-    compute, processes = start.config.compute, start.train_data.world.size
-    parts = start.config.optim.accumulate * (1 if compute.sync_batchnorm else processes)
-    return start.config.data.batch_size // parts
-
-
-def look(model: nn.Module, image_size: int) -> tuple[Tensor, list[str]]:
-    """What a model makes of two blank images, and its BatchNorms for which an image is a pixel.
-
-    That takes as long as evaluating two images, so only rules that have reason to do it.
-    """
-    norms = []
-
-    def note(name: str, features: Tensor) -> None:
-        if features.numel() == features.shape[0] * features.shape[1]:
-            norms.append(name)
-
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0]))
-        for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm)
-    ]
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():  # not inference_mode: training may use what a model keeps of this
-        logits = model.forward(torch.zeros(2, 3, image_size, image_size, device=device))
-    model.train(was_training)
-    for hook in hooks:
-        hook.remove()
-    return logits, norms
+def num_normalised_together(setup: RunSetup) -> int:
+    """The number of images from which BatchNorm takes its statistics."""
+    parts = setup.config.optim.accumulate * setup.train_data.world.size
+    return setup.config.data.batch_size // parts

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ...config import DataConfig, UserError
-from ...runtime.printable import printable
+from ...runtime.console import printable
 from ..decode import SUFFIXES
 from .paths import PathList
 from .source import Source

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from ...config import DataConfig, UserError
+from ...runtime.console import path_of, printable_path
 from ...runtime.files import open_plain
-from ...runtime.printable import path_of, printable_path
 from .prepared import cache_folder
 from .source import Source
 

@@ -1,26 +1,26 @@
-"""`bench`: what each performance tip buys."""
+"""`bench`: measure what each performance tip gains."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...config import ComputeConfig, Config, RunConfig
-from ...runtime.attempt import INTERRUPTED, run_in_processes
+from ...config import EXIT_INTERRUPTED, ComputeConfig, Config, RunConfig
 from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)
 class BenchOptions(Config):
     """What to measure, and every knob of training."""
 
-    quick: bool = False  # in less than 2 minutes, and less exactly
+    quick: bool = False  # less than 2 minutes in all, and less exact
     rows: tuple[str, ...] = ()  # only these tips, by the names that --tips prints
     dir: str = "runs/bench"  # folder to write bench.json, bench.md and bench.svg to
-    tips: bool = False  # only print what each tip is, and measure nothing
+    tips: bool = False  # print the page of tips and measure nothing
 
 
 def main(words: list[str]) -> int:
-    """Measure what each performance tip buys here: `bench [PRESET] [--quick]`."""
+    """Measure what each performance tip gains here: `bench [PRESET] [--quick]`."""
     name, preset = take_preset(words, "shapes")
     default, about = BenchOptions(**sections(preset)), summary(main)
     prog = f"{command('bench')} {name}"
@@ -35,11 +35,11 @@ def main(words: list[str]) -> int:
         if options.tips:
             print(page(), end="")
             return
-        effort = QUICK if options.quick else FULL
-        bench(config, preset, training, Path(options.dir), names=options.rows, effort=effort)
+        budget = QUICK if options.quick else FULL
+        bench(config, preset, training, Path(options.dir), names=options.rows, budget=budget)
 
     try:
         return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
     except KeyboardInterrupt:
         print(f"\ninterrupted: {options.dir}/bench.json has what was measured", file=sys.stderr)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED

@@ -1,7 +1,6 @@
-"""An audit of all images before training: what can't be read, or stands in two places.
+"""Checks all images before training: unreadable files, leakage between splits, conflicting labels.
 
-Each file is read once, as training reads it (`survey.py`), and leaves a row of numbers and a small
-grey picture, by which those that are the same are told (`twins.py`).
+Each file is read once (`survey.py`); near-duplicates are found by `near_duplicates.py`.
 """
 
 import os
@@ -17,36 +16,35 @@ import torch
 
 from ...config import DataConfig, UserError
 from ...data import format_quarantine, quarantine_path, read_quarantine, skipped_files, splits_of
-from ...runtime.console import clock, say
-from ...runtime.printable import printable_path
-from ...runtime.run_dir import write_json, write_text
-from .near_duplicates import find_twins, groups_of
-from .survey import Images, Survey, look_at_all, run_in_threads
+from ...runtime.console import clock, printable_path, say
+from ...runtime.files import write_json, write_text
+from .near_duplicates import connected_components, find_near_duplicates
+from .survey import Images, Survey, survey_images
 
-PLAIN = 8  # of 255: what the noise of a JPEG may make of one colour
-TINY, HUGE_PIXELS = 16, 16_000_000  # pixels of the shorter side; and in all, slow to decode
-IMBALANCED = 10  # times as many images as another class has
-LINES, NAMES = 10, 3  # of each finding on the terminal, and of images in a line
+UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single colour so far
+TINY_SIDE, HUGE_PIXELS = 16, 16_000_000  # shorter side; all pixels
+IMBALANCE = 10  # times as many images as another class
+MAX_LINES, MAX_NAMES = 10, 3  # on the terminal: items of a finding, images of an item
 
 
 @dataclass
 class Finding:
-    """Something that is not as it should be, as often as it was found."""
+    """One kind of problem, and every place where it was found."""
 
     name: str  # in JSON
     title: str
-    is_serious: bool
-    items: list[dict[str, Any]]  # each has `images` and what is said of them
+    items: list[dict[str, Any]]  # `images`, and in `what` a description
+    is_serious: bool = False
 
 
 def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) -> int:
-    """Audit a dataset and say what is found; the number of serious findings that are left.
+    """Check a dataset, print the findings, and return how many serious ones remain.
 
-    With `json` all is written to that file, with `quarantine` what training should leave out is
-    added to the dataset's list.
+    `json` names a file for all findings; `quarantine` adds images to the list of those that
+    training leaves out.
 
     Raises:
-        UserError: if the dataset can't be opened, or a file not be written.
+        UserError: if the dataset can't be opened, or a file can't be written.
     """
     began = time.monotonic()
     is_folder = data.name == "folder" and Path(data.root).is_dir()
@@ -54,20 +52,19 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     if quarantine and images.sources[0].paths is None:
         raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, of what is a finding here or of no matter
-        survey = look_at_all(images)
-    groups = find_groups(survey)
+        warnings.simplefilter("ignore")  # Pillow's: they are findings here, or do not matter
+        survey = survey_images(images)
+    groups = group_duplicates(survey)
     findings = [
-        *find_unreadable(images, survey),
-        *find_copies(images, survey, groups),
-        *find_odd(images, survey),
-        *find_lopsided(images),
+        *find_duplicates(images, survey, groups),
+        *find_odd_images(images, survey),
+        find_imbalance(images),
     ]
     left_out = choose_left_out(images, survey, groups)
     report = {
         "root": data.root,
         "images": images.counts(),
-        **facts(images, survey),
+        **summarise(images, survey),
         "skipped": dict(skipped_files(Path(data.root))) if is_folder else {},
         "findings": {finding.name: finding.items for finding in findings},
         "quarantine": {os.fsdecode(images.name(n)): why for n, why in left_out.items()},
@@ -77,161 +74,136 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     if quarantine and left_out:
         listed = read_quarantine(data) | {images.name(n): why for n, why in left_out.items()}
         write_to(quarantine_path(data), lambda path: write_text(path, format_quarantine(listed)))
-    say(f"{len(images):,} images looked at in {clock(time.monotonic() - began)}")
+    say(f"{len(images):,} images checked in {clock(time.monotonic() - began)}")
     for line in lines(report, findings, images):
         say(line)
     serious = sum(len(finding.items) for finding in findings if finding.is_serious)
-    say(verdict(images, serious, len(left_out), quarantine))
+    say(conclusion(images, serious, len(left_out), quarantine))
     return 0 if quarantine else serious
 
 
-def find_groups(survey: Survey) -> list[np.ndarray]:
-    """The numbers of images that are the same, wherever there is more than one; largest first."""
-    numbers = np.flatnonzero(survey.looks["height"] > 0)  # of what could be read
-    if not len(numbers):
-        return []
-    _, first, content = np.unique(
-        survey.looks["digest"][numbers], return_index=True, return_inverse=True
-    )
+def group_duplicates(survey: Survey) -> list[np.ndarray]:
+    """Groups of equal files and near-duplicates, as image numbers; the largest group first."""
+    numbers = np.flatnonzero(survey.stats["height"] > 0)
+    digests = survey.stats["digest"][numbers]
+    _, first, content = np.unique(digests, return_index=True, return_inverse=True)
     same = torch.from_numpy(np.stack((numbers, numbers[first][content]), axis=1))
-    # Of equal files one is compared with the others.
-    alike = find_twins(survey.pictures, np.sort(numbers[first]), run_in_threads)
-    group = groups_of(torch.cat((same, alike)), len(survey.looks)).numpy()
+    # One of several equal files is compared with the others.
+    near = find_near_duplicates(survey.greys, np.sort(numbers[first]))
+    group = connected_components(torch.cat((same, near)), len(survey.stats)).numpy()
     members = np.flatnonzero(np.bincount(group)[group] > 1)
     members = members[np.argsort(group[members], kind="stable")]
     parts = np.split(members, np.flatnonzero(np.diff(group[members])) + 1)
     return sorted((part for part in parts if len(part)), key=len, reverse=True)
 
 
-def find_unreadable(images: Images, survey: Survey) -> Iterator[Finding]:
-    """Files that training would stop at."""
-    items = [
-        {"images": [images.entry(index)], "what": survey.unreadable[index]}
-        for index in survey.unreadable
-    ]
-    yield Finding("unreadable", "files that can't be read", is_serious=True, items=items)
-
-
-def find_copies(images: Images, survey: Survey, groups: list[np.ndarray]) -> Iterator[Finding]:
-    """The same picture in several places: what is worst of each."""
-    leaks, conflicts, copies = [], [], []
+def find_duplicates(images: Images, survey: Survey, groups: list[np.ndarray]) -> Iterator[Finding]:
+    """Groups in several splits, with several labels, or neither; and unreadable files."""
+    unreadable = [item(images, [n], reason) for n, reason in survey.unreadable.items()]
+    yield Finding("unreadable", "unreadable files", unreadable, is_serious=True)
+    leaks, conflicts, duplicates = [], [], []
     for members in groups:
+        digests = survey.stats["digest"][members]
+        what = "the same bytes" if (digests == digests[0]).all() else "near-duplicates"
+        found = item(images, members, what)
         is_leak = np.ptp(images.split_of[members]) > 0
         is_conflict = np.ptp(images.labels[members]) > 0
-        digests = survey.looks["digest"][members]
-        item = {
-            "images": [images.entry(index) for index in members],
-            "what": "the same bytes" if (digests == digests[0]).all() else "the same picture",
-        }
         if is_leak:
-            leaks.append(item)
+            leaks.append(found)
         if is_conflict:
-            conflicts.append(item)
+            conflicts.append(found)
         if not is_leak and not is_conflict:
-            copies.append(item)
-    yield Finding("leaks", "pictures in more than one split", is_serious=True, items=leaks)
-    yield Finding(
-        "conflicts", "pictures with more than one label", is_serious=True, items=conflicts
-    )
-    yield Finding("copies", "pictures that are in one split again", is_serious=False, items=copies)
+            duplicates.append(found)
+    yield Finding("leaks", "images that leak between splits", leaks, is_serious=True)
+    yield Finding("conflicts", "conflicting labels", conflicts, is_serious=True)
+    yield Finding("duplicates", "duplicates within a split", duplicates)
 
 
-def find_odd(images: Images, survey: Survey) -> Iterator[Finding]:
-    """Images that can be read, and may be of no use."""
-    height, width = survey.looks["height"], survey.looks["width"]
+def item(images: Images, members: Sequence[int] | np.ndarray, what: str) -> dict[str, Any]:
+    """An item of a finding."""
+    return {"images": [images.entry(index) for index in members], "what": what}
+
+
+def find_odd_images(images: Images, survey: Survey) -> Iterator[Finding]:
+    """Readable images that may be of no use."""
+    height, width = survey.stats["height"], survey.stats["width"]
     shorter, pixels = np.minimum(height, width), height.astype(np.int64) * width
+    is_readable = shorter > 0
     for name, title, which in (
-        ("plain", "images of one colour", (survey.looks["range"] <= PLAIN) & (shorter > 0)),
-        (
-            "tiny",
-            f"images with a side of less than {TINY} pixels",
-            (shorter > 0) & (shorter < TINY),
-        ),
+        ("uniform", "images of one colour", survey.stats["range"] <= UNIFORM_RANGE),
+        ("tiny", f"images with a side of less than {TINY_SIDE} pixels", shorter < TINY_SIDE),
         (
             "huge",
-            "images of more than 16 megapixels, which `prepare` makes smaller",
+            "images of more than 16 megapixels (`prepare` shrinks them)",
             pixels > HUGE_PIXELS,
         ),
     ):
-        items = [
-            {"images": [images.entry(n)], "what": f"{width[n]} x {height[n]}"}
-            for n in np.flatnonzero(which)
-        ]
-        yield Finding(name, title, is_serious=False, items=items)
-    items = [
-        {"images": [images.entry(n)], "what": f"its highest value is {survey.dark[n]:,} of 65,535"}
-        for n in survey.dark
-    ]
-    yield Finding(
-        "dark",
-        "16-bit grey images that become all but black: scale them, or save them with 8 bits",
-        is_serious=False,
-        items=items,
-    )
-    items = [
-        {"images": [images.entry(n)], "what": f"it is {survey.misnamed[n]}"}
-        for n in survey.misnamed
-    ]
-    yield Finding(
-        "misnamed", "files of another format than their suffix says", is_serious=False, items=items
-    )
+        found = np.flatnonzero(is_readable & which)
+        items = [item(images, [n], f"{width[n]} x {height[n]}") for n in found]
+        yield Finding(name, title, items)
+    title = "16-bit grey images that turn nearly black: scale them, or save them with 8 bits"
+    dark = [(n, f"its highest value is {top:,} of 65,535") for n, top in survey.dark.items()]
+    yield Finding("dark", title, [item(images, [n], what) for n, what in dark])
+    misnamed = [item(images, [n], f"it is {form}") for n, form in survey.misnamed.items()]
+    yield Finding("misnamed", "files of another format than their suffix says", misnamed)
 
 
-def find_lopsided(images: Images) -> Iterator[Finding]:
-    """Classes that are rare, or missing in a split."""
+def find_imbalance(images: Images) -> Finding:
+    """Classes that are rare in a split, or missing."""
     items = []
     for split, counts in images.counts().items():
         most = max(counts, key=counts.__getitem__)
         for name, count in sorted(counts.items(), key=lambda pair: pair[1]):
-            if count * IMBALANCED <= counts[most]:
+            if count * IMBALANCE <= counts[most]:
                 what = f"{split} has {count:,} images of {name!a}, and {counts[most]:,} of {most!a}"
-                items.append({"images": [], "what": what})
-    yield Finding("lopsided", "classes with few images", is_serious=False, items=items)
+                items.append(item(images, [], what))
+    return Finding("imbalance", "classes with few images", items)
 
 
 def choose_left_out(images: Images, survey: Survey, groups: list[np.ndarray]) -> dict[int, str]:
-    """The images that training should leave out, and why, as long as the splits are the same.
+    """The images that training should leave out, and why.
 
-    Of a picture in several splits all are left out but those of the last, so that a test stays the
-    same test. Of those, all are if their labels differ, as no one knows which is right. Of files in
-    training with the same bytes one is kept.
+    A group in several splits stays in the last of them only, so that a test set remains the same.
+    If its labels differ there, all of it is left out, as nobody knows which label is right. Of
+    equal files in training, the first is kept.
     """
     left_out = dict(survey.unreadable)
     for members in groups:
         split = images.split_of[members]
         kept = members[split == split.max()]
+        where, first = images.splits[split.max()], show(images, kept[0])
         for index in members[split < split.max()]:
-            where = images.splits[split.max()]
-            left_out[int(index)] = f"the picture is in {where} too: {show(images, kept[0])}"
+            left_out[int(index)] = f"a duplicate is in {where}: {first}"
         labels = images.labels[kept]
         if np.ptp(labels) > 0:
-            other = kept[(labels != labels[0]).argmax()]
+            other = show(images, kept[(labels != labels[0]).argmax()])
             for index, label in zip(kept, labels, strict=True):
-                where = show(images, other if label == labels[0] else kept[0])
-                left_out[int(index)] = f"the picture has another label too: {where}"
-        elif images.splits[split.max()] == "train":
+                left_out[int(index)] = (
+                    f"conflicting label: {other if label == labels[0] else first}"
+                )
+        elif where == "train":
             kept_of: dict[int, int] = {}
-            for index, digest in zip(kept, survey.looks["digest"][kept].tolist(), strict=True):
-                first = kept_of.setdefault(digest, index)
-                if first != index:
-                    left_out[int(index)] = f"the same bytes as {show(images, first)}"
+            for index, digest in zip(kept, survey.stats["digest"][kept].tolist(), strict=True):
+                original = kept_of.setdefault(digest, index)
+                if original != index:
+                    left_out[int(index)] = f"the same bytes as {show(images, original)}"
     return left_out
 
 
 def show(images: Images, index: int) -> str:
-    """The path of an image as a list has it."""
+    """The path of an image as the quarantine list has it."""
     return printable_path(images.name(index))
 
 
-def facts(images: Images, survey: Survey) -> dict[str, Any]:
-    """What the images are like."""
-    readable = survey.looks["height"] > 0
+def summarise(images: Images, survey: Survey) -> dict[str, Any]:
+    """Sizes, file types and colours."""
+    readable = survey.stats["height"] > 0
     sizes, colours = {}, {}
     for side in ("width", "height"):
         if readable.any():
-            low, middle, high = np.percentile(survey.looks[side][readable], (0, 50, 100))
+            low, middle, high = np.percentile(survey.stats[side][readable], (0, 50, 100))
             sizes[side] = {"min": int(low), "median": int(middle), "max": int(high)}
-    first = survey.looks[readable & (images.split_of == 0)]  # of training, if that is there
+    first = survey.stats[readable & (images.split_of == 0)]  # training, if it was checked
     if len(first):
         mean, square = first["mean"].mean(0), first["square"].mean(0)
         std = np.sqrt(np.maximum(0, square - mean**2))
@@ -240,63 +212,59 @@ def facts(images: Images, survey: Survey) -> dict[str, Any]:
 
 
 def lines(report: dict[str, Any], findings: list[Finding], images: Images) -> Iterator[str]:
-    """The audit as a person reads it: the worst first, and then what all are like."""
+    """The report for the terminal: findings, serious ones first, then a summary."""
     for finding in findings:
         if finding.items:
-            mark = "! " if finding.is_serious else ""
-            yield f"\n{mark}{finding.title}: {len(finding.items):,}"
-        for item in finding.items[:LINES]:
-            names = " = ".join(ascii(entry["path"]) for entry in spread(item["images"]))
-            more = len(item["images"]) - NAMES
+            yield f"\n{'! ' * finding.is_serious}{finding.title}: {len(finding.items):,}"
+        for found in finding.items[:MAX_LINES]:
+            names = " = ".join(ascii(entry["path"]) for entry in examples(found["images"]))
+            more = len(found["images"]) - MAX_NAMES
             names += f" and {more:,} more" if more > 0 else ""
-            yield f"  {names}: {item['what']}" if names else f"  {item['what']}"
-        if len(finding.items) > LINES:
-            yield f"  and {len(finding.items) - LINES:,} more: --json FILE has all"
-    counts = ", ".join(
-        f"{split} {sum(classes.values()):,}" for split, classes in report["images"].items()
-    )
+            yield f"  {names}: {found['what']}" if names else f"  {found['what']}"
+        if len(finding.items) > MAX_LINES:
+            yield f"  and {len(finding.items) - MAX_LINES:,} more: --json FILE has all"
+    counts = ", ".join(f"{split} {sum(n.values()):,}" for split, n in report["images"].items())
     yield f"\nimages: {counts}; {len(images.classes):,} classes"
     for source in images.sources:
         yield from source.notes
-    for name in ("kinds", "skipped"):
-        told = ", ".join(f"{count:,} {what}" for what, count in report[name].items() if count)
-        if told:
-            yield {"kinds": "files: ", "skipped": "not taken for images: "}[name] + told
+    for name, title in (("kinds", "files"), ("skipped", "not images")):
+        if any(report[name].values()):
+            pairs = report[name].items()
+            yield f"{title}: " + ", ".join(f"{count:,} {what}" for what, count in pairs if count)
     if report["sizes"]:
-        told = ", ".join(
+        yield "pixels: " + ", ".join(
             f"{side} {size['min']:,} to {size['max']:,} (median {size['median']:,})"
             for side, size in report["sizes"].items()
         )
-        yield f"pixels: {told}"
     if report["colours"]:
         mean, std = (", ".join(map(str, report["colours"][name])) for name in ("mean", "std"))
         yield f"colours of {images.splits[0]}: mean=({mean}), std=({std})"
 
 
-def spread(entries: list[dict[str, str]]) -> list[dict[str, str]]:
-    """A few of the images of a picture, of different splits and classes first."""
+def examples(entries: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A few images of a group, of different splits and classes first."""
     firsts = {(entry["split"], entry["class"]): entry for entry in reversed(entries)}
     others = [entry for entry in entries if entry not in firsts.values()]
-    return [*reversed(firsts.values()), *others][:NAMES]
+    return [*reversed(firsts.values()), *others][:MAX_NAMES]
 
 
-def verdict(images: Images, serious: int, num_left_out: int, quarantine: bool) -> str:
+def conclusion(images: Images, serious: int, num_left_out: int, quarantine: bool) -> str:
     """The last line."""
     path = ascii(str(quarantine_path(images.data)))
     if quarantine and num_left_out:
-        return f"\n{num_left_out:,} more to leave out, as {path} says now"
+        return f"\n{num_left_out:,} images added to {path}: training leaves them out"
     if not serious:
         return "\nnothing serious"
     in_files = images.sources[0].paths is not None
-    advice = f"; with --quarantine training leaves them out ({path})" if in_files else ""
-    return f"\n{serious:,} serious, marked by !{advice}"
+    advice = f"; --quarantine makes training leave them out ({path})" if in_files else ""
+    return f"\n{serious:,} serious findings, marked by !{advice}"
 
 
 def write_to(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file, and the folder that it is in.
+    """Write a file, and create its folder.
 
     Raises:
-        UserError: if it can't be.
+        UserError: if it can't be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,9 +4,17 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ...config import ComputeConfig, Config, DataConfig, RunConfig
-from ...runtime.attempt import DONE, FAULT, INTERRUPTED, run_in_processes
+from ...config import (
+    EXIT_DONE,
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    ComputeConfig,
+    Config,
+    DataConfig,
+    RunConfig,
+)
 from ...runtime.command_line import PrepareData, command, parse, summary, take_images
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)
@@ -38,5 +46,5 @@ def main(words: list[str]) -> int:
         code = run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
     except KeyboardInterrupt:
         print("\ninterrupted: nothing was written", file=sys.stderr)
-        return INTERRUPTED
-    return code or (FAULT if serious else DONE)
+        return EXIT_INTERRUPTED
+    return code or (EXIT_FAULT if serious else EXIT_DONE)

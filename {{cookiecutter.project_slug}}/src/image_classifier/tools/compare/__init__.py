@@ -1,1 +1,1 @@
-"""The `compare` command."""
+"""The tool `compare`: whether the difference between runs is more than chance."""

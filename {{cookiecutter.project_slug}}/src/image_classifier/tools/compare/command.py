@@ -1,4 +1,4 @@
-"""`compare`: whether a run is better than another."""
+"""`compare`: compare runs."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,8 +6,8 @@ from typing import Annotated
 import tyro
 
 from ...config import ComputeConfig, RunConfig
-from ...runtime.attempt import run_in_processes
 from ...runtime.command_line import command, parse, summary
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)
@@ -15,17 +15,16 @@ class CompareOptions:
     """What to compare, and what to write."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or folders of runs
-    json: str = ""  # file to write all that was found to
-    html: str = ""  # file to draw the curves of all runs in
+    json: str = ""  # file to write all results to
 
 
 def main(words: list[str]) -> int:
-    """Say whether runs differ by more than chance: `compare RUN RUN [...]`."""
+    """Compare runs, and tell differences from chance: `compare RUN RUN [...]`."""
     options = parse(CompareOptions, words, prog=command("compare"), about=summary(main))
 
     def work() -> None:
         from .compare import compare
 
-        compare(options.runs, options.json, options.html)
+        compare(options.runs, options.json)
 
     return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

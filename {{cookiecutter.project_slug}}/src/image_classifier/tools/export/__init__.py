@@ -1,1 +1,1 @@
-"""The `export` command."""
+"""The tool `export`: a trained model as ONNX, torch.export program or safetensors."""

@@ -1,26 +1,26 @@
-"""`find-lr`: a learning rate to begin with."""
+"""`find-lr`: find a learning rate to start with."""
 
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...config import Config, flatten, words_of
-from ...runtime.attempt import run_in_processes
 from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)
 class FindLrOptions(Config):
     """Which learning rates to try, and every knob of training."""
 
-    low: float = 1e-5  # the first learning rate
-    high: float = 10.0  # the last, if training does not diverge before
-    steps: int = 200  # of training, each with a larger learning rate
-    dir: str = "runs/find-lr"  # folder to write lr.svg and lr.json to
+    low: float = 1e-5  # first learning rate
+    high: float = 10.0  # last learning rate; the test ends earlier if training diverges
+    steps: int = 200  # training steps, each with a larger learning rate
+    dir: str = "runs/find-lr"  # folder to write lr.html and lr.json to
 
 
 def main(words: list[str]) -> int:
-    """Find a learning rate by trying small to large ones: `find-lr [PRESET] [--FLAG VALUE ...]`."""
+    """Find a learning rate with a range test: `find-lr [PRESET] [--FLAG VALUE ...]`."""
     name, preset = take_preset(words, "shapes")
     default, about = FindLrOptions(**sections(preset)), summary(main)
     prog = f"{command('find-lr')} {name}"
@@ -31,9 +31,9 @@ def main(words: list[str]) -> int:
     training = shlex.join(["python", "train.py", name, *words_of(changed)])
 
     def work() -> None:
-        from .find_lr import find_lr, growing
+        from .find_lr import find_lr, geometric_lrs
 
-        rates = growing(options.low, options.high, options.steps)
-        find_lr(config, training, Path(options.dir), rates)
+        lrs = geometric_lrs(options.low, options.high, options.steps)
+        find_lr(config, training, Path(options.dir), lrs)
 
     return run_in_processes(work, config.run, config.compute)

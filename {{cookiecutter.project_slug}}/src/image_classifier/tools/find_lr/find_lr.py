@@ -1,4 +1,4 @@
-"""The learning-rate range test: a short training in which the rate grows until it falls apart.
+"""The learning-rate range test: train for a few steps while the learning rate grows.
 
 https://arxiv.org/abs/1506.01186
 """
@@ -10,196 +10,168 @@ from pathlib import Path
 import torch
 from torch.nn.functional import avg_pool1d
 
-from ...augment import Normalize, build_augment
+from ...augment import build_augment
 from ...config import Config, UserError
 from ...data import TrainData
-from ...freeze import Freeze
-from ...memory import MicroBatch, split
-from ...models.pretrained import open_origin
-from ...network import begin_network
+from ...models import load_pretrained
 from ...optim import build_loss, build_optimizer, set_lr
 from ...precision import Precision
 from ...precision_probe import settle_precision
+from ...preprocess import Normalize
 from ...runtime.distributed import World, join_world
-from ...runtime.run_dir import open_run, write_json, write_text
+from ...runtime.files import write_json, write_text
+from ...runtime.out_of_memory import MicroBatch
+from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything, seed_layers
+from ...train import init_model, train_step, wrap_ddp
 from ...train_state import TrainState
+from ..html import PAGE, Line, line_chart
 
-LOOK_EVERY = 10  # steps, between two looks at the losses: each waits for the device
-SMOOTHED_SHARE = 0.05  # of the steps, that a loss is averaged over to each side
-LEARNED = 0.03  # of the first loss, that it must fall by for something to be learned
-EXPLODED = 1.5  # times the first loss, from which there is no way back
-# Of its whole fall: how near the loss is to the lowest where it stops falling, and how much of it
-# is lost where training diverges.
-NEAR, LOST = 0.1, 0.5
-# A longer run meets harder places than the test: parts of the two rates that it can bear.
-OF_LOWEST, OF_DIVERGED = 1 / 3, 1 / 10
-
-LEFT, RIGHT, TOP, BOTTOM = 48, 620, 16, 270  # of what the drawing encloses, in pixels
+CHECK_EVERY_STEPS = 10  # read the losses back so often: each time waits for the device
+SMOOTHED_SHARE = 0.05  # of all steps: how far a moving average reaches to each side
+MIN_FALL = 0.03  # share of the first loss that it must fall by
+DIVERGED_RATIO = 1.5  # to the first loss: training stops here
+# Shares of the whole fall: the loss stops falling where it is so near the lowest, and training has
+# diverged where so much of the fall is lost again.
+NEAR_LOWEST, FALL_LOST = 0.1, 0.5
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What the test has found."""
+    """The result of a range test; all losses are finite."""
 
-    rates: list[float]  # of each step
+    lrs: list[float]  # of each step
     losses: list[float]  # of each step
-    smoothed: list[float]  # the same, averaged with its neighbours
-    lowest: float  # rate up to which the loss falls
-    diverged: float | None  # rate from which on training falls apart; None: it does not
+    smoothed: list[float]  # the losses' moving average
+    lr_best: float  # where the loss stops falling
+    lr_diverge: float | None  # where training diverges; None: it does not
     suggested: float
 
-    def words(self) -> str:
-        """How the suggestion comes about."""
-        end = f"it diverges from {self.diverged:.2g} on" if self.diverged else "it never diverges"
-        return (
-            f"the loss falls up to a learning rate of {self.lowest:.2g}, and {end}: "
-            "a third of the one, or a tenth of the other if that is less"
-        )
 
+def find_lr(config: Config, command: str, folder: Path, lrs: list[float]) -> RangeTest:
+    """Run a range test over `lrs`, and write `lr.json` and `lr.html` to `folder`.
 
-def find_lr(config: Config, command: str, folder: Path, rates: list[float]) -> RangeTest:
-    """Train with each of `rates` for a step; print the one to take, and draw all in `folder`.
+    Prints `command`, which trains `config`, with the suggested learning rate.
 
     Raises:
-        UserError: if none of them lets the loss fall, or the config or the data can't be used.
+        UserError: if no learning rate lets the loss fall, or the config or the data is unusable.
         FaultError: if memory does not suffice.
     """
-    # All layers are to learn from the first step on, and the run folder is that of the test.
-    run = replace(config.run, dir=str(folder))
-    config = replace(config, run=run, optim=replace(config.optim, frozen_epochs=0.0))
+    # All layers learn from the first step on, and the run folder is that of the test.
+    optim = replace(config.optim, frozen_epochs=0.0)
+    config = replace(config, run=replace(config.run, dir=str(folder)), optim=optim)
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
-        losses = losses_at(rates, config, world)
-        finding = judge(rates, losses)
+        result = analyse(lrs, losses_at(lrs, config, world))
         if world.is_main:
-            write_json(folder / "lr.json", vars(finding))
-            write_text(folder / "lr.svg", drawing(finding))
-            print(f"{finding.words()}\nwritten: {folder}/lr.svg and lr.json")
-            print(f"to try: {command} --optim.lr {finding.suggested:.2g}")
-    return finding
+            write_json(folder / "lr.json", vars(result))
+            write_text(folder / "lr.html", page(result))
+            diverge = f"{result.lr_diverge:.2g}" if result.lr_diverge else "not reached"
+            print(f"lr_best (the loss falls up to here) {result.lr_best:.2g}, lr_diverge {diverge}")
+            print("The suggestion is the smaller of lr_best / 3 and lr_diverge / 10.")
+            print(f"written: {folder}/lr.html and lr.json")
+            print(f"try: {command} --optim.lr {result.suggested:.2g}")
+    return result
 
 
-def growing(low: float, high: float, steps: int) -> list[float]:
-    """Rates from `low` to `high`, each as many times the one before.
+def geometric_lrs(low: float, high: float, steps: int) -> list[float]:
+    """Learning rates from `low` to `high`, evenly spaced on a logarithmic scale.
 
     Raises:
-        UserError: if that is no range.
+        UserError: if the range or the number of steps is unusable.
     """
     if not 0 < low < high or not 20 <= steps <= 100_000:
         raise UserError(
-            f"--low {low:g} --high {high:g} --steps {steps}: the learning rate is to grow from "
-            "more than 0, in 20 steps at the least and 100000 at the most"
+            f"--low {low:g} --high {high:g} --steps {steps}: needs 0 < low < high "
+            "and 20 to 100000 steps"
         )
     return [low * (high / low) ** (step / (steps - 1)) for step in range(steps)]
 
 
-def losses_at(rates: list[float], config: Config, world: World) -> list[float]:
-    """The loss of each step of a training with `rates`, up to where it diverges."""
+def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
+    """Train one step with each of `lrs`, and return the losses up to where it diverges."""
     seed_everything(config.seed, config.deterministic, world.device)
     data = TrainData(config, world)
     config, _ = settle_precision(config, data, world)
     precision = Precision(config.precision, config.compute, config.optim, world.device)
-    origin = open_origin(config.run, config.model, world, data)
+    pretrained = load_pretrained(config.run, config.model, world)
+    if pretrained.mean:
+        data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
     micro_batch = MicroBatch(config, world)
     normalize = Normalize(data.source, config.data.image_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
-    model = begin_network(config, data, normalize, precision)
-    begun = origin.fill(model, data.source.classes)
-    freeze = Freeze(config, model, data.steps_per_epoch, world)
-    loss_of = build_loss(config.optim, micro_batch.share, data.class_weights)
+    model = init_model(config, data, normalize)
+    init_note = pretrained.load_into(model, data.source.classes)
+    model = model.to(world.device, memory_format=precision.memory_format)
+    if config.compute.compile:
+        model.compile()
+    loss_fn = build_loss(config.optim, micro_batch.share, data.class_weights)
     optimizer = build_optimizer(config.optim, model)
-    state = TrainState.start(replace(config.optim, ema_decay=0.0), model, optimizer, precision)
-    losses = torch.zeros(len(rates), device=world.device)
+    ddp_model = wrap_ddp(model.train(), world)
+    state = TrainState(model, optimizer, precision)
+    losses = torch.zeros(len(lrs), device=world.device)
     if world.is_main:
-        print(f"{len(rates)} steps, learning rates {rates[0]:g} to {rates[-1]:g}; {begun}")
+        print(f"{len(lrs)} steps, learning rates {lrs[0]:g} to {lrs[-1]:g}; {init_note}")
     try:
-        with micro_batch.halved_on_failure(state, data):
-            for batch in data.batches(0, len(rates)):
-                learner = freeze.learner_at(state.step, optimizer)
-                set_lr(optimizer, rates[state.step])
-                seed_layers(config.seed, state.step, world.rank, world.device)
-                for images, labels, is_last in split(augment(batch, state.step), micro_batch.size):
-                    learner.require_backward_grad_sync = is_last
-                    with precision.autocast():
-                        loss = loss_of(learner(images), labels)
-                    precision.backward(loss)
-                    losses[state.step] += loss.detach()
+        with micro_batch.halve_micro_batch_on_oom(state, data):
+            for batch in data.batches(0, len(lrs)):
+                step = state.step
+                set_lr(optimizer, lrs[step])
+                seed_layers(config.seed, step, world.rank, world.device)
+                images, labels = augment(batch, step)
+                losses[step] = train_step(
+                    ddp_model, images, labels, loss_fn, precision, micro_batch.size
+                )
                 precision.step(optimizer)
                 state.advance()
-                if state.step % LOOK_EVERY == 0 or state.step == len(rates):
-                    seen = (world.sum(losses[: state.step].clone()) / world.size).tolist()
-                    if not smooth(seen, len(rates))[-1] < EXPLODED * seen[0]:
+                if state.step % CHECK_EVERY_STEPS == 0 or state.step == len(lrs):
+                    total = world.all_reduce_sum(losses[: state.step].clone())
+                    seen = (total / world.size).tolist()
+                    if not smooth(seen, len(lrs))[-1] < DIVERGED_RATIO * seen[0]:
                         break
     finally:
         data.close()
     return seen
 
 
-def smooth(losses: list[float], steps: int) -> list[float]:
-    """Each loss averaged with its neighbours on both sides; what is not finite stays so."""
-    reach = max(1, round(SMOOTHED_SHARE * steps))
+def smooth(losses: list[float], num_steps: int) -> list[float]:
+    """The centred moving average of `losses`; inf and nan spread to their neighbours."""
+    reach = max(1, round(SMOOTHED_SHARE * num_steps))
     row = torch.tensor(losses, dtype=torch.float64)[None]
     window = 2 * reach + 1
     return avg_pool1d(row, window, stride=1, padding=reach, count_include_pad=False)[0].tolist()
 
 
-def judge(rates: list[float], losses: list[float]) -> RangeTest:
-    """What the losses say of the rates they were reached with.
+def analyse(lrs: list[float], losses: list[float]) -> RangeTest:
+    """Find where the loss stops falling and where it diverges.
 
     Raises:
-        UserError: if they never fall.
+        UserError: if the loss never falls.
     """
-    smoothed = smooth(losses, len(rates))
-    end = next((n for n, loss in enumerate(smoothed) if not loss < EXPLODED * smoothed[0]), None)
-    low = min(smoothed[:end], default=smoothed[0])
-    fall = smoothed[0] - low
-    if not fall > LEARNED * smoothed[0]:
+    smoothed = smooth(losses, len(lrs))
+    limit = DIVERGED_RATIO * smoothed[0]
+    end = next((n for n, loss in enumerate(smoothed) if not loss < limit), None)
+    lowest = min(smoothed[:end], default=smoothed[0])
+    fall = smoothed[0] - lowest
+    if not fall > MIN_FALL * smoothed[0]:
         raise UserError(
-            f"no learning rate from {rates[0]:g} to {rates[len(losses) - 1]:g} lets the loss fall "
+            f"no learning rate from {lrs[0]:g} to {lrs[len(losses) - 1]:g} lets the loss fall "
             f"({smoothed[0]:.4g} at first): set --low, --high or --steps"
         )
-    lowest = next(n for n, loss in enumerate(smoothed) if loss <= low + NEAR * fall)
-    after = smoothed.index(low)
-    lost = [n for n in range(after, len(smoothed)) if not smoothed[n] < low + LOST * fall]
-    diverged = rates[lost[0]] if lost else None
-    suggested = min(OF_LOWEST * rates[lowest], OF_DIVERGED * (diverged or math.inf))
+    best = next(n for n, loss in enumerate(smoothed) if loss <= lowest + NEAR_LOWEST * fall)
+    after = range(smoothed.index(lowest), len(smoothed))
+    lost = (n for n in after if not smoothed[n] < lowest + FALL_LOST * fall)
+    lr_diverge = next((lrs[n] for n in lost), None)
+    # A full run meets harder places than this test.
+    suggested = min(lrs[best] / 3, (lr_diverge or math.inf) / 10)
     finite = [n for n, loss in enumerate(smoothed) if math.isfinite(loss)]
-    kept = ([row[n] for n in finite] for row in (rates, losses, smoothed))
-    return RangeTest(*kept, rates[lowest], diverged, suggested)
+    kept = ([row[n] for n in finite] for row in (lrs, losses, smoothed))
+    return RangeTest(*kept, lrs[best], lr_diverge, suggested)
 
 
-def drawing(finding: RangeTest) -> str:
-    """The loss over the learning rate, whose axis is logarithmic, as an SVG."""
-    rates, losses = finding.rates, finding.smoothed
-    low, high = min(losses), min(max(losses), EXPLODED * losses[0])
-    start, decades = math.log10(rates[0]), math.log10(rates[-1] / rates[0])
-
-    def across(rate: float) -> float:
-        return round(LEFT + (RIGHT - LEFT) * (math.log10(rate) - start) / decades, 1)
-
-    def down(loss: float) -> float:
-        return round(BOTTOM - (BOTTOM - TOP) * (min(loss, high) - low) / (high - low), 1)
-
-    parts = [f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
-    for loss in (low, (low + high) / 2, high):
-        parts.append(f'<text x="{LEFT - 6}" y="{down(loss) + 4}" class="loss">{loss:.3g}</text>')
-    for power in range(math.ceil(start - 1e-9), math.floor(start + decades + 1e-9) + 1):
-        x = across(10.0**power)
-        parts.append(f'<path d="M{x} {BOTTOM}v5"/>')
-        parts.append(f'<text x="{x}" y="{BOTTOM + 20}">{10.0**power:g}</text>')
-    points = " ".join(f"{across(r)},{down(loss)}" for r, loss in zip(rates, losses, strict=True))
-    parts.append(f'<polyline points="{points}"/>')
-    x = across(max(finding.suggested, rates[0]))
-    parts.append(f'<path class="found" d="M{x} {TOP}V{BOTTOM}"/>')
-    parts.append(f'<text x="{x}" y="{TOP - 4}">{finding.suggested:.2g}</text>')
-    middle = (LEFT + RIGHT) // 2
-    parts.append(f'<text x="{middle}" y="{BOTTOM + 38}">learning rate</text>')
-    style = (
-        "svg{background:#fff}text{font:12px system-ui,sans-serif;fill:#555;text-anchor:middle}"
-        ".loss{text-anchor:end}path{stroke:#999;fill:none}.found{stroke:#c40;stroke-dasharray:4}"
-        "polyline{fill:none;stroke:#1f66b5;stroke-width:2}"
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 320" role="img" '
-        f'aria-label="loss over the learning rate"><style>{style}</style>{"".join(parts)}</svg>\n'
-    )
+def page(result: RangeTest) -> str:
+    """The smoothed loss over the learning rate, as an HTML page."""
+    limit = DIVERGED_RATIO * result.losses[0]
+    points = zip(result.lrs, (min(loss, limit) for loss in result.smoothed), strict=True)
+    chart = line_chart("loss", [Line("loss", [*points])], x_label="learning rate", is_log=True)
+    note = f"<p>suggested learning rate: {result.suggested:.2g}</p>"
+    return PAGE.substitute(title="Learning-rate range test", body=chart + note)

@@ -1,1 +1,24 @@
-"""Pieces of HTML pages."""
+"""What pages are made of: charts, tables, images, and the page itself, without any script.
+
+All of it escapes text from outside, such as the names of classes.
+"""
+
+from .images import SIDE, Picture, contact_sheet, gallery
+from .style import PAGE
+from .svg import Line, line_chart, reliability_diagram
+from .tables import class_table, confused_pairs, confusion_matrix, definitions
+
+__all__ = [
+    "PAGE",
+    "SIDE",
+    "Line",
+    "Picture",
+    "class_table",
+    "confused_pairs",
+    "confusion_matrix",
+    "contact_sheet",
+    "definitions",
+    "gallery",
+    "line_chart",
+    "reliability_diagram",
+]

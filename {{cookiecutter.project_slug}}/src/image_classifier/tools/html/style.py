@@ -1,8 +1,8 @@
-"""How pages look, in light and dark, on a phone and on a desktop."""
+"""The HTML of a page and its style sheet: light and dark, on a phone and on a desktop."""
 
 from string import Template
 
-# The policy lets nothing run or be fetched, whatever may get through as HTML one day.
+# The policy forbids scripts and requests, even if text from outside came through as HTML.
 PAGE = Template("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -13,11 +13,11 @@ PAGE = Template("""<!doctype html>
 <style>
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #66707b;
   --line: #e2e6ea; --val: #1f66b5; --right: #8ebdf0; --wrong: #f0a873;
-  --error: #b3500f; --third: #2b8a57; }
+  --error: #b3500f; }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #14171a; --ink: #e3e7eb; --soft: #939da7;
     --line: #2b3138; --val: #6fb0f5; --right: #2a5f9c; --wrong: #9a5325;
-    --error: #f0a873; --third: #63c490; }
+    --error: #f0a873; }
 }
 * { box-sizing: border-box; margin: 0; }
 body { max-width: 72rem; margin: auto; padding: 2.5rem 1.25rem; background: var(--paper);
@@ -36,14 +36,10 @@ p, dt, th, figcaption { color: var(--soft); font-weight: normal; }
 svg { width: 100%; margin-top: 0.5rem; overflow: visible; font-size: 11px; fill: var(--soft);
   stroke: var(--line); }
 svg text { stroke: none; }
-.level { text-anchor: end; }
-.epoch { text-anchor: middle; }
+.y { text-anchor: end; }
+.x { text-anchor: middle; }
 .train { stroke: var(--soft); fill: var(--soft); }
 .val { stroke: var(--val); fill: var(--val); }
-.run0 { stroke: var(--val); fill: var(--val); }
-.run1 { stroke: var(--error); fill: var(--error); }
-.run2 { stroke: var(--third); fill: var(--third); }
-.run3 { stroke: var(--soft); fill: var(--soft); }
 polyline { fill: none; stroke-width: 1.5; stroke-linejoin: round; }
 .beside { display: flex; flex-wrap: wrap; column-gap: 4rem; }
 section { max-width: 100%; }
@@ -83,7 +79,7 @@ thead th { position: sticky; top: 0; max-width: 7rem; background: var(--paper); 
 .gallery span { display: flex; justify-content: space-between; gap: 0.5rem; color: var(--soft); }
 .gallery b { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; font-weight: 600;
   color: var(--ink); unicode-bidi: isolate; }
-.said b { color: var(--error); }
+.wrong-class b { color: var(--error); }
 .list { columns: 19rem; column-gap: 2.5rem; }
 .list div { display: flex; gap: 1rem; border-top: 1px solid var(--line); break-inside: avoid; }
 .list dd { margin-left: auto; overflow-wrap: anywhere; white-space: pre-wrap; }

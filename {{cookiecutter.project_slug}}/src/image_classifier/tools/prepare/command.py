@@ -11,8 +11,8 @@ from ...config import (
     DataConfig,
     RunConfig,
 )
-from ...runtime.attempt import run_in_processes
 from ...runtime.command_line import PrepareData, check_ranges, command, parse, summary, take_images
+from ...runtime.launch import run_in_processes
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The report page of a run."""
+"""The tool `report`: the page of a run, `report.html`."""

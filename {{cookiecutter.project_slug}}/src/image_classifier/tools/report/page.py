@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs neither a network nor scripts.
+"""The page of a run, `report.html`: one file that needs neither a network nor scripts.
 
 To add a section: a function that returns HTML, and its place in `write_page`. Text from outside,
 such as the name of a class, passes through `escape`.
@@ -8,44 +8,31 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from ...config import Config, flatten
-from ...data import Batch
+from ...config import Config, FaultError, UserError, flatten
+from ...data import Source
 from ...predictions import Answers, Calibration, calibrate
-from ...runtime.files import read_object, read_rows
-from ...runtime.run_dir import write_text
-from ..html.charts import Line, Rows, chart, curve, reliability
-from ..html.pictures import (
-    Picture,
-    contact_sheet,
-    gallery,
-    names_in,
-    place_of,
-    read_small,
-    share_text,
-)
-from ..html.style import PAGE
-from ..html.tables import class_table, confused_pairs, listing, matrix
+from ...runtime.files import read_object, read_rows, write_text
+from .. import html
 
 PICTURES = 24  # in each gallery
-MOST_SHARE = 0.02  # of a run's time that its page may take before the end
-USUAL_SECONDS = 0.5  # that it takes to write one, as long as none was written
+MOST_SHARE = 0.02  # of a run's time that writing its page may take before the end
+USUAL_SECONDS = 0.5  # of writing a page, as long as none was written
 STATE = re.compile('(?<=<p class="state">)[^<]*')
 
-Augment = Callable[[Batch, int], tuple[Tensor, Tensor]]
+Rows = list[dict[str, Any]]  # of metrics.jsonl
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Training images as the model saw them, on the device."""
+class Samples(NamedTuple):
+    """Augmented training images, on the device."""
 
     step: int
     pixels: Tensor  # (count, height, width, 3) uint8
@@ -53,59 +40,54 @@ class Seen:
 
 
 class Page:
-    """`report.html` of a run, written anew as the run goes on, if that takes little of its time."""
+    """The page of a run, rewritten during the run whenever that takes little of its time."""
 
     def __init__(self, folder: Path) -> None:
         """In the run folder; nothing is written yet."""
         self.path = folder / "report.html"
-        self.seen: Seen | None = None
+        self.samples: Samples | None = None
         self.warnings: list[str] = []
         self.written, self.took_seconds = time.monotonic(), USUAL_SECONDS
 
-    def look_on(self, augment: Augment, pixels_of: Callable[[Tensor], Tensor]) -> Augment:
-        """`augment`; some of what comes of the first batch is kept, to be shown.
+    def record_augmented_samples(self, pixels: Tensor, labels: Tensor, step: int) -> None:
+        """Keep training images to show, as the model sees them; nothing waits for the device.
 
-        `pixels_of` makes pixels of normalised images again.
+        Args:
+            pixels: (count, height, width, 3) uint8.
+            labels: (count,) int64, or (count, classes) float32 if they are mixed.
+            step: in which they are used.
         """
-
-        def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-            images, labels = augment(batch, step)
-            if self.seen is None:  # nothing here waits for the device
-                some = pixels_of(images[:PICTURES]).permute(0, 2, 3, 1)
-                self.seen = Seen(step + 1, some, labels[:PICTURES].clone())
-            return images, labels
-
-        return apply
+        self.samples = Samples(step, pixels[:PICTURES], labels[:PICTURES].clone())
 
     @property
     def is_due(self) -> bool:
-        """Whether to write it anew would take little of the time since it was written."""
+        """Whether writing it would take little of the time since it was written."""
         return self.took_seconds <= MOST_SHARE * (time.monotonic() - self.written)
 
-    def write(self, answers: Answers, state: str) -> None:
-        """Write it anew; `state` says how the run stands.
+    def write(self, predictions: Answers, state: str) -> None:
+        """Write the page, with the predictions of the last evaluation; `state` is that of the run.
 
         Raises:
-            OSError: if it can't be written; the one before is kept.
+            OSError: if it cannot be written; the one before is kept.
         """
         began = time.monotonic()
-        write_page(self.path.parent, answers, state, self.seen, self.warnings)
+        write_page(self.path.parent, predictions, state, self.samples, self.warnings)
         self.written = time.monotonic()
         self.took_seconds = self.written - began
 
-    def sheets(self, answers: Answers) -> dict[str, np.ndarray]:
-        """The pictures of mistakes and of training images, each kind as one: for trackers."""
-        mistakes = (read_small(answers.source, index) for index in answers.worst(PICTURES))
-        sheets = {"mistakes": [picture for picture in mistakes if picture is not None]}
-        if self.seen is not None:
-            sheets["training images"] = list(self.seen.pixels.cpu())
-        return {name: contact_sheet(pictures) for name, pictures in sheets.items() if pictures}
+    def sheets(self, predictions: Answers) -> dict[str, np.ndarray]:
+        """Contact sheets by name, for trackers: each (height, width, 3) uint8."""
+        errors = (read_image(predictions.source, n) for n in predictions.worst(PICTURES))
+        images = {"mistakes": [pixels for pixels in errors if pixels is not None]}
+        if self.samples is not None:
+            images["training images"] = list(self.samples.pixels.cpu())
+        return {name: html.contact_sheet(some) for name, some in images.items() if some}
 
     def restate(self, state: str) -> None:
-        """Change nothing but how the run stands, if there is a page.
+        """Change only the state of the run, if there is a page.
 
         Raises:
-            OSError: if it can't be written; the one before is kept.
+            OSError: if it cannot be written; the one before is kept.
         """
         if self.path.exists():
             text = self.path.read_text(encoding="utf-8", errors="replace")
@@ -114,50 +96,58 @@ class Page:
 
 def write_page(
     folder: Path,
-    answers: Answers,
+    predictions: Answers,
     state: str = "",
-    seen: Seen | None = None,
+    samples: Samples | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
-    """Write `report.html` from what a run wrote to `folder` and its last evaluation."""
+    """Write `report.html` from what a run wrote to `folder`, and its last evaluation."""
     rows = read_rows(folder / "metrics.jsonl")
     config, environment = (read_object(folder / f"{n}.json") for n in ("config", "environment"))
-    classes, confusion = answers.source.classes, answers.confusion()
-    confusions = matrix if len(classes) <= 20 else confused_pairs  # a larger one can't be read
-    calibration = calibrate(answers)
+    classes, confusion = predictions.source.classes, predictions.confusion()
+    confusions = html.confusion_matrix if len(classes) <= 20 else html.confused_pairs
+    calibration = calibrate(predictions)
     about = f"{config['model.name']} on {config['data.name']}, {config['epochs']:g} epochs; "
     about += environment["device"]
     defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
     changed = [knob for knob in config.items() if knob not in defaults.items()]
+    warned = "".join(f'<p class="warning">{escape(line)}</p>' for line in warnings)
+    wrong, unsure = predictions.worst(PICTURES), predictions.least_certain(PICTURES)
     body = [
         f"<h1>{escape(folder.resolve().name)}</h1><p>{escape(about)}</p>",
         f'<p class="state">{escape(state)}</p>',
-        f'<dl class="facts">{facts(rows, confusion, calibration)}</dl>',
-        f"<section><h2>Warnings</h2>{warned(warnings)}</section>" if warnings else "",
+        f'<dl class="facts">{summary(rows, confusion, calibration)}</dl>',
+        f"<section><h2>Warnings</h2>{warned}</section>" if warnings else "",
         f'<div class="curves">{curves(rows)}</div>',
         '<div class="beside">',
         f"<section><h2>Confusion</h2>{confusions(classes, confusion)}</section>",
-        f"<section><h2>Classes</h2>{class_table(classes, confusion)}</section>",
+        f"<section><h2>Classes</h2>{html.class_table(classes, confusion)}</section>",
         "</div>",
-        f"<h2>Calibration</h2>{trust(calibration)}",
-        f"<h2>Worst mistakes</h2>{mistaken(answers)}",
-        f"<h2>Least certain</h2>{uncertain(answers)}",
-        "" if seen is None else f"<h2>Training images</h2>{learned(seen, classes)}",
-        "<h2>Config</h2><p>Bold: other than the default.</p>",
-        f'<dl class="list">{listing(config, changed)}</dl>',
-        f'<h2>Environment</h2><dl class="list environment">{listing(environment)}</dl>',
+        f"<h2>Calibration</h2>{calibration_section(calibration)}",
+        "<h2>Most confident mistakes</h2><p>In colour the predicted class, below it the true one. "
+        f"Some may be wrong labels.</p>{gallery(predictions, wrong)}",
+        f"<h2>Least confident predictions</h2>{gallery(predictions, unsure)}",
+        "" if samples is None else augmented(samples, classes),
+        "<h2>Config</h2><p>Bold: changed from the default.</p>",
+        f'<dl class="list">{html.definitions(config, changed)}</dl>',
+        f'<h2>Environment</h2><dl class="list environment">{html.definitions(environment)}</dl>',
     ]
-    page = PAGE.substitute(title=escape(folder.resolve().name), body="\n".join(body))
-    # A path among the knobs may hold bytes that are no text: they are shown as `\udcff`.
+    page = html.PAGE.substitute(title=escape(folder.resolve().name), body="\n".join(body))
+    # A path among the knobs may hold bytes that are not text: they are shown as `\udcff`.
     write_text(folder / "report.html", page)
 
 
-def warned(warnings: Sequence[str]) -> str:
-    """What the run said that is most likely wrong, a paragraph for each."""
-    return "".join(f'<p class="warning">{escape(line)}</p>' for line in warnings)
+def curve(rows: Rows, metric: str, unit: float = 1.0) -> list[tuple[float, float]]:
+    """Epochs and values of a metric, in units of `unit`; anything but numbers is left out."""
+
+    def is_number(value: object) -> bool:
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+
+    pairs = ((row.get("epoch"), row.get(metric)) for row in rows)
+    return [(epoch, y / unit) for epoch, y in pairs if is_number(epoch) and is_number(y)]
 
 
-def facts(rows: Rows, confusion: Tensor, calibration: Calibration) -> str:
+def summary(rows: Rows, confusion: Tensor, calibration: Calibration) -> str:
     """The result in a few numbers, the most important first."""
     right, count = int(confusion.diagonal().sum()), int(confusion.sum())
     found = {f"top-1: {right:,} of {count:,} validation images": f"{right / count:.2%}"}
@@ -165,118 +155,102 @@ def facts(rows: Rows, confusion: Tensor, calibration: Calibration) -> str:
         epoch, best = max(top1, key=lambda point: point[1])
         if best > top1[-1][1]:
             found[f"best top-1, at epoch {epoch:g}"] = f"{best:.2%}"
-        if top5 := curve(rows, "val/top5"):
-            found["top-5"] = f"{top5[-1][1]:.2%}"
-        found["validation loss"] = f"{curve(rows, 'val/loss')[-1][1]:.4f}"
+
+    def add(name: str, metric: str, form: str, of: Callable) -> None:
+        if points := curve(rows, metric):
+            found[name] = form.format(of([value for _, value in points]))
+
+    def last(values: list[float]) -> float:
+        return values[-1]
+
+    add("top-5", "val/top5", "{:.2%}", last)
+    add("validation loss", "val/loss", "{:.4f}", last)
     found["calibration error"] = f"{calibration.error:.1%}"
-    if rates := curve(rows, "train/images_per_second"):
-        waits = curve(rows, "train/waited_fraction")
-        found["images per second"] = f"{median(rate for _, rate in rates):,.0f}"
-        found["waiting for data"] = f"{fmean(share for _, share in waits):.1%}"
-    found |= cost_facts(rows)
+    add("images per second", "train/images_per_second", "{:,.0f}", median)
+    add("waiting for data", "train/waited_fraction", "{:.1%}", fmean)
+    add("of the device's peak (MFU)", "train/mfu", "{:.1%}", median)
+    add("device busy", "device/utilisation", "{:.0%}", fmean)
+    add("energy", "energy_joules", "{:,.4g} Wh", lambda joules: joules[-1] / 3600)
     return "".join(f"<div><dd>{value}</dd><dt>{what}</dt></div>" for what, value in found.items())
 
 
-def cost_facts(rows: Rows) -> dict[str, str]:
-    """How well the device was used, and the energy that it took, as far as that is known."""
-    found = {}
-    if shares := curve(rows, "train/mfu"):
-        found["of the device's peak (MFU)"] = f"{median(share for _, share in shares):.1%}"
-    if used := curve(rows, "device/utilisation"):
-        found["device busy"] = f"{fmean(share for _, share in used):.0%}"
-    if energy := curve(rows, "energy_joules"):
-        found["energy"] = f"{energy[-1][1] / 3600:,.4g} Wh"
-    return found
-
-
 def curves(rows: Rows) -> str:
-    """Charts of what was learned, and of how fast it was."""
-    train, val = curve(rows, "train/loss"), curve(rows, "val/loss")
-    waited = curve(rows, "train/waited_fraction", scale=100)
+    """Charts of loss, accuracy, learning rate and throughput."""
+
+    def of_training(title: str, metric: str, **options: Any) -> str:  # noqa: ANN401
+        points = curve(rows, metric, 0.01 if options.get("unit") == "%" else 1.0)
+        return html.line_chart(title, [html.Line("train", points, "train")], **options)
+
+    loss = [
+        html.Line("train", curve(rows, "train/loss"), "train"),
+        html.Line("val", curve(rows, "val/loss")),
+    ]
+    top1 = [html.Line("val", curve(rows, "val/top1", 0.01))]
     return (
-        chart("Loss", [Line("train", train, "train"), Line("val", val)])
-        + chart("Validation top-1", [Line("val", curve(rows, "val/top1", scale=100))], unit="%")
-        + chart("Learning rate", [Line("train", curve(rows, "train/lr"), "train")])
-        + chart(
-            "Images per second",
-            [Line("train", curve(rows, "train/images_per_second"), "train")],
-            low=0,
-        )
-        + chart("Time spent waiting for data", [Line("train", waited, "train")], unit="%", low=0)
+        html.line_chart("Loss", loss)
+        + html.line_chart("Validation top-1", top1, unit="%")
+        + of_training("Learning rate", "train/lr")
+        + of_training("Images per second", "train/images_per_second", low=0)
+        + of_training("Waiting for data", "train/waited_fraction", unit="%", low=0)
     )
 
 
-def trust(calibration: Calibration) -> str:
-    """How far the probabilities can be trusted: a sentence and a drawing."""
+def calibration_section(calibration: Calibration) -> str:
+    """Whether the model is over- or underconfident: a sentence and a diagram."""
     if not calibration.count:
-        return "<p>No answer has a probability.</p>"
+        return "<p>No prediction has a probability.</p>"
     said, right = calibration.mean(calibration.said), calibration.mean(calibration.right)
-    chance = 2 * sqrt(right * (1 - right) / calibration.count)  # that `right` may be off by
-    gap = 100 * abs(said - right)
-    if abs(said - right) <= max(chance, 0.005):
-        sentence = "neither over- nor underconfident."
-    elif said > right:
-        sentence = f"overconfident by {gap:.1f} points."
-    else:
-        sentence = f"underconfident by {gap:.1f} points: right more often than it says."
+    noise = 2 * sqrt(right * (1 - right) / calibration.count)  # two standard errors
+    verdict = "neither over- nor underconfident"
+    if abs(said - right) > max(noise, 0.005):
+        kind = "overconfident" if said > right else "underconfident"
+        verdict = f"{kind} by {100 * abs(said - right):.1f} points"
     return (
-        f'<div class="reliability">{reliability(calibration)}<p>The model says {said:.1%} on the '
-        f"average and is right in {right:.1%}: {sentence} "
-        f"Bin by bin the two differ by {calibration.error:.1%} (ECE).</p></div>"
+        f'<div class="reliability">{html.reliability_diagram(calibration)}<p>Mean confidence '
+        f"{said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error (ECE): "
+        f"{calibration.error:.1%}.</p></div>"
     )
 
 
-def mistaken(answers: Answers) -> str:
-    """The wrong answers that the model was surest of, as pictures."""
-    worst = answers.worst(PICTURES)
-    if not worst:
-        return "<p>None.</p>"
-    note = "What the model was surest of, and wrong: in colour its answer, below it the truth. "
-    note += "Some may be mistakes of the labels."
-    return f"<p>{note}</p>{gallery(answer_picture(answers, index) for index in worst)}"
+def gallery(predictions: Answers, indices: list[int]) -> str:
+    """Images with their predicted and, where that is another, true class."""
+    source, pictures = predictions.source, []
+    for index in indices:
+        predicted, target = int(predictions.answer[index]), int(source.labels[index])
+        shares = predictions.probability[index], predictions.probability_of_truth[index]
+        percent, percent_of_target = (percentage(float(share)) for share in shares)
+        lines = [("true", source.classes[target], percent_of_target)]
+        if predicted != target:
+            lines.insert(0, ("wrong-class", source.classes[predicted], percent))
+        title = f"image {index}"
+        if source.paths is not None:
+            title = source.paths.relative(index).decode("utf-8", "backslashreplace")
+        pictures.append(html.Picture(read_image(source, index), title, lines))
+    return html.gallery(pictures) if pictures else "<p>None.</p>"
 
 
-def uncertain(answers: Answers) -> str:
-    """The answers that the model was least sure of, as pictures."""
-    note = "Answers with the lowest probability, right or wrong."
-    least = answers.least_certain(PICTURES)
-    return f"<p>{note}</p>{gallery(answer_picture(answers, index) for index in least)}"
+def augmented(samples: Samples, classes: tuple[str, ...]) -> str:
+    """Training images as the model saw them, with the shares of mixed labels."""
+    pictures = []
+    for pixels, label in zip(samples.pixels.cpu(), samples.labels.cpu(), strict=True):
+        lines = [("true", classes[int(label)], "")] if label.ndim == 0 else []
+        if label.ndim:
+            shares = sorted(((float(label[n]), int(n)) for n in label.nonzero()), reverse=True)
+            lines = [("true", classes[n], percentage(share)) for share, n in shares]
+        pictures.append(html.Picture(pixels, f"step {samples.step}", lines))
+    note = f"As the model saw them in step {samples.step:,}."
+    return f"<h2>Augmented training images</h2><p>{note}</p>{html.gallery(pictures)}"
 
 
-def answer_picture(answers: Answers, index: int) -> Picture:
-    """An image with its answer and, where that is another, the truth."""
-    source, answer = answers.source, int(answers.answer[index])
-    truth = int(source.labels[index])
-    share, share_of_truth = (
-        share_text(float(shares[index]))
-        for shares in (answers.probability, answers.probability_of_truth)
-    )
-    lines = [("true" if answer == truth else "said", source.classes[answer], share)]
-    if answer != truth:
-        lines.append(("true", source.classes[truth], share_of_truth))
-    return Picture(read_small(source, index), place_of(source, index), lines)
+def percentage(share: float) -> str:
+    """A fraction in percent, with a decimal where it would otherwise be shown as 0 or 100."""
+    percent = f"{share:.0%}"
+    return f"{share:.1%}" if percent in ("0%", "100%") else percent
 
 
-def learned(seen: Seen, classes: tuple[str, ...]) -> str:
-    """Training images as the model saw them."""
-    pictures = (
-        Picture(
-            pixels,
-            f"step {seen.step}",
-            [("seen", name, share) for name, share in names_in(label, classes)],
-        )
-        for pixels, label in zip(seen.pixels.cpu(), seen.labels.cpu(), strict=True)
-    )
-    note = f"As the model saw them in step {seen.step:,}, augmented{mixing(seen.labels.cpu())}."
-    return f"<p>{note}</p>{gallery(pictures)}"
-
-
-def mixing(labels: Tensor) -> str:
-    """How a step mixed its images, by labels of some: nothing if it did not.
-
-    In one step all pairs are mixed in the same way; of two images of one class that can't be seen.
-    """
-    if labels.ndim == 1:
-        return ""
-    most = float(labels.max(dim=1).values.min())  # of the pair that is mixed most visibly
-    return " and mixed in pairs" + (f", {most:.1%} and {1 - most:.1%}" if most < 1 else "")
+def read_image(source: Source, index: int) -> Tensor | None:
+    """The whole image `index`; None if it cannot be read any more."""
+    try:
+        return source.read(index)
+    except (UserError, FaultError):
+        return None

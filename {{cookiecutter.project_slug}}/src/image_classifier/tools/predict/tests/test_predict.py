@@ -1,7 +1,6 @@
-"""Files to labels: the answers of an evaluation, in a file that goes on after a kill."""
+"""`predict` gives the predictions of an evaluation, in a file that resumes after a kill."""
 
 import csv
-import hashlib
 import io
 import json
 import os
@@ -22,23 +21,12 @@ from image_classifier.config import (
     ComputeConfig,
     UserError,
 )
-from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.loader import EvalData
 from image_classifier.evaluate import evaluate_run, logits_of
 from image_classifier.presets import smoke
 from image_classifier.runtime.distributed import World, join_world
+from image_classifier.tools.predict import images, output
 from image_classifier.tools.predict import predict as predicting
-from image_classifier.tools.predict.journal import (
-    Journal,
-    open_journal,
-)
-from image_classifier.tools.predict.listing import list_files
-from image_classifier.tools.predict.rows import (
-    Csv,
-    Jsonl,
-    Labelled,
-    Table,
-)
 from image_classifier.train import train
 from image_classifier.trained import Trained, open_trained
 
@@ -67,16 +55,16 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure and open nothing twice, and decode here unless a test has workers."""
-    monkeypatch.setattr(predicting, "choose_workers", lambda data, *_, **__: (data.workers, ""))
-
+def quick_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open a model once, do not measure workers, and write parts of two batches."""
+    monkeypatch.setattr(images, "choose_workers", lambda data, *_, **__: (data.workers, ""))
     monkeypatch.setattr(predicting, "open_trained", open_once)
+    monkeypatch.setattr(output, "PART_ROWS", 8)
 
 
 @cache
 def opened(run: str, compute: ComputeConfig) -> Trained:
-    """A model that most calls share: to open it takes longer than to ask it."""
+    """A model that most tests share: opening it takes longer than using it."""
     return open_trained(run, compute, World(torch.device("cpu")))
 
 
@@ -94,14 +82,14 @@ def predict(run: str, *words: object) -> int:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a file of CSV."""
+    """The rows of a CSV file."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file, strict=True))
 
 
-def test_answers_are_those_of_an_evaluation(run: str, photos: Path, tmp_path: Path) -> None:
+def test_predictions_are_those_of_an_evaluation(run: str, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
-    assert predict(run, photos / "val", "--out", out) == 0
+    assert predict(run, photos / "val", "--out", out, "--workers", 2) == 0
     with join_world(ComputeConfig(device="cpu")) as world:
         trained = open_once(run, ComputeConfig(device="cpu"), world)
         data = EvalData(trained.config.data, "val", world)
@@ -122,21 +110,13 @@ def test_answers_are_those_of_an_evaluation(run: str, photos: Path, tmp_path: Pa
     assert rows_of(out) != rows
 
 
-def test_any_number_of_workers_gives_the_same_file(run: str, photos: Path, tmp_path: Path) -> None:
-    for workers in ("0", "2"):
-        assert (
-            predict(run, photos, "--out", tmp_path / workers / "x.csv", "--workers", workers) == 0
-        )
-    assert (tmp_path / "0/x.csv").read_bytes() == (tmp_path / "2/x.csv").read_bytes()
-
-
-def interrupt(_: Journal) -> None:
-    """Ctrl-C, in place of `finish`."""
+def interrupt(*_: object, **__: object) -> None:
+    """Ctrl-C, in place of a function."""
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_what_was_killed_goes_on_and_gives_the_same_bytes(
+def test_a_killed_command_resumes_to_the_same_bytes(
     kind: str,
     *,
     run: str,
@@ -148,102 +128,61 @@ def test_what_was_killed_goes_on_and_gives_the_same_bytes(
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     out, partial = tmp_path / f"x.{kind}", tmp_path / f"x.{kind}.partial"
-    head = tmp_path / f"x.{kind}.partial.json"
-    words = (
-        photos / "train",
-        photos / "val/ant",
-        "--out",
-        out,
-        "--tta",
-        "none",
-    )  # 14: the last batch has 2
-    assert predict(run, *words) == 0
+    words = (photos / "train", photos / "val/ant", "--out", out)  # 14 images: 2 parts, 4 batches
+    assert predict(run, *words, "--tta", "none") == 0
     whole = out.read_bytes()
     assert sorted(tmp_path.iterdir()) == [out]
-
-    (tmp_path / f".x.{kind}.0123abcd.tmp").touch()  # of one that was killed
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "finish", interrupt)
-        assert predict(run, *words, "--fresh") == 130
-    assert f"x.{kind}.partial' is kept, the same command" in capsys.readouterr().err
-    assert out.read_bytes() == whole  # as long as the new one is not
-    journal, identity = partial.read_bytes(), head.read_bytes()
-    lines = journal.splitlines(keepends=True)
-    first = sum(map(len, lines[: len(lines) - 14]))  # behind the header
-    ends = [first + sum(map(len, lines[len(lines) - 14 :][:n])) for n in (4, 9, 14)]
-    cuts = ((ends[1] + 7, 8), (ends[0], 4))
-    for cut, done in (*cuts, (0, 0), (first, 0), (ends[2], 14))[: 5 if kind == "csv" else 1]:
-        partial.write_bytes(journal[:cut])
-        head.write_bytes(identity)
-        assert predict(run, *words) == 0
-        assert out.read_bytes() == whole
-        assert (f"{done} of 14 rows are there" in capsys.readouterr().out) == (done > 0)
+    for function, words_again, num_parts in (("finish", ["--fresh"], 2), ("add", [], 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(output.Output, function, interrupt)
+            assert predict(run, *words, "--tta", "none", *words_again) == 130
+        assert f"x.{kind}.partial' is kept; run the same command" in capsys.readouterr().err
+        assert out.read_bytes() == whole  # until the new one is complete
+        assert len([*partial.glob("part-*")]) == num_parts
+        (partial / "part-000001.jsonl").unlink(missing_ok=True)
+    assert predict(run, *words, "--tta", "none") == 0
+    assert "8 of 14 rows are there" in capsys.readouterr().out
+    assert out.read_bytes() == whole
     assert sorted(tmp_path.iterdir()) == [out]
-    if kind != "csv":
-        return
-    # Files may have come at the end of the list, whose last batch was not full.
-    partial.write_bytes(journal)
-    head.write_bytes(identity)
-    assert predict(run, *words[:2], photos / "val/bee/13.jpg", *words[2:]) == 0
-    assert "12 of 15 rows are there" in capsys.readouterr().out
 
 
-def test_rows_of_another_command_are_not_gone_on_with(
+def test_parts_of_another_command_are_refused(
     run: str,
     photos: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = tmp_path / "x.csv"
-    monkeypatch.setattr(Journal, "finish", interrupt)
-    assert predict(run, photos / "train", "--out", out) == 130
-    assert (tmp_path / "x.csv.partial").exists()
-    for words, expected in (
-        (["--top-k", "1"], "begun with other --top-k: 2, not 1"),
-        (["--tta", "none"], "begun with other --tta: flip, not none"),
-    ):
-        capsys.readouterr()
-        assert predict(run, photos / "train", "--out", out, *words) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert expected in said
-        assert "--fresh starts over" in said
-    assert predict(run, photos / "val", photos / "train", "--out", out) == 2
-    assert "row 1 is of '" in capsys.readouterr().err
-    assert predict(run, photos / "train/ant", "--out", out) == 2
-    assert "it has more rows than there are files, 6" in capsys.readouterr().err
+    out, words = tmp_path / "x.csv", (photos / "train", "--out", tmp_path / "x.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Output, "finish", interrupt)
+        assert predict(run, *words) == 130
     other = shutil.copytree(run, tmp_path / "other")
     weights = torch.load(other / "checkpoints/best.pt", weights_only=True)
     weights["state"]["step"] = 7
     torch.save(weights, other / "checkpoints/best.pt")
-    assert predict(str(other), photos / "train", "--out", out) == 2
-    assert "begun with other weights; --fresh" in capsys.readouterr().err
+    capsys.readouterr()
+
+    def refused(expected: str, run: str, *words: object) -> None:
+        assert predict(run, *words) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert f"cannot resume '{out}.partial': {expected}" in said
+        assert "--fresh starts over" in said
+
+    refused("it was begun with other --top-k: 2, not 1;", run, *words, "--top-k", "1")
+    refused("it was begun with other images;", run, photos / "val", *words)
+    refused("it was begun with other weights;", str(other), *words)
+    Path(f"{out}.partial", "part-000000.jsonl").write_text("{}\n")
+    refused("part 0 is damaged: KeyError('label');", run, *words)
+    Path(f"{out}.partial", "part-000000.jsonl").write_text("")
+    refused("rows are missing;", run, *words)
+    Path(f"{out}.partial", "command.json").write_text("[")
+    refused("it was begun with other weights;", run, *words)
+    assert predict(run, *words, "--fresh") == 0
 
 
-def test_rows_are_of_the_weights_that_were_loaded_whatever_is_saved_meanwhile(
-    run: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = shutil.copytree(run, tmp_path / "run")
-    best, opened = other / "checkpoints/best.pt", hashlib.blake2b()
-    opened.update(best.read_bytes())
-
-    def open_before_a_save(*arguments: object) -> Trained:
-        trained = open_once(*arguments)
-        shutil.copy(best, tmp_path / "next.pt")
-        with (tmp_path / "next.pt").open("ab") as file:
-            file.write(b"another")
-        (tmp_path / "next.pt").replace(best)
-        return trained
-
-    monkeypatch.setattr(predicting, "open_trained", open_before_a_save)
-    monkeypatch.setattr(Journal, "finish", interrupt)
-    assert predict(str(other), photos / "val", "--out", tmp_path / "x.csv") == 130
-    said = json.loads((tmp_path / "x.csv.partial.json").read_text())
-    assert said["weights"] == opened.hexdigest()[:32]
-
-
-def test_bad_files_are_listed_with_the_reason_and_the_rest_is_done(
+def test_unreadable_files_are_rows_with_an_error(
     run: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = photos / "val/ant/12.jpg"
@@ -258,10 +197,9 @@ def test_bad_files_are_listed_with_the_reason_and_the_rest_is_done(
     assert rows[1]["label"] == rows[2]["probability_1"] == ""
     assert rows[0] == rows[3]
     assert rows[0]["label"] in ("ant", "bee")
-    said = capsys.readouterr()
-    assert said.err.startswith("2 of 4 files can't be read; the column `error` of '")
+    assert capsys.readouterr().err.startswith("2 of 4 files cannot be read; the column `error` of")
     assert predict(run, tmp_path / "cut.jpg") == 1
-    assert "cut.jpg  can't be read: image file is truncated" in capsys.readouterr().out
+    assert "cut.jpg  cannot be read: image file is truncated" in capsys.readouterr().out
     assert predict(run, *words, "--out", tmp_path / "x.jsonl") == 0
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [line["error"] for line in lines] == [row["error"] or None for row in rows]
@@ -293,36 +231,23 @@ def test_hostile_names_break_no_file_and_no_screen(
     assert names >= {r"a\nb.jpg", 'q",.jpg', r"\x1b[2J.jpg", r"\xff.jpg", "é 名.jpg", " .jpg"}
 
 
-def test_a_class_is_no_formula_and_moves_no_cursor() -> None:
-    classes = ("=HYPERLINK(1)", "-1", "@x", 'a,"b', "\x1b[2J")
-    labelled = Labelled([b"x.jpg"], [[0, 1, 2, 3, 4]], [[0.4, 0.3, 0.2, 0.1, 1e-12]], {})
-    rows = Csv(classes, 5)
-    (cells,) = csv.reader([rows.write(labelled)])
+def test_a_class_is_no_formula_of_a_spreadsheet() -> None:
+    classes, file = ("=HYPERLINK(1)", "-1", "@x", 'a,"b', "\x1b[2J"), io.BytesIO()
+    top = [{"label": name, "probability": 1e-12} for name in classes]
+    output.write_csv([[{"path": "x.jpg", **top[0], "top": top, "error": None}]], file, 5)
+    (cells,) = list(csv.reader(file.getvalue().decode().splitlines()))[1:]
     assert cells[1] == "'=HYPERLINK(1)"
     assert cells[3::2] == ["'=HYPERLINK(1)", "-1", "'@x", 'a,"b', r"\x1b[2J", ""]
     assert cells[12] == "1e-12"
-    assert rows.read([rows.write(labelled)]) == [("x.jpg", rows.names[0])]
-    (line,) = Jsonl(classes, 5).write(labelled).splitlines()
-    assert [pair["label"] for pair in json.loads(line)["top"]] == list(classes)
-
-
-def test_a_table_fits_the_screen() -> None:
-    labelled = Labelled([b"long/" * 30 + b"1.jpg"], [[0, 1]], [[0.75, 0.25]], {})
-    (line,) = Table(("ant", "bee" * 20), 155, 60).write(labelled).splitlines()
-    assert len(line) <= 60
-    assert line.startswith("…")
-    assert "/1.jpg  ant" in line
-    assert "75.0%" in line
 
 
 def listed(*paths: object, stdin: bytes = b"", separator: bytes = b"\n") -> list[bytes]:
-    """The files that a command line means."""
-    files = list_files([str(path) for path in paths], io.BytesIO(stdin), separator)
-    assert files.between(1, len(files)) == files.between(0, len(files))[1:]
+    """The files that a command line names."""
+    files = images.list_files([str(path) for path in paths], io.BytesIO(stdin), separator)
     return files.between(0, len(files))
 
 
-def test_folders_and_patterns_give_sorted_images_and_no_circles(
+def test_folders_and_patterns_give_sorted_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -348,11 +273,10 @@ def test_folders_and_patterns_give_sorted_images_and_no_circles(
         ("none", "'none': there are no images"),
         ("*/*.bmp", r"'\*/\*.bmp': there are no images; \*\*"),
         ("/dev/null", "neither a file nor a folder"),
+        ("-", None),
     ):
-        with pytest.raises(UserError, match=expected):
-            listed("a", path)
-    with pytest.raises(UserError, match="there are no images: name files"):
-        listed("-")
+        with pytest.raises(UserError, match=expected or "there are no images: name files"):
+            listed(*(["a"] if expected else []), path)
 
 
 def test_a_list_on_standard_input_is_taken_as_it_is(
@@ -360,8 +284,6 @@ def test_a_list_on_standard_input_is_taken_as_it_is(
 ) -> None:
     assert listed("-", stdin=b"b.jpg\n\na\xff.jpg") == [b"b.jpg", b"a\xff.jpg"]
     assert listed("-", stdin=b"a\nb.jpg\0c\0", separator=b"\0") == [b"a\nb.jpg", b"c"]
-    many = [b"%d.jpg" % number for number in range(20_000)]  # more than is read at once
-    assert listed("-", stdin=b"\n".join(many)) == many
     image = photos / "val/ant/12.jpg"
     os.mkfifo(tmp_path / "pipe.jpg")
     odd = {str(photos): "Is a directory", "/dev/zero": "not a plain file"}
@@ -373,48 +295,22 @@ def test_a_list_on_standard_input_is_taken_as_it_is(
     assert errors == {str(image): ""} | odd
 
 
-class Endless(io.RawIOBase):
-    """What /dev/zero is."""
-
-    def readinto(self, buffer: bytearray) -> int:
-        """Fill it."""
-        buffer[:] = bytes(len(buffer))
-        return len(buffer)
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-
-def test_a_list_without_names_is_not_read_for_ever() -> None:
-    for separator in (b"\n", b"\0"):
-        with pytest.raises(UserError, match="no name in 1 MiB: names end with a newline"):
-            list_files(["-"], io.BufferedReader(Endless()), separator)
-    with (
-        os.fdopen(os.open(os.devnull, os.O_WRONLY), "rb") as closed,
-        pytest.raises(UserError, match="the list on standard input can't be read: Bad file desc"),
-    ):
-        list_files(["-"], closed, b"\n")
-
-
-def test_parquet_has_the_numbers_of_the_model(run: str, photos: Path, tmp_path: Path) -> None:
+def test_parquet_has_the_columns_of_csv(run: str, photos: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    assert predict(run, photos / "val", tmp_path, "--out", tmp_path / "x.csv") == 2  # no images
     (tmp_path / "bad.jpg").touch()
     for kind in ("csv", "parquet"):
         assert predict(run, photos / "val", tmp_path, "--out", tmp_path / f"x.{kind}") == 0
     table = parquet.read_table(tmp_path / "x.parquet").to_pylist()
     for row, cells in zip(table, rows_of(tmp_path / "x.csv"), strict=True):
-        numbers = {name for name in cells if name.startswith("probability")}
         for name, cell in cells.items():
-            if name in numbers and cell:
+            if name.startswith("probability") and cell:
                 assert row[name] == torch.tensor(float(cell), dtype=torch.float32).item()
             else:
                 assert row[name] == (cell or None)
     assert table[-1]["error"]
 
 
-def test_a_mistake_in_predicting_is_answered_in_one_line(
+def test_a_mistake_is_answered_in_one_line(
     run: str,
     photos: Path,
     tmp_path: Path,
@@ -427,7 +323,7 @@ def test_a_mistake_in_predicting_is_answered_in_one_line(
     for words, expected in (
         (["--out", "x.txt"], "'x.txt' ends in none of .csv, .jsonl, .parquet"),
         (["--out", "x.parquet"], "'x.parquet' needs pyarrow: pip install pyarrow"),
-        (["--out", tmp_path / "there.csv"], "there.csv' is there already: --fresh replaces it"),
+        (["--out", tmp_path / "there.csv"], "there.csv' exists already: --fresh replaces it"),
         (["--out", "/proc/x/y.csv"], "cannot write '/proc/x/y.csv.partial'"),
         (["--top-k", "0"], "--top-k 0 is not in 1 .. "),
         (["nowhere"], "there is no file or folder 'nowhere'"),
@@ -438,16 +334,3 @@ def test_a_mistake_in_predicting_is_answered_in_one_line(
         assert expected in said
     assert main(["predict", str(tmp_path), str(photos)]) == 2
     assert "there is no checkpoint" in capsys.readouterr().err
-
-
-def test_rows_that_nothing_tells_of_are_not_gone_on_with(damaged: bytes, tmp_path: Path) -> None:
-    out, rows = tmp_path / "x.csv", Csv(("ant", "bee"), 1)
-    (tmp_path / "x.csv.partial").write_text(rows.header + "a.jpg,ant,1,ant,1,\n")
-    (tmp_path / "x.csv.partial.json").write_bytes(damaged)
-    files = PathList(Path(), [b"a.jpg", b"b.jpg"])
-    identity = {"weights": "00", "--batch-size": 1}
-    with (
-        pytest.raises(UserError, match="cannot go on with"),
-        open_journal(out, rows, files, identity, fresh=False),
-    ):
-        pass

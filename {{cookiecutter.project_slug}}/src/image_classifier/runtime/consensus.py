@@ -1,0 +1,62 @@
+"""Ranks agree on what happens after a step, such as a save or the end, without waiting for it."""
+
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .distributed import World
+
+EXCHANGE_SECONDS = 0.5  # about how often ranks tell each other what has come up
+
+
+class AsyncConsensus:
+    """Whole numbers from every rank, of which all ranks learn the largest at the same step.
+
+    A number that is handed in at one exchange is read at the next, so no rank waits. The exchange
+    runs between hosts (gloo): it notices a rank that hangs, whatever its GPU still has queued.
+    """
+
+    def __init__(self, world: World, timeout_seconds: float) -> None:
+        """Of all ranks of `world`, which give up on each other after `timeout_seconds`."""
+        self.world, self.next_step = world, 0
+        self.pending: tuple[Tensor, dist.Work] | None = None
+        self.last = (0, time.monotonic())  # step and time of the last exchange
+        if world.size > 1:
+            timeout = timedelta(seconds=timeout_seconds)
+            self.group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def max(self, step: int, *numbers: int) -> list[int]:
+        """The largest of each of `numbers` over all ranks, as of the exchange before `step`.
+
+        Zeros after most steps: ranks exchange about twice per second.
+        """
+        if self.world.size == 1:
+            return list(numbers)
+        if step < self.next_step:
+            return [0] * len(numbers)
+        known, interval = [0] * len(numbers), 1
+        if self.pending is not None:
+            tensor, work = self.pending
+            work.wait()
+            *known, interval = tensor.tolist()
+        tensor = torch.tensor([*numbers, self.interval(step) if self.world.is_main else 0])
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self.pending, self.next_step = (tensor, work), step + max(1, interval)
+        return known
+
+    def interval(self, step: int) -> int:
+        """Steps until the next exchange, from the time that steps took since the last one."""
+        (last_step, last_time), self.last = self.last, (step, time.monotonic())
+        return max(1, round(EXCHANGE_SECONDS * (step - last_step) / (self.last[1] - last_time)))
+
+    def __enter__(self) -> "AsyncConsensus":
+        """A block of steps."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Complete the last exchange, as all ranks do that reach the end of the block."""
+        if kind is None and self.pending is not None:
+            self.pending[1].wait()

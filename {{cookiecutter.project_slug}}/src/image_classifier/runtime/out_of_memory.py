@@ -1,0 +1,107 @@
+"""Running out of memory: a restart from the last save computes the same batch in smaller parts.
+
+Ranks cannot agree on it within a step: those that did not fail wait for gradients that will never
+come, and a check before each exchange of gradients would end its overlap with computing. So the
+rank that fails writes down half of its micro-batch, all start again, and read it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..config import EXIT_RESTART, Config, FaultError
+from .distributed import World
+from .files import read_object, write_json
+
+FILE = "micro_batch.json"  # in the run folder, to the end of the run
+
+
+class Training(Protocol):
+    """What a run trains, which takes memory whatever the micro-batch is."""
+
+    step: int
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    ema: nn.Module | None
+
+
+class Images(Protocol):
+    """Training images; `pixels` if they are in memory."""
+
+    where: str
+    pixels: Tensor
+
+
+class OutOfMemoryError(FaultError):
+    """A step does not fit into memory; after a restart it is computed in smaller parts."""
+
+    code = EXIT_RESTART
+
+
+class MicroBatch:
+    """Images that a rank computes with at once: its share of a batch, or a part of that."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        """As `--optim.accumulate` says, or as an attempt that ran out of memory left it."""
+        self.path, self.world = Path(config.run.dir, FILE), world
+        self.share = config.data.batch_size // world.size
+        size = max(1, self.share // config.optim.accumulate)
+        with suppress(OSError):
+            kept = 0 if config.run.fresh else read_object(self.path).get("micro_batch")
+            size = min(size, kept) if isinstance(kept, int) and kept > 0 else size
+        self.size = world.all_reduce_min(size)
+
+    @contextmanager
+    def halve_micro_batch_on_oom(self, state: Training, data: Images) -> Iterator[None]:
+        """A block that, if it runs out of memory, halves the micro-batch of the next start.
+
+        Raises:
+            OutOfMemoryError: in place of torch's, if there is a smaller micro-batch.
+            FaultError: if there is none; it says what the memory is used for.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            place = f"out of memory at step {state.step + 1} with micro-batch {self.size}"
+            if self.size == 1:
+                raise FaultError(f"{place}: {holdings(state, data)}") from error
+            half = self.size // 2
+            with suppress(FileNotFoundError):  # another rank has renamed our file
+                write_json(self.path, {"micro_batch": half, "was": self.size, "step": state.step})
+            raise OutOfMemoryError(
+                f"{place}: started again from the last save with {half} "
+                f"(the batch stays {self.share * self.world.size})"
+            ) from error
+
+
+def split(batch: tuple[Tensor, Tensor], micro_batch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Micro-batches of images and labels, and whether it is the last, which may be smaller."""
+    images, labels = batch
+    for start in range(0, len(images), micro_batch):
+        stop = start + micro_batch
+        yield images[start:stop], labels[start:stop], stop >= len(images)
+
+
+def holdings(state: Training, data: Images) -> str:
+    """The memory that does not depend on the micro-batch, by what uses it; and what to do."""
+    weights = sum(weight.nbytes for weight in state.model.parameters())
+    kept = (value for values in state.optimizer.state.values() for value in values.values())
+    average = state.ema.state_dict().values() if state.ema else ()
+    images = data.pixels.nbytes if data.where == "device" else 0
+    used = {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": sum(value.nbytes for value in kept if isinstance(value, Tensor)),
+        "averaged weights": sum(tensor.nbytes for tensor in average),
+        "resident images": images,
+    }
+    account = ", ".join(f"{name} {size / 2**20:,.0f} MB" for name, size in used.items() if size)
+    remedy = " or --data.where host" if images else ""
+    return (
+        f"{account}, the rest is what one image needs on its way through the model; "
+        f"a smaller --data.image-size or --model{remedy} needs less"
+    )

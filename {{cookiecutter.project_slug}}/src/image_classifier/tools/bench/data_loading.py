@@ -1,0 +1,312 @@
+"""Tips on how images reach the device."""
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ...augment import build_augment
+from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config
+from ...data import (
+    MEMORY_SHARE,
+    OFF,
+    Batch,
+    CopyAhead,
+    Recipe,
+    Samples,
+    fits_device,
+    prepare_images,
+    worker_counts,
+)
+from ...runtime.machine import host_memory_bytes, num_cores
+from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, streamed, with_knobs
+from .timed_run import TimedRun
+
+SAMPLE = "sample"  # folder for some of the images
+PREPARED_IMAGES = 512  # that are prepared to measure it; at least two batches
+RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset streams them
+
+
+def num_workers(setup: Setup) -> Variants:
+    """Decode images in worker processes, and in enough of them.
+
+    - Why: decoding a photograph takes milliseconds, and the device is idle while the loop waits for
+      it. Workers decode the next batches meanwhile; as many as keep up are enough.
+    - When it hurts: more workers than cores only take turns, and each needs memory. Where the model
+      runs on the CPU too, workers take its cores. The common rule of 4 workers per GPU ignores
+      your cores and your photographs; with a GPU, it is one of the numbers measured.
+    - Knob: `--data.workers`; `auto` chooses for your machine.
+    - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
+    """
+    config, cores = streamed(setup), num_cores()
+    counts = sorted({0, int(config.data.workers), *worker_counts(cores, setup.world)})
+    rule = {4 * setup.num_gpus: " (4 x GPUs)"} if setup.num_gpus else {}
+    return {
+        f"{count}{rule.get(count, '')}": Variant(with_knobs(config, data__workers=count))
+        for count in counts
+    }
+
+
+def prefetch(setup: Setup) -> Variants:
+    """Decode several batches ahead of the one in use.
+
+    - Why: some photographs take longer than others; a few batches in reserve even it out.
+    - When it hurts: each batch ahead takes memory. It does not help workers that are too slow on
+      average.
+    - Knob: `--data.prefetch-batches`, over all workers of a process; DataLoader's `prefetch_factor`
+      is per worker.
+    - Source: <https://docs.pytorch.org/docs/stable/data.html>
+    """
+    config = streamed(setup)
+    depths = sorted({1, 4, 16, config.data.prefetch_batches})
+    return {
+        f"{depth} ahead": Variant(with_knobs(config, data__prefetch_batches=depth))
+        for depth in depths
+    }
+
+
+def persistent_workers(setup: Setup) -> Variants:
+    """Keep the workers, instead of starting new ones for each epoch.
+
+    - Why: starting them takes time, and everything waits for their first batch.
+    - When it hurts: never in speed. A worker's memory stays in use.
+    - Knob: none, always on; a DataLoader has `persistent_workers=True`. Measured with torch's
+      DataLoader.
+    - Source: <https://docs.pytorch.org/docs/stable/data.html>
+    """
+    return compare_loaders(
+        setup, {"new in each epoch": {"persistent": False}, "kept": {"persistent": True}}
+    )
+
+
+def pin_memory(setup: Setup) -> Variants:
+    """Copy to the GPU from page-locked memory.
+
+    - Why: the GPU fetches from it by itself. From other memory the driver first copies to a
+      page-locked buffer of its own, and the CPU waits for it.
+    - When it hurts: it can't be swapped out, which matters where memory is short.
+    - Knob: none, always on with a GPU; a DataLoader has `pin_memory=True`. Measured with torch's
+      DataLoader.
+    - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
+    """
+    need_gpu(setup)
+    return compare_loaders(setup, {"pageable": {"pin": False}, "pinned": {"pin": True}})
+
+
+def non_blocking(setup: Setup) -> Variants:
+    """Copy the next batch in a side stream while the model computes.
+
+    - Why: a GPU copies and computes at the same time, but only in different streams, from pinned
+      memory, and if the CPU does not wait for the copy.
+    - When it hurts: memory that is overwritten before the copy is done gives wrong images without
+      an error. Here, an event after the copy releases the memory.
+    - Knob: none, always on; by hand, `tensor.to(device, non_blocking=True)` in a
+      `torch.cuda.Stream`. Measured with torch's DataLoader.
+    - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
+    """
+    need_gpu(setup)
+    return compare_loaders(
+        setup, {"blocking": {"copy": "blocking"}, "side stream": {"copy": "side stream"}}
+    )
+
+
+def uint8(setup: Setup) -> Variants:
+    """Hand over batches as bytes, and normalise on the device.
+
+    - Why: float32 is four times as much to write, to copy between processes and to send to the GPU;
+      and the device normalises a whole batch faster than a worker does image by image.
+    - When it hurts: never in speed. Augmentations that need floats must come after it.
+    - Knob: none, always on. Measured with torch's DataLoader.
+    - Source: <https://docs.nvidia.com/deeplearning/dali/user-guide/docs/>, which does the same
+    """
+    return compare_loaders(
+        setup, {"float32 from workers": {"as_float": True}, "uint8": {"as_float": False}}
+    )
+
+
+def shared_batches(setup: Setup) -> Variants:
+    """Let workers write into the batch itself, instead of collating images.
+
+    - Why: by default, a DataLoader's worker makes a tensor of each image, copies all of them into a
+      batch in new shared memory, whose pages are faulted in each time, and for a GPU the batch is
+      copied once more to pinned memory. Here, a worker decodes straight into a shared, page-locked
+      batch that is used again and again.
+    - When it hurts: a batch must be used before the one after the next is asked for. Images of
+      different sizes need a `collate_fn`.
+    - Knob: none, always on.
+    - Source: <https://docs.pytorch.org/docs/stable/data.html>
+    """
+    config = streamed(setup)
+    return {
+        "collated": Variant(config, use_dataloader),
+        "shared": Variant(config),
+    }
+
+
+def compare_loaders(setup: Setup, options: dict[str, dict[str, Any]]) -> Variants:
+    """Variants that differ in how they use torch's DataLoader."""
+    config = streamed(setup)
+    return {
+        name: Variant(config, partial(use_dataloader, **chosen)) for name, chosen in options.items()
+    }
+
+
+class PlainDataset(Dataset):
+    """The same images, one by one."""
+
+    def __init__(self, samples: Samples, as_float: bool) -> None:
+        """As uint8, or as normalised float32."""
+        self.samples, self.as_float = samples, as_float
+        self.mean, self.std = (
+            255 * torch.tensor(s) for s in (samples.source.mean, samples.source.std)
+        )
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
+        """Image, label and index, by epoch and index."""
+        epoch, index = key
+        pixels = torch.empty((1, self.samples.size, self.samples.size, 3), dtype=torch.uint8)
+        self.samples.fill(pixels, epoch, np.array([index]))
+        image = (pixels[0] - self.mean) / self.std if self.as_float else pixels[0]
+        return image, self.samples.source.labels[index], index
+
+
+def use_dataloader(
+    run: TimedRun,
+    *,
+    as_float: bool = False,
+    persistent: bool = True,
+    pin: bool = True,
+    copy: str = "non-blocking",
+) -> None:
+    """Load batches by a standard DataLoader; `copy` is how they get to the device."""
+    data, device = run.data, run.world.device
+    batch_sampler: list[list[tuple[int, int]]] = []
+    loader = DataLoader(
+        PlainDataset(data.loader.samples, as_float),
+        batch_sampler=batch_sampler,
+        num_workers=data.workers,
+        persistent_workers=persistent and data.workers > 0,
+        pin_memory=pin and device.type == "cuda",
+    )
+
+    def batches(start: int, stop: int) -> Iterator[Batch]:
+        batch_sampler[:] = [
+            [(epoch, index) for index in indices.tolist()]
+            for epoch, indices in data.places(start, stop)
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about forks and numbers of workers
+            host_batches = iter(loader)
+        if copy == "side stream":
+            yield from CopyAhead(host_batches, run.world)
+        for host in host_batches:
+            yield Batch(
+                *(tensor.to(device, non_blocking=copy == "non-blocking") for tensor in host)
+            )
+
+    run.batches, run.restarts_workers = batches, not persistent
+    if as_float:
+        layout = run.normalize.memory_format
+        run.augment = build_augment(
+            run.config.augment,
+            data,
+            lambda images: images.contiguous(memory_format=layout),
+            run.world,
+            run.config.seed,
+        )
+
+
+def resident(setup: Setup) -> Variants:
+    """Keep all images in memory, on the device if they fit.
+
+    - Why: a batch is then a gather in memory, without decoding, workers or copies.
+    - When it hurts: the memory is not free for larger batches. Crops are cut from images of one
+      size, where streaming cuts them from the whole photograph.
+    - Knob: `--data.where`; `auto` keeps images in memory where they fit and no pixel changes.
+    - Source: <https://myrtle.ai/learn/how-to-train-your-resnet/>
+    """
+    config, source = setup.config, setup.data.source
+    if config.augment.policy != "none":
+        raise UnavailableError(f"{config.augment.policy} needs images to be streamed")
+    count = len(source)
+    if config.data.where == "stream" and source.pixels is None and count > RESIDENT_IMAGES:
+        count = max(RESIDENT_IMAGES, config.data.batch_size)
+        config = with_knobs(config, data__limit=count)
+    needed_bytes = count * config.data.image_size**2 * 3
+    fits = {
+        "stream": True,
+        "host": needed_bytes < MEMORY_SHARE * host_memory_bytes(),
+        "device": fits_device(needed_bytes, setup.world),
+    }
+    fits[setup.config.data.where] = True  # it is there already
+    if sum(fits.values()) == 1:
+        raise UnavailableError(f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory")
+    workers = {"stream": streamed(setup).data.workers}
+    return {
+        where: Variant(
+            with_knobs(
+                config, data__where=where, data__workers=workers.get(where, config.data.workers)
+            ),
+            is_choice=config.augment.crop != "resized",  # else the pixels change
+        )
+        for where in fits
+        if fits[where]
+    }
+
+
+def files_only(config: Config) -> Config:
+    """`config`, which reads the original files."""
+    return with_knobs(config, data__cache=OFF)
+
+
+def prepared(setup: Setup) -> Variants:
+    """Write photographs once at the size that training needs, and read those.
+
+    - Why: most of the time to decode a photograph of several megapixels goes into pixels that are
+      then thrown away. Raw pixels need no decoding at all, and are read through the system's page
+      cache; JPEGs of the smaller size take an eighth of the space.
+    - When it hurts: raw pixels take 150 to 270 KB per image; where they don't fit into memory, the
+      disk must keep up. Random crops are cut from the smaller image, so pixels differ.
+    - Knob: the `prepare` command, with `--format raw` or `jpeg`; training uses what it wrote.
+    - Source: <https://arxiv.org/abs/2306.12517>
+    """
+    source, data, config = setup.data.source, setup.config.data, streamed(setup)
+    if source.paths is None:
+        raise UnavailableError("needs photographs in files; these images are in memory")
+    if source.recipe:
+        return {
+            "files": Variant(files_only(config), is_choice=False),
+            f"prepared, {source.recipe}": Variant(config, is_choice=False),
+        }
+    root = setup.folder / SAMPLE
+    count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
+    print(f"preparing {count:,} of the images, to measure it", flush=True)
+    link_sample(setup, root / "images", count)
+    config = with_knobs(config, data__name="folder", data__root=str(root / "images"), data__limit=0)
+    variants = {"files": Variant(files_only(config), is_choice=False)}
+    for form in ("jpeg", "raw"):
+        cached = with_knobs(config, data__cache=str(root / form))
+        recipe = Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY)
+        prepare_images(cached.data, ("train",), recipe)
+        variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
+    return variants
+
+
+def link_sample(setup: Setup, root: Path, count: int) -> None:
+    """Make `root` a folder of links to `count` training images."""
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "val").mkdir(parents=True)  # else some images would be split off for validation
+    sample = setup.data.source.thinned(count)
+    assert sample.paths is not None
+    for number, label in enumerate(sample.labels.tolist()):
+        path = Path(sample.paths[number]).resolve()
+        link = root / "train" / f"{label:06}" / f"{number:06}{path.suffix}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)

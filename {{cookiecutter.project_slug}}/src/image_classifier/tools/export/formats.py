@@ -1,0 +1,100 @@
+"""The file formats of `export`, by name.
+
+To add one: write a function below, and add it to `FORMATS`. It writes the module to `path`, with
+`module.about` in it, and returns a function that predicts from that file, which `export` verifies.
+"""
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...config import UserError
+from .export_graph import ExportModule
+
+OPSET = 18  # what torch writes without a conversion
+ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
+MOST_BYTES = 2**31  # of a protocol buffer, and so of an ONNX file
+
+Predict = Callable[[Tensor], Tensor]  # images -> (batch, classes), as `ExportModule.forward`
+
+
+def onnx(module: ExportModule, path: Path) -> Predict:
+    """One ONNX file with the weights in it, verified with ONNX Runtime on the CPU.
+
+    Raises:
+        UserError: if the model is too large for such a file.
+    """
+    from onnx.checker import check_model
+    from onnxruntime import InferenceSession
+
+    if sum(weight.nbytes for weight in module.state_dict().values()) > 0.99 * MOST_BYTES:
+        raise UserError("the model is larger than an ONNX file can be (2 GB): take --format pt2")
+    graph = torch.onnx.export(
+        module.program,
+        dynamo=True,
+        input_names=module.names[:1],
+        output_names=module.names[1:],
+        opset_version=OPSET,
+        verbose=False,
+    )
+    # torch names dynamic sizes by numbers of its own.
+    sizes = zip(graph.model.graph.inputs[0].shape, ("batch", "height", "width"), strict=False)
+    graph.rename_axes({str(size): name for size, name in sizes if not isinstance(size, int)})
+    for node in graph.model.graph.all_nodes():
+        node.metadata_props.clear()  # lines of Python, with paths of this machine
+    for key, value in module.about.items():
+        graph.model.metadata_props[key] = json.dumps(value)
+    graph.save(path, external_data=False)
+    check_model(path, full_check=True)
+    session = InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def predict(images: Tensor) -> Tensor:
+        found = session.run(None, {module.names[0]: images.numpy()})[0]
+        return torch.from_numpy(np.asarray(found))
+
+    return predict
+
+
+def pt2(module: ExportModule, path: Path) -> Predict:
+    """A torch.export program: runs in torch without this package; AOTInductor compiles it."""
+    torch.export.save(module.program, path, extra_files={"about.json": json.dumps(module.about)})
+    # Loading may unpickle: safe here, as the file was written just above.
+    return torch.export.load(path).module()
+
+
+def safetensors(module: ExportModule, path: Path) -> Predict:
+    """The weights without a graph, by their names in the network."""
+    from safetensors.torch import load_file, save_file
+
+    weights = {name: tensor.contiguous() for name, tensor in module.model.state_dict().items()}
+    save_file(weights, path, {key: json.dumps(value) for key, value in module.about.items()})
+    loaded = load_file(path)
+    assert loaded.keys() == weights.keys()  # else `functional_call` would take the model's own
+    loaded = {f"model.{name}": tensor for name, tensor in loaded.items()}
+    return lambda images: torch.func.functional_call(module, loaded, images)
+
+
+FORMATS: dict[str, Callable[[ExportModule, Path], Predict]] = {
+    "onnx": onnx,
+    "pt2": pt2,
+    "safetensors": safetensors,
+}
+
+
+def check_libraries() -> None:
+    """Check that the libraries for ONNX are installed.
+
+    Raises:
+        UserError: naming those that are missing.
+    """
+    missing = [name for name in ONNX_LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"--format onnx needs {', '.join(missing)}: pip install {' '.join(ONNX_LIBRARIES)}; "
+            "or take --format pt2 safetensors"
+        )

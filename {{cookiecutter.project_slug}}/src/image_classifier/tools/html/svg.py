@@ -1,0 +1,152 @@
+"""Charts as SVG: curves over a run or over a logarithmic axis, and a reliability diagram.
+
+Text from outside passes through `escape`. Values that are not finite are left out.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from ...predictions import BINS, Calibration
+
+Points = list[tuple[float, float]]  # x and y
+
+LEFT, RIGHT, TOP, BOTTOM = 44, 262, 8, 174  # edges of the plot, in pixels
+MOST_POINTS = 400  # of a line: more than there are pixels
+
+
+class Line(NamedTuple):
+    """A line of a chart."""
+
+    name: str
+    points: Points
+    style: str = "val"  # a class of the style sheet
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    *,
+    unit: str = "",
+    low: float | None = None,
+    x_label: str = "epoch",
+    is_log: bool = False,
+) -> str:
+    """Lines, each with its last value; empty where there are no finite points.
+
+    Args:
+        title: the caption.
+        lines: what to draw; a logarithmic x axis needs x > 0.
+        unit: of y.
+        low: where the y axis begins at the latest; None: near the lowest value.
+        x_label: what x is.
+        is_log: whether the x axis is logarithmic; else it begins at 0.
+    """
+    finite = [(line, [p for p in line.points if all(map(math.isfinite, p))]) for line in lines]
+    finite = [(line, thinned(points)) for line, points in finite if points]
+    if not finite:
+        return ""
+    xs, ys = zip(*(point for _, points in finite for point in points), strict=True)
+    levels = ticks(min(ys) if low is None else min(low, *ys), max(ys))
+    first, last = min(xs) if is_log else 0.0, max(xs) or 1.0
+    if is_log:
+        powers = range(math.ceil(math.log10(first)), math.floor(math.log10(last)) + 1)
+    x_ticks = [10.0**n for n in powers] if is_log else [x for x in ticks(0, last) if x <= last]
+    across = scale(first, last, LEFT, RIGHT, is_log)
+    down = scale(levels[0], levels[-1], BOTTOM, TOP)
+    parts = axes(
+        {f"{x:g}": across(x) for x in x_ticks},
+        {f"{short(level)}{unit}": down(level) for level in levels},
+        x_label,
+    )
+    free = BOTTOM + 18.0  # labels go from the lowest up, each above the one before
+    for line, points in sorted(finite, key=lambda pair: pair[1][-1][1]):
+        x, y = across(points[-1][0]), down(points[-1][1])
+        path = " ".join(f"{across(x)},{down(y)}" for x, y in points)
+        name = f"{line.name} " if len(lines) > 1 else ""
+        free = min(free - 14, y + 4)
+        value = f"{short(line.points[-1][1])}{unit}"
+        parts.append(
+            f'<g class="{line.style}"><polyline points="{path}"/>'
+            f'<circle cx="{x}" cy="{y}" r="2.5"/>'
+            f'<text x="{RIGHT + 8}" y="{free}">{escape(name)}{value}</text></g>'
+        )
+    return figure(title, parts, 196)
+
+
+def reliability_diagram(calibration: Calibration) -> str:
+    """Accuracy by predicted confidence, in bins; on the diagonal, the two are equal.
+
+    Below each bar is the number of images in the bin.
+    """
+    across, down = scale(0, 1, LEFT, RIGHT), scale(0, 1, BOTTOM, TOP)
+    parts = axes(
+        {f"{x:.0%}": across(x) for x in (0.0, 0.5, 1.0)},
+        {f"{y:.0%}": down(y) for y in (0.0, 0.25, 0.5, 0.75, 1.0)},
+        "confidence",
+    )
+    columns = zip(calibration.counts, calibration.said, calibration.right, strict=True)
+    for number, (count, said, right) in enumerate(columns):
+        if not count:
+            continue
+        x, y, width = across(number / BINS), down(right), (RIGHT - LEFT) / BINS - 2
+        parts.append(
+            f'<g class="bar"><title>{count:,} images: confidence {said:.1%}, accuracy {right:.1%}'
+            f'</title><rect x="{x + 1}" y="{y}" width="{width:.1f}" height="{BOTTOM - y:.1f}"/>'
+            f'<text class="count" transform="translate({x + width / 2 + 4:.1f} {BOTTOM + 24}) '
+            f'rotate(-90)">{count:,}</text></g>'
+        )
+    parts.append(f'<path class="ideal" d="M{LEFT} {BOTTOM}L{RIGHT} {TOP}"/>')
+    parts.append(f'<text x="{RIGHT + 20}" y="{BOTTOM + 40}">images</text>')
+    return figure("Accuracy by predicted confidence", parts, 236)
+
+
+def figure(title: str, parts: list[str], height: int) -> str:
+    """A drawing with its caption."""
+    return (
+        f"<figure><figcaption>{escape(title)}</figcaption>"
+        f'<svg viewBox="0 0 352 {height}" role="img" '
+        f'aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
+    )
+
+
+def axes(x_ticks: dict[str, float], y_ticks: dict[str, float], x_label: str) -> list[str]:
+    """Grid lines and labels; the ticks are texts with their pixels."""
+    parts = [
+        f'<path d="M{LEFT} {y}H{RIGHT}"/><text class="y" x="{LEFT - 6}" y="{y + 4}">{name}</text>'
+        for name, y in y_ticks.items()
+    ]
+    below = BOTTOM + 16
+    parts += [f'<text class="x" x="{x}" y="{below}">{name}</text>' for name, x in x_ticks.items()]
+    return [*parts, f'<text x="{RIGHT + 20}" y="{below}">{x_label}</text>']
+
+
+def scale(
+    low: float, high: float, first: float, last: float, is_log: bool = False
+) -> Callable[[float], float]:
+    """A function from values to pixels: `low` is at `first`, `high` at `last`."""
+    position: Callable[[float], float] = math.log10 if is_log else float
+    start, span = position(low), position(high) - position(low) or 1.0
+    return lambda value: round(first + (last - first) * (position(value) - start) / span, 1)
+
+
+def thinned(points: Points) -> Points:
+    """At most MOST_POINTS of them, evenly spread, the last among them."""
+    every = math.ceil(len(points) / MOST_POINTS)
+    return points[::-1][::every][::-1]
+
+
+def short(value: float) -> str:
+    """A number with four significant digits at most."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """A few round numbers, evenly spaced, with `low` and `high` between them."""
+    if math.isclose(low, high, rel_tol=1e-4):
+        low, high = min(low, 0.0), max(high, 0.0) or 1.0
+    least = 0.999 * (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * n for n in (1, 2, 5, 10) if power * n >= least)
+    return [step * n for n in range(math.floor(low / step), math.ceil(high / step) + 1)]

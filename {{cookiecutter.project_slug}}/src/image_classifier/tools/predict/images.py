@@ -1,0 +1,134 @@
+"""The images of `predict`: files, folders, patterns or a list, decoded as for an evaluation."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from ...config import UserError
+from ...data import (
+    PART_SIZES,
+    Batch,
+    CopyAhead,
+    PathList,
+    Samples,
+    SharedMemoryLoader,
+    Source,
+    choose_depth,
+    choose_workers,
+    has_suffix,
+    pins,
+    walk,
+)
+from ...runtime.distributed import World
+from ...trained import Trained
+
+LIST = "-"  # in place of a path
+FORMULAS = (b"=", b"+", b"-", b"@")  # how a formula begins in a spreadsheet
+
+
+class Images:
+    """Files as batches on the device, each once and in their order."""
+
+    def __init__(
+        self, files: PathList, trained: Trained, batch_size: int, workers: int | str, world: World
+    ) -> None:
+        """Preprocess `files` as the evaluation of `trained` does."""
+        self.files, self.world = files, world
+        self.batch_size = min(batch_size, len(files))
+        data = replace(
+            trained.config.data,
+            image_size=trained.config.data.eval_size,
+            batch_size=self.batch_size,
+            workers=workers,
+        )
+        labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
+        source = Source(labels, trained.classes, paths=files)
+        samples = Samples(source, data)
+        workers, _ = choose_workers(data, samples, world)
+        workers = min(workers, len(files) // PART_SIZES[0])
+        depth, _ = choose_depth(data, workers, world)
+        self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
+        note, pin = self.errors.__setitem__, pins(world)
+        self.loader = SharedMemoryLoader(samples, self.batch_size, workers, depth, pin, note=note)
+
+    def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
+        """The batches from image `first` on, each with the number of its first image.
+
+        Raises:
+            FaultError: if a data worker fails.
+        """
+        count, size = len(self.files), self.batch_size
+        starts = range(first, count, size)
+        indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
+        yield from zip(starts, CopyAhead(self.loader.batches(indices), self.world), strict=True)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.loader.close()
+
+
+def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathList:
+    """The files that the words `paths` of a command line name, in their order.
+
+    Only the names are kept, in one array. A name that begins like a formula of a spreadsheet gets
+    `./` before it.
+
+    Raises:
+        UserError: if there is nothing at a path, or no image in it.
+    """
+    found = (path for text in paths for path in files_of(text, stdin, separator))
+    safe = (b"./" + path if path.startswith(FORMULAS) else path for path in found)
+    first = next(safe, None)
+    if first is None:
+        raise UserError("there are no images: name files, folders or 'patterns', or - for a list")
+    return PathList(Path(), chain((first,), safe))
+
+
+def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
+    """The files that one word names: a file, a folder, a pattern, or `-` for a list on `stdin`.
+
+    In folders and patterns only files with the suffix of an image count, sorted; a file that is
+    named is taken whatever its suffix.
+
+    Raises:
+        UserError: if there are none.
+    """
+    path = os.fsencode(text)
+    if text == LIST:
+        try:
+            yield from filter(None, stdin.read().split(separator))
+        except OSError as error:
+            raise UserError(f"standard input cannot be read: {error.strerror}") from error
+        return
+    if os.path.isdir(path):
+        files = walk(path, set())
+    elif os.path.isfile(path) or os.path.islink(path):
+        files = iter((path,))  # a link to nothing is an unreadable image
+    elif os.path.lexists(path):
+        raise UserError(f"{text!a} is neither a file nor a folder")
+    elif glob.has_magic(text):
+        files = matches(text)
+    else:
+        raise UserError(f"there is no file or folder {text!a}")
+    first = next(files, None)
+    if first is None:
+        hint = "; ** stands for folders at any depth" if glob.has_magic(text) else ""
+        raise UserError(f"{text!a}: there are no images{hint}")
+    yield from chain((first,), files)
+
+
+def matches(pattern: str) -> Iterator[bytes]:
+    """The image files that a pattern such as `photos/**/*.jpg` matches, sorted.
+
+    `**` does not follow links to folders, some of which are loops.
+    """
+    path = Path(pattern + "/*" if pattern.endswith("**") else pattern)
+    found = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
+    shown = (file for file in found if not file.name.startswith(".") and file.is_file())
+    yield from sorted(name for name in map(os.fsencode, shown) if has_suffix(name))
