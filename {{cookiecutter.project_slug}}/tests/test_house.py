@@ -94,3 +94,10 @@ def test_every_extension_of_the_readme_works(tmp_path: Path) -> None:
         subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
     assert run_alone(train_in, tmp_path) == (0, 0)
     assert "train/loss" in (tmp_path / "runs" / "mine" / "mine.csv").read_text()
+
+
+@pytest.mark.parametrize("room", ["data"])
+def test_other_rooms_import_a_room_by_its_face(room: str) -> None:
+    past_it = re.compile(rf"^\s*from \.+{room}\.", re.MULTILINE)
+    outside = {path: text for path, text in MODULES.items() if not path.startswith(f"{room}/")}
+    assert [path for path, text in outside.items() if past_it.search(text)] == []
