@@ -18,8 +18,7 @@ from image_classifier.augment import (
     resized_crop,
 )
 from image_classifier.config import AugmentConfig, Config
-from image_classifier.data.datasets.source import Source
-from image_classifier.data.decode import (
+from image_classifier.data.crops import (
     BOX_DRAWS,
     centre_crop,
     crop,
@@ -27,6 +26,7 @@ from image_classifier.data.decode import (
     random_boxes,
     random_sides,
 )
+from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize, shift_and_flip

@@ -98,10 +98,18 @@ def run_in(folder: Path, *lines: str) -> int:
 def test_every_extension_of_the_readme_works(tmp_path: Path) -> None:
     shutil.copytree(PROJECT / "src", tmp_path / "src")
     patches = blocks("diff")
-    assert len(patches) >= 8
+    assert len(patches) >= 9
     for patch in patches:
         subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
-    assert run_alone(run_in, tmp_path, "train mine", "hello runs/mine") == (0, 0)
+    theirs = "train mine --data.name theirs --run.dir runs/theirs"
+    assert run_alone(run_in, tmp_path, "train mine", "hello runs/mine", theirs) == (0, 0)
     logged = (tmp_path / "runs" / "mine" / "mine.csv").read_text()
     assert "train/loss" in logged
     assert "val/balanced" in logged
+
+
+@pytest.mark.parametrize("room", ["data", "models", "tracking"])
+def test_other_rooms_import_a_room_by_its_face(room: str) -> None:
+    past_it = re.compile(rf"^\s*from \.+{room}\.", re.MULTILINE)
+    outside = {path: text for path, text in MODULES.items() if not path.startswith(f"{room}/")}
+    assert [path for path, text in outside.items() if past_it.search(text)] == []

@@ -15,9 +15,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from .config import AugmentConfig, UserError
-from .data.decode import BOX_DRAWS, random_boxes
-from .data.loader import Batch, TrainData
-from .data.placement import fits_device
+from .data import BOX_DRAWS, Batch, TrainData, fits_device, random_boxes
 from .preprocess import Normalize, reflect, shift_and_flip
 from .runtime import seeding
 from .runtime.distributed import World
@@ -254,7 +252,8 @@ def mixup_cutmix(
         kept = chance.betavariate(augment.mixup, augment.mixup)
         images = torch.lerp(others, images, kept)
     targets = torch.zeros((count, num_classes), device=images.device)
-    targets.scatter_(1, labels[:, None], 1.0)
+    is_read = (labels >= 0).float()[:, None]  # an image that could not be read has no class
+    targets.scatter_(1, labels.clamp(min=0)[:, None], is_read)
     return images, torch.lerp(targets[partner], targets, kept)
 
 

@@ -16,8 +16,15 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from .config import FREE_TO_CHANGE, Config, FaultError, UserError, flag, flatten
-from .data.datasets.source import READ_FILES, Source, are_replaced, difference
+from .config import (
+    FREE_TO_CHANGE,
+    Config,
+    FaultError,
+    UserError,
+    flag,
+    flatten,
+)
+from .data import READ_FILES, Source, are_replaced, difference
 from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
 from .runtime.console import some

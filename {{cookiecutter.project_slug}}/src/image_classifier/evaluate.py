@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import ComputeConfig, RunConfig, UserError
-from .data.datasets.source import check_numbers
-from .data.loader import EvalData
-from .data.samples import LEFT_OUT
+from .data import LEFT_OUT, EvalData, check_numbers
 from .precision import Precision
 from .predictions import Answers, calibrate, scores_text
 from .preprocess import Normalize

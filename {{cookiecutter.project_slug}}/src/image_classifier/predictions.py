@@ -11,8 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .config import UserError
-from .data.datasets.source import Source
-from .data.samples import LEFT_OUT
+from .data import LEFT_OUT, Source
 from .runtime.console import printable
 from .runtime.files import write_whole
 

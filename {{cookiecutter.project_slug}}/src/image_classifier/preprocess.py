@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .config import AugmentConfig
-from .data.datasets.source import Source
+from .data import Source
 from .models import Best
 from .precision import Precision
 

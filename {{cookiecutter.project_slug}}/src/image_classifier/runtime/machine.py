@@ -103,18 +103,20 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory that this process frees.
+def keep_freed_memory(keeps: bool = True) -> None:
+    """Let glibc keep the memory that this process frees; or return it, as it does by default.
 
     By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
     in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
     """
-    for parameter, value in (
-        (M_MMAP_THRESHOLD, 2**30),  # smaller blocks come from the heap
-        (M_TRIM_THRESHOLD, 2**31 - 1),  # which is cut when so much at its end is free
-        (M_TOP_PAD, 2**27),  # and grows by so much
+    for parameter, kept, returned in (
+        (M_MMAP_THRESHOLD, 2**30, 2**25),  # smaller blocks come from the heap
+        (M_TRIM_THRESHOLD, 2**31 - 1, 2**26),  # which is cut when so much at its end is free
+        (M_TOP_PAD, 2**27, 2**17),  # and grows by so much
     ):
-        call_libc("mallopt", parameter, value)
+        call_libc("mallopt", parameter, kept if keeps else returned)
+    if not keeps:
+        hand_back_memory()
 
 
 def hand_back_memory() -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, FaultError, flatten
-from ..data.loader import EvalData, TrainData
+from ..data import EvalData, TrainData
 from ..evaluate import Scores
 from ..precision import Precision
 from ..predictions import phrase, scores_text

@@ -11,8 +11,7 @@ from statistics import median, stdev
 from typing import Any
 
 from ...config import UserError
-from ...data.datasets.source import are_replaced
-from ...data.samples import LEFT_OUT
+from ...data import LEFT_OUT, are_replaced
 from ...runtime.console import clock, printable
 from ...runtime.files import write_json
 from ..statistics import (

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from ...config import FaultError, UserError
-from ...data.datasets import open_dataset
-from ...data.datasets.source import Source, check_numbers
-from ...data.decode import BadImageError, centre_crop, pixels_to_keep
+from ...data import BadImageError, Source, centre_crop, check_numbers, open_dataset
 from ...runtime.console import some
 from ...trained import Trained
 from .formats import Predict
@@ -56,7 +54,7 @@ def predict_with_model(trained: Trained, source: Source, is_raw: bool) -> Refere
     inputs, squares, probabilities, num_right = [], [], [], 0
     for index, label in enumerate(source.labels.tolist()):
         try:
-            pixels = source.read(index, pixels_to_keep(data, side))
+            pixels = source.read(index)
         except BadImageError:
             if data.on_bad_image == "stop":
                 raise

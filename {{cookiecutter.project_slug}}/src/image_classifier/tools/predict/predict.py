@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ...config import ComputeConfig, FaultError, UserError
-from ...data.datasets.paths import PathList
+from ...data import PathList
 from ...evaluate import logits_of
 from ...runtime.console import clock, is_reader_gone, printable, say
 from ...runtime.distributed import join_world

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ...config import Config, FaultError, UserError, flatten
-from ...data.datasets.source import Source
+from ...data import Source
 from ...predictions import Answers, Calibration, calibrate
 from ...runtime.files import read_object, read_rows, write_text
 from .. import html
@@ -253,6 +253,6 @@ def percentage(share: float) -> str:
 def read_image(source: Source, index: int) -> Tensor | None:
     """The whole image `index`; None if it cannot be read any more."""
     try:
-        return source.read(index, html.SIDE)
+        return source.read(index)
     except (UserError, FaultError):
         return None
