@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...config import Config
-from ...runtime.machine import keep_freed_memory, return_freed_memory
+from ...runtime import machine
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, off_and_on, with_knobs
 from .timed_run import TimedRun
 
@@ -175,9 +175,15 @@ def keep_memory(setup: Setup) -> Variants:
 
 @contextmanager
 def returned_memory() -> Iterator[None]:
-    """A block in which glibc returns memory as it does by default."""
-    return_freed_memory()
+    """A block in which glibc returns memory, with the highest thresholds that it sets by itself."""
+    for parameter, value in (
+        (machine.M_MMAP_THRESHOLD, 2**25),
+        (machine.M_TRIM_THRESHOLD, 2**26),
+        (machine.M_TOP_PAD, 2**17),
+    ):
+        machine.call_libc("mallopt", parameter, value)
+    machine.hand_back_memory()
     try:
         yield
     finally:
-        keep_freed_memory()
+        machine.keep_freed_memory()
