@@ -84,6 +84,16 @@ def test_the_help_of_an_option_is_the_whole_of_its_comment(
     assert unflatten(flatten(smoke())) == smoke()  # what was done to show help changes no type
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_a_help_of_its_own(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", preset, "--help"])
+    assert f"train.py {preset} " in capsys.readouterr().out
+
+
 def test_the_bare_command_says_what_to_type_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
