@@ -41,7 +41,8 @@ def test_a_project_with_short_names_and_all_options_tests_its_tools_and_trains(
 ) -> None:
     make(short_and_full, "check")
     # What has to do with tools: the other tests were run without them.
-    tests = ["src", "tests/test_cli.py", "tests/test_console.py", "tests/test_house.py"]
+    tests = ["src", *(f"tests/test_{name}.py" for name in ("cli", "console", "security"))]
+    tests += ["tests/test_house.py::test_every_command_of_the_readme_is_understood"]
     python("-m", "pytest", "-q", *tests, folder=short_and_full)
     make(short_and_full, "train", f"ARGS={SMOKE}")
     assert list(short_and_full.glob("runs/smoke/report.html"))

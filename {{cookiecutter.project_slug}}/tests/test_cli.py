@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
-from conftest import SMOKE, options_of, write_photo
+from conftest import SMOKE, after_each_step, options_of, write_photo
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto import event_pb2
 
@@ -253,9 +253,10 @@ def test_a_run_folder_says_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profiling, "SKIPPED_STEPS", 1)
+    monkeypatch.setattr(profiling, "SKIPPED_STEPS", 2)
     monkeypatch.setattr(profiling, "RECORDED_STEPS", 1)  # as each takes half a second to write
     monkeypatch.setenv("WANDB_API_KEY", "planted")
+    after_each_step(monkeypatch, lambda _, loss: loss.item())  # which waits for the device
     words = "smoke --data.limit 96 --data.batch-size 24 --epochs 2 --profile"
     assert main(["train", *words.split()]) == 0
     folder = Path("runs/smoke")
@@ -275,6 +276,7 @@ def test_a_run_folder_says_what_it_is(
     assert (folder / "profile" / "trace.json.gz").stat().st_size > 1000
     said = capsys.readouterr().out
     assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
+    assert re.search(r"wait for the device in a step:\n(  .*\n)*  1 x test_cli\.py:\d+ in", said)
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second", "train/mfu"}
     assert re.search(r"an image: [\d.]+ MFLOP forward", said)

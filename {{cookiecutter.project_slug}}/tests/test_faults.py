@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import after_each_step, changed, run_alone, run_ranks, start
+from conftest import after_each_step, changed, losses, run_alone, run_ranks, start
 from torch import Tensor
 
 from image_classifier import checkpoint
@@ -21,10 +21,7 @@ from image_classifier.config import Config, FaultError, UserError
 from image_classifier.models import read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import consensus as consensus_module
-from image_classifier.runtime import heartbeat
-from image_classifier.runtime.consensus import AsyncConsensus
-from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime import consensus, heartbeat
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import (
     OutOfMemoryError,
@@ -33,7 +30,6 @@ from image_classifier.runtime.signals import Signals, StoppedError
 from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 
-CPU = World(torch.device("cpu"))
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -71,6 +67,17 @@ def when_counting(act: Callable[[RunLogger], object]) -> None:
 # Signals
 
 
+def signalling(number: signal.Signals) -> Callable[[int, Tensor], Tensor]:
+    """Let the third step send a signal to this process."""
+
+    def send(step: int, loss: Tensor) -> Tensor:
+        if step == 3:
+            os.kill(os.getpid(), number)
+        return loss
+
+    return send
+
+
 @pytest.fixture
 def hangup() -> Iterator[None]:
     """SIGHUP ends a process, even where the tests themselves run under `nohup`."""
@@ -84,13 +91,8 @@ def hangup() -> Iterator[None]:
 def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(
     config: Config, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send(step: int, loss: Tensor) -> Tensor:
-        if step == 3:
-            os.kill(os.getpid(), number)
-        return loss
-
     with monkeypatch.context() as patch:
-        plant(patch, send)
+        plant(patch, signalling(number))
         with pytest.raises(StoppedError, match=f"received {number.name}: saved .* of 8") as error:
             train(config)
     assert error.value.code == 128 + number
@@ -148,7 +150,7 @@ def stopped_on_one_rank(config: Config) -> tuple[str, int]:
             os.kill(os.getpid(), signal.SIGTERM)
 
     when_counting(send)
-    consensus_module.EXCHANGE_SECONDS = 0
+    consensus.EXCHANGE_SECONDS = 0
     with suppress(FaultError):
         try:
             train(config)
@@ -194,33 +196,7 @@ def test_a_rank_that_was_killed_is_named_with_its_place(config: Config) -> None:
     assert "at test_faults.py:" in account["message"]
 
 
-def exchanged(steps: int) -> list[list[int]]:
-    """What this rank knows after each step, when both hand in numbers of their own in step 2."""
-    with join_world(Config().compute) as world:
-        consensus_module.EXCHANGE_SECONDS = 0
-        consensus = AsyncConsensus(world, 60)
-        known = []
-        for step in range(1, steps + 1):
-            number = (7, 5)[world.rank] if step == 2 else 0
-            known.append(consensus.max(step, number, 0))
-        consensus.__exit__(None)
-        return known
-
-
-def test_what_one_rank_tells_all_know_at_the_same_step() -> None:
-    one, other = run_ranks(2, exchanged, 6)
-    assert one == other
-    assert one[2] == [7, 0]
-    assert sum(number for number, _ in one) == 7
-
-
 # Memory
-
-
-def losses(folder: Path) -> list[float]:
-    """The training and validation losses that a run logged."""
-    logged = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [row.get("train/loss") or row["val/loss"] for row in logged]
 
 
 def test_out_of_memory_halves_the_micro_batch_and_nothing_else(
@@ -251,7 +227,7 @@ def test_out_of_memory_halves_the_micro_batch_and_nothing_else(
     assert "out of memory at step 1 with micro-batch 16" in said
     assert "from the last save with 4 (the batch stays 16)" in said
     assert set(sizes[2:]) == {4}
-    assert losses(Path(config.run.dir)) == pytest.approx(losses(trained_once), rel=1e-3)
+    assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
 
 
 def test_a_micro_batch_need_not_divide_the_batch(config: Config, trained_once: Path) -> None:
@@ -384,13 +360,8 @@ def test_a_run_whose_last_save_failed_has_failed(config: Config, full_disk: list
 def test_a_signal_after_which_nothing_could_be_saved_is_no_interruption(
     config: Config, full_disk: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send(step: int, loss: Tensor) -> Tensor:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-
     full_disk += [3, 4]
-    plant(monkeypatch, send)
+    plant(monkeypatch, signalling(signal.SIGTERM))
     with pytest.raises(SaveError, match=r"last save .* the checkpoint of step 2 is kept"):
         train(changed(config, run__save_every_steps=2))
     assert status(config)["state"] == "failed"

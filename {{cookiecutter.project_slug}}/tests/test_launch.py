@@ -3,7 +3,6 @@
 The command begins with the first test of all, and has the cores that other tests leave idle.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -13,23 +12,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from conftest import SMOKE
+from conftest import SMOKE, losses
 
 from image_classifier.cli import main
+from image_classifier.runtime import launch
 from image_classifier.runtime.distributed import open_store
-from image_classifier.runtime.launch import (
-    launch_once,
-    meeting_place,
-)
 
 BROKEN = """
 import os, sys
 from image_classifier.cli import main
-from image_classifier.runtime.distributed import open_store
-from image_classifier.runtime.launch import (
-    launch_once,
-    meeting_place,
-)
 from image_classifier.tracking.logger import RunLogger
 
 step = RunLogger.step
@@ -63,11 +54,6 @@ class Background:
             )
         return self.close
 
-    def result(self) -> tuple[int, str]:
-        """Exit code and what was complained of, when it has ended."""
-        _, complaint = self.process.communicate(timeout=600)  # beside whatever else is at work
-        return self.process.returncode, complaint
-
     def close(self) -> None:
         """Leave nothing behind."""
         self.process.kill()
@@ -79,24 +65,46 @@ BACKGROUND = Background()
 begin = BACKGROUND.begin  # which `conftest.py` calls before the first test
 
 
-def losses(folder: Path) -> list[float]:
-    """The losses that a run logged."""
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [row.get("train/loss") or row["val/loss"] for row in rows]
-
-
 def test_processes_started_by_ourselves_learn_what_one_learns_until_one_fails(
     tmp_path: Path,
 ) -> None:
     assert main(["train", *SMOKE.split(), "--run.dir", str(tmp_path)]) == 0
-    code, complaint = BACKGROUND.result()
-    assert code == 1
+    _, complaint = BACKGROUND.process.communicate(timeout=600)  # beside whatever else is at work
+    assert BACKGROUND.process.returncode == 1
     assert "RuntimeError: the disk is on fire" in complaint
     assert "failed on rank 1" in complaint
     assert complaint.count("No space left on device; the run goes on") == 1
     assert complaint.count("Traceback") == 1
     found = losses(BACKGROUND.folder / "broken")
     assert found == pytest.approx(losses(tmp_path)[:1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "causes"),
+    [
+        ("sys.exit(75 * is_first)", 0, []),  # as often as it asks for it
+        ("is_first and os.kill(os.getpid(), 9)", 0, ["ended by SIGKILL (out of memory?)"]),
+        ("os.kill(os.getpid(), 9)", 128 + 9, ["ended by SIGKILL (out of memory?)"] * 3),
+        ("sys.exit(74)", 74, ["a rank was lost"] * 3),
+        ("sys.exit(2)", 2, []),
+    ],
+)
+def test_a_rank_that_was_lost_is_started_again(
+    rank: str,
+    code: int,
+    causes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    script = f"import os, sys; is_first = os.environ['RUN_RESTARTS'] == '0'; {rank}"
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", script])
+    for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)  # what `launch` sets is put back
+    assert launch.launch(2) == code
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == len(causes)
+    for number, (line, cause) in enumerate(zip(said, causes, strict=True), start=1):
+        assert line.endswith(f"{cause}: restart {number} of 3, from the last save")
 
 
 MEET = """
@@ -116,11 +124,10 @@ def test_ranks_meet_in_a_file_that_is_gone_with_them(
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", MEET])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with meeting_place() as (variables, descriptors):
-        assert launch_once(2, variables, descriptors) == (0, "")
-    with meeting_place() as (variables, _):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+    with launch.meeting_place() as (variables, descriptors):
+        assert launch.launch_once(2, variables, descriptors) == (0, "")
+    with launch.meeting_place() as (variables, _):
+        monkeypatch.setenv(*variables.popitem())
         stores = [open_store(rank, 2, 2, timedelta(seconds=9)) for rank in range(2)]
         stores[0].set("address", "here")
         assert stores[1].get("address") == b"here"
@@ -141,6 +148,5 @@ def test_stores_of_jobs_that_were_killed_with_torchrun_are_removed(
         if name != new:
             os.utime(tmp_path / name, (0, 0))
     open_store(0, 1, 1, timedelta(seconds=9))
-    assert {new, other, alive} == {path.name for path in tmp_path.iterdir()} - {
-        f"store-none-{os.getppid()}-0-0"
-    }
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {f"store-none-{os.getppid()}-0-0"} == {new, other, alive}

@@ -11,7 +11,12 @@ from image_classifier import precision_probe, trained
 from image_classifier.config import Config
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
-from image_classifier.precision_probe import Rounds, gain_of, measure, settle_precision
+from image_classifier.precision_probe import (
+    Rounds,
+    gain_of,
+    measure,
+    settle_precision,
+)
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.runtime.machine import usual_precision
 from image_classifier.train import train

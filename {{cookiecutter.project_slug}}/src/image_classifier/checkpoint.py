@@ -1,7 +1,7 @@
-"""Saving a run so that a kill at any moment loses nothing that was saved, and going on from there.
+"""Checkpoints: a kill at any moment loses nothing that was saved, and the run resumes from there.
 
-Whatever happens, a name leads to a whole file (`run.write_whole`). `step_<n>.pt` are the newest,
-`last.pt` is another name of the newest of them, `best.pt` of the one with the best evaluation.
+A file appears under its name when all of it is on the disk (`write_whole`). `step_<n>.pt` are the
+newest, `last.pt` is a hard link to the newest of them, `best.pt` to that of the best evaluation.
 """
 
 import errno
@@ -16,14 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from .config import (
-    FREE_TO_CHANGE,
-    Config,
-    FaultError,
-    UserError,
-    flag,
-    flatten,
-)
+from .config import FREE_TO_CHANGE, Config, FaultError, UserError, flag, flatten
 from .data import READ_FILES, Source, are_replaced, difference
 from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
@@ -34,22 +27,22 @@ from .runtime.run_dir import clear_run
 from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
-MOST_FAILURES = 3  # saves in a row that may find no space, before the run ends
-SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MOST_FAILURES = 3  # saves in a row that may find the disk full, before the run ends
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SaveError(FaultError):
-    """The state of the run could not be saved, and what was saved before is kept."""
+    """The state of the run could not be saved; earlier checkpoints are kept."""
 
 
 class Checkpoints:
-    """The checkpoints of one run folder. Rank 0 writes them; every rank reads them."""
+    """The checkpoints of one run folder. Rank 0 writes them in a thread; every rank reads them."""
 
     def __init__(self, config: Config, world: World, source: Source) -> None:
-        """Prepare to save a run of `config` on the training images `source`."""
+        """Of a run of `config` on the training images `source`."""
         self.folder = Path(config.run.dir, "checkpoints")
-        self.run = config.run
-        self.world = world
+        self.run, self.world = config.run, world
+        # What a run must have in common with a checkpoint to resume from it.
         self.identity = {
             "config": flatten(config),
             "classes": list(source.classes),
@@ -58,31 +51,28 @@ class Checkpoints:
             "mean": list(source.mean),
             "std": list(source.std),
         }
-        # Of one thread: a team of its own would be one too many for the cores, and OpenMP then lets
-        # the threads of training sleep after every operation, which small models feel threefold.
+        # One torch thread: a second team of OpenMP threads would slow down those of training.
         self.writer = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.pending: Future[None] | None = None
         self.saved_step, self.saved_at = 0, monotonic()  # of the last save, on every rank
-        self.kept_step = 0  # of the newest checkpoint that is on the disk
+        self.kept_step = 0  # of the newest checkpoint on the disk
         self.num_failures = 0  # in a row
-        self.owed: tuple[dict[str, Any], dict[str, Tensor]] | None = None  # the best, not written
+        self.unwritten_best: tuple[dict[str, Any], dict[str, Tensor]] | None = None
 
     def resume(self, state: TrainState) -> dict[str, Any] | None:
-        """Make `state` the last that was saved, and return all that was saved with it.
+        """Load the last checkpoint into `state`, and return all that was saved.
 
-        None if nothing was, or with `--run.fresh`: then the run begins, and what an earlier one
-        left is deleted. A damaged checkpoint is passed over for the one before it.
+        None if there is none, or with `--run.fresh`, which deletes what an earlier run left. A
+        damaged checkpoint is skipped for the one before it.
 
         Raises:
-            UserError: if the run was another one, or all of its checkpoints are damaged.
+            UserError: if it is of another run, or all checkpoints are damaged.
         """
         if self.run.fresh:
             clear_run(self.folder.parent, self.world)
         paths = [self.folder / "last.pt", *sorted(self.folder.glob("step_*.pt"), reverse=True)]
         damage: list[str] = []
-        for path in paths:
-            if not path.exists():
-                continue
+        for path in filter(Path.exists, paths):
             try:
                 saved = read_checkpoint(path)
             except DamagedError as error:
@@ -107,11 +97,15 @@ class Checkpoints:
         return None
 
     def check_identity(self, saved: dict[str, Any]) -> None:
-        """Refuse to go on with a run of another config or on other images."""
+        """Check that a checkpoint is of a run with the same config on the same images.
+
+        Raises:
+            UserError: with the first difference.
+        """
         for knob, value in self.identity["config"].items():
             was = saved["config"].get(knob)
             is_free = knob.startswith(FREE_TO_CHANGE)
-            if knob == "data.where":  # workers cut resized crops otherwise than the device
+            if knob == "data.where":  # workers crop differently from the device
                 is_free = self.identity["config"]["augment.crop"] != "resized"
             if was != value and not is_free:
                 raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
@@ -123,10 +117,14 @@ class Checkpoints:
         for name in ("mean", "std"):
             was, now = list(saved[name]), self.identity[name]
             if was != now:
-                raise self.refusal(f"it normalised by a {name} of {was}, not of {now}")
+                raise self.refusal(f"it normalised with a {name} of {was}, not of {now}")
 
     def check_files(self, was: dict[str, str]) -> None:
-        """Refuse to go on with other images under the same names; rank 0 looks at the files."""
+        """Check that no image file was replaced; rank 0 looks at the files.
+
+        Raises:
+            UserError: if some were.
+        """
         now = self.identity["files"]
         if not self.world.all_true(not are_replaced(was, now)):
             raise self.refusal("training images were replaced under the same names", True)
@@ -137,11 +135,7 @@ class Checkpoints:
             )
 
     def refusal(self, reason: str, offers_weights: bool = False) -> UserError:
-        """What to raise where this run can't go on from its checkpoints.
-
-        With `offers_weights`, its weights may begin another run: one of more epochs, for example,
-        as the learning rate of this one has fallen with its length.
-        """
+        """The error to raise if this run cannot resume, with what to do instead."""
         weights = ascii(str(self.folder / "last.pt"))
         onward = f" (with --run.init-from {weights} it trains on from these weights)"
         return UserError(
@@ -151,11 +145,11 @@ class Checkpoints:
 
     @property
     def are_old(self) -> bool:
-        """Whether the last save was too long ago, by rank 0's clock."""
+        """Whether the last save was too long ago, by the clock of rank 0."""
         return self.world.is_main and monotonic() - self.saved_at > SAVE_SECONDS
 
-    def save(self, state: TrainState, report: dict[str, float]) -> None:
-        """Save `state` and the report's. The file is written while training goes on."""
+    def save(self, state: TrainState, log: dict[str, float]) -> None:
+        """Save `state` and the state of the log; the file is written while training continues."""
         self.saved_step, self.saved_at = state.step, monotonic()
         if not self.world.is_main:
             return
@@ -163,80 +157,73 @@ class Checkpoints:
         saved = {
             "state": to_host(state.state_dict()),
             **self.identity,
-            "report": report,
+            "report": log,
             "torch": str(torch.__version__),
         }
         weights = to_host(state.best_model.state_dict()) if state.is_best else None
-        self.pending = self.writer.submit(self._write, saved, state.step, weights)
+        self.pending = self.writer.submit(self._write, saved, weights)
 
-    def _write(self, saved: dict[str, Any], step: int, best: dict[str, Tensor] | None) -> None:
-        """Write one checkpoint and let go of the oldest; a full disk is told, and waited for.
+    def _write(self, saved: dict[str, Any], best: dict[str, Tensor] | None) -> None:
+        """Write one checkpoint and delete the oldest; a full disk is reported, and tried again.
 
         Raises:
-            SaveError: if the weights are not finite, or it was full too often.
-            OSError: if the disk fails in another way.
+            SaveError: if the weights are not finite, or the disk was full too often.
+            OSError: if the disk fails otherwise.
         """
-        check_finite(saved, step)
+        step = saved["state"]["step"]
+        check_finite(saved["state"], step)
         if best is not None:
-            self.owed = saved, best
+            self.unwritten_best = saved, best
         try:
             self._write_files(saved, step)
         except (OSError, RuntimeError) as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
             self.num_failures += 1
-            account = self._full(saved, step)
+            needed = sum(tensor.nbytes for tensor in tensors_in(saved["state"])) / 1e6
+            free = shutil.disk_usage(self.folder).free / 1e6
+            kept = f"that of step {self.kept_step} is kept" if self.kept_step else "there is none"
+            line = (
+                f"cannot save step {step} in {self.folder}: no space left "
+                f"(about {needed:,.1f} MB are needed, {free:,.1f} MB free); {kept}"
+            )
             if self.num_failures == MOST_FAILURES:
-                raise SaveError(f"{account}; it is the third time in a row") from error
-            print(f"{account}; training goes on, and the next save is tried", flush=True)
+                raise SaveError(f"{line}; it is the third time in a row") from error
+            print(f"{line}; training goes on, and the next save is tried", flush=True)
         else:
             self.num_failures, self.kept_step = 0, step
 
     def _write_files(self, saved: dict[str, Any], step: int) -> None:
-        """A checkpoint under all of its names."""
+        """Write a checkpoint under all of its names; `last.pt` comes last."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:08d}.pt"
         write_whole(path, lambda file: torch.save(saved, file))
-        if self.owed is not None:
-            state, weights = self.owed
+        if self.unwritten_best is not None:
+            state, weights = self.unwritten_best
             about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
-            whole = {name: tensor.contiguous() for name, tensor in weights.items()}
-            content = save(whole, metadata=about)
+            content = save({k: tensor.contiguous() for k, tensor in weights.items()}, about)
             write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
             if state is saved:
                 give_name(path, self.folder / "best.pt")
-            else:  # the disk was full when it was this one's turn
+            else:  # the disk was full when it was the newest
                 write_whole(self.folder / "best.pt", lambda file: torch.save(state, file))
-            self.owed = None
-        # Last, so that a run that goes on from it has all that belongs to it.
+            self.unwritten_best = None
         give_name(path, self.folder / "last.pt")
         for old in sorted(self.folder.glob("step_*.pt"))[: -self.run.keep]:
             old.unlink()
 
-    def _full(self, saved: dict[str, Any], step: int) -> str:
-        """What to say when there is no space for a checkpoint."""
-        needed = sum(tensor.nbytes for tensor in tensors_in(saved["state"])) / 1e6
-        free = shutil.disk_usage(self.folder).free / 1e6
-        kept = f"that of step {self.kept_step} is kept" if self.kept_step else "there was none yet"
-        return (
-            f"cannot save step {step} in {self.folder}: no space left "
-            f"(about {needed:,.1f} MB are needed, {free:,.1f} MB free); {kept}"
-        )
-
     def wait(self) -> None:
-        """Return when what was saved is on the disk.
+        """Wait until the last save is on the disk.
 
         Raises:
-            SaveError: if it could not be written, and the run can't go on.
+            SaveError: if it could not be written, and the run cannot continue.
             OSError: if the disk failed.
         """
         if self.pending:
             self.pending.result()
 
     def account(self, step: int, total_steps: int) -> str:
-        """What rank 0 is to say of a run that ends at `step`, before its end.
-
-        No rank leaves before the checkpoint is on the disk: what ended the others might end rank 0.
+        """Wait for the last save on all ranks, and return what rank 0 says of a run that stops.
 
         Raises:
             SaveError: if that step could not be saved.
@@ -244,16 +231,16 @@ class Checkpoints:
         if self.world.is_main:
             self.wait()
             self._check_last()
-        self.world.all_true(True)
+        self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
         if not self.world.is_main:
             return ""
         return (
             f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}; "
-            "the same command goes on from there"
+            "run the same command to resume"
         )
 
     def _check_last(self) -> None:
-        """Make a failure of the last save known, which no other will make good."""
+        """Raise if the last save failed, as no other follows."""
         if self.num_failures:
             raise SaveError(
                 f"the last save in {self.folder} failed: no space left; "
@@ -261,54 +248,52 @@ class Checkpoints:
             )
 
     def __enter__(self) -> "Checkpoints":
-        """Nothing more to do."""
+        """A block in which checkpoints are saved."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Finish the write that is under way."""
+        """Finish the save that is under way."""
         self.writer.shutdown(wait=True)
         if error[0] is None:
             self.wait()
             self._check_last()
 
 
-def check_finite(saved: dict[str, Any], step: int) -> None:
-    """Refuse to save numbers with which no run could go on.
+def check_finite(state: dict[str, Any], step: int) -> None:
+    """Check that no saved number is inf or nan.
 
     Raises:
-        SaveError: if one is inf or nan, naming what it belongs to.
+        SaveError: naming the part that has one.
     """
     for part in ("model", "ema", "optimizer"):
-        floats = [t for t in tensors_in(saved["state"][part]) if t.is_floating_point()]
+        floats = [t for t in tensors_in(state[part]) if t.is_floating_point()]
         if floats and not torch.stack(torch._foreach_norm(floats)).isfinite().all():
             raise SaveError(
                 f"the {part} has numbers that are not finite after step {step}: they are not "
-                "saved, and the checkpoints before are kept; lower --optim.lr"
+                "saved, and earlier checkpoints are kept; lower --optim.lr"
             )
 
 
 def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401 - any nesting of plain values
-    """All tensors in something that is saved."""
-    if isinstance(value, Tensor):
-        return [value]
+    """All tensors in nested dicts, lists and tuples."""
     if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    return [tensor for inner in value for tensor in tensors_in(inner)]
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for inner in value for tensor in tensors_in(inner)]
+    return [value] if isinstance(value, Tensor) else []
 
 
-def is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is behind `error`; torch's own comes after the one that says so."""
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk caused `error`; torch raises another one after it."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in SPACE:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             return True
         error = error.__context__
     return False
 
 
 def to_host(value: Any) -> Any:  # noqa: ANN401 - any nesting of plain values
-    """A copy in host memory, which training does not change. Waits for the device."""
+    """A copy in CPU memory, which training does not change. Waits for the device."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""The network of airbench, which learns CIFAR-10 in the fewest seconds.
+"""The network of airbench, the fastest to learn CIFAR-10; it descends from `resnet9`.
 
-https://arxiv.org/abs/2404.00498, section 3; it descends from `resnet9`.
+https://arxiv.org/abs/2404.00498, section 3.
 """
 
 import torch
@@ -10,14 +10,14 @@ from torch.nn.functional import unfold
 from ..config import ModelConfig, UserError
 from .resnet9 import largest
 
-PATCH = 2  # side of the patches that the first layer looks at, in pixels
-WHITEN_EPS = 5e-4  # added to variances: directions with next to none are noise
-SMALLEST_IMAGE = 9  # pixels, of which three halvings leave one
+PATCH = 2  # side of the filters of the first layer, in pixels
+WHITEN_EPS = 5e-4  # added to variances: directions with almost no variance are noise
+SMALLEST_IMAGE = 9  # pixels; three halvings leave one
 LOGIT_SCALE = 1 / 9  # of the last layer, whose inputs are maxima
 
 
 class Airbench(nn.Module):
-    """A whitening layer that is not trained, three stages of convolutions and a linear layer."""
+    """A fixed whitening layer, three stages of convolutions and a linear layer."""
 
     def __init__(self, model: ModelConfig, num_classes: int, num_convs: int) -> None:
         """Stages of `model.width` times 1, 4 and 4 channels, and `num_convs` convolutions each."""
@@ -41,13 +41,12 @@ class Airbench(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
-        """Make the outputs of the first layer uncorrelated and of variance 1 over `images`.
+        """Compute the whitening filters from `images`, (count, 3, height, width), normalised.
 
-        Its filters are the principal components of the patches, scaled, and their negatives:
-        https://myrtle.ai/learn/how-to-train-your-resnet-8-bag-of-tricks/. `images` is
-        (count, 3, height, width), normalised.
+        They are the principal components of the patches, scaled to variance 1, and their negatives:
+        https://myrtle.ai/learn/how-to-train-your-resnet-8-bag-of-tricks/.
         """
-        # On the CPU in float64: the smallest variances are lost to a GPU's rounding.
+        # On the CPU in float64: a GPU would round the smallest variances away.
         patches = unfold(images.cpu(), PATCH).double()  # (count, 3 x PATCH x PATCH, places)
         covariance = (patches @ patches.mT).mean(0) / patches.shape[2]
         variances, directions = torch.linalg.eigh(covariance)
@@ -57,7 +56,7 @@ class Airbench(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions whose result is added to their input, before the last GELU."""
+    """Two convolutions with a residual connection, before the last GELU."""
 
     def __init__(self, channels: int) -> None:
         """Both keep the number of channels."""
@@ -77,9 +76,9 @@ class Residual(nn.Module):
 
 
 def stage(inputs: int, outputs: int, num_convs: int) -> nn.Sequential:
-    """2 or 3 convolutions, each with a norm and a GELU; after the first, height and width halve.
+    """2 or 3 convolutions, each with a norm and a GELU; the first is followed by max-pooling.
 
-    Of 3, the last two are a residual branch.
+    With 3, the last two are a residual branch.
     """
     first = [conv(inputs, outputs), nn.MaxPool2d(2), norm(outputs), nn.GELU()]
     if num_convs == 3:
@@ -88,43 +87,42 @@ def stage(inputs: int, outputs: int, num_convs: int) -> nn.Sequential:
 
 
 def conv(inputs: int, outputs: int) -> nn.Conv2d:
-    """A 3 x 3 convolution, the first filters of which begin by handing on their input."""
+    """A 3 x 3 convolution whose first filters are initialised to the identity."""
     layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.dirac_(layer.weight.data[:inputs])
     return layer
 
 
 def norm(channels: int) -> nn.BatchNorm2d:
-    """BatchNorm with a bias alone, whose statistics follow a short run of few, large batches."""
+    """BatchNorm with a bias only, and a momentum for short runs of few, large batches."""
     layer = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)
     layer.weight.requires_grad_(False)
     return layer
 
 
 def airbench(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """The network, before its `fit`; its proportions are made for 32 pixels.
+    """The network of the paper's 94 % recipe, for images of 32 pixels; call `fit` before training.
 
     Raises:
         UserError: if the images are too small.
     """
-    check_image_size("airbench", image_size)
-    return Airbench(model, num_classes, num_convs=2)
+    return build(model, num_classes, image_size, num_convs=2)
 
 
 def airbench96(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """The deeper one, with residual branches, of the paper's recipe for 96 %; its width is 128.
+    """The deeper, residual network of the paper's 96 % recipe, there with a width of 128.
 
     Raises:
         UserError: if the images are too small.
     """
-    check_image_size("airbench96", image_size)
-    return Airbench(model, num_classes, num_convs=3)
+    return build(model, num_classes, image_size, num_convs=3)
 
 
-def check_image_size(name: str, image_size: int) -> None:
-    """Refuse images of which three halvings leave nothing."""
+def build(model: ModelConfig, num_classes: int, image_size: int, num_convs: int) -> nn.Module:
+    """The network, for images that are large enough."""
     if image_size < SMALLEST_IMAGE:
         raise UserError(
-            f"{name} can't take images of --data.image-size {image_size}; "
-            f"from {SMALLEST_IMAGE} on it can"
+            f"{model.name} can't take images of --data.image-size {image_size}, "
+            f"only of {SMALLEST_IMAGE} pixels or more"
         )
+    return Airbench(model, num_classes, num_convs)

@@ -1,4 +1,4 @@
-"""The blocks of any network, in the order in which images pass through them, and their matrices."""
+"""The matrices, the head and the blocks of any network: for weight decay, Muon and layer decay."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
-# Layers although they have modules in them, and what holds no matrix whatever the shape.
+# Modules that count as layers although they contain modules; and those that hold no matrix.
 NESTED_LAYERS = (nn.MultiheadAttention, ParametrizationList)
 TABLES = (nn.Embedding, nn.EmbeddingBag, nn.ParameterList, nn.ParameterDict)
 NORMS = (nn.LayerNorm, nn.RMSNorm)  # over several dimensions; the others have one number a channel
@@ -16,10 +16,9 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)  # over several dimensions; the others have o
 def find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
     """The matrices and filters of a network, in order, and the layer that each belongs to.
 
-    All else is one-dimensional in effect (biases, norms, scales) or an embedding: a table that is
-    looked up, or what belongs to no layer but to the network around layers (positions, tokens).
-    timm's models list names and patterns of more in `no_weight_decay()`, such as layers of which
-    positions are made.
+    Not biases, norms and scales, which are one-dimensional in effect, nor embeddings: tables, and
+    parameters outside of layers (positions, tokens). timm's models name more of these, or patterns,
+    in `no_weight_decay()`.
     """
     matrices: dict[nn.Parameter, nn.Module] = {}
     listed: list[str] = []
@@ -37,7 +36,7 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
 
 
 def is_matrix(weight: nn.Parameter) -> bool:
-    """Whether it has several rows and columns, one row for each output."""
+    """Whether it has several rows (outputs) and several columns."""
     return weight.ndim > 1 and weight.shape[0] > 1 and weight.shape[1:].numel() > 1
 
 
@@ -48,7 +47,7 @@ def find_head(model: nn.Module) -> tuple[str, nn.Module]:
 
 
 def find_heads(model: nn.Module) -> list[nn.Module]:
-    """The last layer and those beside it: timm's distilled transformers have two."""
+    """The last layer and its siblings: timm's distilled transformers have two heads."""
     _, last = find_head(model)
     declared = model.get_classifier() if hasattr(model, "get_classifier") else ()
     parts = declared if isinstance(declared, tuple) else (declared,)
@@ -58,11 +57,11 @@ def find_heads(model: nn.Module) -> list[nn.Module]:
 
 
 def find_blocks(model: nn.Module, most: int = MOST_BLOCKS) -> list[list[nn.Parameter]]:
-    """The weights of each block from the first to the last, which is the last layer alone.
+    """The weights of each block, in order; the last block is the last layer alone.
 
-    A block is what stands in a sequence of layers: a residual block, a transformer's. A norm
-    belongs to the layer before it; tokens and positions to the first block. Where there are more
-    than `most`, neighbours are taken together, as in https://arxiv.org/abs/2201.03545.
+    A block is an element of a sequence of layers, such as a residual or a transformer block. A norm
+    belongs to the layer before it, tokens and positions to the first block. If there are more than
+    `most`, neighbours are merged, as in https://arxiv.org/abs/2201.03545.
     """
     _, head = find_head(model)
     known = {id(weight) for weight in head.parameters()}
@@ -86,7 +85,7 @@ def find_blocks(model: nn.Module, most: int = MOST_BLOCKS) -> list[list[nn.Param
 
 
 def parts(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """The parts of a network in order, and whether the parts of that one follow."""
+    """The modules of a network in order, and whether the children of that one follow."""
     yield module, True
     for child in module.children():
         if is_stack(child):
@@ -96,7 +95,7 @@ def parts(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
 
 
 def is_stack(module: nn.Module) -> bool:
-    """Whether a module is a sequence of layers, or is built around one of layers of one kind."""
+    """Whether a module is a sequence of layers, or contains one of layers of a single type."""
     sequences = nn.Sequential | nn.ModuleList
     return isinstance(module, sequences) or any(
         isinstance(child, sequences) and len(child) > 1 and len(set(map(type, child))) == 1
@@ -105,5 +104,5 @@ def is_stack(module: nn.Module) -> bool:
 
 
 def has_matrix(weights: list[nn.Parameter]) -> bool:
-    """Whether there is more than norms, scales and biases."""
+    """Whether some are more than norms, scales and biases."""
     return any(map(is_matrix, weights))

@@ -1,4 +1,4 @@
-"""Changes to networks that leave the names of their weights alone: weights of others still fit."""
+"""Changes to any network that keep the names of its weights, so that pretrained ones still fit."""
 
 from functools import partial
 
@@ -8,8 +8,8 @@ from torch.nn.functional import avg_pool2d, dropout
 from ..config import ModelConfig, UserError
 from .blocks import find_head
 
-# Blocks by the name of their class, and the last layers of their residual branches, which a block
-# then adds to its input: ours; ResNet's, RegNet's and ViT's of torchvision.
+# Residual blocks by the name of their class, and the last layer of each of their branches: ours;
+# torchvision's ResNet, RegNet and ViT.
 BRANCHES = {
     "Residual": ("body",),
     "TransformerBlock": ("attention", "mlp"),
@@ -18,16 +18,14 @@ BRANCHES = {
     "ResBottleneckBlock": ("f",),
     "EncoderBlock": ("dropout", "mlp"),
 }
-# Layers that are no more than this: torchvision's convnets and swins of later years have them.
-READY = "StochasticDepth"
-BLURRED_CHANNELS = 16  # from so many on: the first convolution sees colours, and sees them sharp
+READY = "StochasticDepth"  # the layer that does it in torchvision's later networks
+BLURRED_CHANNELS = 16  # input channels from which to blur: the first convolution sees sharp pixels
 
 
 def leave_out_branches(network: nn.Module, model: ModelConfig) -> None:
-    """Leave out residual branches at random in training: https://arxiv.org/abs/1603.09382.
+    """Drop residual branches at random in training, per image: https://arxiv.org/abs/1603.09382.
 
-    That is decided for each image; those that stay count for those that are left out. Block l of L
-    is left out with l/L of `model.stochastic_depth`.
+    Block l of L is dropped with probability l/L x `model.stochastic_depth`.
 
     Raises:
         UserError: if the network has no residual branches, or none that are known.
@@ -50,7 +48,7 @@ def leave_out_branches(network: nn.Module, model: ModelConfig) -> None:
 
 
 def leave_out(probability: float, layer: nn.Module, _: tuple[Tensor], branch: Tensor) -> Tensor:
-    """What a layer gives, for some images replaced by 0: (batch, ...), in and out."""
+    """The output of a layer, in training 0 for some images: (batch, ...), in and out."""
     if not layer.training:
         return branch
     share = branch.new_ones((len(branch), *(1,) * (branch.ndim - 1)))
@@ -58,9 +56,9 @@ def leave_out(probability: float, layer: nn.Module, _: tuple[Tensor], branch: Te
 
 
 def blur_before_strides(network: nn.Module, model: ModelConfig) -> None:
-    """Blur what a convolution with strides is about to leave parts of out.
+    """Blur the input of each strided convolution, so that a shift by a pixel changes less.
 
-    So a shift by a pixel changes less: https://arxiv.org/abs/1904.11486.
+    https://arxiv.org/abs/1904.11486
 
     Raises:
         UserError: if the network has no such convolutions.
@@ -80,7 +78,7 @@ def blur_before_strides(network: nn.Module, model: ModelConfig) -> None:
 
 def blurred(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
     """Features after a 1-2-1 filter in both directions: (batch, channels, height, width)."""
-    # Two means of 2 x 2 are that filter, and need no weights.
+    # Two average-poolings of 2 x 2 are that filter, without weights.
     return avg_pool2d(avg_pool2d(inputs[0], 2, stride=1, padding=1), 2, stride=1)
 
 

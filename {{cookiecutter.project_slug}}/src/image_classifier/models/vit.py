@@ -17,10 +17,10 @@ EPS = 1e-6  # of norms, as in the original
 
 
 class ViT(nn.Module):
-    """Patches to vectors, blocks of attention and MLP, the mean of all vectors to logits."""
+    """Patch embedding, transformer blocks, global average pooling and a linear head."""
 
     def __init__(self, model: ModelConfig, num_classes: int, image_size: int) -> None:
-        """For images of `image_size`; of another size they are given positions in between."""
+        """For images of `image_size`; at other sizes the positions are interpolated."""
         super().__init__()
         self.side = image_size // PATCH  # in patches
         self.patches = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH)
@@ -29,7 +29,7 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(WIDTH, eps=EPS)
         self.dropout = nn.Dropout(model.dropout)
         self.head = nn.Linear(WIDTH, num_classes)
-        # LeCun's: what a patch becomes has the variance of a pixel.
+        # LeCun's initialisation: embeddings have the variance of a pixel.
         nn.init.normal_(self.patches.weight, std=(3 * PATCH**2) ** -0.5)
         nn.init.zeros_(self.patches.bias)
         nn.init.zeros_(self.head.weight)
@@ -52,7 +52,7 @@ class ViT(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and an MLP, each of which changes its input by what it makes of it, normalised."""
+    """Attention and an MLP, each a residual branch with a LayerNorm first."""
 
     def __init__(self) -> None:
         """Both keep the width."""
@@ -75,7 +75,7 @@ class TransformerBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """What each patch takes from the others."""
+    """Multi-head self-attention with a LayerNorm first."""
 
     def __init__(self) -> None:
         """`HEADS` heads, in one fused kernel where the device has one."""
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(WIDTH, eps=EPS)
         self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
-        # Three matrices in one: each begins as if it stood alone.
+        # Three matrices in one tensor: each is initialised by itself.
         for weight in (*self.queries_keys_values.weight.chunk(3), self.out.weight):
             nn.init.xavier_uniform_(weight)
         for layer in (self.queries_keys_values, self.out):
@@ -99,12 +99,12 @@ class Attention(nn.Module):
 
 
 def positions(side: int, trained_side: int, device: torch.device | str | None = None) -> Tensor:
-    """Where a patch is, in sines and cosines of x and y: (side x side, WIDTH) float32.
+    """2-D sine-cosine position embeddings: (side x side, WIDTH) float32.
 
-    The picture is `trained_side` patches wide, however many it is cut into.
+    Coordinates are those of an image that is `trained_side` patches wide, whatever `side` is.
     """
     waves = LONGEST_WAVE ** -torch.linspace(0, 1, WIDTH // 4, device=device)
-    # Centres of patches stay where they are in the picture when there are more of them.
+    # The centre of a patch has the same coordinates, however many patches there are.
     centres = (torch.arange(side, device=device) + 0.5) * (trained_side / side) - 0.5
     y, x = torch.meshgrid(centres, centres, indexing="ij")
     angles = [axis.flatten()[:, None] * waves for axis in (x, y)]

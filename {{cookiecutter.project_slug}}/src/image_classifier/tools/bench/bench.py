@@ -79,7 +79,8 @@ def bench(
                     left = sum(not (other.timings or other.reason) for other in planned) + 1
                     seconds = min(budget.row_seconds, spare / left)
                     row.timings = measure(row.variants, datasets, budget, seconds)
-                print(*terminal_lines(row), sep="\n", flush=True)
+                for line in terminal_lines(row):
+                    print(line, flush=True)
                 write_json(folder / "bench.json", report | {"rows": list(map(row_json, rows))})
         finally:
             shutil.rmtree(folder / SAMPLE, ignore_errors=True)
@@ -170,7 +171,8 @@ def introduce(setup: Setup, rows: list[Row], budget: Budget, pace: float) -> Non
         f"{math.ceil(seconds / 60)} min. Each gain is over the first variant of the tip: the "
         f"median of the ratios, and its interval of {CONFIDENCE:.0%} confidence.\n"
     )
-    print(*(line for row in rows if row.reason for line in terminal_lines(row)), sep="\n")
+    for line in (line for row in rows if row.reason for line in terminal_lines(row)):
+        print(line, flush=True)
 
 
 def least_seconds(row: Row, budget: Budget, pace: float) -> float:

@@ -1,11 +1,15 @@
 """Tips on how the model is computed."""
 
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
 
 from ...config import Config
+from ...runtime.machine import keep_freed_memory, return_freed_memory
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, off_and_on, with_knobs
 from .timed_run import TimedRun
 
@@ -64,8 +68,8 @@ def fused_optimizer(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/docs/stable/optim.html>
     """
     return {
-        "for-loop": Variant(setup.config, lambda run: unfuse(run, foreach=False)),
-        "foreach": Variant(setup.config, lambda run: unfuse(run, foreach=True)),
+        "for-loop": Variant(setup.config, partial(unfuse, foreach=False)),
+        "foreach": Variant(setup.config, partial(unfuse, foreach=True)),
         "fused": Variant(setup.config),
     }
 
@@ -75,6 +79,8 @@ def unfuse(run: TimedRun, foreach: bool) -> None:
     optimizer = run.state.optimizer
     for group in optimizer.param_groups:
         group |= {"fused": False, "foreach": foreach}
+    # Only fused kernels read it on the device; the others refuse it.
+    optimizer.register_step_pre_hook(lambda made, *_: setattr(made, "found_inf", None))
     optimizer._step_supports_amp_scaling = False  # or fp16's scaler would leave unscaling to it
 
 
@@ -140,3 +146,38 @@ def data_parallel(setup: Setup) -> Variants:
         "DataParallel": Variant(config, use_threads),
         f"DDP, {setup.num_gpus} processes": Variant(config, processes=setup.num_gpus),
     }
+
+
+def keep_memory(setup: Setup) -> Variants:
+    """Let the process keep the memory that it frees, on a CPU.
+
+    - Why: glibc returns blocks of 32 MB and more to the kernel as soon as they are freed, and
+      activations are such blocks. Each step then asks for them again, and the kernel fills every
+      page with zeros first.
+    - When it hurts: the process never gets smaller, so others on the machine have less.
+    - Knob: none, always on for a CPU with glibc. From outside, for any program:
+      `GLIBC_TUNABLES=glibc.malloc.mmap_threshold=...`.
+    - Source: <https://man7.org/linux/man-pages/man3/mallopt.3.html>
+    """
+
+    def change(run: TimedRun, keeps: bool) -> None:
+        run.uncounted_steps = 1  # it asks for what the other variant returned
+        if not keeps:
+            run.around = returned_memory
+
+    if setup.world.device.type != "cpu" or platform.libc_ver()[0] != "glibc":
+        raise UnavailableError("needs training on a CPU with glibc")
+    return {
+        "returned": Variant(setup.config, partial(change, keeps=False)),
+        "kept": Variant(setup.config, partial(change, keeps=True)),
+    }
+
+
+@contextmanager
+def returned_memory() -> Iterator[None]:
+    """A block in which glibc returns memory as it does by default."""
+    return_freed_memory()
+    try:
+        yield
+    finally:
+        keep_freed_memory()

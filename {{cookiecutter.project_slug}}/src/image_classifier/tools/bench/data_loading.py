@@ -46,11 +46,11 @@ def num_workers(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
     config, cores = streamed(setup), num_cores()
-    counts = sorted({0, int(config.data.workers), *worker_counts(cores, setup.world)})
-    rule = {4 * setup.num_gpus: " (4 x GPUs)"} if setup.num_gpus else {}
+    counts = {0, int(config.data.workers), *worker_counts(cores, setup.world)}
+    rule = {4: " (4 x GPUs)"} if setup.num_gpus else {}  # of them, this process has one
     return {
         f"{count}{rule.get(count, '')}": Variant(with_knobs(config, data__workers=count))
-        for count in counts
+        for count in sorted(counts | {*rule})
     }
 
 

@@ -100,6 +100,7 @@ class TimedRun:
             self.after_step: Callable[[], object] = lambda: None
             self.around: Callable[[], AbstractContextManager] = nullcontext  # of a round
             self.restarts_workers = False  # `batches` starts them, as each epoch would
+            self.uncounted_steps = 0  # at the start of each round
             if change is not None:
                 change(self)
             self.switches = read_switches()
@@ -125,11 +126,12 @@ class TimedRun:
         with kept_switches(), self.around():
             set_switches(self.switches)
             called, start = time.perf_counter(), self.state.step
-            batches = iter(self.batches(start, start + steps + 1))
+            batches = iter(self.batches(start, start + self.uncounted_steps + steps + 1))
             batch = next(batches)
-            synchronize(self.world)
-            began = time.perf_counter()
-            for _ in range(steps):
+            for step in range(-self.uncounted_steps, steps):
+                if step == 0:
+                    synchronize(self.world)
+                    began = time.perf_counter()
                 self.step(batch)
                 self.after_step()
                 batch = next(batches)

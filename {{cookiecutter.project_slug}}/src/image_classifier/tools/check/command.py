@@ -1,4 +1,4 @@
-"""`check`: an audit of the images."""
+"""`check`: find unreadable files, leakage between splits and conflicting labels."""
 
 import sys
 from dataclasses import asdict, dataclass, field
@@ -19,16 +19,17 @@ from ...runtime.launch import run_in_processes
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What to audit, and what to write."""
+    """What to check, and what to write."""
 
     data: PrepareData = field(default_factory=PrepareData)
-    splits: tuple[Literal["train", "val", "test"], ...] = ()  # which images; default: all there are
-    json: str = ""  # file to write everything to that was found
-    quarantine: bool = False  # have training leave out what it should: a list in the cache folder
+    splits: tuple[Literal["train", "val", "test"], ...] = ()  # default: all that exist
+    json: str = ""  # file for all findings
+    quarantine: bool = False  # list unreadable, leaking and conflicting images in the cache folder:
+    # training leaves them out
 
 
 def main(words: list[str]) -> int:
-    """Audit the images before training: `check [PRESET] --data.root FOLDER`."""
+    """Check the images before training: `check [PRESET] --data.root FOLDER`."""
     name, images = take_images(words)
     default, about = CheckOptions(images), summary(main)
     prog = f"{command('check')} {name}"

@@ -1,13 +1,13 @@
 """The file formats of `export`, by name.
 
-To add one: write a function below, and add it to `FORMATS`. It writes the module to `path`, with
-`module.about` in it, and returns a function that predicts from that file, which `export` verifies.
+To add one: write a function below, and add it to `FORMATS`. It returns the content of a file, with
+`module.about` in it, and a function that predicts from that content, which `export` verifies.
 """
 
+import io
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ MOST_BYTES = 2**31  # of a protocol buffer, and so of an ONNX file
 Predict = Callable[[Tensor], Tensor]  # images -> (batch, classes), as `ExportModule.forward`
 
 
-def onnx(module: ExportModule, path: Path) -> Predict:
-    """One ONNX file with the weights in it, verified with ONNX Runtime on the CPU.
+def onnx(module: ExportModule) -> tuple[bytes, Predict]:
+    """An ONNX graph with the weights in it; ONNX Runtime predicts, on the CPU.
 
     Raises:
         UserError: if the model is too large for such a file.
@@ -49,37 +49,39 @@ def onnx(module: ExportModule, path: Path) -> Predict:
         node.metadata_props.clear()  # lines of Python, with paths of this machine
     for key, value in module.about.items():
         graph.model.metadata_props[key] = json.dumps(value)
-    graph.save(path, external_data=False)
-    check_model(path, full_check=True)
-    session = InferenceSession(path, providers=["CPUExecutionProvider"])
+    content = graph.model_proto.SerializeToString()
+    check_model(content, full_check=True)
+    session = InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def predict(images: Tensor) -> Tensor:
         found = session.run(None, {module.names[0]: images.numpy()})[0]
         return torch.from_numpy(np.asarray(found))
 
-    return predict
+    return content, predict
 
 
-def pt2(module: ExportModule, path: Path) -> Predict:
+def pt2(module: ExportModule) -> tuple[bytes, Predict]:
     """A torch.export program: runs in torch without this package; AOTInductor compiles it."""
-    torch.export.save(module.program, path, extra_files={"about.json": json.dumps(module.about)})
-    # Loading may unpickle: safe here, as the file was written just above.
-    return torch.export.load(path).module()
+    file = io.BytesIO()
+    torch.export.save(module.program, file, extra_files={"about.json": json.dumps(module.about)})
+    file.seek(0)
+    # Loading may unpickle: safe here, as the content was made just above.
+    return file.getvalue(), torch.export.load(file).module()
 
 
-def safetensors(module: ExportModule, path: Path) -> Predict:
+def safetensors(module: ExportModule) -> tuple[bytes, Predict]:
     """The weights without a graph, by their names in the network."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load, save
 
     weights = {name: tensor.contiguous() for name, tensor in module.model.state_dict().items()}
-    save_file(weights, path, {key: json.dumps(value) for key, value in module.about.items()})
-    loaded = load_file(path)
+    content = save(weights, {key: json.dumps(value) for key, value in module.about.items()})
+    loaded = load(content)
     assert loaded.keys() == weights.keys()  # else `functional_call` would take the model's own
     loaded = {f"model.{name}": tensor for name, tensor in loaded.items()}
-    return lambda images: torch.func.functional_call(module, loaded, images)
+    return content, lambda images: torch.func.functional_call(module, loaded, images)
 
 
-FORMATS: dict[str, Callable[[ExportModule, Path], Predict]] = {
+FORMATS: dict[str, Callable[[ExportModule], tuple[bytes, Predict]]] = {
     "onnx": onnx,
     "pt2": pt2,
     "safetensors": safetensors,

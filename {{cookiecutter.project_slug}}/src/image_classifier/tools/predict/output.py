@@ -5,6 +5,7 @@ the end OUT is written from them. `OUT.partial/command.json` says which command 
 """
 
 import csv
+import glob
 import io
 import json
 import re
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO
 
 from ...config import FaultError, UserError
 from ...runtime.console import printable
-from ...runtime.files import read_object, unfinished, write_json, write_whole
+from ...runtime.files import read_object, remove_leftovers, write_json, write_whole
 
 PART_ROWS = 1024  # at least one batch
 FORMULA = re.compile(r"[=+@-](?![\d.]+$)")  # how one begins in a spreadsheet; a number is none
@@ -48,6 +49,7 @@ class Output:
             if fresh:
                 shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(path.parent, glob.escape(path.name))
             if not self.part(0).exists():
                 write_json(head, command)
             begun = read_object(head)
@@ -103,8 +105,9 @@ class Output:
                 raise self.refusal("rows are missing")
 
         self.write(self.path, parts(), FORMATS[self.path.suffix], top_k)
-        # Renamed first, so that a kill does not leave half of it behind under its name.
-        shutil.rmtree(self.folder.rename(unfinished(self.folder)), ignore_errors=True)
+        for part in sorted(self.folder.iterdir(), reverse=True):
+            part.unlink()  # the last one first: after a kill, the others can be resumed
+        self.folder.rmdir()
         return counts
 
     def write(self, path: Path, parts: "Parts", form: "Format", top_k: int) -> None:

@@ -1,4 +1,4 @@
-"""`prepare`: images written once, as training needs them."""
+"""`prepare`: write images once, at the size that training needs."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -23,11 +23,11 @@ class PrepareOptions:
     splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
     side: int = PREPARED_SIDE  # pixels of the shorter side; smaller images stay as they are
     format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
-    quality: int = PREPARED_QUALITY  # of jpeg, up to 100
+    quality: int = PREPARED_QUALITY  # JPEG quality, up to 100
 
 
 def main(words: list[str]) -> int:
-    """Write images once as training needs them: `prepare [PRESET] --data.root FOLDER`."""
+    """Write images once at the size that training needs: `prepare [PRESET] --data.root FOLDER`."""
     name, images = take_images(words)
     default, about = PrepareOptions(images), summary(main)
     prog = f"{command('prepare')} {name}"

@@ -105,7 +105,9 @@ def write_page(
     rows = read_rows(folder / "metrics.jsonl")
     config, environment = (read_object(folder / f"{n}.json") for n in ("config", "environment"))
     classes, confusion = predictions.source.classes, predictions.confusion()
-    confusions = html.confusion_matrix if len(classes) <= 20 else html.confused_pairs
+    heading, confusions = "Confusion matrix", html.confusion_matrix
+    if len(classes) > 20:  # such a matrix would be too large to read
+        heading, confusions = "Most confused classes", html.confused_pairs
     calibration = calibrate(predictions)
     about = f"{config['model.name']} on {config['data.name']}, {config['epochs']:g} epochs; "
     about += environment["device"]
@@ -120,7 +122,7 @@ def write_page(
         f"<section><h2>Warnings</h2>{warned}</section>" if warnings else "",
         f'<div class="curves">{curves(rows)}</div>',
         '<div class="beside">',
-        f"<section><h2>Confusion</h2>{confusions(classes, confusion)}</section>",
+        f"<section><h2>{heading}</h2>{confusions(classes, confusion)}</section>",
         f"<section><h2>Classes</h2>{html.class_table(classes, confusion)}</section>",
         "</div>",
         f"<h2>Calibration</h2>{calibration_section(calibration)}",

@@ -21,7 +21,7 @@ from image_classifier.tools.bench import bench as benching
 from image_classifier.tools.bench import measure as measuring
 from image_classifier.tools.bench import timed_run as timing
 from image_classifier.tools.bench.setup import Setup, Variant
-from image_classifier.tools.bench.tips import TIPS, page
+from image_classifier.tools.bench.tips import SLOW, TIPS, page
 from image_classifier.train import train
 
 TINY = measuring.Budget(row_seconds=0, round_seconds=0, rounds=(2, 2), warmup_seconds=0)
@@ -206,16 +206,27 @@ def test_the_results_are_written_and_every_switch_is_restored(
     assert len(drawing.findall(".//{*}rect")) == 2
 
 
-def test_every_tip_is_measured_or_says_what_it_needs(config: Config) -> None:
-    with opened(config) as (setup, _):
-        for name in TIPS:
-            row = benching.plan_row(name, setup, is_asked=True, budget=TINY)
-            assert row.reason or len(row.variants) >= 2, name
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
-def test_photographs_are_prepared_to_measure_it(on_photos: Config, tmp_path: Path) -> None:
-    (row,), _ = bench(on_photos, tmp_path / "found", "prepared")
-    assert [variant["failure"] for variant in row["variants"]] == ["", "", ""]
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_every_tip_works_or_says_what_it_needs(
+    on_photos: Config, tmp_path: Path, device: str
+) -> None:
+    config = changed(on_photos, compute__device=device, run__processes=1, data__where="stream")
+    names = [name for name in TIPS if device == "cuda" or name not in SLOW]
+    for row in bench(config, tmp_path / "found", *names)[0]:
+        assert not row["reason"] or row["reason"].startswith("needs ")
+        assert (
+            not row["reason"] or device == "cpu" or row["name"] in ("data_parallel", "keep_memory")
+        )
+        assert row["reason"] or len(row["variants"]) >= 2
+        for variant in row["variants"]:
+            assert not variant["failure"], (row["name"], variant)
+            assert device == "cpu" or row["name"] == "data_parallel" or variant["memory_bytes"] > 0
     written = {path.name for path in (tmp_path / "found").glob("[!.]*")}
     assert written == {"bench.json", "bench.md", "bench.svg"}
 
@@ -234,14 +245,3 @@ def test_the_page_of_tips_is_what_the_table_says(capsys: pytest.CaptureFixture[s
         assert section.startswith(name)
         for word in ("Why", "When it hurts", "Knob", "Source"):
             assert f"\n- {word}: " in section, (name, word)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_every_tip_works_on_a_gpu(on_photos: Config, tmp_path: Path) -> None:
-    config = changed(on_photos, compute__device="cuda", run__processes=1, data__where="stream")
-    for row in bench(config, tmp_path, *TIPS)[0]:
-        assert not row["reason"] or row["name"] == "data_parallel"
-        for variant in row["variants"]:
-            assert not variant["failure"], (row["name"], variant)
-            assert variant["memory_bytes"] > 0 or row["name"] == "data_parallel"

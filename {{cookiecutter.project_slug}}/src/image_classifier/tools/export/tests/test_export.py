@@ -3,9 +3,7 @@
 The template's tests make the graphs and run them, which takes seconds.
 """
 
-import fcntl
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +79,8 @@ def test_the_graph_has_the_views_of_evaluation() -> None:
 def test_safetensors_hold_the_weights_and_how_to_use_them(
     run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path(run, "export").mkdir()
+    Path(run, "export", ".model.onnx.0123abcd.tmp").touch()  # of an export that was killed
     assert main(["export", run, "--format", "safetensors"]) == 0
     assert "the same class for 4 of 4 images" in capsys.readouterr().out
     path = Path(run, "export", "model.safetensors")
@@ -112,9 +112,8 @@ def test_a_file_with_other_predictions_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def wrong(module: torch.nn.Module, path: Path) -> formats.Predict:
-        path.write_bytes(b"written")
-        return lambda images: WRONG[name](module(images))
+    def wrong(module: torch.nn.Module) -> tuple[bytes, formats.Predict]:
+        return b"written", lambda images: WRONG[name](module(images))
 
     monkeypatch.setitem(formats.FORMATS, "pt2", wrong)
     if form and name == "offset":  # the same for all logits: the same probabilities
@@ -158,19 +157,3 @@ def test_a_mistake_is_answered_in_one_line(
     assert said.count("\n") == 1
     assert MISTAKES[words] in said
     assert not Path(run, "export").exists()
-
-
-def test_one_export_at_a_time_writes_to_a_folder_and_cleans_up_after_a_killed_one(
-    run: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(run, "export")
-    (folder / ".unfinished").mkdir(parents=True)
-    (folder / ".unfinished" / "model.onnx").touch()
-    words = ["export", run, "--format", "safetensors"]
-    other = os.open(folder, os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    assert main(words) == 2
-    assert "export' is in use by another export" in capsys.readouterr().err
-    os.close(other)
-    assert main(words) == 0
-    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
