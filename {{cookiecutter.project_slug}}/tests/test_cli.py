@@ -131,7 +131,7 @@ MISTAKES = {
     "smoke -lr 1": "did you mean --optim.lr?",
     "smoke --batch_size=9": "did you mean --data.batch-size?",
     "smoke --workers 2": "did you mean --data.workers?",
-    "smoke --no-tf32": "did you mean --compute.no-tf32?",
+    "smoke --no-compile": "did you mean --compute.no-compile?",
     "smoke --epoch 3": "did you mean --epochs?",
     "smoke --pretrained": "there is no --pretrained\n",
     "smoke folder": "values follow their flags; unexpected: folder",

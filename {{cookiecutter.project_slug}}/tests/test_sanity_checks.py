@@ -325,7 +325,7 @@ def test_a_run_does_not_go_on_with_another_normalisation(
 ) -> None:
     config, _, _ = mistaken
     plant(monkeypatch, config, "train", mean=(0.3, 0.3, 0.3))
-    with pytest.raises(UserError, match=r"cannot continue .*normalised by a mean of"):
+    with pytest.raises(UserError, match=r"cannot continue .*normalised with a mean of"):
         train(config)
 
 

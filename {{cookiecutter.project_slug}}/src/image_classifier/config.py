@@ -287,7 +287,7 @@ def flag(knob: str) -> str:
 
 
 def words_of(knobs: dict[str, Any]) -> list[str]:
-    """Knobs as words of a command line: `{"compute.tf32": False}` -> `--compute.no-tf32`."""
+    """Knobs as words of a command line: `{"compute.compile": False}` -> `--compute.no-compile`."""
     words = []
     for knob, value in knobs.items():
         section, dot, name = flag(knob).rpartition(".")

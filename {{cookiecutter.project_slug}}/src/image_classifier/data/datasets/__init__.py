@@ -17,8 +17,7 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from ...config import DataConfig, FaultError, UserError
-from ...runtime.command_line import choose
+from ...config import DataConfig, FaultError, UserError, choose
 from ...runtime.seeding import DATASET, seeded
 from .cifar import cifar10, cifar100
 from .folder import folder
