@@ -11,7 +11,12 @@ import torch
 from conftest import changed, run_ranks, write_photo
 from torch import Tensor
 
-from image_classifier.config import Config, FaultError, OptimConfig, UserError
+from image_classifier.config import (
+    Config,
+    FaultError,
+    OptimConfig,
+    UserError,
+)
 from image_classifier.data import bad_images as bad_images_module
 from image_classifier.data import decode
 from image_classifier.data.loader import EvalData, TrainData
