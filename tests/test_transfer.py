@@ -1,4 +1,4 @@
-"""Trained weights help where images are few, on one process and on two; and what timm offers."""
+"""LoadedModel weights help where images are few, on one process and on two; and what timm offers."""
 
 import json
 from pathlib import Path

@@ -1,23 +1,29 @@
-"""Augmentation on whole batches does to each image what it would do to it alone."""
+"""Augmentation of whole batches does to each image what it would do to it alone."""
 
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import changed
 from PIL import Image
-from torch.nn.functional import pad
-from torchvision.transforms import RandomResizedCrop
+from torch import Tensor
+from torch.nn import functional
+from torchvision import transforms
 
 from image_classifier.augment import (
+    ERASING_DRAWS,
     Windows,
     build_augment,
+    build_size,
     cutout,
+    erase,
     mixup_cutmix,
     resized_crop,
 )
-from image_classifier.config import AugmentConfig, Config
+from image_classifier.config import AugmentConfig, Config, UserError
 from image_classifier.data.crops import (
     BOX_DRAWS,
     centre_crop,
@@ -27,122 +33,155 @@ from image_classifier.data.crops import (
     random_sides,
 )
 from image_classifier.data.datasets.source import Source
-from image_classifier.data.loader import TrainData
+from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.data.samples import build_policy
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize, shift_and_flip
-from image_classifier.runtime.distributed import join_world
+from image_classifier.runtime.distributed import World
+
+CPU = World(torch.device("cpu"))
 
 
 @pytest.fixture
-def images() -> torch.Tensor:
+def images() -> Tensor:
     """Six images of noise: (6, 12, 12, 3) uint8."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (6, 12, 12, 3), dtype=torch.uint8, generator=generator)
 
 
-def draws(count: int, width: int) -> torch.Tensor:
+def draws(count: int, width: int) -> Tensor:
     """Numbers from 0 to 1: (count, width)."""
     return torch.rand((count, width), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("margin", [0, 3])
-def test_an_image_is_padded_cropped_and_mirrored(
-    images: torch.Tensor, margin: int, flip: bool
-) -> None:
+def test_an_image_is_padded_cropped_and_mirrored(images: Tensor, margin: int, flip: bool) -> None:
     shifts = torch.randint(-margin, margin + 1, (6, 2))
     mirrored = torch.arange(6) % 2 == 1 if flip else None
     shifted = shift_and_flip(images, shifts, mirrored)
     for number, (image, (down, right)) in enumerate(zip(images, shifts, strict=True)):
-        padded = pad(image.permute(2, 0, 1).float(), [margin] * 4, mode="reflect")
+        padded = functional.pad(image.permute(2, 0, 1).float(), [margin] * 4, mode="reflect")
         top, left = margin + int(down), margin + int(right)
         padded = padded.flip(2) if flip and number % 2 else padded
         expected = padded[:, top : top + 12, left : left + 12].permute(1, 2, 0)
         assert torch.equal(shifted[number].float(), expected)
+    # On a CPU whole rows are copied.
+    numbers = torch.tensor([5, 0, 3, 3])
+    shifts, mirrored = shifts[:4], None if mirrored is None else mirrored[:4]
+    rows = Windows(images, margin)(numbers, shifts, mirrored)
+    assert torch.equal(rows, shift_and_flip(images, shifts, mirrored, numbers))
+
+
+def augmented(config: Config, steps: range, is_one_image: bool = False) -> list[Tensor]:
+    """The images of these steps, as a model sees them; or the first of them in all places."""
+    data = TrainData(config, CPU)
+    if is_one_image:
+        data.pixels = data.pixels[:1].repeat(len(data.pixels), 1, 1, 1)
+    precision = Precision("fp32", config.compute, config.optim, CPU.device)
+    normalize = Normalize(data.source, config.data.max_size, precision)
+    augment = build_augment(config.augment, data, normalize, CPU, config.seed)
+    batches = zip(steps, data.batches(steps.start, steps.stop), strict=True)
+    return [augment(batch, step)[0] for step, batch in batches]
 
 
 @pytest.mark.parametrize("flip", ["random", "alternating"])
 def test_every_shift_and_both_sides_occur(config: Config, flip: str) -> None:
     config = changed(config, data__limit=600, data__batch_size=600)
     config = changed(config, data__image_size=16, augment__flip=flip)
-    with join_world(config.compute) as world:
-        data = TrainData(config, world)
-        data.pixels = data.pixels[:1].repeat(600, 1, 1, 1)
-        precision = Precision("fp32", config.compute, config.optim, world.device)
-        normalize = Normalize(data.source, 32, precision)
-        augment = build_augment(config.augment, data, normalize, world, config.seed)
-        many, _ = augment(next(data.batches(0, 1)), 0)
+    (many,) = augmented(config, range(1), is_one_image=True)
     assert len(many.flatten(1).unique(dim=0)) == 5 * 5 * 2
 
 
-def test_a_crop_of_all_of_the_image_is_the_image(images: torch.Tensor) -> None:
-    whole = resized_crop(images, torch.full((6, BOX_DRAWS), 0.5), 12, 1.0)
-    torch.testing.assert_close(whole, images.float(), atol=1e-3, rtol=0)
+@pytest.mark.parametrize("where", ["device", "stream"])
+def test_images_grow_in_a_run_wherever_it_resumes(config: Config, where: str) -> None:
+    config = changed(config, data__where=where, data__workers=0, data__test_size=40)
+    plain = changed(config, augment__min_size=16, augment__growth=(0.5, 0.5))
+    growing = changed(plain, augment__random_erasing=0.5, augment__cutout=8)
+    images = augmented(growing, range(2, 6))
+    assert [batch.shape[2:] for batch in images] == 2 * [(16, 16)] + 2 * [(32, 32)]
+    assert torch.equal(augmented(growing, range(3, 4))[0], images[1])
+    (small, large), full = augmented(plain, range(3, 5)), augmented(config, range(3, 5))
+    assert torch.equal(large, full[1])
+    means = functional.avg_pool2d(full[0], 2)
+    assert (small - means).abs().mean() < 0.15  # the same images, smaller
 
 
-def test_boxes_lie_in_the_image_and_have_the_area_that_was_asked_for() -> None:
-    boxes = random_boxes(draws(1000, BOX_DRAWS), height=60, width=100, min_area=0.3)
-    top, left, height, width = boxes.T
+def test_sizes_grow_by_steps_from_the_first_to_the_last() -> None:
+    augment = AugmentConfig(min_size=17, growth=(0, 0.8))
+    size_at = build_size(augment, 32, steps_per_epoch=3, total_steps=30)
+    assert [size_at(3 * epoch) for epoch in range(10)] == [17, 20, 20, 24, 24, 28, 28, 32, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"data__test_size": 5}, "--data.test-size 5"),
+        ({"augment__min_size": 40}, r"--augment.min-size 40 is not in 8 .. 32"),
+        ({"augment__growth": (0.7, 0.5)}, "--augment.growth 0.7 0.5: it ends"),
+    ],
+)
+def test_sizes_that_no_run_can_have_are_refused(knobs: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        changed(Config(), **knobs)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(48, 48), (0, 32)])
+def test_evaluation_sees_images_of_the_size_it_asks_for(
+    photos: Path, size: int, expected: int
+) -> None:
+    config = changed(Config(), data__name="folder", data__root=str(photos), data__test_size=size)
+    (batch,) = EvalData(config.data, "val", CPU).batches()
+    assert batch.images.shape == (4, 3, expected, expected)
+
+
+@pytest.mark.parametrize(("height", "width", "least"), [(60, 100, 0.3), (10, 100, 0.9)])
+def test_boxes_lie_in_the_image_and_have_the_area_that_was_asked_for(
+    height: int, width: int, least: float
+) -> None:
+    uniform = draws(1000, BOX_DRAWS)
+    boxes = random_boxes(uniform, height, width, least)
+    top, left, heights, widths = boxes.T
     assert (boxes >= 0).all()
-    assert (top + height <= 60.001).all()
-    assert (left + width <= 100.001).all()
-    area = height * width / 6000
-    assert area.max() <= 1.001
-    assert area[(height < 60) & (width < 100)].min() >= 0.3 - 1e-4
+    assert (top + heights <= height + 0.001).all()
+    assert (left + widths <= width + 0.001).all()
+    assert (heights * widths).max() <= height * width * 1.001
+    area = (heights * widths / (height * width))[(heights < height) & (widths < width)]
+    assert (area >= least - 1e-4).all()
+    # Workers place them likewise, in whole pixels.
+    sides, places = random_sides(uniform[:, 2:], least).tolist(), uniform[:, :2].tolist()
+    placed = [place_box(*pair, height, width) for pair in zip(sides, places, strict=True)]
+    assert (torch.tensor(placed) - boxes).abs().max() <= 1
 
 
 def test_boxes_are_as_large_as_torchvisions() -> None:
-    image = torch.empty(3, 60, 100)
+    image, get = torch.empty(3, 60, 100), transforms.RandomResizedCrop.get_params
     torch.manual_seed(0)
-    theirs = [RandomResizedCrop.get_params(image, (0.08, 1), (3 / 4, 4 / 3)) for _ in range(2000)]
+    theirs = torch.tensor([get(image, (0.08, 1), (3 / 4, 4 / 3)) for _ in range(2000)])
     boxes = random_boxes(draws(2000, BOX_DRAWS), height=60, width=100, min_area=0.08)
-    sizes, their_sizes = boxes[:, 2:].log(), torch.tensor(theirs)[:, 2:].log()
+    sizes, their_sizes = boxes[:, 2:].log(), theirs[:, 2:].log()
     torch.testing.assert_close(sizes.mean(0), their_sizes.mean(0), atol=0.03, rtol=0)
     torch.testing.assert_close(sizes.std(0), their_sizes.std(0), atol=0.03, rtol=0)
 
 
-def test_a_panorama_is_cropped_too() -> None:
-    boxes = random_boxes(draws(50, BOX_DRAWS), height=10, width=100, min_area=0.9)
-    assert (boxes[:, 2] == 10).all()
-    assert (boxes[:, 3] < 100).all()
-
-
-def test_a_photograph_is_cropped_like_a_batch(images: torch.Tensor) -> None:
-    out = torch.empty(6, 6, 3, dtype=torch.uint8)
-    crop(images[0], (2, 3, 6, 6), out)
-    assert torch.equal(out, images[0, 2:8, 3:9])
-    out = torch.empty(8, 8, 3, dtype=torch.uint8)
-    centre_crop(images[0, :, :8], out)
-    assert torch.equal(out, images[0, 2:10, :8])
-
-
-def test_a_crop_is_what_pillow_makes_of_it() -> None:
-    pixels = torch.randint(0, 256, (90, 120, 3), dtype=torch.uint8)
-    out = torch.empty(48, 48, 3, dtype=torch.uint8)
+def test_crops_are_those_of_pillow(images: Tensor) -> None:
+    whole = resized_crop(images, torch.full((6, BOX_DRAWS), 0.5), 12, 1.0)
+    torch.testing.assert_close(whole, images.float(), atol=1e-3, rtol=0)
+    pixels, out = torch.randint(0, 256, (90, 120, 3)).byte(), torch.empty(48, 48, 3).byte()
     crop(pixels, (10, 7, 64, 101), out)
     image = Image.fromarray(pixels[10:74, 7:108].numpy())
     expected = np.asarray(image.resize((48, 48), Image.Resampling.BILINEAR))
     difference = np.abs(out.numpy().astype(int) - expected)
     assert difference.max() <= 1
     assert difference.mean() < 0.05
+    centre_crop(pixels[:48, :60], out)
+    assert torch.equal(out, pixels[:48, 6:54])
 
 
-def test_workers_place_boxes_as_a_batch_does() -> None:
-    uniform = draws(100, BOX_DRAWS)
-    boxes = random_boxes(uniform, height=60, width=100, min_area=0.3)
-    sides, places = random_sides(uniform[:, 2:], 0.3).tolist(), uniform[:, :2].tolist()
-    placed = [place_box(*pair, 60, 100) for pair in zip(sides, places, strict=True)]
-    assert (torch.tensor(placed) - boxes).abs().max() <= 1
-
-
-@pytest.mark.parametrize("pad", [0, 3])
-@pytest.mark.parametrize("flip", [False, True])
-def test_windows_move_whole_rows_as_pixels_are_moved(pad: int, flip: bool) -> None:
-    pixels = torch.randint(0, 256, (20, 9, 12, 3), dtype=torch.uint8)
-    numbers, shifts = torch.randint(0, 20, (30,)), torch.randint(-pad, pad + 1, (30, 2))
-    mirrored = torch.rand(30) < 0.5 if flip else None
-    expected = shift_and_flip(pixels, shifts, mirrored, numbers)
-    assert torch.equal(Windows(pixels, pad)(numbers, shifts, mirrored), expected)
+def test_randaugment_is_as_strong_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = SimpleNamespace(RandAugment=lambda ops, magnitude: (ops, magnitude))
+    monkeypatch.setattr(transforms, "v2", arguments, raising=False)  # to import it takes seconds
+    assert build_policy(AugmentConfig(policy="randaugment-m30-n3")) == (3, 30)
 
 
 def test_cutout_blanks_a_square_and_nothing_else() -> None:
@@ -153,19 +192,31 @@ def test_cutout_blanks_a_square_and_nothing_else() -> None:
     assert blank.min() >= 4  # a quarter, at a corner
 
 
-def test_normalised_pixels_have_mean_0_and_deviation_1(images: torch.Tensor) -> None:
-    pixels = images.float() / 255
-    source = Source(
-        labels=torch.zeros(6, dtype=torch.int64),
-        classes=("a",),
-        pixels=images,
-        mean=tuple(pixels.mean(dim=(0, 1, 2)).tolist()),
-        std=tuple(pixels.std(dim=(0, 1, 2)).tolist()),
-    )
-    config = Config()
-    precision = Precision("fp32", config.compute, config.optim, torch.device("cpu"))
+def test_erasing_blanks_a_rectangle_of_the_right_size_in_a_share_of_the_images() -> None:
+    images, chance = torch.ones(1000, 3, 40, 40), draws(1000, ERASING_DRAWS)
+    erase(images, chance, 0.5)
+    blank = (images == 0).all(dim=1)  # (1000, 40, 40)
+    assert torch.equal(blank, (images == 0).any(dim=1))
+    erased = blank.flatten(1).any(dim=1)
+    assert torch.equal(erased, chance[:, 0] < 0.5)
+    rows, columns = blank.any(dim=2), blank.any(dim=1)
+    assert torch.equal(blank, rows[:, :, None] & columns[:, None, :])  # whole rectangles
+    heights, widths = rows.sum(1)[erased], columns.sum(1)[erased]
+    area, ratio = heights * widths / 40**2, heights / widths
+    assert 0.01 < area.min() < 0.03
+    assert 0.3 < area.max() < 0.35
+    assert 0.2 < ratio.min() < 0.4
+    assert 2.7 < ratio.max() < 4
+    assert rows[:, 0].any()  # they reach every border
+    assert rows[:, -1].any()
+
+
+def test_normalised_pixels_have_mean_0_and_deviation_1(images: Tensor) -> None:
+    flat = images.flatten(0, 2) / 255
+    mean, std = tuple(flat.mean(0).tolist()), tuple(flat.std(0).tolist())
+    source = Source(torch.zeros(6).long(), ("a",), images, mean=mean, std=std)
+    precision = Precision("fp32", Config().compute, Config().optim, CPU.device)
     normal = Normalize(source, 12, precision)(images.permute(0, 3, 1, 2))
-    assert normal.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(normal.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(normal.std(dim=(0, 2, 3)), torch.ones(3), atol=1e-4, rtol=0)
 

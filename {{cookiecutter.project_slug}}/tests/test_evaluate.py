@@ -1,8 +1,9 @@
-"""Evaluation counts every image once, on any number of processes, and only looks."""
+"""Evaluation counts every image once, on any number of processes, and changes nothing."""
 
 import pytest
 import torch
 from conftest import answers_of, changed, run_ranks
+from torch import nn
 
 from image_classifier.config import Config
 from image_classifier.data.loader import EvalData
@@ -11,110 +12,92 @@ from image_classifier.models import build_model
 from image_classifier.precision import Precision
 from image_classifier.predictions import calibrate
 from image_classifier.preprocess import Normalize
-from image_classifier.runtime.distributed import join_world
+from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tracking.logger import scores_text
 
 SIZES = (1, 2, 3, 4, 7, 23)
 
 
-def evaluated(config: Config, sizes: tuple[int, ...]) -> list[Scores]:
+def evaluated(config: Config, model: nn.Module, world: World) -> Scores:
+    """The scores of a model on the validation images."""
+    precision = Precision("fp32", config.compute, config.optim, world.device)
+    data = EvalData(config.data, "val", world)
+    return evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
+
+
+def evaluated_on_sets(config: Config, sizes: tuple[int, ...]) -> list[Scores]:
     """The scores of an untrained model on sets of these sizes."""
     with join_world(config.compute) as world:
-        precision = Precision("fp32", config.compute, config.optim, world.device)
         torch.manual_seed(world.rank)  # ranks differ in their statistics, as in training
         model = build_model(config.model, 10, 32)
-        for buffer in model.buffers():
-            if buffer.is_floating_point():
-                buffer.uniform_(0.5, 1.5)
+        for buffer in filter(torch.is_floating_point, model.buffers()):
+            buffer.uniform_(0.5, 1.5)
         torch.manual_seed(0)
         for weight in model.parameters():
-            torch.nn.init.normal_(weight, std=0.1)
-        scores = []
-        for size in sizes:
-            data = EvalData(changed(config, data__limit=size).data, "val", world)
-            normalize = Normalize(data.source, 32, precision)
-            scores.append(evaluate(model, data, normalize, precision, world))
-        return scores
+            nn.init.normal_(weight, std=0.1)
+        return [evaluated(changed(config, data__limit=size), model, world) for size in sizes]
 
 
 @pytest.mark.parametrize(("world_size", "where"), [(3, "auto"), (2, "stream")])
 def test_every_image_counts_once_on_any_number_of_ranks(
     config: Config, world_size: int, where: str
 ) -> None:
-    config = changed(config, model__name="resnet9", data__where=where, data__workers=0)
-    alone = evaluated(config, SIZES)
-    for rank in run_ranks(world_size, evaluated, config, SIZES):
+    config = changed(config, model__name="resnet9", data__workers=0)
+    alone = evaluated_on_sets(config, SIZES)  # of images in memory
+    config = changed(config, data__where=where)
+    for rank in run_ranks(world_size, evaluated_on_sets, config, SIZES):
         for size, one, other in zip(SIZES, alone, rank, strict=True):
             assert int(other.confusion.sum()) == size
             assert torch.equal(other.confusion, one.confusion)
             assert other.loss == pytest.approx(one.loss, rel=1e-6)
             assert other.top5 == one.top5
-            assert torch.equal(other.answers.answer, one.answers.answer)
-            for name in ("probability", "probability_of_truth"):
-                mine, theirs = getattr(other.answers, name), getattr(one.answers, name)
+            assert torch.equal(other.predictions.predicted, one.predictions.predicted)
+            for name in ("probability", "target_probability"):
+                mine, theirs = getattr(other.predictions, name), getattr(one.predictions, name)
                 torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_streamed_and_resident_images_score_the_same(config: Config) -> None:
-    streamed = changed(config, data__where="stream", data__workers=1)
-    (one,), (other,) = evaluated(config, (23,)), evaluated(streamed, (23,))
-    assert torch.equal(one.confusion, other.confusion)
-
-
 def test_scores_are_those_of_the_logits(config: Config) -> None:
-    config = changed(config, data__limit=40)
-    with join_world(config.compute) as world:
-        precision = Precision("fp32", config.compute, config.optim, world.device)
-        data = EvalData(config.data, "val", world)
-        normalize = Normalize(data.source, 32, precision)
-        model = build_model(config.model, 10, 32).eval()
-        scores = evaluate(model, data, normalize, precision, world)
-        with torch.no_grad():
-            logits = model(normalize(data.source.pixels.permute(0, 3, 1, 2)))
-    labels = data.source.labels
-    ranked = logits.argsort(dim=1, descending=True)
-    assert scores.top1 == pytest.approx((ranked[:, 0] == labels).float().mean().item())
-    five = (ranked[:, :5] == labels[:, None]).any(1).float().mean().item()
-    assert scores.top5 == pytest.approx(five)
-    assert scores.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
+    config, world = changed(config, data__limit=40), World(torch.device("cpu"))
+    source = EvalData(config.data, "val", world).source
+    precision = Precision("fp32", config.compute, config.optim, world.device)
+    model = build_model(config.model, 10, 32).eval()
+    scores = evaluated(config, model, world)
+    with torch.no_grad():
+        images = Normalize(source, 32, precision)(source.pixels.permute(0, 3, 1, 2))
+        logits = model(images)
+    labels, ranked = source.labels, logits.argsort(dim=1, descending=True)
+    is_right = ranked == labels[:, None]
+    assert scores.top1 == pytest.approx(is_right[:, 0].float().mean().item())
+    assert scores.top5 == pytest.approx(is_right[:, :5].any(1).float().mean().item())
+    assert scores.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
     assert int(scores.confusion[labels[0], ranked[0, 0]]) >= 1
-    shares = logits.softmax(1)
-    assert torch.equal(scores.answers.answer, ranked[:, 0])
-    torch.testing.assert_close(scores.answers.probability, shares.max(1).values)
-    truth = shares.gather(1, labels[:, None])[:, 0]
-    torch.testing.assert_close(scores.answers.probability_of_truth, truth)
-    assert scores.metrics()["val/ece"] == calibrate(scores.answers).error
+    probabilities = logits.softmax(1)
+    assert torch.equal(scores.predictions.predicted, ranked[:, 0])
+    torch.testing.assert_close(scores.predictions.probability, probabilities.max(1).values)
+    truth = probabilities.gather(1, labels[:, None])[:, 0]
+    torch.testing.assert_close(scores.predictions.target_probability, truth)
+    assert scores.metrics()["val/ece"] == calibrate(scores.predictions).error
 
 
-@pytest.mark.parametrize(("num_classes", "is_told"), [(2, False), (5, False), (6, True)])
-def test_the_five_most_probable_of_five_classes_are_not_told(
-    num_classes: int, is_told: bool
-) -> None:
-    confusion = torch.eye(num_classes, dtype=torch.int64)
-    classes = tuple("abcdef"[:num_classes])
-    answers = answers_of(classes, confusion)
-    metrics = Scores(0.5, 1.0, 1.0, confusion, answers).metrics()
+@pytest.mark.parametrize(("num_classes", "is_told"), [(5, False), (6, True)])
+def test_top5_of_five_classes_is_not_told(num_classes: int, is_told: bool) -> None:
+    confusion, classes = torch.eye(num_classes).long(), tuple("abcdef"[:num_classes])
+    metrics = Scores(0.5, 1.0, 1.0, confusion, answers_of(classes, confusion)).metrics()
     assert ("val/top5" in metrics) == is_told
     assert ("top-5" in scores_text(metrics, confusion, classes)) == is_told
 
 
-def test_evaluation_only_looks(config: Config) -> None:
-    with join_world(config.compute) as world:
-        precision = Precision("fp32", config.compute, config.optim, world.device)
-        data = EvalData(config.data, "val", world)
-        normalize = Normalize(data.source, 32, precision)
-        model = build_model(
-            changed(config, model__name="resnet9", model__dropout=0.5).model, 10, 32
-        )
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        logits: list[torch.Tensor] = []
-        model.register_forward_hook(lambda _module, _inputs, output: logits.append(output))
-        first = evaluate(model, data, normalize, precision, world)
-        second = evaluate(model, data, normalize, precision, world)
+def test_evaluation_changes_nothing(config: Config) -> None:
+    world, outputs = World(torch.device("cpu")), []
+    model = build_model(changed(config, model__name="resnet9", model__dropout=0.5).model, 10, 32)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    first, second = (evaluated(config, model, world) for _ in range(2))
     assert first.loss == second.loss  # dropout is off
-    assert all(output.is_inference() and output.grad_fn is None for output in logits)
+    assert all(output.is_inference() and output.grad_fn is None for output in outputs)
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, before[name])  # BatchNorm's statistics stand still
+        assert torch.equal(tensor, before[name])  # BatchNorm's statistics too
     assert model.training
 
 

@@ -1,6 +1,7 @@
-"""A run that begins with weights of another: whose they may be, and which of them learn when."""
+"""Fine-tuning: which weights a run can begin with, and which of them are trained when."""
 
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,7 @@ from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
 from torch import nn
 
-from image_classifier.config import (
-    Config,
-    ModelConfig,
-    RunConfig,
-    UserError,
-)
+from image_classifier.config import Config, ModelConfig, RunConfig, UserError
 from image_classifier.models import (
     PretrainedWeights,
     build_model,
@@ -34,7 +30,7 @@ SMALL = ModelConfig(name="resnet9", width=8)
 CLASSES = tuple("abcde")
 
 
-def load(path: Path, name: str = "resnet9") -> PretrainedWeights:
+def load(path: Path | str, name: str = "resnet9") -> PretrainedWeights:
     """The weights in a file, for a model of that name."""
     return load_pretrained(RunConfig(init_from=str(path)), ModelConfig(name=name), CPU)
 
@@ -45,43 +41,63 @@ def donor() -> nn.Module:
     return build_model(SMALL, 5, 32)
 
 
-def saved_by_torch(donor: nn.Module, path: Path) -> None:
+def save_with_torch(donor: nn.Module, path: Path) -> None:
     torch.save(donor.state_dict(), path)
 
 
-def saved_as_torchvision_does(donor: nn.Module, path: Path) -> None:
+def save_as_torchvision(donor: nn.Module, path: Path) -> None:
     torch.save(donor.state_dict(), path, _use_new_zipfile_serialization=False)
 
 
-def saved_by_torchvisions_script(donor: nn.Module, path: Path) -> None:
+def save_as_torchvisions_script(donor: nn.Module, path: Path) -> None:
     averaged = {f"module.{name}": w for name, w in donor.state_dict().items()}
     averaged["n_averaged"] = torch.tensor(7)
     zeros = {name: torch.zeros_like(w) for name, w in donor.state_dict().items()}
     torch.save({"model": zeros, "model_ema": averaged, "args": Namespace(lr=0.1)}, path)
 
 
-def saved_by_timms_script(donor: nn.Module, path: Path) -> None:
+def save_as_timms_script(donor: nn.Module, path: Path) -> None:
     weights = {f"_orig_mod.{name}": w for name, w in donor.state_dict().items()}
     torch.save({"state_dict": weights, "epoch": 3, "args": Namespace(lr=0.1)}, path)
 
 
-def saved_as_safetensors(donor: nn.Module, path: Path) -> None:
+def save_as_safetensors(donor: nn.Module, path: Path) -> None:
     save_file(donor.state_dict(), path.with_suffix(".safetensors"), metadata={"format": "pt"})
 
 
-SAVERS = [saved_by_torch, saved_as_torchvision_does, saved_by_torchvisions_script]
-SAVERS += [saved_by_timms_script, saved_as_safetensors]
+SAVERS = [save_with_torch, save_as_torchvision, save_as_safetensors]
+SCRIPTS = [save_as_torchvisions_script, save_as_timms_script]
 
 
-@pytest.mark.parametrize("save", SAVERS)
-def test_weights_are_taken_as_others_save_them(
-    donor: nn.Module, tmp_path: Path, save: object
+@pytest.mark.parametrize("save", SAVERS + SCRIPTS)
+def test_weights_are_read_as_other_programs_save_them(
+    donor: nn.Module, tmp_path: Path, save: Callable
 ) -> None:
     save(donor, tmp_path / "w.pth")
     (path,) = tmp_path.iterdir()
     model = build_model(SMALL, 5, 32)
     assert load(path).load_into(model, CLASSES) == f"weights from {str(path)!a}"
     assert_same(model.state_dict(), donor.state_dict())
+
+
+@pytest.mark.parametrize("save", SAVERS)
+@pytest.mark.parametrize("cut", [3, 1000, -1])
+def test_a_file_that_was_cut_short_is_named(
+    donor: nn.Module, tmp_path: Path, save: Callable, cut: int
+) -> None:
+    save(donor, tmp_path / "w.pth")
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(UserError, match=r"'.*w\.(pth|safetensors)'"):
+        load(path)
+
+
+def test_a_file_without_weights_is_named(tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="holds no weights"):
+        load(tmp_path / "w.pth")
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        load(tmp_path / "x.pth")
 
 
 def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
@@ -98,15 +114,9 @@ def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
     assert torch.equal(model.head.weight, before)
 
 
-# A layer of its own, a 1 x 1 convolution, and ones in a sequence.
 @pytest.mark.parametrize(
     ("name", "head"),
-    [
-        ("resnet18", "fc"),
-        ("squeezenet1_1", "classifier.1"),
-        ("vit_b_16", "heads.head"),
-        ("convnext_tiny", "classifier.2"),
-    ],
+    [("resnet18", "fc"), ("squeezenet1_1", "classifier.1"), ("convnext_tiny", "classifier.2")],
 )
 def test_the_head_and_the_blocks_of_any_model_are_found(name: str, head: str) -> None:
     with torch.device("meta"):
@@ -125,31 +135,13 @@ def test_weights_that_do_not_fit_say_what_to_do() -> None:
         large = build_model(ModelConfig(name="resnet18", stem="imagenet"), 5, 32)
         small = build_model(ModelConfig(name="resnet18"), 5, 32)
         transformers = [build_model(ModelConfig(name="vit_b_16"), 5, side) for side in (32, 48)]
-    for theirs, own, said in (
+    for theirs, own, message in (
         (large, small, r"weights do not fit .*conv1.weight has shape.*--model.stem imagenet"),
         (*transformers, r"pos_embedding has shape.*--data.image-size"),
         (large, transformers[0], r"only one of the two has \d+: bn1.bias, "),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             PretrainedWeights("weights", theirs.state_dict()).load_into(own, CLASSES)
-
-
-@pytest.mark.parametrize("cut", [3, 1000, -1])
-def test_a_file_that_was_cut_short_is_named(donor: nn.Module, tmp_path: Path, cut: int) -> None:
-    for save in (saved_by_torch, saved_as_torchvision_does, saved_as_safetensors):
-        save(donor, tmp_path / "w.pth")
-        for path in tmp_path.iterdir():
-            path.write_bytes(path.read_bytes()[:cut])
-            with pytest.raises(UserError, match=r"'.*w\.(pth|safetensors)'"):
-                load(path)
-
-
-def test_a_file_without_weights_is_named(tmp_path: Path) -> None:
-    torch.save({"epoch": 3}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="holds no weights"):
-        load(tmp_path / "w.pth")
-    with pytest.raises(UserError, match="there is no checkpoint"):
-        load(tmp_path / "x.pth")
 
 
 def test_published_weights_are_downloaded_once_and_checked(
@@ -165,7 +157,7 @@ def test_published_weights_are_downloaded_once_and_checked(
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     for _ in range(2):
-        found = load(Path("pretrained"), "squeezenet1_1")
+        found = load("pretrained", "squeezenet1_1")
     ((url, checksum),) = asked
     assert url.startswith("https://")
     assert checksum
@@ -178,9 +170,9 @@ def test_published_weights_are_downloaded_once_and_checked(
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
     with pytest.raises(UserError, match=r"no route.*https://\S+/resnet18\S+\.pth.*--run.init-from"):
-        load(Path("pretrained"), "resnet18")
+        load("pretrained", "resnet18")
     with pytest.raises(UserError, match="torchvision has no weights of airbench"):
-        load(Path("pretrained"), "airbench")
+        load("pretrained", "airbench")
 
 
 def test_images_are_normalised_as_the_weights_learned_them(config: Config, tmp_path: Path) -> None:
@@ -192,21 +184,20 @@ def test_images_are_normalised_as_the_weights_learned_them(config: Config, tmp_p
         load(path)
     save_file(model.state_dict(), path, metadata=about)
     assert load(path).classes == ("x",)
-    begun = changed(config, optim__warmup_epochs=0.0, epochs=0.5, run__init_from=str(path))
-    train(begun)
-    assert (final(begun)["mean"], final(begun)["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
+    run = changed(config, optim__warmup_epochs=0.0, epochs=0.5, run__init_from=str(path))
+    train(run)
+    assert (final(run)["mean"], final(run)["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     path.unlink()
-    train(begun)  # goes on, and knows it from its own checkpoint
+    train(run)  # resumes, with those of its own checkpoint
     save_file(model.state_dict(), path)
     assert load(path, "inception_v3").mean == (0.5, 0.5, 0.5)
     assert load(path).mean is None
 
 
 @pytest.fixture
-def begun(config: Config, tmp_path: Path) -> Config:
-    """A run that lets only the last layer learn in the first of its two epochs of four steps."""
-    model = build_model(SMALL, 10, 32)
-    torch.save(model.state_dict(), tmp_path / "w.pth")
+def frozen(config: Config, tmp_path: Path) -> Config:
+    """A run that trains only the last layer in the first of its two epochs of four steps."""
+    torch.save(build_model(SMALL, 10, 32).state_dict(), tmp_path / "w.pth")
     return changed(
         config,
         run__init_from=str(tmp_path / "w.pth"),
@@ -221,47 +212,49 @@ def begun(config: Config, tmp_path: Path) -> Config:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])
-def test_only_the_last_layer_learns_before_the_thaw(
-    begun: Config,
+def test_only_the_last_layer_is_trained_until_the_backbone_is_unfrozen(
+    frozen: Config,
     optimizer: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learning, forward = [], nn.Conv2d.forward
+    needs_grad, forward = [], nn.Conv2d.forward
 
     def look(layer: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-        learning.append(forward(layer, images).requires_grad)
-        return forward(layer, images)
+        features = forward(layer, images)
+        needs_grad.append(features.requires_grad)
+        return features
 
     monkeypatch.setattr(nn.Conv2d, "forward", look)
-    begun = changed(begun, optim__name=optimizer)
-    train(begun)
+    train(changed(frozen, optim__name=optimizer))
     assert "the first epochs train only the last layer, 650 weights" in capsys.readouterr().out
-    assert learning.index(True) >= 8 * 4 * 2  # convolutions, steps, and micro-batches in each
-    start = torch.load(begun.run.init_from, weights_only=True)
-    folder = Path(begun.run.dir, "checkpoints")
-    frozen, thawed = (
-        read_checkpoint(folder / f"step_0000000{step}.pt")["state"] for step in (4, 5)
+    assert needs_grad.index(True) >= 8 * 4 * 2  # convolutions, steps, micro-batches in each
+    start = torch.load(frozen.run.init_from, weights_only=True)
+    before, after = (
+        read_checkpoint(Path(frozen.run.dir, "checkpoints", f"step_0000000{step}.pt"))["state"]
+        for step in (4, 5)
     )
-    for state in (frozen["model"], frozen["ema"]):
+    for state in (before["model"], before["ema"]):
         moved = {name for name, weight in state.items() if not torch.equal(weight, start[name])}
         assert moved == {"head.weight", "head.bias"}  # and no statistics of a BatchNorm
-    assert len(frozen["optimizer"]["state"]) == 2
-    moved = [name for name, w in thawed["model"].items() if not torch.equal(w, start[name])]
-    assert moved == list(start)
+    assert len(before["optimizer"]["state"]) == 2
+    assert not any(torch.equal(w, start[name]) for name, w in after["model"].items())
+
+
+def test_a_frozen_start_needs_pretrained_weights(frozen: Config) -> None:
     with pytest.raises(UserError, match=r"--optim.frozen-epochs 1 .*--run.init-from"):
-        changed(begun, run__init_from="")  # layers that know nothing
+        changed(frozen, run__init_from="")
 
 
-def test_a_run_killed_before_at_and_after_the_thaw_ends_as_an_unbroken_one(
-    begun: Config, tmp_path: Path
+def test_a_run_interrupted_before_at_and_after_unfreezing_ends_as_an_unbroken_one(
+    frozen: Config, tmp_path: Path
 ) -> None:
-    unbroken = changed(begun, run__dir=str(tmp_path / "unbroken"))
+    unbroken = changed(frozen, run__dir=str(tmp_path / "unbroken"))
     train(unbroken)
     for step in (2, 4, 6):
-        train_until(changed(begun, optim__accumulate=2), 2 * step, kill=False)
-    train(begun)
-    assert_same(final(begun), final(unbroken))
+        train_until(frozen, step, kill=False)
+    train(frozen)
+    assert_same(final(frozen), final(unbroken))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...config import FaultError, UserError
 from ...data import BadImageError, Source, centre_crop, check_numbers, open_dataset
+from ...evaluate import LoadedModel
 from ...runtime.console import some
-from ...trained import Trained
 from .formats import Predict
 
 BATCH = 7  # images that are predicted together
@@ -25,7 +25,7 @@ class Reference:
     is_raw: bool  # the inputs are normalised, and the file is to give logits
 
 
-def open_images(trained: Trained, split: str, root: str) -> Source:
+def open_images(trained: LoadedModel, split: str, root: str) -> Source:
     """The images of `split`, in `root` unless that is empty.
 
     Raises:
@@ -43,7 +43,7 @@ def open_images(trained: Trained, split: str, root: str) -> Source:
 
 
 @torch.inference_mode()
-def predict_with_model(trained: Trained, source: Source, is_raw: bool) -> Reference:
+def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
     """Predict all images of `source` with the code of evaluation.
 
     Raises:

@@ -25,8 +25,8 @@ from ...data import (
     pins,
     walk,
 )
+from ...evaluate import LoadedModel
 from ...runtime.distributed import World
-from ...trained import Trained
 
 LIST = "-"  # in place of a path
 FORMULAS = (b"=", b"+", b"-", b"@")  # how a formula begins in a spreadsheet
@@ -36,7 +36,12 @@ class Images:
     """Files as batches on the device, each once and in their order."""
 
     def __init__(
-        self, files: PathList, trained: Trained, batch_size: int, workers: int | str, world: World
+        self,
+        files: PathList,
+        trained: LoadedModel,
+        batch_size: int,
+        workers: int | str,
+        world: World,
     ) -> None:
         """Preprocess `files` as the evaluation of `trained` does."""
         self.files, self.world = files, world
