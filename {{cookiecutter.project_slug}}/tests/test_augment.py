@@ -23,7 +23,11 @@ from image_classifier.augment import (
     mix_pairs,
     resized_crop,
 )
-from image_classifier.config import AugmentConfig, Config, UserError
+from image_classifier.config import (
+    AugmentConfig,
+    Config,
+    UserError,
+)
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.decode import (
     BOX_DRAWS,
@@ -56,9 +60,7 @@ def draws(count: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("margin", [0, 3])
-def test_an_image_is_padded_cropped_and_mirrored(
-    images: Tensor, margin: int, flip: bool
-) -> None:
+def test_an_image_is_padded_cropped_and_mirrored(images: Tensor, margin: int, flip: bool) -> None:
     shifts = torch.randint(-margin, margin + 1, (6, 2))
     mirrored = torch.arange(6) % 2 == 1 if flip else None
     shifted = shift_and_flip(images, shifts, mirrored)

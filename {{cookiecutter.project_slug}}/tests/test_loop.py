@@ -19,7 +19,12 @@ from image_classifier import train as train_module
 from image_classifier.config import Config, OptimConfig
 from image_classifier.data.loader import Batch, TrainData
 from image_classifier.models import load_best, read_checkpoint
-from image_classifier.optim import build_loss, build_optimizer, build_schedule, orthogonal
+from image_classifier.optim import (
+    build_loss,
+    build_optimizer,
+    build_schedule,
+    orthogonal,
+)
 from image_classifier.precision import Precision
 from image_classifier.runtime.seeding import seed_everything
 from image_classifier.train import init_model, train
@@ -149,7 +154,10 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for(config: Config) ->
     optim = replace(config.optim, clip_norm=0.5, momentum=0.0, lr=1.0, weight_decay=0.0)
     model = nn.Linear(3, 3, bias=False)
     before = model.weight.detach().clone()
-    precision, optimizer = Precision("fp32", config.compute, optim, CPU), build_optimizer(optim, model)
+    precision, optimizer = (
+        Precision("fp32", config.compute, optim, CPU),
+        build_optimizer(optim, model),
+    )
     precision.backward(100 * model.weight.sum())
     precision.step(optimizer)
     assert (model.weight.detach() - before).norm() == pytest.approx(0.5, rel=1e-4)
@@ -287,7 +295,10 @@ def test_every_optimizer_learns(config: Config, name: str) -> None:
         layers = [nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 32), nn.Linear(32, 4)]
         inputs, labels = torch.randn(32, 12), torch.arange(32) % 4
     model, loss_of, losses = nn.Sequential(*layers), build_loss(optim, 32), []
-    precision, optimizer = Precision("fp32", config.compute, optim, CPU), build_optimizer(optim, model)
+    precision, optimizer = (
+        Precision("fp32", config.compute, optim, CPU),
+        build_optimizer(optim, model),
+    )
     for _ in range(60):
         losses.append(loss_of(model(inputs), labels))
         precision.backward(losses[-1])
@@ -308,7 +319,9 @@ def new_state(optim: OptimConfig, model: nn.Module) -> TrainState:
     return TrainState(model, build_optimizer(optim, model), precision, ema, optim.ema_decay)
 
 
-def test_the_moving_average_follows_the_weights_and_its_window_grows_to_what_was_asked_for() -> None:
+def test_the_moving_average_follows_the_weights_and_its_window_grows_to_what_was_asked_for() -> (
+    None
+):
     model = nn.BatchNorm1d(1)
     state = new_state(replace(Config().optim, ema_decay=0.9), model)
     expected = 1.0

@@ -9,7 +9,11 @@ from conftest import changed, run_ranks
 from image_classifier import precision_probe, trained
 from image_classifier.config import Config
 from image_classifier.data.loader import TrainData
-from image_classifier.precision_probe import Rounds, measure, settle_precision
+from image_classifier.precision_probe import (
+    Rounds,
+    measure,
+    settle_precision,
+)
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.runtime.machine import usual_precision
 from image_classifier.train import train

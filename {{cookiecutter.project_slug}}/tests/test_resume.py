@@ -24,7 +24,11 @@ from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.models import DamagedError, load_best, read_checkpoint
+from image_classifier.models import (
+    DamagedError,
+    load_best,
+    read_checkpoint,
+)
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import run_dir

@@ -9,7 +9,12 @@ from conftest import changed, run_ranks
 from torch import Tensor
 
 from image_classifier.augment import build_augment
-from image_classifier.config import AugmentConfig, Config, ModelConfig, UserError
+from image_classifier.config import (
+    AugmentConfig,
+    Config,
+    ModelConfig,
+    UserError,
+)
 from image_classifier.data.loader import TrainData
 from image_classifier.evaluate import evaluate_run
 from image_classifier.models import build_model
@@ -78,7 +83,9 @@ def sides(config: Config) -> dict[tuple[int, int], bool]:
         found = {}
         for step, batch in enumerate(data.batches(0, 2 * data.steps_per_epoch)):
             images, plain = augment(batch, step)[0], normalize(batch.images)
-            for index, image, seen in zip(data.indices_at(step).tolist(), plain, images, strict=True):
+            for index, image, seen in zip(
+                data.indices_at(step).tolist(), plain, images, strict=True
+            ):
                 is_mirrored = torch.equal(seen, image.flip(2))
                 assert is_mirrored or torch.equal(seen, image)
                 found[step // data.steps_per_epoch, index] = is_mirrored

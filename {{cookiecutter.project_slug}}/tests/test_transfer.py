@@ -12,7 +12,12 @@ from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
 from torch import nn
 
-from image_classifier.config import Config, ModelConfig, RunConfig, UserError
+from image_classifier.config import (
+    Config,
+    ModelConfig,
+    RunConfig,
+    UserError,
+)
 from image_classifier.models import (
     PretrainedWeights,
     build_model,

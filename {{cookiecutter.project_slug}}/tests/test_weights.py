@@ -22,9 +22,20 @@ from torch import Tensor, nn
 from image_classifier import checkpoint, trained
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.cli import main
-from image_classifier.config import ComputeConfig, Config, RunConfig, UserError
+from image_classifier.config import (
+    ComputeConfig,
+    Config,
+    RunConfig,
+    UserError,
+)
 from image_classifier.data.datasets.source import Source
-from image_classifier.models import Best, load_best, load_pretrained, read_checkpoint, weights
+from image_classifier.models import (
+    Best,
+    load_best,
+    load_pretrained,
+    read_checkpoint,
+    weights,
+)
 from image_classifier.optim import begin_momentum, build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World, join_world
