@@ -370,7 +370,7 @@ def bare(task: Task, cache: str = "none") -> Batches:
         images = torch.empty((task.batch, task.size, task.size, 3), dtype=torch.uint8)
         for step in itertools.count():
             indices = data.indices_at(step)
-            data.stream.samples.fill(images, step // data.steps_per_epoch, indices.numpy())
+            data.loader.samples.fill(images, step // data.steps_per_epoch, indices.numpy())
             yield images.permute(0, 3, 1, 2), data.source.labels[indices]
 
 
@@ -419,7 +419,7 @@ def pixel_differences(task: Task) -> dict[str, float]:
     """How far our pixels are from those of PIL and torchvision's v1 transforms, box for box."""
     import numpy as np
     import torch
-    from image_classifier.data.decode import BOX_DRAWS, place_box, random_sides
+    from image_classifier.data.crops import BOX_DRAWS, place_box, random_sides
     from image_classifier.data.loader import TrainData
     from image_classifier.runtime import seeding
     from image_classifier.runtime.distributed import join_world
@@ -432,7 +432,7 @@ def pixel_differences(task: Task) -> dict[str, float]:
     images = torch.empty((COMPARED, task.size, task.size, 3), dtype=torch.uint8)
     with join_world(config.compute) as world:
         data = TrainData(config, world)
-    samples = data.stream.samples
+    samples = data.loader.samples
     samples.fill(images, 0, indices)
     draws = torch.from_numpy(
         seeding.draws_at(seeding.SAMPLE, config.seed, 0, indices=indices, count=BOX_DRAWS + 1)

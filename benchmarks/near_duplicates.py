@@ -64,7 +64,8 @@ CHANGES: dict[str, Callable[[Image.Image, random.Random], bytes]] = {
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """Of one change, the percentage of the copies that are found, and the other pairs."""
-    from image_classifier.data.decode import decode, resize
+    from image_classifier.data.crops import resize
+    from image_classifier.data.decode import decode
     from image_classifier.tools.check.near_duplicates import (
         SIDE,
         connected_components,

@@ -33,12 +33,12 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     from image_classifier.tools.predict.images import Images, list_files
     from image_classifier.tools.predict.output import Output
     from image_classifier.tools.predict.predict import write_rows
-    from image_classifier.trained import open_trained
+    from image_classifier.evaluate import load_model
 
     compute = house.build_config().compute
     files = list_files(options.paths, sys.stdin.buffer, b"\n")
     with join_world(compute) as world, tempfile.TemporaryDirectory() as folder:
-        trained = open_trained(options.run, compute, world)
+        trained = load_model(options.run, compute, world)
 
         def loader(images: Any) -> None:  # noqa: ANN401
             for _ in images.batches(0):

@@ -1,4 +1,4 @@
-"""Trained weights help where images are few, on one process and on two; and what timm offers."""
+"""LoadedModel weights help where images are few, on one process and on two; and what timm offers."""
 
 import json
 from pathlib import Path
@@ -30,9 +30,9 @@ here = Path(sys.argv[1])
 base = shapes()
 base = replace(
     base,
-    epochs=3,
+    epochs=2,
     precision="fp32",
-    data=replace(base.data, limit=4000, batch_size=50),
+    data=replace(base.data, limit=3000, batch_size=50),
     augment=replace(base.augment, crop="none"),
     model=replace(base.model, width=16),
     optim=replace(base.optim, name="muon", lr=0.01, warmup_epochs=0.3),

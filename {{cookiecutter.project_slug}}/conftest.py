@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from image_classifier.cli import commands
 from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
-from image_classifier.predictions import Answers
+from image_classifier.predictions import Predictions
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.tracking import logger as report
@@ -280,14 +280,14 @@ def damaged(request: pytest.FixtureRequest) -> bytes:
     return DAMAGED[request.param]
 
 
-def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Answers:
-    """Answers, to grey images, of which this is the confusion matrix; all as probable."""
+def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Predictions:
+    """Predictions, to grey images, of which this is the confusion matrix; all as probable."""
     count = int(confusion.sum())
     places = torch.arange(confusion.numel()).repeat_interleave(confusion.flatten())
     labels, answer = places // len(classes), places % len(classes)
     pixels = torch.full((count, 2, 2, 3), 128, dtype=torch.uint8)
     share = torch.full((count,), 0.75)
-    return Answers(Source(labels, classes, pixels), answer, share, 1 - share)
+    return Predictions(Source(labels, classes, pixels), answer, share, 1 - share)
 
 
 class Shown(HTMLParser):

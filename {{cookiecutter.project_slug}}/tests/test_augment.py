@@ -20,16 +20,11 @@ from image_classifier.augment import (
     build_size,
     cutout,
     erase,
-    mix_pairs,
+    mixup_cutmix,
     resized_crop,
 )
-from image_classifier.config import (
-    AugmentConfig,
-    Config,
-    UserError,
-)
-from image_classifier.data.datasets.source import Source
-from image_classifier.data.decode import (
+from image_classifier.config import AugmentConfig, Config, UserError
+from image_classifier.data.crops import (
     BOX_DRAWS,
     centre_crop,
     crop,
@@ -37,6 +32,7 @@ from image_classifier.data.decode import (
     random_boxes,
     random_sides,
 )
+from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import build_policy
 from image_classifier.precision import Precision
@@ -231,7 +227,9 @@ def test_labels_are_mixed_as_the_images_are(knobs: dict[str, float]) -> None:
     for seed in range(20):
         # An image of class c has the value c everywhere, so the share of a value can be counted.
         images = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 3, 12, 12).clone()
-        mixed, targets = mix_pairs(images, labels, AugmentConfig(**knobs), 4, random.Random(seed))
+        mixed, targets = mixup_cutmix(
+            images, labels, AugmentConfig(**knobs), 4, random.Random(seed)
+        )
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
         assert (targets[:2, 2:] == 0).all()  # pairs are neighbours

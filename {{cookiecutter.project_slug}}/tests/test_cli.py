@@ -84,6 +84,16 @@ def test_the_help_of_an_option_is_the_whole_of_its_comment(
     assert unflatten(flatten(smoke())) == smoke()  # what was done to show help changes no type
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_a_help_of_its_own(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", preset, "--help"])
+    assert f"train.py {preset} " in capsys.readouterr().out
+
+
 def test_the_bare_command_says_what_to_type_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,7 +131,7 @@ MISTAKES = {
     "smoke -lr 1": "did you mean --optim.lr?",
     "smoke --batch_size=9": "did you mean --data.batch-size?",
     "smoke --workers 2": "did you mean --data.workers?",
-    "smoke --no-prepared": "did you mean --data.no-prepared?",
+    "smoke --no-compile": "did you mean --compute.no-compile?",
     "smoke --epoch 3": "did you mean --epochs?",
     "smoke --pretrained": "there is no --pretrained\n",
     "smoke folder": "values follow their flags; unexpected: folder",

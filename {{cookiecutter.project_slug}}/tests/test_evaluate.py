@@ -51,9 +51,9 @@ def test_every_image_counts_once_on_any_number_of_ranks(
             assert torch.equal(other.confusion, one.confusion)
             assert other.loss == pytest.approx(one.loss, rel=1e-6)
             assert other.top5 == one.top5
-            assert torch.equal(other.answers.answer, one.answers.answer)
-            for name in ("probability", "probability_of_truth"):
-                mine, theirs = getattr(other.answers, name), getattr(one.answers, name)
+            assert torch.equal(other.predictions.predicted, one.predictions.predicted)
+            for name in ("probability", "target_probability"):
+                mine, theirs = getattr(other.predictions, name), getattr(one.predictions, name)
                 torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -73,11 +73,11 @@ def test_scores_are_those_of_the_logits(config: Config) -> None:
     assert scores.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
     assert int(scores.confusion[labels[0], ranked[0, 0]]) >= 1
     probabilities = logits.softmax(1)
-    assert torch.equal(scores.answers.answer, ranked[:, 0])
-    torch.testing.assert_close(scores.answers.probability, probabilities.max(1).values)
+    assert torch.equal(scores.predictions.predicted, ranked[:, 0])
+    torch.testing.assert_close(scores.predictions.probability, probabilities.max(1).values)
     truth = probabilities.gather(1, labels[:, None])[:, 0]
-    torch.testing.assert_close(scores.answers.probability_of_truth, truth)
-    assert scores.metrics()["val/ece"] == calibrate(scores.answers).error
+    torch.testing.assert_close(scores.predictions.target_probability, truth)
+    assert scores.metrics()["val/ece"] == calibrate(scores.predictions).error
 
 
 @pytest.mark.parametrize(("num_classes", "is_told"), [(5, False), (6, True)])

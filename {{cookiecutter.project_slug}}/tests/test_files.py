@@ -9,12 +9,9 @@ import torch
 from conftest import changed
 
 from image_classifier import precision_probe
-from image_classifier.config import Config, DataConfig, UserError
-from image_classifier.data import workers
+from image_classifier.config import Config, UserError
 from image_classifier.data.datasets.prepared import read_manifest
-from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.loader import TrainData
-from image_classifier.data.samples import Samples
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.heartbeat import ranks_in
 from image_classifier.train import train
@@ -40,26 +37,6 @@ def test_rows_of_ranks_are_those_that_are_whole(damaged: bytes, tmp_path: Path) 
     path = tmp_path / "heartbeats"
     path.write_bytes(damaged + b"\n" + json.dumps(row).encode() + b"\n")
     assert ranks_in(path) == {1: row}
-
-
-def test_what_was_measured_and_is_damaged_is_measured_again(
-    damaged: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = []
-    monkeypatch.setattr(workers, "WORTH_SECONDS", 0)
-    monkeypatch.setattr(workers, "rate", lambda _, count: measured.append(count) or 100)
-    data = DataConfig(cache=str(tmp_path), limit=8)
-    samples = Samples(shapes(data, "train"), data)
-    for content in (
-        damaged,
-        b'{"%s": %s}' % (workers.machine_key(data, samples, CPU).encode(), damaged),
-    ):
-        measured.clear()
-        (tmp_path / "workers.json").write_bytes(content)
-        assert workers.choose_workers(data, samples, CPU)[0] == 1
-        assert measured
-        assert workers.choose_workers(data, samples, CPU)[0] == 1
-        assert len(measured) == len(set(measured))
 
 
 def test_a_measured_precision_that_is_damaged_is_measured_again(

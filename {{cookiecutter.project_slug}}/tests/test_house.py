@@ -28,11 +28,12 @@ MODULES = {
     if path.parent.name != "tests"
 }
 README = (PROJECT / "README.md").read_text()
+GUIDE = (PROJECT / "docs" / "guide.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
-    """The README's blocks of code in `language`."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    """The blocks of code in `language` of the README and the guide."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README + GUIDE, re.DOTALL | re.MULTILINE)
 
 
 def test_imports_point_downwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +63,13 @@ def test_the_shapes_are_the_same_bytes_everywhere() -> None:
     assert digest.hexdigest() == expected
 
 
+def test_the_layout_of_the_readme_is_that_of_the_package() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", README.partition("## Layout")[2], re.MULTILINE)
+    named = {name.rstrip("/") for row in rows for name in re.findall(r"`(.*?)`", row)}
+    there = {path.name for path in PACKAGE.iterdir()} - {"__init__.py", "__pycache__"}
+    assert named - {"tools"} == there - {"tools"}  # all tools may be deleted
+
+
 def test_every_command_of_the_readme_is_understood() -> None:
     found = set()
     for line in [line for block in blocks("sh") for line in block.splitlines()]:
@@ -77,20 +85,31 @@ def test_every_command_of_the_readme_is_understood() -> None:
     assert found == {*commands()}
 
 
-def train_in(folder: Path) -> int:
-    """Train the preset `mine` of the copy of the project in `folder`; the exit code."""
+def run_in(folder: Path, *lines: str) -> int:
+    """Run commands in the copy of the project in `folder`; the sum of their exit codes."""
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE.name]:
         del sys.modules[name]
     sys.path.insert(0, str(folder / "src"))
     os.chdir(folder)
-    return importlib.import_module(f"{PACKAGE.name}.cli").main(["train", "mine"])
+    main = importlib.import_module(f"{PACKAGE.name}.cli").main
+    return sum(main(line.split()) for line in lines)
 
 
 def test_every_extension_of_the_readme_works(tmp_path: Path) -> None:
     shutil.copytree(PROJECT / "src", tmp_path / "src")
     patches = blocks("diff")
-    assert len(patches) >= 6
+    assert len(patches) >= 9
     for patch in patches:
         subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
-    assert run_alone(train_in, tmp_path) == (0, 0)
-    assert "train/loss" in (tmp_path / "runs" / "mine" / "mine.csv").read_text()
+    theirs = "train mine --data.name theirs --run.dir runs/theirs"
+    assert run_alone(run_in, tmp_path, "train mine", "hello runs/mine", theirs) == (0, 0)
+    logged = (tmp_path / "runs" / "mine" / "mine.csv").read_text()
+    assert "train/loss" in logged
+    assert "val/balanced" in logged
+
+
+@pytest.mark.parametrize("room", ["data", "models", "tracking"])
+def test_other_rooms_import_a_room_by_its_face(room: str) -> None:
+    past_it = re.compile(rf"^\s*from \.+{room}\.", re.MULTILINE)
+    outside = {path: text for path, text in MODULES.items() if not path.startswith(f"{room}/")}
+    assert [path for path, text in outside.items() if past_it.search(text)] == []

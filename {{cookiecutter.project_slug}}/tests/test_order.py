@@ -13,7 +13,6 @@ from torch import Tensor
 from image_classifier.augment import build_augment
 from image_classifier.config import Config
 from image_classifier.data import samples
-from image_classifier.data import workers as choosing
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
@@ -122,9 +121,6 @@ def test_a_transform_draws_by_place_from_any_generator(
     for count in (1, 2):
         assert torch.equal(pixels(count), alone)
     assert torch.equal(pixels(2, start=4), alone[4:])
-    monkeypatch.setattr(choosing, "FORKS", False)  # threads would have one generator for all
-    with join_world(config.compute) as world:
-        assert TrainData(changed(config, data__workers=2), world).workers == 0
 
 
 def test_a_run_can_begin_at_any_step(config: Config) -> None:

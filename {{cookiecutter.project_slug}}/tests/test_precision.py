@@ -6,7 +6,8 @@ import pytest
 import torch
 from conftest import changed, run_ranks
 
-from image_classifier import precision_probe, trained
+from image_classifier import evaluate as trained
+from image_classifier import precision_probe
 from image_classifier.config import Config
 from image_classifier.data.loader import TrainData
 from image_classifier.precision_probe import (
@@ -17,7 +18,6 @@ from image_classifier.precision_probe import (
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.runtime.machine import usual_precision
 from image_classifier.train import train
-from image_classifier.trained import open_trained
 
 CPU = World(torch.device("cpu"))
 FASTER = [(1.0, 0.5), (1.2, 0.6)]  # seconds in fp32 and in bf16
@@ -76,7 +76,7 @@ def test_a_run_resumes_in_the_format_that_it_began_with(
     assert chosen(changed(elsewhere, run__fresh=True))[0] == "fp32"
     for usual in ("bf16", "fp32"):  # a CPU with bf16, and one without
         monkeypatch.setattr(trained, "usual_precision", lambda _, usual=usual: usual)
-        assert open_trained(auto.run.dir, auto.compute, CPU).precision.name == usual
+        assert load_model(auto.run.dir, auto.compute, CPU).precision.name == usual
 
 
 def test_the_measurement_leaves_the_random_state_as_it_was(auto: Config) -> None:

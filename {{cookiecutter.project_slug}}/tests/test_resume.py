@@ -56,7 +56,7 @@ def train_until(config: Config, step: int, kill: bool = True) -> None:
 
 
 def final(config: Config) -> dict:
-    """The last checkpoint of a run, without what may differ: its folder, its workers, its energy."""
+    """The last checkpoint of a run, without its folder, workers and energy."""
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
     del saved["config"]["run.dir"], saved["config"]["data.workers"]
     saved["report"].pop("joules", None)

@@ -22,17 +22,17 @@ from image_classifier.config import (
     DataConfig,
     UserError,
 )
-from image_classifier.data import loader
-from image_classifier.data import stream as stream_module
+from image_classifier.data import loader, shared_memory
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import (
+    CopyAhead,
     EvalData,
     TrainData,
-    copy_ahead,
 )
-from image_classifier.data.stream import Stream
+from image_classifier.data.samples import Samples
+from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.evaluate import Scores, evaluate_run
 from image_classifier.models import build_model
 from image_classifier.optim import build_schedule
@@ -325,7 +325,7 @@ def test_a_run_does_not_go_on_with_another_normalisation(
 ) -> None:
     config, _, _ = mistaken
     plant(monkeypatch, config, "train", mean=(0.3, 0.3, 0.3))
-    with pytest.raises(UserError, match=r"cannot continue .*normalised by a mean of"):
+    with pytest.raises(UserError, match=r"cannot continue .*normalised with a mean of"):
         train(config)
 
 
@@ -352,12 +352,12 @@ def test_memory_that_can_not_be_locked_is_noticed(
         cudaHostUnregister=released.append,
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(stream_module, "forget_cuda_error", lambda: forgotten.append(True))
-    samples = stream_module.Samples(sound.train_data.source, sound.config.data)
-    stream = Stream(samples, 4, workers=0, prefetch_batches=1, pin=True)
-    stream.start()
-    stream.close()
-    assert asked == [stream.images.data_ptr(), stream.numbers.data_ptr()]
+    monkeypatch.setattr(shared_memory, "forget_cuda_error", lambda: forgotten.append(True))
+    samples = Samples(sound.train_data.source, sound.config.data)
+    batches = SharedMemoryLoader(samples, 4, workers=0, prefetch_batches=1, pin=True)
+    batches.start()
+    batches.close()
+    assert asked == [batches.images.data_ptr(), batches.numbers.data_ptr()]
     assert released == ([] if refused else asked)
     assert forgotten == [True, True] * refused
 
@@ -378,7 +378,7 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
     world = World(torch.device("cuda"))
     warnings = []
     for _ in range(2):
-        batches = copy_ahead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
+        batches = CopyAhead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
         assert len(list(batches)) == 3
     printed = capsys.readouterr().out
     assert printed.count("warning: batches are not page-locked") == (not is_pinned)

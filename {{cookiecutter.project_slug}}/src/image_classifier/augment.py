@@ -1,9 +1,9 @@
-"""What is done to a whole batch of training images on the device; and how any image is seen.
+"""Augmentation of whole batches on the device.
 
-Every draw is made for the global batch from (seed, step) and then cut to this rank's share, so a
-run sees the same pixels on any number of processes. Images are (batch, height, width, 3) in here.
-To add an augmentation: a function of images and draws, a line in `build_augment`, a knob in
-`config.py`.
+All random numbers are drawn for the global batch from (seed, step), and each rank takes its slice:
+a run sees the same pixels on any number of processes. Images are (batch, height, width, 3) here.
+To add an augmentation: a function of images and draws, a line in `build_augment`, and a knob in
+`config.py`. What works on single images goes into `build_policy` in `data/samples.py`.
 """
 
 import random
@@ -15,31 +15,31 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from .config import AugmentConfig, UserError
-from .data.decode import BOX_DRAWS, random_boxes
-from .data.loader import Batch, TrainData
-from .data.placement import fits_device
+from .data import BOX_DRAWS, Batch, TrainData, fits_device, random_boxes
 from .preprocess import Normalize, reflect, shift_and_flip
 from .runtime import seeding
 from .runtime.distributed import World
 from .runtime.profiler import phase
 
-LARGE_IMAGE = 128  # pixels, from which on sides are multiples of 32, which most networks halve to 1
-MULTIPLES = 4, 32  # below and from there: few sizes, as each is compiled and tuned for anew
-NUM_DRAWS = 9  # of each image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
-ERASING_DRAWS = 5  # of each image, too: whether at all, area, shape, and 2 for where
-ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # as torchvision's and timm's
+# Progressive resizing has few sizes, as each is compiled and tuned anew: multiples of 4 or, for
+# images of 128 pixels or more, of 32, which most networks halve five times.
+LARGE_IMAGE = 128
+MULTIPLES = 4, 32
+NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
+ERASING_DRAWS = 5  # per image: whether, area, aspect ratio, and 2 for the position
+ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # the defaults of torchvision and timm
 
 
 def build_augment(
     augment: AugmentConfig, data: TrainData, normalize: Normalize, world: World, seed: int
 ) -> Callable[[Batch, int], tuple[Tensor, Tensor]]:
-    """A function of a batch and its step that returns what the model learns from.
+    """The augmentation of a run, a function of a batch and its step.
 
-    That is (batch, 3, size, size) float32 images, and (batch,) int64 labels or, where images are
-    mixed, (batch, classes) float32 probabilities.
+    It returns (batch, 3, size, size) float32 images, and their (batch,) int64 labels or, with mixup
+    or CutMix, (batch, classes) float32 probabilities.
 
     Raises:
-        UserError: if images can't be mixed in pairs because a process's share of them is odd.
+        UserError: if mixup or CutMix find an odd number of images on a rank.
     """
     share = world.local_slice(data.batch_size)
     mixes = augment.mixup > 0 or augment.cutmix > 0
@@ -48,75 +48,75 @@ def build_augment(
             f"mixup and cutmix work on pairs: --data.batch-size {data.batch_size} must leave each "
             f"of the {world.size} processes an even number of images"
         )
-    move = build_move(augment, data, seed)
+    crop_and_flip = build_crop_and_flip(augment, data, seed)
     full_size = data.data.image_size
 
     def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with phase("augment"):
-            draws = share_of_draws(seed, step, count=NUM_DRAWS, data=data)
-            images = normalize(move(batch, draws, step).permute(0, 3, 1, 2))
+            draws = local_draws(seed, step, count=NUM_DRAWS, data=data)
+            images = normalize(crop_and_flip(batch, draws, step).permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)
             if augment.random_erasing:
-                # Drawn apart, so that what the other knobs draw stays what it was without this one.
-                place = share_of_draws(seed, step, 3, count=ERASING_DRAWS, data=data)
+                # Drawn apart, so the draws of the other augmentations do not depend on it.
+                place = local_draws(seed, step, 3, count=ERASING_DRAWS, data=data)
                 erase(images, place, augment.random_erasing)
             if mixes:
                 place = seeding.seed_at(seeding.BATCH, seed, step, 1)
-                chance = random.Random(place)  # noqa: S311 - it has to repeat itself
-                return mix_pairs(images, batch.labels, augment, data.num_classes, chance)
+                chance = random.Random(place)  # noqa: S311 - reproducible
+                return mixup_cutmix(images, batch.labels, augment, data.num_classes, chance)
             return images, batch.labels
 
     return apply
 
 
-def build_move(
+def build_crop_and_flip(
     augment: AugmentConfig, data: TrainData, seed: int
 ) -> Callable[[Batch, Tensor, int], Tensor]:
-    """A function of a batch, its draws and its step that returns images cropped, moved, mirrored.
+    """Crop and flip, a function of a batch, its draws and its step.
 
-    Draws are (batch, NUM_DRAWS) from 0 to 1, the images (batch, size, size, 3) uint8 or float32, of
-    the size that images have at that step.
+    The draws are (batch, NUM_DRAWS) from 0 to 1. It returns (batch, size, size, 3) uint8 or float32
+    images of the size at that step.
     """
     size, device = data.data.image_size, data.world.device
     size_at = build_size(augment, size, data.steps_per_epoch, data.total_steps)
     crops = augment.crop == "resized" and not data.crops_in_workers
     pad = size // 8 if augment.crop == "pad" else 0
-    moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # as those flip too
+    moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # workers flip too
     windows = (
         Windows(data.pixels, pad) if moves and not crops and Windows.serve(data, pad) else None
     )
     alternates = augment.flip == "alternating"
     sides = seeding.sides_at(seed, len(data), device) if alternates else None
 
-    def mirrored(batch: Batch, draws: Tensor, step: int) -> Tensor | None:
-        """Which images are mirrored: (batch,) bool, or None for none. `draws` is (batch,)."""
+    def flipped(batch: Batch, draws: Tensor, step: int) -> Tensor | None:
+        """Which images are flipped: (batch,) bool, or None for none. `draws` is (batch,)."""
         if sides is not None:
             return sides[batch.indices] ^ bool(step // data.steps_per_epoch % 2)
         return draws < 0.5 if augment.flip == "random" else None
 
-    def move(batch: Batch, draws: Tensor, step: int) -> Tensor:
+    def crop_and_flip(batch: Batch, draws: Tensor, step: int) -> Tensor:
         pixels, rows = batch.pixels, batch.rows
         if crops:
             pixels, rows = batch.images.permute(0, 2, 3, 1), None
-            further_tries = share_of_draws(seed, step, 2, count=BOX_DRAWS - 4, data=data)
+            further_tries = local_draws(seed, step, 2, count=BOX_DRAWS - 4, data=data)
             boxes = torch.cat((draws[:, 3:7], further_tries), dim=1)
             pixels = resized_crop(pixels, boxes, size, augment.min_scale)
         if not moves:
             return pixels if rows is None else pixels.index_select(0, rows)
         shifts = (draws[:, 1:3] * (2 * pad + 1)).long() - pad
-        flips = mirrored(batch, draws[:, 0], step)
+        flips = flipped(batch, draws[:, 0], step)
         if windows is not None:
             return windows(rows, shifts, flips)
         return shift_and_flip(pixels, shifts, flips, rows)
 
     if not augment.min_size:
-        return move
-    return lambda batch, draws, step: shrink(move(batch, draws, step), size_at(step))
+        return crop_and_flip
+    return lambda batch, draws, step: shrink(crop_and_flip(batch, draws, step), size_at(step))
 
 
-def share_of_draws(*place: int, count: int, data: TrainData) -> Tensor:
-    """This rank's share of the draws that a global batch has at a place: (batch, count), 0 to 1."""
+def local_draws(*place: int, count: int, data: TrainData) -> Tensor:
+    """This rank's slice of the global batch's draws with a key: (batch, count), from 0 to 1."""
     device = data.world.device
     generator = seeding.generator_at(seeding.BATCH, *place, device=device)
     draws = torch.rand((data.batch_size, count), generator=generator, device=device)
@@ -124,10 +124,10 @@ def share_of_draws(*place: int, count: int, data: TrainData) -> Tensor:
 
 
 class Windows:
-    """What `shift_and_flip` does with a resident dataset, in whole rows of pixels: for a CPU.
+    """`shift_and_flip` for a dataset resident in CPU memory: copies whole rows of pixels.
 
-    Rows are kept with their reflected borders, and mirrored too. So each row of a moved image is
-    there in one piece, and is copied as such: 3 x faster than pixel by pixel, for 2.5 x the memory.
+    It stores all rows with reflected borders, flipped too, so that each row of a shifted image is
+    contiguous: 3 x faster than a gather of pixels, for 2.5 x the memory.
     """
 
     def __init__(self, pixels: Tensor, pad: int) -> None:
@@ -138,37 +138,37 @@ class Windows:
         padded = pixels.new_empty((2, count, self.height, self.padded_width, 3))
         for side, order in zip(padded, (columns, columns.flip(0)), strict=True):
             torch.index_select(pixels, 2, order, out=side)
-        self.mirrored_from = count * self.height  # rows; before it they are as they were
+        self.flipped_from = count * self.height  # the row at which the flipped ones begin
         length = 3 * self.width
-        # Overlapping: one window begins at each pixel.
+        # Overlapping windows: one begins at each pixel.
         self.rows = padded.view(-1).as_strided(
             (padded.numel() // 3 - self.width + 1, length), (3, 1)
         )
 
     @staticmethod
     def serve(data: TrainData, pad: int) -> bool:
-        """Whether to have them: the device is a CPU, and its memory allows it."""
+        """Whether to use it: the images are in CPU memory, and there is enough of it."""
         if data.where != "device" or data.world.device.type != "cpu":
             return False
         _, _, width, _ = data.pixels.shape
         needed = 2 * data.pixels.numel() * (width + 2 * pad) // width
         return fits_device(needed, data.world)
 
-    def __call__(self, numbers: Tensor, shifts: Tensor, mirrored: Tensor | None) -> Tensor:
-        """The images `numbers` (batch,), moved and mirrored: (batch, height, width, 3) uint8."""
+    def __call__(self, numbers: Tensor, shifts: Tensor, flipped: Tensor | None) -> Tensor:
+        """The images `numbers` (batch,), shifted and flipped: (batch, height, width, 3) uint8."""
         y = reflect(torch.arange(self.height) + shifts[:, :1], self.height)  # (batch, height)
         rows, x = numbers[:, None] * self.height + y, self.pad + shifts[:, 1:]
-        if mirrored is not None:
-            rows = rows + mirrored[:, None] * self.mirrored_from
+        if flipped is not None:
+            rows = rows + flipped[:, None] * self.flipped_from
         starts = rows * self.padded_width + x
-        moved = self.rows.index_select(0, starts.flatten())
-        return moved.view(len(numbers), self.height, self.width, 3)
+        shifted = self.rows.index_select(0, starts.flatten())
+        return shifted.view(len(numbers), self.height, self.width, 3)
 
 
 def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> Tensor:
-    """A random box of each image scaled to `size`, bilinear: float32.
+    """A random resized crop of each image, bilinear: (batch, size, size, 3) float32.
 
-    `draws` is (batch, BOX_DRAWS).
+    `draws` is (batch, BOX_DRAWS); `min_area` the smallest share of the image.
     """
     height, width = images.shape[1:3]
     top, left, box_height, box_width = random_boxes(draws, height, width, min_area).T
@@ -186,9 +186,10 @@ def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> T
 
 
 def cutout(images: Tensor, draws: Tensor, side: int) -> None:
-    """Blank a square in each normalised image, in place: https://arxiv.org/abs/1708.04552.
+    """Cutout, in place: https://arxiv.org/abs/1708.04552.
 
-    Its centre is anywhere in the image. `images` is (batch, 3, height, width).
+    Blanks a square of `side` pixels, centred anywhere, in each of `images`, normalised
+    (batch, 3, height, width). `draws` is (batch, 2).
     """
     height, width = images.shape[2:]
     y = torch.arange(height, device=images.device)
@@ -201,10 +202,10 @@ def cutout(images: Tensor, draws: Tensor, side: int) -> None:
 
 
 def erase(images: Tensor, draws: Tensor, share: float) -> None:
-    """Blank a rectangle in a share of the normalised images, in place.
+    """Random erasing, in place: https://arxiv.org/abs/1708.04896.
 
-    https://arxiv.org/abs/1708.04896. It is filled with 0, the mean colour, as by default in
-    torchvision and in timm. `images` is (batch, 3, height, width), `draws` (batch, ERASING_DRAWS).
+    Blanks a rectangle with 0, the mean colour, in a `share` of `images`, normalised
+    (batch, 3, height, width). `draws` is (batch, ERASING_DRAWS).
     """
     height, width = images.shape[2:]
     is_erased, area, shape, y_draw, x_draw = draws.split(1, dim=1)  # (batch, 1) each
@@ -212,7 +213,7 @@ def erase(images: Tensor, draws: Tensor, share: float) -> None:
     area = smallest + (largest - smallest) * area
     least, most = map(log, ERASED_RATIO)
     ratio = torch.exp(least + (most - least) * shape)  # height / width
-    # Where both are at their ends a rectangle is a little longer than the image: it is cut.
+    # The largest and most elongated rectangles would exceed the image: they are cut.
     box_height = (area * ratio).sqrt().clamp(max=1) * height
     box_width = (area / ratio).sqrt().clamp(max=1) * width
     top, left = (y_draw * (height - box_height)).round(), (x_draw * (width - box_width)).round()
@@ -223,17 +224,16 @@ def erase(images: Tensor, draws: Tensor, share: float) -> None:
     images.masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
 
 
-def mix_pairs(
+def mixup_cutmix(
     images: Tensor,
     labels: Tensor,
     augment: AugmentConfig,
     num_classes: int,
     chance: random.Random,
 ) -> tuple[Tensor, Tensor]:
-    """Blend neighbours with each other, or paste a box of one into the other; labels likewise.
+    """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899).
 
-    Neighbours are always on one rank. Mixup: https://arxiv.org/abs/1710.09412. CutMix:
-    https://arxiv.org/abs/1905.04899. Where both are on, each step has one of them.
+    Mixes neighbouring images of a rank, and their labels. If both are on, each step picks one.
     """
     count, _, height, width = images.shape
     partner = torch.arange(count, device=images.device) ^ 1
@@ -247,21 +247,23 @@ def mix_pairs(
         columns = slice(max(0, round(x - half_width)), min(width, round(x + half_width)))
         images[:, :, rows, columns] = others[:, :, rows, columns]
         area = (rows.stop - rows.start) * (columns.stop - columns.start)
-        kept = 1 - area / (height * width)  # the box may have been cut at the border
+        kept = 1 - area / (height * width)  # the border may have cut the box
     else:
         kept = chance.betavariate(augment.mixup, augment.mixup)
         images = torch.lerp(others, images, kept)
     targets = torch.zeros((count, num_classes), device=images.device)
-    targets.scatter_(1, labels[:, None], 1.0)
+    is_read = (labels >= 0).float()[:, None]  # an image that could not be read has no class
+    targets.scatter_(1, labels.clamp(min=0)[:, None], is_read)
     return images, torch.lerp(targets[partner], targets, kept)
 
 
 def build_size(
     augment: AugmentConfig, image_size: int, steps_per_epoch: int, total_steps: int
 ) -> Callable[[int], int]:
-    """The side of training images in pixels as a function of the step; it changes between epochs.
+    """Progressive resizing: the side of training images in pixels, a function of the step.
 
-    From `min_size` it grows linearly to `image_size`, in steps of a multiple.
+    It grows linearly from `min_size` to `image_size`, between epochs. Small images teach most of
+    what large ones do, at a fraction of the cost: https://arxiv.org/abs/2104.00298
     """
     least, (begin, end) = augment.min_size, augment.growth
     multiple = MULTIPLES[image_size >= LARGE_IMAGE]
@@ -279,10 +281,10 @@ def build_size(
 
 
 def shrink(pixels: Tensor, size: int) -> Tensor:
-    """Images scaled to `size`, bilinear and antialiased: (batch, height, width, 3), in and out."""
+    """Images resized to `size`, bilinear with antialiasing: (batch, height, width, 3)."""
     if pixels.shape[1] == size:
         return pixels
     images = pixels.permute(0, 3, 1, 2)
     if images.device.type != "cpu":
-        images = images.float()  # there is no kernel for bytes
+        images = images.float()  # antialiasing has no uint8 kernel there
     return interpolate(images, (size, size), mode="bilinear", antialias=True).permute(0, 2, 3, 1)

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .config import FREE_TO_CHANGE, Config, FaultError, UserError, flag, flatten
-from .data.datasets.source import READ_FILES, Source, are_replaced, difference
+from .data import READ_FILES, Source, are_replaced, difference
 from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
 from .runtime.console import some

@@ -66,8 +66,8 @@ class DataConfig:
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
-    prepared: bool = True  # use what `prepare` wrote of the images, where it is there
-    cache: str = ""  # folder for that and for what was measured; default: ROOT.cache, beside `root`
+    cache: str = ""  # folder of what `prepare` wrote, which is read in place of the files; default:
+    # ROOT.cache, beside `root`; off: read the files
     limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
     image_size: int = within(32, SMALLEST_SIDE, 4096)  # side of the square training images, in
     # pixels
@@ -79,10 +79,8 @@ class DataConfig:
     workers: int | Literal["auto"] = within("auto", 0, 4096)  # DataLoader workers per process;
     # auto: measured
     prefetch_batches: int = within(4, 1, 1000)  # batches decoded ahead
-    decode: Literal["exact", "reduced"] = "exact"  # reduced: files of four times the size that is
-    # needed, or more, at 1/2, 1/4 or 1/8 of it: faster, and slightly other pixels
-    on_bad_image: Literal["stop", "skip"] = "stop"  # an unreadable file ends the run; skip: it is
-    # left out of its batch, counted and listed in bad_images.txt in the run folder
+    on_bad_image: Literal["stop", "skip"] = "stop"  # an unreadable image ends the run; skip: the
+    # loss ignores it, and it is counted and listed in bad_images.txt in the run folder
     balance: Literal["none", "sampling", "loss"] = "none"  # for imbalanced classes. sampling: see
     # each class equally often; loss: weight the loss by inverse class frequency
 
@@ -280,7 +278,7 @@ PREPARED_SIDE, PREPARED_QUALITY = 256, 85  # what `prepare` writes if it is not 
 # images change pixels, which the fingerprint of the images tells.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
 FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.on_bad_image")
-FREE_TO_CHANGE += ("data.prepared", "data.cache")
+FREE_TO_CHANGE += ("data.cache",)
 
 
 def flag(knob: str) -> str:
@@ -289,7 +287,7 @@ def flag(knob: str) -> str:
 
 
 def words_of(knobs: dict[str, Any]) -> list[str]:
-    """Knobs as words of a command line: `{"data.prepared": False}` -> `--data.no-prepared`."""
+    """Knobs as words of a command line: `{"compute.compile": False}` -> `--compute.no-compile`."""
     words = []
     for knob, value in knobs.items():
         section, dot, name = flag(knob).rpartition(".")

@@ -1,4 +1,4 @@
-"""How good a model is: every image of a split counted exactly once, on any number of processes."""
+"""Evaluation: every image of a split counts exactly once, on any number of processes."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,16 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .config import ComputeConfig, RunConfig, UserError
-from .data.datasets.source import check_numbers
-from .data.loader import EvalData
-from .data.samples import LEFT_OUT
+from .config import ComputeConfig, Config, RunConfig, UserError
+from .data import LEFT_OUT, EvalData, check_numbers
+from .models import build_model, load_best, misfit
 from .precision import Precision
-from .predictions import Answers, calibrate, scores_text
+from .predictions import Predictions, calibrate, scores_text
 from .preprocess import Normalize
 from .runtime.console import some
 from .runtime.distributed import World, join_world
-from .trained import open_trained
+from .runtime.machine import usual_precision
 
 
 @dataclass(frozen=True)
@@ -26,19 +25,19 @@ class Scores:
     loss: float  # mean cross entropy, without label smoothing
     top1: float  # fraction of the images whose most probable class is right
     top5: float  # fraction of the images whose class is among the five most probable
-    confusion: Tensor  # (classes, classes) int64 on the host: row is the truth, column the answer
-    answers: Answers  # to each image
-    left_out: int = 0  # images that could not be read, and do not count
+    confusion: Tensor  # (classes, classes) int64 on the CPU: row target, column prediction
+    predictions: Predictions  # for each image
+    left_out: int = 0  # unreadable images, which do not count
 
     def metrics(self) -> dict[str, float]:
-        """The numbers that are logged; top-5 where there are more than five classes."""
+        """The numbers to log; top-5 for more than five classes. To add a metric: a line here."""
         top5 = {"val/top5": self.top5} if len(self.confusion) > 5 else {}
         left_out = {"val/bad_images": self.left_out} if self.left_out else {}
         return {
             "val/loss": self.loss,
             "val/top1": self.top1,
             **top5,
-            "val/ece": calibrate(self.answers).error,
+            "val/ece": calibrate(self.predictions).error,
             **left_out,
         }
 
@@ -50,110 +49,168 @@ def evaluate(
     precision: Precision,
     world: World,
 ) -> Scores:
-    """Evaluate `model` on all images of `data`. Waits for the device, once.
+    """Evaluate `model` on all images of `data`. Waits for the device once.
 
-    `model` is the bare one: what wraps it for training would wait for ranks that have no images
-    left. Its statistics are made those of rank 0 first.
+    Args:
+        model: the bare model, as DDP would wait for ranks that have no images left; its buffers
+            become those of rank 0.
+        data: the images, of which each rank has every `world.size`-th.
+        normalize: also makes the views of test-time augmentation.
+        precision: autocast.
+        world: the ranks, whose sums are added up.
 
     Raises:
-        UserError: if an image can't be read and such are not to be skipped, or none can be read.
-        FaultError: if too many can't be read, or a data worker was ended.
+        UserError: if an image cannot be read and `--data.on_bad_image` is stop, or none can.
+        FaultError: if too many cannot be read, or a data worker was killed.
     """
     training = [layer for layer in model.modules() if layer.training]
     world.broadcast_buffers(model)
     model.eval()
-    # A row for each thing to know of an image, a column for each image; each rank fills its own.
-    table = torch.zeros((len(Answered._fields), len(data)), device=world.device)
+    # A row for each field of ImageResult, a column for each image; each rank fills its own columns.
+    table = torch.zeros((len(ImageResult._fields), len(data)), device=world.device)
     parts = []
     with torch.inference_mode():
         for batch in data.batches():
-            logits = logits_of(model, batch.images, normalize, precision)
-            parts.append(torch.stack(answered(logits, batch.labels)))
+            logits = predict_logits(model, batch.images, normalize, precision)
+            parts.append(torch.stack(image_results(logits, batch.labels)))
     for layer in training:  # not `model.train()`, as frozen BatchNorm layers stay as they are
         layer.training = True
     if parts:
         table[:, world.rank :: world.size] = torch.cat(parts, dim=1)
-    found = Answered(*world.all_reduce_sum(table).cpu())
-    answers = Answers(
+    found = ImageResult(*world.all_reduce_sum(table).cpu())
+    predictions = Predictions(
         source=data.source,
-        answer=found.answer.long(),
+        predicted=found.predicted.long(),
         probability=found.log_probability.exp(),
-        probability_of_truth=found.log_probability_of_truth.exp(),
+        target_probability=found.log_target_probability.exp(),
     )
-    count = int(answers.is_counted.sum())
+    count = int(predictions.is_counted.sum())
     if not count:
         raise UserError(f"none of the {len(data):,} images to evaluate on can be read")
     return Scores(
-        loss=-float(found.log_probability_of_truth.double().sum()) / count,
-        top1=int(answers.is_right.sum()) / count,
+        loss=-float(found.log_target_probability.double().sum()) / count,
+        top1=int(predictions.is_correct.sum()) / count,
         top5=int(found.is_in_five.sum()) / count,
-        confusion=answers.confusion(),
-        answers=answers,
+        confusion=predictions.confusion(),
+        predictions=predictions,
         left_out=len(data) - count,
     )
 
 
-class Answered(NamedTuple):
-    """What is known of images that were answered to: each (count,) float32."""
+class ImageResult(NamedTuple):
+    """What an evaluation knows of images: each (count,) float32."""
 
-    answer: Tensor  # a class, which float32 holds exactly; LEFT_OUT if the image can't be read
-    log_probability: Tensor  # of the answer; 0 for an image that can't be read
-    log_probability_of_truth: Tensor  # likewise
-    is_in_five: Tensor  # 1 if the truth is among the five most probable classes
+    predicted: Tensor  # class, which float32 holds exactly; LEFT_OUT for an unreadable image
+    log_probability: Tensor  # of the predicted class; 0 for an unreadable image
+    log_target_probability: Tensor  # likewise, of the target
+    is_in_five: Tensor  # 1 if the target is among the five most probable classes
 
 
-def answered(logits: Tensor, labels: Tensor) -> Answered:
-    """What to know of a batch, (batch, classes) float32 and (batch,) int64, on the device."""
+def image_results(logits: Tensor, labels: Tensor) -> ImageResult:
+    """The results of a batch, of (batch, classes) float32 logits and (batch,) int64 labels."""
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # (batch, 5)
     logs = logits.log_softmax(dim=1)
-    truth = labels.clamp(min=0)[:, None]
-    counts = labels != LEFT_OUT  # masked, as to pick them would wait for the device
-    return Answered(
-        answer=torch.where(counts, best[:, 0], LEFT_OUT).float(),
+    target = labels.clamp(min=0)[:, None]
+    counts = labels != LEFT_OUT  # masked: selecting them would wait for the device
+    return ImageResult(
+        predicted=torch.where(counts, best[:, 0], LEFT_OUT).float(),
         log_probability=torch.where(counts, logs.gather(1, best[:, :1])[:, 0], 0.0),
-        log_probability_of_truth=torch.where(counts, logs.gather(1, truth)[:, 0], 0.0),
-        is_in_five=((best == truth).any(dim=1) & counts).float(),
+        log_target_probability=torch.where(counts, logs.gather(1, target)[:, 0], 0.0),
+        is_in_five=((best == target).any(dim=1) & counts).float(),
     )
 
 
-def logits_of(
+def predict_logits(
     model: nn.Module, images: Tensor, normalize: Normalize, precision: Precision
 ) -> Tensor:
-    """What a test takes for the model's answer to images: (batch, classes) float32 logits.
+    """The logits of images, averaged over the views of evaluation: (batch, classes) float32.
 
-    (batch, 3, size, size) uint8, channels_last. Logits are averaged where a test has several views.
+    `images` is (batch, 3, size, size) uint8, channels_last.
     """
     with precision.autocast():
         views = normalize.views(images)
         return sum(weight * model(view).float() for view, weight in views)
 
 
-def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:
-    """Evaluate the best weights of the run folder (or checkpoint) `run`, and print the scores.
+@dataclass(frozen=True)
+class LoadedModel:
+    """The best weights of a run in their model, and how it was loaded.
+
+    `model` maps what `normalize` returns to (batch, classes) logits.
+    """
+
+    path: Path  # of the checkpoint
+    digest: str  # of the checkpoint
+    step: int  # after which these were the weights
+    config: Config  # of the training
+    classes: tuple[str, ...]
+    model: nn.Module  # on the device, in evaluation mode
+    normalize: Normalize
+    mean: tuple[float, ...]  # of red, green and blue from 0 to 1, as `normalize` subtracts it
+    std: tuple[float, ...]
+    precision: Precision
+
+
+def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
+    """Load the trained model of a run folder or checkpoint, on the device of `world`.
 
     Raises:
-        UserError: if there is no such run, or its images are not to be had or of other classes.
+        UserError: if there is no such run, or its checkpoint can't be used.
+    """
+    path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
+    best = load_best(path)
+    while not world.is_same(int(best.digest[:15], 16)):
+        best = load_best(path)  # the run has saved another since some rank read it
+    config = best.config
+    name, usual = config.precision, usual_precision(world.device)
+    if world.device.type == "cpu" and name != usual:  # a GPU may have trained it
+        name = "fp32"
+    precision = Precision(name, compute, config.optim, world.device)
+    model = build_model(config.model, len(best.classes), config.data.image_size)
+    try:
+        model.load_state_dict(best.weights)
+    except RuntimeError as error:
+        raise UserError(misfit(path, error)) from error
+    return LoadedModel(
+        path=path,
+        digest=best.digest,
+        step=best.step,
+        config=config,
+        classes=best.classes,
+        model=model.to(precision.device, memory_format=precision.memory_format).eval(),
+        normalize=Normalize(best, config.data.eval_size, precision, config.augment),
+        mean=best.mean,
+        std=best.std,
+        precision=precision,
+    )
+
+
+def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:
+    """Evaluate the best weights of the run folder or checkpoint `run`, and print the scores.
+
+    Raises:
+        UserError: if there is no such run, or its images are missing or of other classes.
     """
     with join_world(compute) as world:
-        trained = open_trained(run, compute, world)
-        data = trained.config.data
+        loaded = load_model(run, compute, world)
+        data = loaded.config.data
         folder = run if Path(run).is_dir() else ""
         images = EvalData(
             replace(data, root=root or data.root), split, world, RunConfig(dir=folder)
         )
-        if images.source.classes != trained.classes:
+        if images.source.classes != loaded.classes:
             raise UserError(
-                f"{str(trained.path)!a} knows the classes {some(trained.classes)}, which are "
+                f"{str(loaded.path)!a} knows the classes {some(loaded.classes)}, which are "
                 f"not those of the images: {some(images.source.classes)}"
             )
         check_numbers(images.source, split)
-        scores = evaluate(trained.model, images, trained.normalize, trained.precision, world)
+        scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
         if world.is_main:
             for note in images.source.notes:
                 print(note)
-            print(scores_text(scores.metrics(), scores.confusion, trained.classes))
+            print(scores_text(scores.metrics(), scores.confusion, loaded.classes))
             print(
-                f"{len(images):,} {split} images, weights of step {trained.step} "
-                f"from {str(trained.path)!a}"
+                f"{len(images):,} {split} images, weights of step {loaded.step} "
+                f"from {str(loaded.path)!a}"
             )
     return scores

@@ -27,26 +27,27 @@ def build_loss(
     """Cross entropy of (count, classes) logits with labels or with probabilities of each class.
 
     For a micro-batch it returns its share of the mean over all `batch_size` images of the rank, so
-    that micro-batches of any size add up.
+    that micro-batches of any size add up. An image that could not be read has the label -1, or no
+    probability of any class, and adds nothing.
 
     Args:
         optim: label smoothing.
         batch_size: images of the whole batch on this rank.
         class_weights: (classes,) float32, how much an image of each class counts.
     """
-    mean = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing)
-    single = nn.CrossEntropyLoss(label_smoothing=optim.label_smoothing, reduction="none")
+    smoothing = optim.label_smoothing
+    total = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum", ignore_index=-1)
+    single = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="none", ignore_index=-1)
 
     def weighted(logits: Tensor, targets: Tensor) -> Tensor:
         # torch's own weights divide by their sum over the batch, so that parts would not add up,
         # and weigh what label smoothing gives to other classes by those.
         mixed = targets.is_floating_point()
-        weights = targets @ class_weights if mixed else class_weights[targets]
+        weights = targets @ class_weights if mixed else class_weights[targets.clamp(min=0)]
         return (single(logits, targets) * weights).sum() / batch_size
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-        loss = mean(logits, targets)
-        return loss if len(logits) == batch_size else loss * (len(logits) / batch_size)
+        return total(logits, targets) / batch_size
 
     return loss_of if class_weights is None else weighted
 

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from .config import Config, RunConfig
-from .data.datasets.prepared import cache_folder
-from .data.loader import TrainData
+from .data import TrainData, cache_folder
 from .models import build_model
 from .precision import DTYPES, Precision
 from .runtime.distributed import World

@@ -1,4 +1,4 @@
-"""What a model answered to each image of a split: how sure it was, and whether it was right."""
+"""What a model predicts for each image of a split, how confident it is, and whether it is right."""
 
 import json
 from dataclasses import dataclass
@@ -11,46 +11,45 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .config import UserError
-from .data.datasets.source import Source
-from .data.samples import LEFT_OUT
+from .data import LEFT_OUT, Source
 from .runtime.console import printable
 from .runtime.files import write_whole
 
-BINS = 15  # of the probability, as in https://arxiv.org/abs/1706.04599
+BINS = 15  # of the confidence, as in https://arxiv.org/abs/1706.04599
 
 
 @dataclass(frozen=True)
-class Answers:
-    """The answers to all images of a split, in host memory and in the order of the split."""
+class Predictions:
+    """The predictions for all images of a split, in CPU memory and in the order of the split."""
 
-    source: Source  # the images, and what they truly are
-    answer: Tensor  # (count,) int64: the most probable class; LEFT_OUT if it could not be read
-    probability: Tensor  # (count,) float32: of the answer
-    probability_of_truth: Tensor  # (count,) float32
+    source: Source  # the images, and their labels
+    predicted: Tensor  # (count,) int64: the most probable class; LEFT_OUT for an unreadable image
+    probability: Tensor  # (count,) float32: of the predicted class, the confidence
+    target_probability: Tensor  # (count,) float32: of the true class
 
     @property
     def is_counted(self) -> Tensor:
         """Which images could be read: (count,) bool."""
-        return self.answer != LEFT_OUT
+        return self.predicted != LEFT_OUT
 
     @property
-    def is_right(self) -> Tensor:
-        """Which answers are true: (count,) bool."""
-        return self.answer == self.source.labels
+    def is_correct(self) -> Tensor:
+        """Which predictions are correct: (count,) bool."""
+        return self.predicted == self.source.labels
 
     def confusion(self) -> Tensor:
-        """How often each class got each answer: (classes, classes) int64, row is the truth."""
+        """The confusion matrix, (classes, classes) int64: row target, column prediction."""
         classes, counted = len(self.source.classes), self.is_counted
-        places = self.source.labels[counted] * classes + self.answer[counted]
-        return torch.bincount(places, minlength=classes**2).view(classes, classes)
+        cells = self.source.labels[counted] * classes + self.predicted[counted]
+        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
 
     def worst(self, most: int) -> list[int]:
-        """The numbers of images with a wrong answer, the most probable of them first."""
-        wrong = (self.is_counted & ~self.is_right).nonzero().flatten()
+        """Indices of up to `most` wrong predictions, the most confident first."""
+        wrong = (self.is_counted & ~self.is_correct).nonzero().flatten()
         return wrong[self.probability[wrong].argsort(descending=True, stable=True)][:most].tolist()
 
     def least_certain(self, most: int) -> list[int]:
-        """The numbers of the images whose answers are the least probable."""
+        """Indices of up to `most` predictions, the least confident first."""
         counted = self.is_counted.nonzero().flatten()
         return counted[self.probability[counted].argsort(stable=True)][:most].tolist()
 
@@ -58,14 +57,14 @@ class Answers:
         """Write all but the images, for `compare` and for other programs.
 
         Raises:
-            OSError: if there is no space.
+            OSError: if the disk is full.
         """
         content = save(
             {
-                "answer": self.answer.int(),
-                "truth": self.source.labels.int(),
+                "predicted": self.predicted.int(),
+                "target": self.source.labels.int(),
                 "probability": self.probability.half(),
-                "probability_of_truth": self.probability_of_truth.half(),
+                "target_probability": self.target_probability.half(),
             },
             metadata={
                 "step": str(step),
@@ -78,18 +77,18 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """What `Answers.save` wrote of a run."""
+class SavedPredictions:
+    """What `Predictions.save` wrote."""
 
-    answer: Tensor  # (count,) int32; LEFT_OUT if the image could not be read
-    truth: Tensor  # (count,) int32
+    predicted: Tensor  # (count,) int32; LEFT_OUT for an unreadable image
+    target: Tensor  # (count,) int32
     images: str  # their fingerprint
     files: dict[str, str]  # their digests
-    step: int  # after which the model gave them
+    step: int  # of the weights
 
 
-def read_predictions(path: Path) -> Predictions | None:
-    """What `Answers.save` wrote; None if there is no such file.
+def read_predictions(path: Path) -> SavedPredictions | None:
+    """What `Predictions.save` wrote; None if there is no such file.
 
     Raises:
         UserError: if it holds something else.
@@ -98,24 +97,25 @@ def read_predictions(path: Path) -> Predictions | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            answer, truth = file.get_tensor("answer"), file.get_tensor("truth")
+            predicted, target = file.get_tensor("predicted"), file.get_tensor("target")
             about = file.metadata()
             images, step = about["images"], int(about["step"])
             files = dict(json.loads(about.get("files", "{}")))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{str(path)!a} can't be read: {error}") from error
-    if answer.ndim != 1 or answer.shape != truth.shape:
-        raise UserError(f"{str(path)!a} has {tuple(answer.shape)} answers to {tuple(truth.shape)}")
-    return Predictions(answer, truth, images, files, step)
+    if predicted.ndim != 1 or predicted.shape != target.shape:
+        shapes = f"{tuple(predicted.shape)} predictions for {tuple(target.shape)}"
+        raise UserError(f"{str(path)!a} has {shapes} images")
+    return SavedPredictions(predicted, target, images, files, step)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How probable answers were said to be, and how often they were right, bin by bin."""
+    """Mean confidence and accuracy of predictions, in bins of equal width of the confidence."""
 
-    counts: list[int]  # of the images in each of BINS bins of the probability, from 0 to 1
-    said: list[float]  # the mean probability in each; 0 where it is empty
-    right: list[float]  # the share of right answers in each
+    counts: list[int]  # images in each of BINS bins
+    confidence: list[float]  # mean in each bin; 0 where it is empty
+    accuracy: list[float]  # in each bin
 
     @property
     def count(self) -> int:
@@ -123,30 +123,31 @@ class Calibration:
         return sum(self.counts)
 
     def mean(self, values: list[float]) -> float:
-        """The mean over all images of what each bin has."""
+        """The mean over all images of a value for each bin."""
         pairs = zip(self.counts, values, strict=True)
         return sum(count * value for count, value in pairs) / max(1, self.count)
 
     @property
     def error(self) -> float:
-        """The expected calibration error: by how much the two differ, on the average."""
-        return self.mean([abs(s - r) for s, r in zip(self.said, self.right, strict=True)])
+        """Expected calibration error (ECE): the mean difference of the two."""
+        pairs = zip(self.confidence, self.accuracy, strict=True)
+        return self.mean([abs(confidence - accuracy) for confidence, accuracy in pairs])
 
 
-def calibrate(answers: Answers) -> Calibration:
-    """Sort the answers by their probability; those to images that can't be read don't count."""
-    counted = answers.is_counted & answers.probability.isfinite()
-    said, right = answers.probability[counted].double(), answers.is_right[counted].double()
-    # A bin has its upper end, as in the paper.
-    bins = (said * BINS).ceil().long().clamp(1, BINS) - 1
+def calibrate(predictions: Predictions) -> Calibration:
+    """Bin predictions by confidence; unreadable images do not count."""
+    counted = predictions.is_counted & predictions.probability.isfinite()
+    confidence = predictions.probability[counted].double()
+    correct = predictions.is_correct[counted].double()
+    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # a bin includes its upper end
     counts = torch.bincount(bins, minlength=BINS)
-    sums = (torch.bincount(bins, values, minlength=BINS) for values in (said, right))
+    sums = (torch.bincount(bins, values, minlength=BINS) for values in (confidence, correct))
     means = ((values / counts.clamp(min=1)).tolist() for values in sums)
     return Calibration(counts.tolist(), *means)
 
 
 def phrase(metrics: dict[str, float]) -> str:
-    """An evaluation in words."""
+    """The metrics of an evaluation in a line."""
     top5 = f"top-5 {metrics['val/top5']:.2%}, " if "val/top5" in metrics else ""
     left_out = metrics.get("val/bad_images", 0)
     without = f", without {left_out} that could not be read" if left_out else ""
@@ -156,9 +157,9 @@ def phrase(metrics: dict[str, float]) -> str:
 def scores_text(
     metrics: dict[str, float], confusion: Tensor, classes: tuple[str, ...], most: int = 20
 ) -> str:
-    """An evaluation by class, worst first and `most` at the most, and in all.
+    """The accuracy of up to `most` classes, worst first, and the metrics of an evaluation.
 
-    `confusion` is (classes, classes): row is the truth, column the answer.
+    `confusion` is (classes, classes): row is the target, column the prediction.
     """
     recall = (confusion.diagonal() / confusion.sum(1)).tolist()  # nan without images
     names = [printable(name) for name in classes]
@@ -167,5 +168,5 @@ def scores_text(
     width = max(map(len, names))
     lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]
     if len(ranked) > most:
-        lines.append(f"  and {len(ranked) - most} classes that are recognised better")
+        lines.append(f"  and {len(ranked) - most} classes with higher accuracy")
     return "\n".join([*lines, phrase(metrics)])

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .config import AugmentConfig
-from .data.datasets.source import Source
+from .data import Source
+from .models import Best
 from .precision import Precision
 
 CACHED = 2**18  # float32 numbers that fit into a core's cache beside others
-# Views of an image in evaluation: weight, shift in pixels along the diagonal, whether mirrored.
+# Views of an image in evaluation: weight, shift in pixels along the diagonal, whether flipped.
 # https://arxiv.org/abs/2404.00498
 VIEWS = {
     "none": [(1.0, 0, False)],
@@ -33,7 +34,11 @@ class Normalize:
     """Scales pixels from 0..255 to mean 0 and standard deviation 1 of each colour channel."""
 
     def __init__(
-        self, source: Source, size: int, precision: Precision, augment: AugmentConfig | None = None
+        self,
+        source: Source | Best,
+        size: int,
+        precision: Precision,
+        augment: AugmentConfig | None = None,
     ) -> None:
         """For images of up to `size` pixels, in the memory format of the model.
 
@@ -67,8 +72,8 @@ class Normalize:
             view = images
             if shift or is_mirrored:
                 shifts = torch.full((len(images), 2), shift, device=images.device)
-                mirrored = torch.full((len(images),), is_mirrored, device=images.device)
-                view = shift_and_flip(images.permute(0, 2, 3, 1), shifts, mirrored)
+                flipped = torch.full((len(images),), is_mirrored, device=images.device)
+                view = shift_and_flip(images.permute(0, 2, 3, 1), shifts, flipped)
                 view = view.permute(0, 3, 1, 2)
             yield self(view), weight
 
@@ -80,30 +85,29 @@ def denormalize(images: Tensor, source: Source) -> Tensor:
 
 
 def shift_and_flip(
-    pixels: Tensor, shifts: Tensor, mirrored: Tensor | None, rows: Tensor | None = None
+    pixels: Tensor, shifts: Tensor, flipped: Tensor | None, rows: Tensor | None = None
 ) -> Tensor:
-    """Images moved by `shifts` (batch, 2) int64 up and left, and `mirrored` (batch,) bool.
+    """Images shifted by `shifts` (batch, 2) int64 up and left, and flipped if `flipped` (batch,).
 
-    The images are those at `rows` of `pixels`, or all. It is one gather, the first from a resident
-    dataset too. What comes in from outside is the reflected border.
+    Takes the images at `rows` of `pixels`, or all, in one gather. Borders are reflected.
     """
     device, (height, width) = pixels.device, pixels.shape[1:3]
     if rows is None:
         rows = torch.arange(len(pixels), device=device)
-    # Places are counted in 32 bits where that is enough: they are most of what is read here.
+    # 32-bit indices where they suffice: indices are most of what is read here.
     whole = torch.int32 if pixels.numel() < 3 * 2**31 else torch.int64
     rows, shifts = rows.to(whole), shifts.to(whole)
     y = torch.arange(height, dtype=whole, device=device) + shifts[:, :1]  # (batch, height)
     x = torch.arange(width, dtype=whole, device=device) + shifts[:, 1:]  # (batch, width)
-    if mirrored is not None:
-        x = torch.where(mirrored[:, None], width - 1 - x, x)
+    if flipped is not None:
+        x = torch.where(flipped[:, None], width - 1 - x, x)
     y, x = rows[:, None] * height + reflect(y, height), reflect(x, width)
-    places = (y * width)[:, :, None] + x[:, None, :]
-    # One flat index instead of three: 3.5 x faster on a CPU.
-    moved = pixels.reshape(-1, 3).index_select(0, places.flatten())
-    return moved.view(len(rows), height, width, 3)
+    indices = (y * width)[:, :, None] + x[:, None, :]
+    # One flat index is 3.5 x faster on a CPU than three.
+    shifted = pixels.reshape(-1, 3).index_select(0, indices.flatten())
+    return shifted.view(len(rows), height, width, 3)
 
 
 def reflect(index: Tensor, count: int) -> Tensor:
-    """Indices below 0 or from `count` on, mirrored back into the range without its border twice."""
+    """Indices outside 0 .. count - 1 reflected into that range, without repeating the border."""
     return (count - 1) - ((count - 1) - index.abs()).abs()

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .augment import build_augment
 from .checkpoint import Checkpoints
 from .config import Config
-from .data.loader import EvalData, TrainData
+from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
 from .models import build_model, load_pretrained
 from .optim import (

@@ -1,4 +1,4 @@
-"""Files that can't be read and are passed over: counted, and listed in the run folder.
+"""Images that can't be read: they end the run, or are skipped, counted and listed in its folder.
 
     flower/12.jpg<TAB>image file is truncated (3 bytes not processed)
 
@@ -22,7 +22,7 @@ MOST, MOST_SHARE = 20, 0.01  # of the images of a split, whichever is more, may 
 
 
 class BadImages:
-    """The files of a split that can't be read, as far as this process has met them."""
+    """The images of a split that can't be read, as far as this process has met them."""
 
     def __init__(self, source: Source, data: DataConfig, folder: str) -> None:
         """Of `source`; they are listed in the run folder `folder`, or nowhere if it is empty."""
@@ -35,17 +35,19 @@ class BadImages:
         self.read_bytes = 0  # of the list
         self.lock = Lock()  # threads that load images come here, too
 
-    def note(self, index: int, error: BadImageError | None = None) -> None:
-        """Count and list the file of image `index`, once; without its error it is read once more.
+    def note(self, index: int, reason: str) -> None:
+        """Count and list image `index`, once.
 
         Each process counts those that it meets itself, which are all of them in some epochs.
 
         Raises:
-            FaultError: if too many files are bad to go on without them.
+            BadImageError: if bad images are not to be skipped.
+            FaultError: if too many are bad to go on without them.
         """
+        if not self.is_skipping:
+            raise BadImageError(self.source.name(index), reason)
         if index in self.reasons:
             return
-        reason = error.reason if error else self.reason(index)
         with self.lock:
             self.reasons[index] = reason
             self.write_list()
@@ -55,14 +57,6 @@ class BadImages:
                 f"{len(self.reasons)} of {len(self.source):,} images can't be read, more than "
                 f"{self.most}, which is as many as are skipped{where}. The last: {reason}"
             )
-
-    def reason(self, index: int) -> str:
-        """What is wrong with the file of an image that a worker could not read."""
-        try:
-            self.source.read(index)
-        except BadImageError as error:
-            return error.reason
-        return "it could not be read for a while"
 
     def count(self) -> int:
         """How many files the list has by now; those that are missing in it are added."""
@@ -95,20 +89,20 @@ class BadImages:
             self.read_bytes += len(text) + len(added)
 
     def name(self, index: int) -> bytes:
-        """The path of an image as the list has it."""
-        assert self.source.paths is not None
+        """An image as the list has it: the path of its file, or its number."""
+        if self.source.paths is None:
+            return self.source.name(index).encode()
         path = os.path.relpath(self.source.paths[index], self.root)
         return printable_path(os.fsencode(path)).encode()
 
     def metrics(self) -> dict[str, float]:
-        """What is logged of it: nothing as long as all is well."""
+        """What is logged: how many there are, if any."""
         count = self.count()
         return {"data/bad_images": count} if count else {}
 
     def told(self) -> str:
-        """A line that says how many there are; empty as long as all is well."""
+        """A line that says how many there are; empty if there are none."""
         count = self.count()
-        files = "1 image" if count == 1 else f"{count:,} images"
+        images = "1 image" if count == 1 else f"{count:,} images"
         where = f": {self.path}" if self.path else ""
-        line = f"{files} could not be read, and in training others took their places{where}"
-        return line if count else ""
+        return f"{images} could not be read and were skipped{where}" if count else ""

@@ -3,7 +3,6 @@
 import errno
 import io
 import logging
-import math
 import os
 import warnings
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..config import DataConfig, FaultError, UserError
+from ..config import FaultError, UserError
 from ..runtime.files import open_plain
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -32,8 +31,6 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 DARK = 64  # of 255: an image that stays below looks black
-TRIES = 10  # at a random box that fits, as many as torchvision makes
-BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
 
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START, JPEG_EXIF, JPEG_SCAN = b"\xff\xd8\xff", 0xE1, 0xDA
@@ -45,11 +42,11 @@ LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class BadImageError(UserError):
-    """An image that can't be read: its file, and in `reason` what is wrong with it."""
+    """An image that can't be read: its name, and in `reason` what is wrong with it."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        """Of the file at `path`."""
-        super().__init__(f"cannot read image {os.fspath(path)!a}: {reason}")
+    def __init__(self, name: str | Path, reason: str) -> None:
+        """`name` is the path of its file, or what else tells it apart."""
+        super().__init__(f"cannot read image {os.fspath(name)!a}: {reason}")
         self.reason = reason
 
 
@@ -65,11 +62,10 @@ def silence_pillow() -> None:
 silence_pillow()
 
 
-def read_image(path: Path, keep: int | None = None) -> Tensor:
+def read_image(path: Path) -> Tensor:
     """The pixels of an image file: (height, width, 3) uint8, upright, transparency over white.
 
-    Of an animation it is the first frame. 16-bit grey keeps its upper 8 bits. With `keep`, a JPEG
-    is decoded at 1/2, 1/4 or 1/8 of its size as long as its shorter side keeps so many pixels.
+    Of an animation it is the first frame. 16-bit grey keeps its upper 8 bits.
 
     Raises:
         BadImageError: if the file is missing, damaged, of another format, or suspiciously large.
@@ -77,25 +73,28 @@ def read_image(path: Path, keep: int | None = None) -> Tensor:
     """
     try:
         with open_plain(path) as file:
-            return decode(file.read(), keep)
+            return decode(file.read())
     except Exception as error:  # Pillow's decoders raise errors of many kinds on damaged files
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if getattr(error, "errno", None) in LACKS:
-            raise FaultError(
-                f"no more images can be read: {reason}, at {os.fspath(path)!a}"
-            ) from error
-        if "cannot identify image file" in reason:
-            reason = f"not a {', '.join(FORMATS)} file"
-        raise BadImageError(path, " ".join(reason.split())) from error
+        raise unreadable(path, error) from error
 
 
-def decode(encoded: bytes, keep: int | None = None) -> Tensor:
+def unreadable(name: str | Path, error: Exception) -> BadImageError | FaultError:
+    """What to raise for an image whose file could not be opened or decoded."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if getattr(error, "errno", None) in LACKS:
+        return FaultError(f"no more images can be read: {reason}, at {os.fspath(name)!a}")
+    if "cannot identify image file" in reason:
+        reason = f"not a {', '.join(FORMATS)} file"
+    return BadImageError(name, " ".join(reason.split()))
+
+
+def decode(encoded: bytes) -> Tensor:
     """`read_image` of what a file holds.
 
     Raises:
         Exception: of whatever kind Pillow's decoders have for what is wrong.
     """
-    pixels = decode_jpeg(encoded, keep) if encoded.startswith(JPEG_START) else None
+    pixels = decode_jpeg(encoded) if encoded.startswith(JPEG_START) else None
     if pixels is not None:
         return torch.from_numpy(pixels)
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
@@ -105,7 +104,7 @@ def decode(encoded: bytes, keep: int | None = None) -> Tensor:
     return torch.from_numpy(pixels).view(rgb.height, rgb.width, 3)
 
 
-def decode_jpeg(encoded: bytes, keep: int | None = None) -> np.ndarray | None:
+def decode_jpeg(encoded: bytes) -> np.ndarray | None:
     """The pixels of a sound colour or grey JPEG, upright; None for any other, which is Pillow's.
 
     libjpeg-turbo without Pillow around it: the same pixels in about half of the time.
@@ -119,7 +118,7 @@ def decode_jpeg(encoded: bytes, keep: int | None = None) -> np.ndarray | None:
     height, width, orientation = frame
     check_size(height, width)
     try:
-        pixels = unpack_jpeg(encoded, height, width, keep)
+        pixels = simplejpeg.decode_jpeg(encoded, "RGB")
     except ValueError:  # damaged, even if only a little: Pillow says how, or takes it
         return None
     if orientation in (2, 3, 7, 8):
@@ -129,26 +128,6 @@ def decode_jpeg(encoded: bytes, keep: int | None = None) -> np.ndarray | None:
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
     return np.ascontiguousarray(pixels)
-
-
-def unpack_jpeg(
-    encoded: bytes | np.ndarray, height: int, width: int, keep: int | None
-) -> np.ndarray:
-    """The pixels of a JPEG of a known size, as they lie in it; for `keep` see `read_image`.
-
-    Raises:
-        ValueError: if it is damaged, even if only a little.
-    """
-    factor = 1
-    while keep and factor < 8 and min(height, width) // (2 * factor) >= keep:
-        factor *= 2
-    least = {} if factor == 1 else {"min_height": height // factor, "min_width": width // factor}
-    return simplejpeg.decode_jpeg(encoded, "RGB", min_factor=factor, **least)
-
-
-def pixels_to_keep(data: DataConfig, side: int) -> int | None:
-    """What `read_image` is to keep of the shorter side for images of `side` pixels; None: all."""
-    return 2 * side if data.decode == "reduced" else None
 
 
 def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
@@ -255,95 +234,3 @@ def image_size(path: Path) -> tuple[int, int] | None:
             return image.height, image.width
     except Exception:  # whatever is wrong, `read_image` will say it
         return None
-
-
-def crop(
-    pixels: Tensor, box: tuple[int, int, int, int], out: Tensor, mirrored: bool = False
-) -> None:
-    """Scale a box of an image (top, left, height, width) to fill `out`, (height, width, 3) uint8.
-
-    Bilinear and antialiased: what Pillow makes of it, up to rounding.
-    """
-    top, left, height, width = box
-    part = planes(pixels, top, left, height, width)
-    place = planes(out, 0, 0, out.shape[0], out.shape[1])
-    if mirrored:  # before it is scaled, which copies the box anyway
-        part = part.flip(3)
-    if part.shape == place.shape:
-        place.copy_(part)
-        return
-    # What `interpolate(antialias=True)` calls, but into memory that is there already.
-    torch._C._nn._upsample_bilinear2d_aa(part, place.shape[2:], False, None, None, out=place)
-
-
-def planes(pixels: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
-    """A box of (height, width, 3) pixels as torch's kernels want it: (1, 3, height, width).
-
-    By one operation in place of four, as this is done for every image, twice.
-    """
-    row, column, channel = pixels.stride()
-    start = pixels.storage_offset() + top * row + left * column
-    return pixels.as_strided((1, 3, height, width), (1, channel, row, column), start)
-
-
-def resize(pixels: Tensor, height: int, width: int) -> Tensor:
-    """(height, width, 3) uint8 scaled to another size, as `crop` does."""
-    scaled = torch.empty((height, width, 3), dtype=torch.uint8)
-    crop(pixels, (0, 0, *pixels.shape[:2]), scaled)
-    return scaled
-
-
-def centre_crop(pixels: Tensor, out: Tensor) -> None:
-    """Scale the middle square of an image to fill `out`, (side, side, 3) uint8."""
-    height, width = pixels.shape[:2]
-    side = min(height, width)
-    crop(pixels, ((height - side) // 2, (width - side) // 2, side, side), out)
-
-
-def random_boxes(draws: Tensor, height: int, width: int, min_area: float) -> Tensor:
-    """Boxes of random area and shape at random places, for random resized crops.
-
-    `draws` is (count, BOX_DRAWS) from 0 to 1. Returns (count, 4) float32: top, left, height, width
-    in pixels. The area is uniform from `min_area` to 1 of the image, the aspect ratio log-uniform
-    from 3/4 to 4/3 (https://arxiv.org/abs/1409.4842). As everywhere, a box too long for the image
-    is drawn anew, so that boxes are smaller on average than `min_area` says; the last is cut.
-    """
-    sides = random_sides(draws[:, 2:], min_area) * math.sqrt(height * width)
-    fits = (sides[..., 0] <= height) & (sides[..., 1] <= width)  # (count, TRIES)
-    fits[:, -1] = True
-    first = fits.int().argmax(dim=1)
-    heights, widths = sides[torch.arange(len(sides), device=sides.device), first].T
-    heights, widths = heights.clamp(max=height), widths.clamp(max=width)
-    return torch.stack(
-        (draws[:, 0] * (height - heights), draws[:, 1] * (width - widths), heights, widths), dim=1
-    )
-
-
-def random_sides(draws: Tensor, min_area: float) -> Tensor:
-    """Height and width of random boxes in an image of area 1, `TRIES` to choose from.
-
-    (count, 2 * TRIES) from 0 to 1 -> (count, TRIES, 2) float32.
-    """
-    area = min_area + (1 - min_area) * draws[:, 0::2]
-    aspect = (4 / 3) ** (2 * draws[:, 1::2] - 1)  # width / height
-    return torch.stack((area / aspect, area * aspect), dim=2).sqrt()
-
-
-def place_box(
-    sides: list[list[float]], draws: list[float], height: int, width: int
-) -> tuple[int, int, int, int]:
-    """One of `random_boxes`, in whole pixels: top, left, height, width.
-
-    `sides` is of `random_sides`, `draws` are two from 0 to 1: where in the image. In plain Python,
-    as workers meet images of all sizes, one at a time.
-    """
-    scale = math.sqrt(height * width)
-    box_height = box_width = 0.0
-    for side_height, side_width in sides:
-        box_height, box_width = scale * side_height, scale * side_width
-        if box_height <= height and box_width <= width:
-            break
-    box_height = min(height, max(1, round(box_height)))
-    box_width = min(width, max(1, round(box_width)))
-    top, left = round(draws[0] * (height - box_height)), round(draws[1] * (width - box_width))
-    return top, left, box_height, box_width

@@ -8,7 +8,7 @@ processes and workers.
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -19,15 +19,20 @@ from ..config import Config, DataConfig, RunConfig, UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.profiler import phase
+from .autotune import (
+    check_batch_size,
+    choose_depth,
+    choose_where,
+    choose_workers,
+    common_side,
+    fits_device,
+)
 from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source
-from .decode import BadImageError
-from .placement import check_batch_size, choose_depth, choose_where, common_side, fits_device
 from .resident import load, load_shared
-from .samples import LEFT_OUT, STAND_IN_TRIES, Samples, none_stands_in
-from .stream import Stream
-from .workers import choose_workers
+from .samples import LEFT_OUT, Samples
+from .shared_memory import HostBatch, SharedMemoryLoader
 
 
 @dataclass
@@ -35,7 +40,7 @@ class Batch:
     """Images and their labels; a batch of training images is this rank's part of the global one."""
 
     pixels: Tensor  # (count, height, width, 3) uint8: the images, or all that a dataset has
-    labels: Tensor  # (batch,) int64; LEFT_OUT if an image to evaluate on can't be read
+    labels: Tensor  # (batch,) int64; LEFT_OUT of an image that can't be read
     indices: Tensor | None = None  # (batch,) int64, their numbers; only of training images
     rows: Tensor | None = None  # (batch,) int64, where in `pixels` they are, if it has others too
 
@@ -76,25 +81,24 @@ class TrainData:
             self.reason += f"; {workers}: {why}"
             depth, why = choose_depth(data, self.workers, world)
             self.reason += why
-            self.stream = Stream(
+            self.loader = SharedMemoryLoader(
                 samples,
                 data.batch_size // world.size,
                 self.workers,
                 depth,
                 pins(world),
-                bad_images=self.bad_images,
+                note=self.bad_images.note,
                 timeout_seconds=config.run.timeout_seconds,
             )
         else:
-            keep = (augment.crop == "resized" and side) or data.image_size
-            pixels, bad = load_shared(self.source, data, keep, world, self.bad_images)
-            self.bad = set(bad.nonzero().flatten().tolist())
+            side = (augment.crop == "resized" and side) or data.image_size
+            pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
             self.pixels = pixels.to(self.home)
-            self.labels = self.source.labels.to(self.home)
+            self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
         self.order: tuple[int, Tensor] | None = None  # of the epoch that is under way
         self.drawn = torch.empty(0)  # the same, with other numbers for images that come again
-        self.warnings: list[str] = []  # on what is most likely wrong with batches
-        self.waited_seconds = 0.0  # that the loop stood still for want of a batch
+        self.warnings: list[str] = []  # about batches
+        self.waited_seconds = 0.0  # that the loop waited for batches
 
     def __len__(self) -> int:
         """How many training images there are."""
@@ -120,9 +124,9 @@ class TrainData:
     @property
     def ceiling(self) -> float | None:
         """Images per second that this rank's workers could make; None if it is not theirs to do."""
-        if self.where != "stream" or not self.stream.num_filled:
+        if self.where != "stream" or not self.loader.num_filled:
             return None
-        return max(1, self.workers) * self.stream.num_filled / self.stream.busy_seconds
+        return max(1, self.workers) * self.loader.num_filled / self.loader.busy_seconds
 
     def steps_in(self, epochs: float) -> int:
         """How many steps `epochs` take; at least one."""
@@ -151,9 +155,10 @@ class TrainData:
 
         (count, 3, size, size) uint8, channels_last, on the device.
         """
-        spread = self.source.thinned(min(count, len(self)))
-        numbers = torch.arange(len(spread))
-        pixels, bad = load(spread, numbers, self.data, self.data.image_size, self.world)
+        count = min(count, len(self))
+        numbers = torch.arange(count) * len(self) // count
+        size, note = self.data.image_size, self.bad_images.note
+        pixels, bad = load(self.source, numbers, size, self.world, note)
         pixels = pixels[~bad] if bad.any() else pixels
         return as_nchw(pixels.to(self.world.device))
 
@@ -170,81 +175,52 @@ class TrainData:
                 order = self.drawn % len(self)
             else:
                 self.drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
-            if self.where != "stream" and self.bad:
-                order = self._with_stand_ins(order, epoch)
             order = order.pin_memory() if self.home.type == "cuda" else order
             self.order = epoch, order.to(self.home, non_blocking=True)
         return self.order[1]
 
-    def _with_stand_ins(self, order: Tensor, epoch: int) -> Tensor:
-        """The order with other images in the places of bad ones: the very ones that workers take.
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """This rank's part of each global batch from step `start` up to, not including, `stop`.
 
         Raises:
-            UserError: if none of those that may stand in can be read.
+            UserError: if an image can't be read and such are not to be skipped.
+            FaultError: if too many can't be read, or a data worker was killed or hangs.
         """
-        count = len(self.source)
-        stand_ins = torch.arange(count)
-        for index in self.bad:
-            others = (
-                seeding.stand_in_at(self.seed, epoch, index, attempt, count)
-                for attempt in range(STAND_IN_TRIES)
-            )
-            other = next((other for other in others if other not in self.bad), None)
-            if other is None:
-                assert self.source.paths is not None
-                reason = self.bad_images.reason(index)
-                raise none_stands_in(BadImageError(self.source.paths[index], reason))
-            stand_ins[index] = other
-        return stand_ins[order]
-
-    def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """This rank's part of each global batch from step `start` up to, not including, `stop`."""
+        steps = range(start, stop)
         if self.where == "stream":
-            source = self._streamed(start, stop)
+            host_batches: Iterable[HostBatch] = self.loader.batches(self.places(start, stop))
+            batches: Iterator[Batch] = CopyAhead(host_batches, self.world, self.warnings)
         elif self.where == "host":
-            source = self._gathered(start, stop)
+            batches = CopyAhead(map(self._gathered, steps), self.world, self.warnings)
         else:
-            source = self._resident(start, stop)
+            batches = map(self._resident, steps)
         while True:
             began = time.perf_counter()
             with phase("wait for data"):
-                batch = next(source, None)
+                batch = next(batches, None)
             self.waited_seconds += time.perf_counter() - began
             if batch is None:
                 return
             yield batch
 
-    def _resident(self, start: int, stop: int) -> Iterator[Batch]:
+    def _resident(self, step: int) -> Batch:
         """No more than indices: augmentation gathers, in the pass in which it moves pixels."""
-        for step in range(start, stop):
-            indices = self.indices_at(step)
-            yield Batch(self.pixels, self.labels[indices], indices, rows=indices)
+        indices = self.indices_at(step)
+        return Batch(self.pixels, self.labels[indices], indices, rows=indices)
 
-    def _gathered(self, start: int, stop: int) -> Iterator[Batch]:
-        """Gathers in pinned host memory, and copies that overlap with computing."""
-
-        def host_batches() -> Iterator[tuple[Tensor, ...]]:
-            for step in range(start, stop):
-                indices = self.indices_at(step)
-                shape = (len(indices), *self.pixels.shape[1:])
-                images = torch.empty(shape, dtype=torch.uint8, pin_memory=pins(self.world))
-                torch.index_select(self.pixels, 0, indices, out=images)
-                labels = self.labels[indices]
-                if pins(self.world):
-                    labels, indices = labels.pin_memory(), indices.pin_memory()
-                yield images, labels, indices
-
-        return copy_ahead(host_batches(), self.world, self.warnings)
-
-    def _streamed(self, start: int, stop: int) -> Iterator[Batch]:
-        """Decoding in workers that live from the first step to the last."""
-        batches = self.stream.batches(self.places(start, stop))
-        return copy_ahead(batches, self.world, self.warnings)
+    def _gathered(self, step: int) -> HostBatch:
+        """A gather in pinned host memory."""
+        indices, pin = self.indices_at(step), pins(self.world)
+        shape = (len(indices), *self.pixels.shape[1:])
+        images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+        torch.index_select(self.pixels, 0, indices, out=images)
+        labels = self.labels[indices]
+        return images, *((labels.pin_memory(), indices.pin_memory()) if pin else (labels, indices))
 
     def close(self) -> None:
-        """Let the workers end."""
+        """End the workers."""
         if self.where == "stream":
-            self.stream.close()
+            self.loader.close()
 
 
 class EvalData:
@@ -271,13 +247,12 @@ class EvalData:
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source = open_source(data, split, world)
         self.bad_images = BadImages(self.source, data, self.run.dir)
-        self.num_left_out = 0  # of this rank, in the last pass: they can't be read
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
         self.labels = self.source.labels[self.indices].to(world.device)
         self.pixels: Tensor | None = None
-        self.stream: Stream | None = None  # once it was needed, to the end of the run
+        self.loader: SharedMemoryLoader | None = None  # once it was needed, to the end of the run
         needed = len(self.indices) * data.image_size**2 * 3
         self.is_resident = fits_device(needed, world) and data.where != "stream"
         if not self.is_resident:  # asked now, as there may be less memory later
@@ -299,43 +274,35 @@ class EvalData:
         if self.is_resident:
             # Their crop is always the same, so even photographs need decoding only once.
             if self.pixels is None:
+                side, note = self.data.image_size, self.bad_images.note
                 with torch.inference_mode(False):  # which threads that fill a tensor are not in
-                    pixels, bad = load(
-                        self.source,
-                        self.indices,
-                        self.data,
-                        self.data.image_size,
-                        self.world,
-                        bad_images=self.bad_images,
-                    )
-                    self.labels[bad.to(self.world.device)] = LEFT_OUT
-                self.pixels, self.num_left_out = pixels.to(self.world.device), int(bad.sum())
+                    pixels, bad = load(self.source, self.indices, side, self.world, note)
+                    self.labels.masked_fill_(bad.to(self.world.device), LEFT_OUT)
+                self.pixels = pixels.to(self.world.device)
             for start in range(0, len(self.indices), size):
                 part = slice(start, start + size)
                 yield Batch(self.pixels[part], self.labels[part])
             return
-        if self.stream is None:
+        if self.loader is None:
             samples = Samples(self.source, self.data)
             workers, _ = choose_workers(self.data, samples, self.world)
-            self.stream = Stream(
+            self.loader = SharedMemoryLoader(
                 samples,
                 size,
                 workers,
                 self.depth,
                 pins(self.world),
-                bad_images=self.bad_images,
+                note=self.bad_images.note,
                 timeout_seconds=self.run.timeout_seconds,
             )
         places = ((0, part) for part in self.indices.split(size) if len(part))
-        before = self.stream.num_replaced
-        for batch in copy_ahead(self.stream.batches(places), self.world):
+        for batch in CopyAhead(self.loader.batches(places), self.world):
             yield Batch(batch.pixels, batch.labels)
-        self.num_left_out = self.stream.num_replaced - before
 
     def close(self) -> None:
-        """Let the workers end, if there are any."""
-        if self.stream is not None:
-            self.stream.close()
+        """End the workers, if there are any."""
+        if self.loader is not None:
+            self.loader.close()
 
 
 def open_source(data: DataConfig, split: str, world: World) -> Source:
@@ -344,46 +311,59 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
         return open_dataset(data, split)
 
 
-def copy_ahead(
-    batches: Iterator[tuple[Tensor, ...]], world: World, warnings: list[str] | None = None
-) -> Iterator[Batch]:
-    """Put batches on the device, each while the one before it is computed with.
+class CopyAhead:
+    """Batches on the device, each copied there while the one before it is computed with."""
 
-    `warnings` gets what is said of them.
-    """
-    device = world.device
-    if device.type != "cuda":
-        for host in batches:
-            yield Batch(*(tensor.to(device) for tensor in host))
-        return
-    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
+    def __init__(
+        self, batches: Iterable[HostBatch], world: World, warnings: list[str] | None = None
+    ) -> None:
+        """Copy `batches`, each of which may be overwritten when the next is asked for.
 
-    def copy(host: tuple[Tensor, ...] | None) -> tuple[Tensor, ...] | None:
-        if host is None:
-            return None
-        with torch.cuda.stream(side_stream), phase("copy"):
-            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
-            copied.record()
-            return copies
+        `warnings` gets what is said of them.
+        """
+        self.batches, self.world = iter(batches), world
+        self.warnings = [] if warnings is None else warnings
+        self.ahead: tuple[Tensor, ...] | None = None
+        if world.device.type == "cuda":
+            self.side_stream = torch.cuda.Stream(world.device)
+            self.copied = torch.cuda.Event()
+        self.has_begun = False
 
-    first = next(batches, None)
-    if not all(tensor.is_pinned() for tensor in first or ()):
-        warning = say_not_pinned(world)
-        if warnings is not None:
-            warnings.append(warning)
-    ahead = copy(first)
-    while ahead is not None:
-        here = ahead
+    def __iter__(self) -> "CopyAhead":
+        """Itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch; on a GPU the copy of the one after it has then begun."""
+        device = self.world.device
+        if device.type != "cuda":
+            return Batch(*(tensor.to(device) for tensor in next(self.batches)))
+        if not self.has_begun:
+            self.has_begun, self.ahead = True, self.copy_next()
+        if (here := self.ahead) is None:
+            raise StopIteration
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
-        computing.wait_stream(side_stream)
+        computing.wait_stream(self.side_stream)
         for tensor in here:
             tensor.record_stream(computing)
         # The next batch may be put where this one was. Its copy began a step ago, and is through.
-        copied.synchronize()
-        ahead = copy(next(batches, None))
-        yield Batch(*here)
+        self.copied.synchronize()
+        self.ahead = self.copy_next()
+        return Batch(*here)
+
+    def copy_next(self) -> tuple[Tensor, ...] | None:
+        """Begin to copy the next batch; None after the last."""
+        host = next(self.batches, None)
+        if host is None:
+            return None
+        if self.ahead is None and not all(tensor.is_pinned() for tensor in host):
+            self.warnings.append(say_not_pinned(self.world))
+        with torch.cuda.stream(self.side_stream), phase("copy"):
+            copies = tuple(tensor.to(self.world.device, non_blocking=True) for tensor in host)
+            self.copied.record()
+        return copies
 
 
 @cache

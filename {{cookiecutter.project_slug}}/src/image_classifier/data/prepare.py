@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO
@@ -28,7 +28,8 @@ from ..config import DataConfig, UserError
 from ..runtime.console import clock, gigabytes, say
 from ..runtime.files import lock_file, remove_leftovers, write_json, write_whole
 from ..runtime.machine import num_cores
-from .datasets import open_dataset
+from .crops import resize
+from .datasets import open_files
 from .datasets.paths import PathList
 from .datasets.prepared import (
     INDEX,
@@ -40,7 +41,7 @@ from .datasets.prepared import (
     read_manifest,
     shard_name,
 )
-from .decode import BadImageError, read_image, resize
+from .decode import BadImageError, read_image
 
 SHARD_BYTES = 2**28  # of a file of images, about: 1,000 files for a million of them
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
@@ -50,7 +51,7 @@ LIVE_SECONDS, LOG_SECONDS = 0.5, 10  # between lines of progress, on a terminal 
 SAMPLES = 16  # images that are prepared to learn how much space all need
 
 
-def prepare(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
+def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
     """Write all images of `splits` as `recipe` says, or what is missing of them.
 
     Raises:
@@ -58,7 +59,7 @@ def prepare(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
     """
     folder = cache_folder(data)
     for split in splits:
-        paths = open_dataset(replace(data, limit=0, prepared=False), split).paths
+        paths = open_files(data, split).paths
         if paths is None:
             raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
         try:

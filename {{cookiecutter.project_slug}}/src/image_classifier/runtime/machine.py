@@ -103,25 +103,20 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory that this process frees.
+def keep_freed_memory(keeps: bool = True) -> None:
+    """Let glibc keep the memory that this process frees; or return it, as it does by default.
 
     By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
     in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
     """
-    set_malloc({M_MMAP_THRESHOLD: 2**30, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 2**27})
-
-
-def return_freed_memory() -> None:
-    """Undo `keep_freed_memory`: the highest thresholds that glibc sets by itself."""
-    set_malloc({M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26, M_TOP_PAD: 2**17})
-    hand_back_memory()
-
-
-def set_malloc(parameters: dict[int, int]) -> None:
-    """Set parameters of glibc's malloc, in bytes."""
-    for parameter, value in parameters.items():
-        call_libc("mallopt", parameter, value)
+    for parameter, kept, returned in (
+        (M_MMAP_THRESHOLD, 2**30, 2**25),  # smaller blocks come from the heap
+        (M_TRIM_THRESHOLD, 2**31 - 1, 2**26),  # which is cut when so much at its end is free
+        (M_TOP_PAD, 2**27, 2**17),  # and grows by so much
+    ):
+        call_libc("mallopt", parameter, kept if keeps else returned)
+    if not keeps:
+        hand_back_memory()
 
 
 def hand_back_memory() -> None:

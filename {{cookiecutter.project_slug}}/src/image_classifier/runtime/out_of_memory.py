@@ -78,14 +78,6 @@ class MicroBatch:
             ) from error
 
 
-def split(batch: tuple[Tensor, Tensor], micro_batch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Micro-batches of images and labels, and whether it is the last, which may be smaller."""
-    images, labels = batch
-    for start in range(0, len(images), micro_batch):
-        stop = start + micro_batch
-        yield images[start:stop], labels[start:stop], stop >= len(images)
-
-
 def holdings(state: Training, data: Images) -> str:
     """The memory that does not depend on the micro-batch, by what uses it; and what to do."""
     weights = sum(weight.nbytes for weight in state.model.parameters())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 # Purposes. Their numbers are part of every run: a change would change all results.
-WEIGHTS, ORDER, SAMPLE, BATCH, LAYERS, STAND_IN, DATASET = range(1, 8)
+WEIGHTS, ORDER, SAMPLE, BATCH, LAYERS, DATASET = 1, 2, 3, 4, 5, 7
 
 MASK = 2**64 - 1
 SPARES: list[np.random.MT19937] = []  # for `seeded`: seeding one is 60 x faster than making it
@@ -80,14 +80,6 @@ def balanced_order_at(seed: int, epoch: int, labels: Tensor) -> Tensor:
     rounds = number // sizes[chosen]
     images = by_class[starts[chosen] + number % sizes[chosen]]
     return (images + rounds * count)[torch.randperm(count, generator=generator)]
-
-
-def stand_in_at(seed: int, epoch: int, index: int, attempt: int, count: int) -> int:
-    """Which of `count` images replaces image `index` in `epoch` if that can't be read.
-
-    If it can't be read either, the next attempt has another.
-    """
-    return hash64(STAND_IN, seed, epoch, index, attempt) % count
 
 
 def sides_at(seed: int, count: int, device: torch.device | str = "cpu") -> Tensor:

@@ -4,7 +4,7 @@ import time
 
 from .. import STARTED
 from ..config import Config
-from ..data.loader import TrainData
+from ..data import TrainData
 from ..runtime.distributed import World
 from ..runtime.machine import num_cores, usual_precision
 
@@ -49,7 +49,7 @@ class Bottleneck:
         if data.where != "stream":
             return "less of --augment"
         advice = []
-        if data.source.paths is not None and data.source.prepared is None:
+        if data.source.paths is not None and not data.source.recipe:
             advice.append("`prepare`, which stores the images smaller")
         if data.workers < cores:
             advice.append(f"--data.workers {cores} (now {data.workers})")

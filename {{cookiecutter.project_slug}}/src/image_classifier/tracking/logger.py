@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config, FaultError, flatten
-from ..data.loader import EvalData, TrainData
+from ..data import EvalData, TrainData
 from ..evaluate import Scores
 from ..precision import Precision
 from ..predictions import phrase, scores_text
@@ -265,17 +265,17 @@ class RunLogger:
         `message` says why the run ends early.
         """
         self.write_page(scores)
-        metrics, answers = scores.metrics(), scores.answers
+        metrics, predictions = scores.metrics(), scores.predictions
         if self.world.is_main:
             if self.trackers.open:
                 images = {"confusion": confusion_image(scores.confusion)}
-                self.trackers.tell("images", self.step_done, images | self.page.sheets(answers))
+                self.trackers.tell("images", self.step_done, images | self.page.sheets(predictions))
             path = self.folder / "predictions.safetensors"
             try:
-                answers.save(path, self.step_done)
+                predictions.save(path, self.step_done)
             except OSError as error:
                 self.say(f"cannot write {path}: {error.strerror}")
-        self.say(scores_text(metrics, scores.confusion, answers.source.classes))
+        self.say(scores_text(metrics, scores.confusion, predictions.source.classes))
         if message and self.step_done < self.total_steps:
             self.message = message
             self.say(message)
@@ -291,7 +291,7 @@ class RunLogger:
         if self.world.is_main:
             try:
                 self.page.warnings = [*self.warnings, *self.train_data.warnings]
-                self.page.write(scores.answers, self.state_text("running"))
+                self.page.write(scores.predictions, self.state_text("running"))
             except (OSError, ValueError, LookupError, TypeError) as error:
                 reason = getattr(error, "strerror", None) or repr(error)
                 self.say(f"cannot write {self.page.path}: {reason}")

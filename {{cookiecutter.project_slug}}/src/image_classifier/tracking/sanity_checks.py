@@ -12,9 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..config import Config, UserError, flag
-from ..data.datasets.source import check_numbers
-from ..data.decode import highest_in_file, is_dark, scale_of_grey
-from ..data.loader import EvalData, TrainData
+from ..data import EvalData, TrainData, check_numbers, highest_in_file, is_dark, scale_of_grey
 from ..runtime.console import some
 from .flops import blank_forward
 from .trackers import check_installed

@@ -3,29 +3,31 @@
     def mine(data: DataConfig, split: str) -> Source:
         return Source(labels, classes, pixels=images)
 
+    def theirs(data: DataConfig, split: str) -> torch.utils.data.Dataset:
+        return torchvision.datasets.Flowers102(data.root, split, download=True)
+
 `split` is train, val or test; raise `UserError` for one that there is not. What the function draws
-from torch, `random` or NumPy is the same for each split, and whichever command asks.
+from torch, `random` or NumPy is the same for each split, and whichever command asks; what a torch
+`Dataset` draws for an image depends on the seed, the epoch and the number of the image.
 """
 
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from ...config import DataConfig, FaultError, UserError
+from ...config import DataConfig, FaultError, UserError, choose
 from ...runtime.seeding import DATASET, seeded
 from .cifar import cifar10, cifar100
-from .conversions import SourceError
 from .folder import folder
-from .prepared import open_prepared
+from .map_style import source_of
+from .prepared import with_prepared
 from .quarantine import without_quarantine
 from .shapes import shapes
-from .source import Source
+from .source import Source, SourceError
 
-DATASETS: dict[str, Callable[[DataConfig, str], Source]] = {
+DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
     dataset.__name__: dataset for dataset in (shapes, cifar10, cifar100, folder)
 }
 
@@ -35,31 +37,34 @@ def open_dataset(data: DataConfig, split: str) -> Source:
 
     Files that `check --quarantine` listed are left out.
 
+    Args:
+        data: Its `name`, `root`, `cache`, `limit`, and what the dataset's function reads.
+        split: train, val or test.
+
     Raises:
         UserError: for a name that is not in `DATASETS`, images that are not there or damaged, or a
             function that does not return what it should.
     """
-    if data.name not in DATASETS:
-        near = get_close_matches(data.name, DATASETS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"no dataset {data.name!r}; there are: {', '.join(DATASETS)}{hint}")
-    source = without_quarantine(ask_dataset(data, split), data, split)
-    if data.prepared and source.paths is not None:
-        prepared, note = open_prepared(data, split, source.paths)
-        notes = (*source.notes, note) if note else source.notes
-        source = replace(source, prepared=prepared, notes=notes)
+    source = with_prepared(open_files(data, split), data, split)
     return source.thinned(data.limit) if 0 < data.limit < len(source) else source
 
 
-def ask_dataset(data: DataConfig, split: str) -> Source:
-    """What the function of the dataset returns.
+def open_files(data: DataConfig, split: str) -> Source:
+    """`open_dataset` without a limit and without prepared images."""
+    return without_quarantine(call_dataset(data, split), data, split)
+
+
+def call_dataset(data: DataConfig, split: str) -> Source:
+    """What the function of the dataset returns, as a `Source`.
 
     Raises:
-        UserError: if it is no `Source`, or was to be one of what that can't hold.
+        UserError: if there is no such function, or it returns something else.
     """
+    function = choose("dataset", data.name, DATASETS)
     try:
         with seeded(DATASET):
-            source = DATASETS[data.name](data, split)
+            found = function(data, split)
+            source = source_of(found) if isinstance(found, Dataset) else found
     except SourceError as error:
         raise UserError(f"dataset {data.name!r}, {line_of(error)}: {error}") from error
     except (UserError, FaultError):
@@ -69,12 +74,10 @@ def ask_dataset(data: DataConfig, split: str) -> Source:
         raise
     if isinstance(source, Source):
         return source
-    found = "nothing" if source is None else f"a {type(source).__name__}"
-    if isinstance(source, Dataset):
-        found += ", which is a torch Dataset"
+    returned = "nothing" if source is None else f"a {type(source).__name__}"
     raise UserError(
-        f"dataset {data.name!r} returned {found}: it should end in "
-        "`return Source(labels, classes, pixels=images)`, or `paths=PathList(folder, paths)`"
+        f"dataset {data.name!r} returned {returned}: it should return a torch Dataset, "
+        "`Source(labels, classes, pixels=images)`, or one with `paths=PathList(folder, paths)`"
     )
 
 

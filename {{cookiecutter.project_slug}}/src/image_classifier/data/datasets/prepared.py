@@ -7,14 +7,14 @@
 The same images are used only as long as the files that they are of are the same.
 """
 
-import copy
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
+import simplejpeg
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -23,11 +23,12 @@ from torch import Tensor
 from ...config import DataConfig, UserError
 from ...runtime.files import read_object
 from ...runtime.machine import is_in_memory, map_pages
-from ..decode import unpack_jpeg
 from .paths import PathList
+from .source import Source
 
 VERSION = 1  # of what is written: another one is prepared again
 MANIFEST, INDEX = "manifest.json", "index.safetensors"
+OFF = "off"  # as `data.cache`: read the files
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,8 @@ class Prepared:
         self.places, self.sizes = places.numpy(), sizes.numpy()
         self.shards: list[np.ndarray | None] = [None] * len(digests)
 
-    def __len__(self) -> int:
-        """How many images there are."""
-        return len(self.places)
-
-    def read(self, index: int, keep: int | None = None) -> Tensor:
-        """Image `index`: (height, width, 3) uint8; for `keep` see `read_image`.
+    def __call__(self, index: int) -> Tensor:
+        """Image `index`: (height, width, 3) uint8.
 
         Raw pixels are those in the memory map, and nothing is copied.
 
@@ -82,7 +79,7 @@ class Prepared:
         if self.recipe.format == "raw":
             return torch.from_numpy(content.reshape(height, width, 3))
         try:
-            return torch.from_numpy(unpack_jpeg(content, height, width, keep))
+            return torch.from_numpy(simplejpeg.decode_jpeg(content, "RGB"))
         except ValueError as error:
             raise damage(self.folder / shard_name(number), str(error)) from error
 
@@ -101,20 +98,14 @@ class Prepared:
             map_pages(images)
         return images
 
-    def picked(self, indices: Tensor) -> "Prepared":
-        """The images at `indices` alone."""
-        picked = copy.copy(self)
-        picked.places, picked.sizes = self.places[indices.numpy()], self.sizes[indices.numpy()]
-        return picked
-
     def __getstate__(self) -> dict[str, Any]:
         """All but the maps, for a process that was not forked from this one."""
         return self.__dict__ | {"shards": [None] * len(self.shards)}
 
 
 def cache_folder(data: DataConfig) -> Path:
-    """Where prepared images and measurements are kept: `data.cache`, or beside the images."""
-    if data.cache:
+    """The folder for prepared images and for the list of `check`: `data.cache`, or ROOT.cache."""
+    if data.cache not in ("", OFF):
         return Path(data.cache)
     root = Path(data.root)
     if root.name in ("", ".."):
@@ -127,29 +118,37 @@ def shard_name(number: int) -> str:
     return f"images-{number:05}.safetensors"
 
 
-def open_prepared(data: DataConfig, split: str, paths: PathList) -> tuple[Prepared | None, str]:
-    """What was prepared of the files `paths`, if it can be used, and a line that says so or not.
+def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
+    """`source` with a reader of what was prepared of its files, if that can be used.
+
+    A note says so, or why not.
 
     Raises:
-        UserError: if it is damaged: not to be passed over, as training would be slow for no reason.
+        UserError: if it is damaged: to ignore that would make training slow for no reason.
     """
     folder = cache_folder(data) / split
-    if not folder.is_dir():
-        return None, ""
+    if data.cache == OFF or source.paths is None or not folder.is_dir():
+        return source
     manifest = read_manifest(folder)
     reason = "it is not complete"
     if manifest is not None:
         recipe = Recipe(**manifest["recipe"])
         index = read_index(folder, manifest)
-        reason = changes(paths, index)
+        reason = changes(source.paths, index)
         if recipe.side < data.image_size:
             reason = f"its shorter sides, {recipe.side}, are less than --data.image-size"
         if not reason:
             check_lengths(folder, manifest)
             digests = [shard["blake2b"] for shard in manifest["shards"]]
-            images = Prepared(folder, recipe, digests, index["places"], index["sizes"])
-            return images, f"prepared images: {folder}, {recipe}"
-    return None, f"not {str(folder)!a} but the files are read: {reason}; `prepare` again"
+            return replace(
+                source,
+                reader=Prepared(folder, recipe, digests, index["places"], index["sizes"]),
+                sizes=index["sizes"],
+                recipe=str(recipe),
+                notes=(*source.notes, f"prepared images: {folder}, {recipe}"),
+            )
+    note = f"not {str(folder)!a} but the files are read: {reason}; `prepare` again"
+    return replace(source, notes=(*source.notes, note))
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -229,5 +228,5 @@ def damage(path: Path, reason: str) -> UserError:
     """What to raise for a file that is not as it was written."""
     return UserError(
         f"prepared images {str(path)!a} are damaged: {reason}; "
-        "`prepare` mends them, --data.no-prepared reads the files instead"
+        "`prepare` mends them, --data.cache off reads the files instead"
     )

@@ -75,13 +75,8 @@ def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:
         notes.append(
             f"{where}: {len(gone):,} of its lines name no file: {printable_path(gone[0])!a}"
         )
-    picked = kept.nonzero()[:, 0]
-    return replace(
-        source,
-        labels=source.labels[picked],
-        paths=source.paths.picked(picked),
-        notes=(*source.notes, *notes),
-    )
+    left = source if kept.all() else source.picked(kept.nonzero()[:, 0])
+    return replace(left, notes=(*source.notes, *notes))
 
 
 def path_from_root(source: Source, data: DataConfig, index: int) -> bytes:

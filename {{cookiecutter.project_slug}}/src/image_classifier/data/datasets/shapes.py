@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...config import DataConfig, UserError
+from ...runtime.seeding import hash64
 from .source import Source
 
 SPLITS = {"train": range(20_000), "val": range(20_000, 24_000), "test": range(24_000, 28_000)}
@@ -179,12 +181,7 @@ def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
 
 
 def hashed(places: Tensor) -> Tensor:
-    """32 random bits for each of `places`, by its value alone: (...) int64.
-
-    The upper half of SplitMix64's finaliser (https://doi.org/10.1145/2714064.2660195), its
-    constants written as signed numbers; the masks drop the signs that the shifts bring in.
-    """
-    state = places * -0x61C8864680B583EB
-    state = (state ^ (state >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
-    state = (state ^ (state >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    return state >> 32 & 0xFFFFFFFF
+    """32 random bits for each of `places`, by its value alone: (...) int64."""
+    step = np.uint64(0x9E3779B97F4A7C15)  # of SplitMix64, which `hash64` adds
+    words = hash64((places.numpy().astype(np.uint64) - np.uint64(1)) * step) >> np.uint64(32)
+    return torch.from_numpy((words ^ words >> np.uint64(31)).astype(np.int64))

@@ -1,93 +1,134 @@
-"""What every dataset gives: labels, class names, and images that are in memory or in files."""
+"""What every dataset gives: labels, class names, and images in memory, in files, or by a reader."""
 
 import contextlib
 import hashlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...config import UserError
+from ...runtime import seeding
 from ..decode import read_image
-from .conversions import check_classes, check_images, check_labels, three_floats
 from .paths import PathList
-from .prepared import Prepared
 
 READ_FILES = 64  # whose contents are compared when a run goes on
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+class SourceError(UserError):
+    """A field of a `Source` is not what it should be."""
+
+
 @dataclass(frozen=True)
 class Source:
-    """One split of a dataset. Either `pixels` or `paths` holds the images."""
+    """One split of a dataset. The images are `pixels`, at `paths`, or what `reader` returns.
+
+    To read them in another way, give a source another `reader`: `replace(source, reader=mine)`.
+    """
 
     labels: Tensor  # (count,) int64
     classes: tuple[str, ...]
     pixels: Tensor | None = None  # (count, height, width, 3) uint8
     paths: PathList | None = None
-    prepared: Prepared | None = None  # those at `paths`, to be read instead
+    reader: Callable[[int], Tensor] | None = None  # image `index`: (height, width, 3) uint8
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of red, green and blue, from 0 to 1
     std: tuple[float, float, float] = IMAGENET_STD
     notes: tuple[str, ...] = field(default=(), compare=False)  # what the user should know of it
+    is_random: bool = False  # whether `reader` draws random numbers
+    recipe: str = ""  # how `prepare` wrote the images that `reader` returns
+    sizes: Tensor | None = None  # (count, 2) int32: their heights and widths, if known
 
     def __post_init__(self) -> None:
-        """Refuse what is not as said above, as far as types, shapes and lengths tell.
+        """Check types, shapes and lengths.
 
         Raises:
-            SourceError: that names the first, and what converts it.
+            SourceError: that names the first field that is wrong.
         """
-        check_labels(self.labels)
-        check_classes(self.classes)
-        check_images(self.pixels, self.paths, len(self.labels))
+        labels, pixels = self.labels, self.pixels
+        if not is_tensor(labels, torch.int64, 1):
+            raise misfit("labels", labels, "a CPU tensor (count,) int64")
+        # NumPy's text is of another type, and no checkpoint with it can be read.
+        names = self.classes if type(self.classes) is tuple else ()
+        if not names or any(type(name) is not str for name in names):
+            raise misfit("classes", self.classes, "a tuple of str, the name of each class")
+        if pixels is not None and not (is_tensor(pixels, torch.uint8, 4) and pixels.shape[3] == 3):
+            raise misfit("pixels", pixels, "a CPU tensor (count, height, width, 3) uint8")
+        if self.paths is not None and not isinstance(self.paths, PathList):
+            raise misfit("paths", self.paths, "PathList(folder, paths)")
+        if (pixels is None) == (self.paths is None and self.reader is None):
+            both = "neither" if pixels is None else "both"
+            raise SourceError(f"images should be in pixels or in paths, not in {both}")
+        images = self.paths if pixels is None else pixels
+        if images is not None and len(images) != len(labels):
+            raise SourceError(f"there are {len(labels):,} labels, but {len(images):,} images")
         for name in ("mean", "std"):
             object.__setattr__(self, name, three_floats(name, getattr(self, name)))
-        if self.pixels is not None:
+        if pixels is not None:
             # Rows of pixels are gathered as they lie in memory: were they only permuted, each step
             # would copy all of them.
-            object.__setattr__(self, "pixels", self.pixels.contiguous())
+            object.__setattr__(self, "pixels", pixels.contiguous())
 
     def __len__(self) -> int:
         """How many images there are."""
         return len(self.labels)
 
-    def read(self, index: int, keep: int | None = None) -> Tensor:
-        """Image `index`: (height, width, 3) uint8. A file may be reduced to `keep`: `read_image`.
+    def read(self, index: int, *place: int) -> Tensor:
+        """Image `index`: (height, width, 3) uint8.
+
+        Args:
+            index: From 0 to the number of images.
+            place: What the draws of a reader that `is_random` depend on: seed, epoch and number of
+                the image in it.
 
         Raises:
-            UserError: if its file can't be read, naming it.
+            BadImageError: if it can't be read, naming it.
         """
-        if self.prepared is not None:
-            return self.prepared.read(index, keep)
         if self.pixels is not None:
             return self.pixels[index]
-        assert self.paths is not None
-        return read_image(self.paths[index], keep)
+        if self.reader is None:
+            assert self.paths is not None
+            return read_image(self.paths[index])
+        if not self.is_random:
+            return self.reader(index)
+        with seeding.seeded(seeding.SAMPLE, *(place or (0, 0, index)), 2):
+            return self.reader(index)
+
+    def name(self, index: int) -> str:
+        """What a message calls an image: its path, or its number."""
+        return f"image {index}" if self.paths is None else str(self.paths[index])
+
+    def picked(self, indices: Tensor) -> "Source":
+        """Only the images at `indices`, (count,) int64."""
+        return replace(
+            self,
+            labels=self.labels[indices],
+            pixels=None if self.pixels is None else self.pixels[indices],
+            paths=self.paths and self.paths.picked(indices),
+            reader=self.reader and Picked(self.reader, indices.numpy()),
+            sizes=None if self.sizes is None else self.sizes[indices],
+        )
 
     def thinned(self, count: int) -> "Source":
         """Only `count` of the images, spread evenly, so that all classes keep their share."""
-        picked = torch.arange(count) * len(self) // count
-        return replace(
-            self,
-            labels=self.labels[picked],
-            pixels=None if self.pixels is None else self.pixels[picked],
-            paths=self.paths and self.paths.picked(picked),
-            prepared=self.prepared and self.prepared.picked(picked),
-        )
+        return self.picked(torch.arange(count) * len(self) // count)
 
     def fingerprint(self) -> str:
         """A short name for exactly these images and labels: their pixels, or their paths.
 
-        Of prepared images it says so, as their pixels are others than those of the files.
+        Of prepared images it says so, as their pixels are others than those of the files. Of what
+        else a reader returns nothing is known but the labels.
         """
         digest = hashlib.blake2b(self.labels.numpy().tobytes(), digest_size=8)
         digest.update("\0".join(self.classes).encode())
         content = self.pixels if self.paths is None else self.paths.bytes
-        assert content is not None
-        digest.update(content.numpy().data)
-        return digest.hexdigest() + (
-            f" {self.prepared.recipe}" if self.prepared is not None else ""
-        )
+        if content is not None:
+            digest.update(content.numpy().data)
+        return digest.hexdigest() + (f" {self.recipe}" if self.recipe else "")
 
     def file_digests(self) -> dict[str, str]:
         """What tells that files were replaced under the same names; nothing of images in memory.
@@ -107,6 +148,50 @@ class Source:
         return {name: digest.hexdigest() for name, digest in found.items()}
 
 
+@dataclass(frozen=True)
+class Picked:
+    """A reader of some of another's images."""
+
+    reader: Callable[[int], Tensor]
+    indices: np.ndarray  # (count,) int64
+
+    def __call__(self, index: int) -> Tensor:
+        """Image `index` of those that were picked."""
+        return self.reader(int(self.indices[index]))
+
+
+def is_tensor(value: Any, dtype: torch.dtype, ndim: int) -> bool:  # noqa: ANN401 - people have all kinds
+    """Whether it is a tensor of this type and number of dimensions, in main memory."""
+    is_here = isinstance(value, Tensor) and value.device.type == "cpu"
+    return is_here and value.dtype == dtype and value.ndim == ndim
+
+
+def misfit(name: str, value: Any, wanted: str) -> SourceError:  # noqa: ANN401
+    """What to raise for a field that is not what is wanted."""
+    if isinstance(value, np.ndarray | Tensor):
+        found = f"a {type(value).__name__} {tuple(value.shape)} {value.dtype}"
+        found += f" on {value.device}" if isinstance(value, Tensor) and value.is_cuda else ""
+    elif isinstance(value, str | int | float | tuple) or value is None:
+        found = f"{value!a:.60}"
+    else:
+        found = f"a {type(value).__name__}"
+    return SourceError(f"{name} should be {wanted}, not {found}")
+
+
+def three_floats(name: str, numbers: Any) -> tuple[float, float, float]:  # noqa: ANN401
+    """The mean or the standard deviation of each color, as plain numbers.
+
+    Raises:
+        SourceError: if they are not three, or none that pixels from 0 to 1 can have.
+    """
+    with contextlib.suppress(TypeError, ValueError):
+        red, green, blue = map(float, numbers)
+        low = 0 if name == "std" else -math.inf
+        if all(math.isfinite(value) and low < value <= 1 for value in (red, green, blue)):
+            return red, green, blue
+    raise misfit(name, numbers, "three numbers: red, green and blue, of pixels from 0 to 1")
+
+
 def are_replaced(was: dict[str, str], now: dict[str, str]) -> bool:
     """Whether files of the same names hold other images, judged by two of their `file_digests`.
 
@@ -122,7 +207,7 @@ def difference(was: str, now: str) -> str:
     if images != new_images:
         return "the training images have changed"
     form, new_form = (f"prepared images ({r})" if r else "the files" for r in (recipe, new_recipe))
-    return f"it learned from {form}, not from {new_form}: see `prepare` and --data.no-prepared"
+    return f"it learned from {form}, not from {new_form}: see `prepare` and --data.cache off"
 
 
 def check_numbers(source: Source, split: str) -> None:

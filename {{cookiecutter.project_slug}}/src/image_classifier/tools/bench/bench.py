@@ -12,8 +12,7 @@ from statistics import median
 import torch
 
 from ...config import Config, UserError, choose, flatten, words_of
-from ...data.samples import Samples
-from ...data.workers import choose_workers
+from ...data import Samples, choose_workers
 from ...precision_probe import settle_precision
 from ...runtime.distributed import join_world
 from ...runtime.files import write_json, write_text
@@ -209,7 +208,7 @@ def advise_preparing(setup: Setup, rows: list[Row]) -> str:
     """Advice to prepare the images first, if that was found to help; else nothing."""
     gains = next((row.gains() for row in rows if row.name == "prepared"), {})
     better = {name: gain.median for name, gain in gains.items() if gain.is_faster}
-    if not better or setup.data.where != "stream" or setup.data.source.prepared is not None:
+    if not better or setup.data.where != "stream" or setup.data.source.recipe:
         return ""
     name = max(better, key=better.__getitem__)
     return f"`prepare` the images first ({name}: {gains[name]} against the files); "

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...config import Config
-from ...runtime.machine import keep_freed_memory, return_freed_memory
+from ...runtime.machine import keep_freed_memory
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, off_and_on, with_knobs
 from .timed_run import TimedRun
 
@@ -176,7 +176,7 @@ def keep_memory(setup: Setup) -> Variants:
 @contextmanager
 def returned_memory() -> Iterator[None]:
     """A block in which glibc returns memory as it does by default."""
-    return_freed_memory()
+    keep_freed_memory(keeps=False)
     try:
         yield
     finally:

@@ -14,12 +14,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
 from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config
-from ...data.datasets.prepared import Recipe
-from ...data.loader import Batch, copy_ahead
-from ...data.placement import MEMORY_SHARE, fits_device
-from ...data.prepare import prepare
-from ...data.samples import Samples
-from ...data.workers import candidates
+from ...data import (
+    MEMORY_SHARE,
+    OFF,
+    Batch,
+    CopyAhead,
+    Recipe,
+    Samples,
+    fits_device,
+    prepare_images,
+    worker_counts,
+)
 from ...runtime.machine import host_memory_bytes, num_cores
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, streamed, with_knobs
 from .timed_run import TimedRun
@@ -41,7 +46,7 @@ def num_workers(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
     config, cores = streamed(setup), num_cores()
-    counts = {0, int(config.data.workers), *candidates(cores, cores, setup.world)}
+    counts = {0, int(config.data.workers), *worker_counts(cores, setup.world)}
     rule = {4: " (4 x GPUs)"} if setup.num_gpus else {}  # of them, this process has one
     return {
         f"{count}{rule.get(count, '')}": Variant(with_knobs(config, data__workers=count))
@@ -184,7 +189,7 @@ def use_dataloader(
     data, device = run.data, run.world.device
     batch_sampler: list[list[tuple[int, int]]] = []
     loader = DataLoader(
-        PlainDataset(data.stream.samples, as_float),
+        PlainDataset(data.loader.samples, as_float),
         batch_sampler=batch_sampler,
         num_workers=data.workers,
         persistent_workers=persistent and data.workers > 0,
@@ -200,7 +205,7 @@ def use_dataloader(
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             host_batches = iter(loader)
         if copy == "side stream":
-            yield from copy_ahead(host_batches, run.world)
+            yield from CopyAhead(host_batches, run.world)
         for host in host_batches:
             yield Batch(
                 *(tensor.to(device, non_blocking=copy == "non-blocking") for tensor in host)
@@ -258,7 +263,7 @@ def resident(setup: Setup) -> Variants:
 
 def files_only(config: Config) -> Config:
     """`config`, which reads the original files."""
-    return with_knobs(config, data__prepared=False)
+    return with_knobs(config, data__cache=OFF)
 
 
 def prepared(setup: Setup) -> Variants:
@@ -275,10 +280,10 @@ def prepared(setup: Setup) -> Variants:
     source, data, config = setup.data.source, setup.config.data, streamed(setup)
     if source.paths is None:
         raise UnavailableError("needs photographs in files; these images are in memory")
-    if source.prepared is not None:
+    if source.recipe:
         return {
             "files": Variant(files_only(config), is_choice=False),
-            f"prepared, {source.prepared.recipe}": Variant(config, is_choice=False),
+            f"prepared, {source.recipe}": Variant(config, is_choice=False),
         }
     root = setup.folder / SAMPLE
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
@@ -289,7 +294,7 @@ def prepared(setup: Setup) -> Variants:
     for form in ("jpeg", "raw"):
         cached = with_knobs(config, data__cache=str(root / form))
         recipe = Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY)
-        prepare(cached.data, ("train",), recipe)
+        prepare_images(cached.data, ("train",), recipe)
         variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
     return variants
 

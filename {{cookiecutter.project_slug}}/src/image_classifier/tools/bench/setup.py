@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import Config, flatten, unflatten
-from ...data.loader import TrainData
+from ...data import TrainData
 from ...runtime.distributed import World
 from .timed_run import TimedRun
 

@@ -15,8 +15,7 @@ import torch
 
 from ...augment import build_augment
 from ...config import AugmentConfig, Config, DataConfig
-from ...data.loader import Batch, TrainData, pins
-from ...data.stream import Stream
+from ...data import Batch, SharedMemoryLoader, TrainData, pins
 from ...optim import build_loss, build_optimizer, build_schedule, set_lr
 from ...precision import Precision
 from ...preprocess import Normalize
@@ -183,8 +182,14 @@ class DatasetCache:
             assert config.data.workers != "auto"
             data.workers = config.data.workers
             share = config.data.batch_size // self.world.size
-            samples, ahead = data.stream.samples, config.data.prefetch_batches
-            data.stream = Stream(samples, share, data.workers, ahead, pins(self.world))
+            data.loader = SharedMemoryLoader(
+                data.loader.samples,
+                share,
+                data.workers,
+                config.data.prefetch_batches,
+                pins(self.world),
+                note=data.bad_images.note,
+            )
         return data
 
 

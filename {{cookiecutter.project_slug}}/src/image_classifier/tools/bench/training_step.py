@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
-from ...data.loader import Batch
+from ...data import Batch
 from .setup import Setup, Variant, Variants, need_gpu, with_knobs
 from .timed_run import TimedRun
 

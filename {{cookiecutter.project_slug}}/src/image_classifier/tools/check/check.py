@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from ...config import DataConfig, UserError
-from ...data.datasets.folder import skipped_files, splits_of
-from ...data.datasets.quarantine import format_quarantine, quarantine_path, read_quarantine
+from ...data import format_quarantine, quarantine_path, read_quarantine, skipped_files, splits_of
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_json, write_text
 from .near_duplicates import connected_components, find_near_duplicates

@@ -9,21 +9,21 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image
 
 from ...config import DataConfig
-from ...data.datasets import open_dataset
-from ...data.datasets.quarantine import path_from_root
-from ...data.datasets.source import Source
-from ...data.decode import (
+from ...data import (
     FORMATS,
     ORIENTATION,
     BadImageError,
+    Source,
     highest_grey,
     is_dark,
+    open_files,
+    path_from_root,
     read_image,
     resize,
 )
@@ -58,8 +58,7 @@ class Images:
             UserError: if one can't be opened.
         """
         self.data, self.splits = data, tuple(splits)
-        data = replace(data, limit=0, prepared=False)
-        self.sources = [open_dataset(data, split) for split in splits]
+        self.sources = [open_files(data, split) for split in splits]
         self.ends = np.cumsum([len(source) for source in self.sources])
         # A class has the same number in all splits, also where each has folders of its own.
         names = dict.fromkeys(name for source in self.sources for name in source.classes)

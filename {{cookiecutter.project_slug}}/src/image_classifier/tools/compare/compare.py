@@ -11,8 +11,7 @@ from statistics import median, stdev
 from typing import Any
 
 from ...config import UserError
-from ...data.datasets.source import are_replaced
-from ...data.samples import LEFT_OUT
+from ...data import LEFT_OUT, are_replaced
 from ...runtime.console import clock, printable
 from ...runtime.files import write_json
 from ..statistics import (
@@ -113,7 +112,7 @@ def compare_groups(first: Group, second: Group) -> Comparison:
     if len(pairs) == 1:
         return compare_models(first, second, pairs)
     known = [run.predictions for pair in pairs for run in pair if run.predictions]
-    grain = 1 / len(known[0].answer) if known else 0.0  # the share of one image
+    grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
     final, best = (
         by_seeds([getattr(a, what) for a, _ in pairs], [getattr(b, what) for _, b in pairs], grain)
         for what in ("top1", "best_top1")
@@ -144,8 +143,8 @@ def compare_models(first: Group, second: Group, pairs: list[tuple[Run, Run]]) ->
                 "a run writes at its end: two models cannot be compared without it"
             )
     one, other = (run.predictions for run in pairs[0])
-    counted = (one.answer != LEFT_OUT) & (other.answer != LEFT_OUT)
-    right, other_right = one.answer == one.truth, other.answer == other.truth
+    counted = (one.predicted != LEFT_OUT) & (other.predicted != LEFT_OUT)
+    right, other_right = one.predicted == one.target, other.predicted == other.target
     count = int(counted.sum())
     only_first = int((right & ~other_right & counted).sum())
     only_second = int((other_right & ~right & counted).sum())
@@ -173,7 +172,7 @@ def check_images(one: Run, other: Run) -> None:
         return
     # Prepared images are the same images: a space separates what says that they are prepared.
     same = was.images.partition(" ")[0] == now.images.partition(" ")[0]
-    if not same or are_replaced(was.files, now.files) or len(was.answer) != len(now.answer):
+    if not same or are_replaced(was.files, now.files) or len(was.predicted) != len(now.predicted):
         raise UserError(
             f"the validation images of {str(one.folder)!a} are not those of "
             f"{str(other.folder)!a}: scores on different images cannot be compared"

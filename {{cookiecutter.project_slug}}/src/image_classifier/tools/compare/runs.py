@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ...config import UserError
-from ...predictions import Predictions, read_predictions
+from ...predictions import SavedPredictions, read_predictions
 from ...runtime.files import read_object, read_rows
 
 # Knobs in which the runs of a group may differ, and the exception.
@@ -29,7 +29,7 @@ class Run:
     loss: float  # of the last evaluation
     images_per_second: float  # median, in training
     seconds: float  # of training, without evaluating and saving
-    predictions: Predictions | None  # of the last evaluation
+    predictions: SavedPredictions | None  # of the last evaluation
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from ...config import ComputeConfig, FaultError, UserError
+from ...evaluate import load_model
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
-from ...trained import open_trained
 from .command import ExportOptions
 from .export_graph import ExportModule
 from .formats import FORMATS, check_libraries
@@ -26,7 +26,7 @@ def export(options: ExportOptions) -> None:
     # Plain float32 on the CPU, in the usual memory format: channels_last is for training only.
     compute = ComputeConfig(device="cpu", channels_last=False)
     with join_world(compute) as world:
-        trained = open_trained(options.run, compute, world)
+        trained = load_model(options.run, compute, world)
     torch.set_float32_matmul_precision("highest")  # some processors round on the way otherwise
     source = open_images(trained, options.split, options.root)
     run = Path(options.run)

@@ -14,8 +14,8 @@ from torch.export import Dim, ExportedProgram
 
 from ...augment import reflect
 from ...config import FaultError
+from ...evaluate import LoadedModel
 from ...preprocess import VIEWS
-from ...trained import Trained
 
 MAX_SIDE = 2**15  # pixels
 # torch resizes uint8 with fixed-point weights, as Pillow does: 16 bits with the sign.
@@ -28,7 +28,7 @@ class ExportModule(nn.Module):
     `about` says how to use it: plain values, and nothing of this machine.
     """
 
-    def __init__(self, trained: Trained, is_raw: bool = False) -> None:
+    def __init__(self, trained: LoadedModel, is_raw: bool = False) -> None:
         """Export `trained`; `is_raw` leaves preprocessing and softmax out of the graph."""
         super().__init__()
         self.model, self.is_raw = trained.model, is_raw

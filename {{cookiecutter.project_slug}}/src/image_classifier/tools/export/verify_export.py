@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from ...config import FaultError, UserError
-from ...data.datasets import open_dataset
-from ...data.datasets.source import Source, check_numbers
-from ...data.decode import BadImageError, centre_crop, pixels_to_keep
+from ...data import BadImageError, Source, centre_crop, check_numbers, open_dataset
+from ...evaluate import LoadedModel
 from ...runtime.console import some
-from ...trained import Trained
 from .formats import Predict
 
 BATCH = 7  # images that are predicted together
@@ -27,7 +25,7 @@ class Reference:
     is_raw: bool  # the inputs are normalised, and the file is to give logits
 
 
-def open_images(trained: Trained, split: str, root: str) -> Source:
+def open_images(trained: LoadedModel, split: str, root: str) -> Source:
     """The images of `split`, in `root` unless that is empty.
 
     Raises:
@@ -45,7 +43,7 @@ def open_images(trained: Trained, split: str, root: str) -> Source:
 
 
 @torch.inference_mode()
-def predict_with_model(trained: Trained, source: Source, is_raw: bool) -> Reference:
+def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
     """Predict all images of `source` with the code of evaluation.
 
     Raises:
@@ -56,7 +54,7 @@ def predict_with_model(trained: Trained, source: Source, is_raw: bool) -> Refere
     inputs, squares, probabilities, num_right = [], [], [], 0
     for index, label in enumerate(source.labels.tolist()):
         try:
-            pixels = source.read(index, pixels_to_keep(data, side))
+            pixels = source.read(index)
         except BadImageError:
             if data.on_bad_image == "stop":
                 raise

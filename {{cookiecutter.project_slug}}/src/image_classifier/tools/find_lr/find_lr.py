@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool1d
 
 from ...augment import build_augment
 from ...config import Config, UserError
-from ...data.loader import TrainData
+from ...data import TrainData
 from ...models import load_pretrained
 from ...optim import build_loss, build_optimizer, set_lr
 from ...precision import Precision

@@ -86,7 +86,7 @@ def reliability_diagram(calibration: Calibration) -> str:
         {f"{y:.0%}": down(y) for y in (0.0, 0.25, 0.5, 0.75, 1.0)},
         "confidence",
     )
-    columns = zip(calibration.counts, calibration.said, calibration.right, strict=True)
+    columns = zip(calibration.counts, calibration.confidence, calibration.accuracy, strict=True)
     for number, (count, said, right) in enumerate(columns):
         if not count:
             continue

@@ -11,17 +11,22 @@ from typing import BinaryIO
 import torch
 
 from ...config import UserError
-from ...data.bad_images import BadImages
-from ...data.datasets.folder import has_suffix, walk
-from ...data.datasets.paths import PathList
-from ...data.datasets.source import Source
-from ...data.loader import Batch, copy_ahead, pins
-from ...data.placement import choose_depth
-from ...data.samples import LEFT_OUT, Samples
-from ...data.stream import PART_SIZES, Stream
-from ...data.workers import choose_workers
+from ...data import (
+    PART_SIZES,
+    Batch,
+    CopyAhead,
+    PathList,
+    Samples,
+    SharedMemoryLoader,
+    Source,
+    choose_depth,
+    choose_workers,
+    has_suffix,
+    pins,
+    walk,
+)
+from ...evaluate import LoadedModel
 from ...runtime.distributed import World
-from ...trained import Trained
 
 LIST = "-"  # in place of a path
 FORMULAS = (b"=", b"+", b"-", b"@")  # how a formula begins in a spreadsheet
@@ -31,7 +36,12 @@ class Images:
     """Files as batches on the device, each once and in their order."""
 
     def __init__(
-        self, files: PathList, trained: Trained, batch_size: int, workers: int | str, world: World
+        self,
+        files: PathList,
+        trained: LoadedModel,
+        batch_size: int,
+        workers: int | str,
+        world: World,
     ) -> None:
         """Preprocess `files` as the evaluation of `trained` does."""
         self.files, self.world = files, world
@@ -41,17 +51,16 @@ class Images:
             image_size=trained.config.data.eval_size,
             batch_size=self.batch_size,
             workers=workers,
-            on_bad_image="skip",
         )
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
         source = Source(labels, trained.classes, paths=files)
         samples = Samples(source, data)
-        workers, _ = choose_workers(data, samples, world, remembers=False)
+        workers, _ = choose_workers(data, samples, world)
         workers = min(workers, len(files) // PART_SIZES[0])
         depth, _ = choose_depth(data, workers, world)
-        self.stream = Stream(samples, self.batch_size, workers, depth, pins(world))
-        self.bad_images = BadImages(source, data, folder="")
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
+        note, pin = self.errors.__setitem__, pins(world)
+        self.loader = SharedMemoryLoader(samples, self.batch_size, workers, depth, pin, note=note)
 
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
         """The batches from image `first` on, each with the number of its first image.
@@ -62,15 +71,11 @@ class Images:
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        batches = copy_ahead(self.stream.batches(indices), self.world)
-        for start, batch in zip(starts, batches, strict=True):
-            for row in (batch.labels == LEFT_OUT).nonzero().flatten().tolist():
-                self.errors[start + row] = self.bad_images.reason(start + row)
-            yield start, batch
+        yield from zip(starts, CopyAhead(self.loader.batches(indices), self.world), strict=True)
 
     def close(self) -> None:
         """End the workers."""
-        self.stream.close()
+        self.loader.close()
 
 
 def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathList:

@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 
 from ...config import ComputeConfig, FaultError, UserError
-from ...data.datasets.paths import PathList
-from ...evaluate import logits_of
+from ...data import PathList
+from ...evaluate import LoadedModel, load_model, predict_logits
 from ...runtime.console import clock, is_reader_gone, printable, say
 from ...runtime.distributed import join_world
-from ...trained import Trained, open_trained
 from .command import PredictOptions
 from .images import Images, list_files
 from .output import NO_ROW, Output, Row, check_out
@@ -40,7 +39,7 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     with join_world(compute) as world:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
-        trained = open_trained(options.run, compute, world)
+        trained = load_model(options.run, compute, world)
         if options.tta != "as-trained":
             trained.normalize.tta = options.tta
         top_k = min(options.top_k, len(trained.classes))
@@ -79,10 +78,12 @@ def digest(files: PathList) -> str:
 
 
 @torch.inference_mode()
-def predictions(trained: Trained, images: Images, top_k: int, first: int) -> Iterator[list[Row]]:
+def predictions(
+    trained: LoadedModel, images: Images, top_k: int, first: int
+) -> Iterator[list[Row]]:
     """The rows of the images from number `first` on, a batch at a time."""
     for start, batch in images.batches(first):
-        logits = logits_of(trained.model, batch.images, trained.normalize, trained.precision)
+        logits = predict_logits(trained.model, batch.images, trained.normalize, trained.precision)
         best = logits.softmax(1).topk(top_k)
         paths = images.files.between(start, start + len(logits))
         columns = zip(paths, best.values.tolist(), best.indices.tolist(), strict=True)
@@ -101,7 +102,7 @@ def predictions(trained: Trained, images: Images, top_k: int, first: int) -> Ite
         yield rows
 
 
-def print_rows(trained: Trained, images: Images, top_k: int) -> int:
+def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
     """Print a line for each image; returns how many cannot be read."""
     num_bad, width = 0, max(len(printable(name)) for name in trained.classes)
     for rows in predictions(trained, images, top_k, 0):
@@ -118,7 +119,7 @@ def print_rows(trained: Trained, images: Images, top_k: int) -> int:
     return num_bad
 
 
-def write_rows(output: Output, trained: Trained, images: Images, top_k: int) -> int:
+def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int) -> int:
     """Write the output file, after the parts that are there; returns how many cannot be read."""
     out, count, first = ascii(str(output.path)), len(images.files), output.num_done
     if first:

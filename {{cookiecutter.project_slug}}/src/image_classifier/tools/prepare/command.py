@@ -36,10 +36,9 @@ def main(words: list[str]) -> int:
     config = Config(data=DataConfig(**asdict(options.data)))
 
     def work() -> None:
-        from ...data.datasets.prepared import Recipe
-        from ...data.prepare import prepare
+        from ...data import Recipe, prepare_images
 
         recipe = Recipe(options.format, options.side, options.quality)
-        prepare(config.data, options.splits, recipe)
+        prepare_images(config.data, options.splits, recipe)
 
     return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

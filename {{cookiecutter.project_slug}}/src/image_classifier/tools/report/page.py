@@ -18,8 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from ...config import Config, FaultError, UserError, flatten
-from ...data.datasets.source import Source
-from ...predictions import Answers, Calibration, calibrate
+from ...data import Source
+from ...predictions import Calibration, Predictions, calibrate
 from ...runtime.files import read_object, read_rows, write_text
 from .. import html
 
@@ -64,7 +64,7 @@ class Page:
         """Whether writing it would take little of the time since it was written."""
         return self.took_seconds <= MOST_SHARE * (time.monotonic() - self.written)
 
-    def write(self, predictions: Answers, state: str) -> None:
+    def write(self, predictions: Predictions, state: str) -> None:
         """Write the page, with the predictions of the last evaluation; `state` is that of the run.
 
         Raises:
@@ -75,7 +75,7 @@ class Page:
         self.written = time.monotonic()
         self.took_seconds = self.written - began
 
-    def sheets(self, predictions: Answers) -> dict[str, np.ndarray]:
+    def sheets(self, predictions: Predictions) -> dict[str, np.ndarray]:
         """Contact sheets by name, for trackers: each (height, width, 3) uint8."""
         errors = (read_image(predictions.source, n) for n in predictions.worst(PICTURES))
         images = {"mistakes": [pixels for pixels in errors if pixels is not None]}
@@ -96,7 +96,7 @@ class Page:
 
 def write_page(
     folder: Path,
-    predictions: Answers,
+    predictions: Predictions,
     state: str = "",
     samples: Samples | None = None,
     warnings: Sequence[str] = (),
@@ -201,7 +201,7 @@ def calibration_section(calibration: Calibration) -> str:
     """Whether the model is over- or underconfident: a sentence and a diagram."""
     if not calibration.count:
         return "<p>No prediction has a probability.</p>"
-    said, right = calibration.mean(calibration.said), calibration.mean(calibration.right)
+    said, right = calibration.mean(calibration.confidence), calibration.mean(calibration.accuracy)
     noise = 2 * sqrt(right * (1 - right) / calibration.count)  # two standard errors
     verdict = "neither over- nor underconfident"
     if abs(said - right) > max(noise, 0.005):
@@ -214,12 +214,12 @@ def calibration_section(calibration: Calibration) -> str:
     )
 
 
-def gallery(predictions: Answers, indices: list[int]) -> str:
+def gallery(predictions: Predictions, indices: list[int]) -> str:
     """Images with their predicted and, where that is another, true class."""
     source, pictures = predictions.source, []
     for index in indices:
-        predicted, target = int(predictions.answer[index]), int(source.labels[index])
-        shares = predictions.probability[index], predictions.probability_of_truth[index]
+        predicted, target = int(predictions.predicted[index]), int(source.labels[index])
+        shares = predictions.probability[index], predictions.target_probability[index]
         percent, percent_of_target = (percentage(float(share)) for share in shares)
         lines = [("true", source.classes[target], percent_of_target)]
         if predicted != target:
@@ -253,6 +253,6 @@ def percentage(share: float) -> str:
 def read_image(source: Source, index: int) -> Tensor | None:
     """The whole image `index`; None if it cannot be read any more."""
     try:
-        return source.read(index, html.SIDE)
+        return source.read(index)
     except (UserError, FaultError):
         return None

@@ -15,7 +15,7 @@ from image_classifier.cli import main
 from image_classifier.config import Config, flatten
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.predictions import Answers
+from image_classifier.predictions import Predictions
 from image_classifier.tools.statistics import (
     MOST_SEEDS,
     by_images,
@@ -60,7 +60,7 @@ def write_run(
     share = torch.full((COUNT,), 0.9)
     if paths is not None:
         source = replace(source, pixels=None, paths=paths)
-    answers = Answers(source, answer, share, share)
+    answers = Predictions(source, answer, share, share)
     answers.save(folder / "predictions.safetensors", step=100)
     return str(folder)
 

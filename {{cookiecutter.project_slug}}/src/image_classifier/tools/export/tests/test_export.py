@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from image_classifier.cli import main
 from image_classifier.config import Config, flatten
-from image_classifier.data.decode import centre_crop
+from image_classifier.data.crops import centre_crop
 from image_classifier.models import build_model
 from image_classifier.preprocess import VIEWS, shift_and_flip
 from image_classifier.tools.export import formats

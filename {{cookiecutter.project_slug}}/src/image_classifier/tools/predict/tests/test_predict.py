@@ -22,13 +22,12 @@ from image_classifier.config import (
     UserError,
 )
 from image_classifier.data.loader import EvalData
-from image_classifier.evaluate import evaluate_run, logits_of
+from image_classifier.evaluate import LoadedModel, evaluate_run, load_model, predict_logits
 from image_classifier.presets import smoke
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tools.predict import images, output
 from image_classifier.tools.predict import predict as predicting
 from image_classifier.train import train
-from image_classifier.trained import Trained, open_trained
 
 HOSTILE = [b"a\nb.jpg", b'q",.jpg', b"\x1b[2J.jpg", b"\xff.jpg", "é 名.jpg".encode(), b" .jpg"]
 
@@ -58,18 +57,18 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def quick_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open a model once, do not measure workers, and write parts of two batches."""
     monkeypatch.setattr(images, "choose_workers", lambda data, *_, **__: (data.workers, ""))
-    monkeypatch.setattr(predicting, "open_trained", open_once)
+    monkeypatch.setattr(predicting, "load_model", open_once)
     monkeypatch.setattr(output, "PART_ROWS", 8)
 
 
 @cache
-def opened(run: str, compute: ComputeConfig) -> Trained:
+def opened(run: str, compute: ComputeConfig) -> LoadedModel:
     """A model that most tests share: opening it takes longer than using it."""
-    return open_trained(run, compute, World(torch.device("cpu")))
+    return load_model(run, compute, World(torch.device("cpu")))
 
 
-def open_once(run: str, compute: ComputeConfig, _: World) -> Trained:
-    """A model as `open_trained` gives it."""
+def open_once(run: str, compute: ComputeConfig, _: World) -> LoadedModel:
+    """A model as `load_model` gives it."""
     trained = opened(run, compute)
     return replace(trained, normalize=copy(trained.normalize))
 
@@ -95,7 +94,7 @@ def test_predictions_are_those_of_an_evaluation(run: str, photos: Path, tmp_path
         data = EvalData(trained.config.data, "val", world)
         with torch.inference_mode():
             model = trained.model, trained.normalize, trained.precision
-            logits = [logits_of(model[0], b.images, *model[1:]) for b in data.batches()]
+            logits = [predict_logits(model[0], b.images, *model[1:]) for b in data.batches()]
         expected = torch.cat(logits).softmax(1)
         assert trained.normalize.tta == "flip"
     rows = rows_of(out)

@@ -15,10 +15,11 @@ from conftest import changed, run_alone, write_photo
 from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig, UserError
 from image_classifier.data import prepare as writing
+from image_classifier.data.autotune import common_side
+from image_classifier.data.crops import resize
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.source import Source
-from image_classifier.data.decode import read_image, resize
-from image_classifier.data.placement import common_side
+from image_classifier.data.decode import read_image
 from image_classifier.train import train
 
 
@@ -63,7 +64,7 @@ def pixels_at_48(path: Path) -> torch.Tensor:
 
 def test_raw_images_are_the_pixels_of_the_files(root: Path) -> None:
     files = opened(root)
-    assert files.prepared is None
+    assert not files.recipe
     assert prepare(root) == 0
     source = opened(root)
     assert source.notes[-1].endswith("photos.cache/train, raw, shorter side 48")
@@ -118,7 +119,7 @@ def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(
     assert main(["evaluate", config.run.dir]) == 0
     assert f"top-1 {scores.top1:.2%}" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"learned from prepared images \(raw.* not from the files"):
-        train(changed(config, data__prepared=False))
+        train(changed(config, data__cache="off"))
     assert train(config).metrics() == scores.metrics()
 
 
@@ -178,7 +179,7 @@ def test_a_file_that_was_cut_short_is_found_before_training(root: Path, name: st
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match=f"{name}.safetensors' are damaged"):
         opened(root)
-    assert opened(root, prepared=False).prepared is None
+    assert opened(root, cache="off").recipe == ""
 
 
 def test_images_that_are_prepared_anew_are_no_longer_those_of_a_run(root: Path) -> None:
@@ -206,11 +207,11 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(
     assert prepare(root) == 0
     CHANGES[change](root / "train" / "ant")
     source = opened(root)
-    assert source.prepared is None
+    assert not source.recipe
     assert change in source.notes[-1]
     capsys.readouterr()
     assert prepare(root) == 0
-    assert opened(root).prepared is not None
+    assert opened(root).recipe
     assert "val: 4 images" in capsys.readouterr().out.splitlines()[1]
 
 

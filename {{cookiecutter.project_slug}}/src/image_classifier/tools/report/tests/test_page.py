@@ -23,7 +23,7 @@ from image_classifier.data.datasets.source import Source
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.predictions import (
     BINS,
-    Answers,
+    Predictions,
     calibrate,
 )
 from image_classifier.tools.html.svg import ticks
@@ -175,7 +175,7 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(
 ) -> None:
     write, states = Page.write, []
 
-    def write_and_look(page: Page, answers: Answers, state: str) -> None:
+    def write_and_look(page: Page, answers: Predictions, state: str) -> None:
         write(page, answers, state)
         states.append(state)
 
@@ -198,12 +198,12 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(
     assert [path.name for path in Path(config.run.dir).glob(".*.tmp")] == []
 
 
-def said(*pairs: tuple[float, bool]) -> Answers:
-    """Answers with these probabilities, which are right or not."""
+def said(*pairs: tuple[float, bool]) -> Predictions:
+    """Predictions with these probabilities, which are right or not."""
     shares, right = torch.tensor(pairs, dtype=torch.float32).T
     pixels = torch.zeros((len(pairs), 1, 1, 3), dtype=torch.uint8)
     source = Source(torch.ones(len(pairs), dtype=torch.int64), ("ant", "bee"), pixels)
-    return Answers(source, right.long(), shares, shares)
+    return Predictions(source, right.long(), shares, shares)
 
 
 def test_calibration_is_what_the_paper_says() -> None:
@@ -212,7 +212,7 @@ def test_calibration_is_what_the_paper_says() -> None:
     assert found.count == 4
     assert {n: count for n, count in enumerate(found.counts) if count} == {4: 1, 13: 2, 14: 1}
     assert found.error == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
-    left_out = replace(answers, answer=torch.full((5,), LEFT_OUT))
+    left_out = replace(answers, predicted=torch.full((5,), LEFT_OUT))
     assert calibrate(left_out).counts == [0] * BINS
     assert calibrate(left_out).error == 0
 
@@ -241,7 +241,7 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(
     answer = source.labels.clone()
     answer[[3, 7]] = 1 - answer[[3, 7]]
     probability = torch.linspace(0.55, 0.95, count)
-    answers = Answers(source, answer, probability, 1 - probability)
+    answers = Predictions(source, answer, probability, 1 - probability)
     assert answers.worst(PICTURES) == [7, 3]
     assert answers.least_certain(3) == [0, 1, 2]
     write_page(tmp_path, answers)
@@ -267,7 +267,7 @@ def test_a_picture_that_is_gone_is_left_out_and_a_large_one_is_small(tmp_path: P
     source = open_dataset(DataConfig(name="folder", root=str(tmp_path / "photos")), "val")
     (tmp_path / "photos" / "val" / "ant" / "0.jpg").unlink()
     share = torch.linspace(0, 1, PICTURES + 1)
-    write_page(tmp_path, Answers(source, source.labels, share, share))
+    write_page(tmp_path, Predictions(source, source.labels, share, share))
     shown = Shown((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert len(shown.pictures) == PICTURES - 1
     assert max(map(len, shown.pictures)) < 3_000_000 / (3 * PICTURES)

@@ -1,13 +1,27 @@
-"""Where images are kept, and how far ahead they are decoded: as asked for, or as memory allows."""
+"""Where images are kept, by how many workers and how far ahead they are decoded.
+
+As the knobs say, or as this machine's memory and a short measurement suggest.
+"""
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
 
 from ..config import AugmentConfig, DataConfig, UserError
 from ..runtime.distributed import World
-from ..runtime.machine import device_memory_bytes, host_memory_bytes
+from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
 from .datasets.source import Source
 from .decode import image_size
-from .stream import num_slots, ring_bytes
+from .samples import Samples
+from .shared_memory import SharedMemoryLoader, slots_bytes
 
 MEMORY_SHARE = 0.4  # of the free memory that resident images may take
+PROBE_SECONDS = 0.5  # for each number of workers that is tried
+WORTH_SECONDS = 5.0  # of decoding in an epoch, below which any number of workers will do
+PROBED_TOGETHER = 64  # images of a batch while probing
+GOOD_ENOUGH = 0.95  # of the highest rate: more workers than that takes cost memory for nothing
 
 
 def choose_where(
@@ -30,6 +44,68 @@ def choose_where(
     return "stream", f"{megabytes}, too much for memory"
 
 
+def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[int, str]:
+    """How many processes decode for this one, and why: as asked for, or as measured here."""
+    if data.workers != "auto":
+        return data.workers, "as --data.workers says"
+    cores = max(1, num_cores() // world.local_size)
+    # On a CPU the model needs cores too.
+    most = max(1, cores // 2) if world.device.type == "cpu" else cores
+    seconds = seconds_per_image(samples) * len(samples.source) / world.size
+    if seconds < WORTH_SECONDS:
+        return most, f"decoding takes only {seconds:.1f} s per epoch"
+    rates = {count: round(rate(samples, count)) for count in worker_counts(most, world)}
+    highest = max(rates.values())
+    chosen = min(count for count, images in rates.items() if images >= GOOD_ENOUGH * highest)
+    table = ", ".join(
+        f"{count}{' (4 x GPUs)' * (count == 4 and world.device.type == 'cuda')}: {images:,}"
+        for count, images in rates.items()
+    )
+    half = "; at most half of the cores, as the model needs them" * (most < cores)
+    return chosen, f"the fewest near the best of images/s measured: {table}{half}"
+
+
+def worker_counts(most: int, world: World) -> list[int]:
+    """Numbers of workers to try: powers of two up to `most`, and the rule of 4 for each GPU."""
+    powers = {2**power for power in range(10) if 2**power <= most}
+    rule = {min(4, most)} if world.device.type == "cuda" else set()
+    return sorted(powers | {most} | rule)
+
+
+def seconds_per_image(samples: Samples) -> float:
+    """What one core takes for an image, from a handful spread over the dataset."""
+    picked = torch.linspace(0, len(samples.source) - 1, 8).long().numpy()
+    out = torch.empty((len(picked), samples.size, samples.size, 3), dtype=torch.uint8)
+    samples.fill(out[:1], 0, picked[:1])  # imports what decoding needs
+    began = time.perf_counter()
+    samples.fill(out, 0, picked)
+    return (time.perf_counter() - began) / len(picked)
+
+
+def rate(samples: Samples, workers: int) -> float:
+    """Images per second that so many workers make, once they are under way."""
+    loader = SharedMemoryLoader(samples, PROBED_TOGETHER, workers, prefetch_batches=4, pin=False)
+    order = torch.randperm(len(samples.source), generator=torch.Generator().manual_seed(0))
+    batches = order.split(PROBED_TOGETHER)
+    end: list[float] = []
+
+    def places() -> Iterator[tuple[int, Tensor]]:
+        number = 0
+        while not end or time.perf_counter() < end[0]:
+            yield 0, batches[number % len(batches)]
+            number += 1
+
+    ready = loader.batches(places())
+    next(ready)
+    began, filled = time.perf_counter(), loader.num_filled
+    end.append(began + PROBE_SECONDS)
+    for _ in ready:
+        pass
+    seconds = time.perf_counter() - began
+    loader.close()
+    return (loader.num_filled - filled) / seconds
+
+
 def fits_device(needed_bytes: int, world: World) -> bool:
     """Whether so much may be resident; processes share the memory of a CPU, not that of a GPU."""
     sharers = world.local_size if world.device.type == "cpu" else 1
@@ -39,7 +115,7 @@ def fits_device(needed_bytes: int, world: World) -> bool:
 def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str]:
     """Batches to decode ahead: as many as are asked for and memory holds; and why, if fewer.
 
-    Training and evaluation each have a ring of their own.
+    Training and evaluation each have slots of their own.
 
     Raises:
         UserError: if there is no memory for a single one.
@@ -47,9 +123,8 @@ def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str
     share = max(1, data.batch_size // world.size)
 
     def needed(depth: int) -> int:
-        slots = num_slots(workers, depth)
         sizes = data.image_size, data.eval_size
-        return world.local_size * sum(ring_bytes(share, size, slots) for size in sizes)
+        return world.local_size * sum(slots_bytes(share, size, workers, depth) for size in sizes)
 
     free, depth = host_memory_bytes(), data.prefetch_batches
     while depth > 1 and needed(depth) > MEMORY_SHARE * free:
@@ -72,10 +147,11 @@ def common_side(source: Source, probes: int = 256) -> int | None:
     if source.pixels is not None:
         height, width = source.pixels.shape[1:3]
         return height if height == width else None
-    if source.prepared is not None:
-        height, width = source.prepared.sizes[0].tolist()
-        return height if (source.prepared.sizes == height).all() else None
-    assert source.paths is not None
+    if source.sizes is not None:
+        height, width = source.sizes[0].tolist()
+        return height if (source.sizes == height).all() else None
+    if source.paths is None:
+        return None
     count = len(source)
     picked = {count * probe // probes for probe in range(probes)}
     sizes = {image_size(source.paths[index]) for index in sorted(picked)} - {None}

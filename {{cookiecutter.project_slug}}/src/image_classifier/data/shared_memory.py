@@ -1,0 +1,341 @@
+"""Batches of images that the workers of torch's `DataLoader` decode into shared memory.
+
+A worker writes uint8 images straight into their rows of a slot, which the device copies from, and
+returns a few numbers. So no image is pickled, collated or copied on the way, and the same pages are
+used again and again.
+"""
+
+import contextlib
+import gc
+import math
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..config import FaultError, RunConfig, UserError
+from ..runtime.machine import hand_back_memory
+from ..runtime.signals import NUMBERS
+from .samples import LEFT_OUT, Samples
+
+PART_SIZES = (8, 64)  # fewest and most images that a worker is given at once
+POLL_SECONDS = 1.0  # between two looks at whether the workers are alive
+# A forked worker starts at once and shares what it reads. Elsewhere than on Linux forks are unsafe.
+CONTEXT = "fork" if sys.platform == "linux" else "spawn"
+# By the signal that ended a worker.
+HINTS = {
+    "SIGKILL": " (out of memory? fewer --data.workers or a smaller --data.batch-size)",
+    "SIGBUS": " (a file that it read through a memory map was cut short or is on a failing "
+    "disk? `prepare` tests prepared images)",
+}
+
+HostBatch = tuple[Tensor, Tensor, Tensor]
+
+
+class Part(NamedTuple):
+    """Rows of a batch: what the sampler hands to a worker."""
+
+    slot: int
+    first: int  # row
+    epoch: int
+    indices: np.ndarray  # (count,) int64, plain numbers for the queue: a tensor would be shared
+
+
+class Decoded(NamedTuple):
+    """What a worker returns of a `Part`, beside the images in shared memory."""
+
+    count: int
+    seconds: float
+    unreadable: dict[int, str]  # why an image could not be read, by its row in the batch
+    error: UserError | FaultError | None = None  # that ends the run
+
+
+class SlotWriter(Dataset):
+    """Decodes images into their rows of a slot."""
+
+    def __init__(self, samples: Samples, images: Tensor) -> None:
+        """`images` is (slots, batch, size, size, 3), in shared memory."""
+        self.samples, self.images = samples, images
+
+    def __getitem__(self, part: Part) -> Decoded:
+        """Write the images of `part`."""
+        began, count = time.perf_counter(), len(part.indices)
+        rows = self.images[part.slot, part.first : part.first + count]
+        try:
+            unreadable = self.samples.fill(rows, part.epoch, part.indices)
+        except (UserError, FaultError) as error:  # as it is: DataLoader would add a traceback to it
+            return Decoded(0, 0.0, {}, error)
+        reasons = {part.first + row: reason for row, reason in unreadable.items()}
+        return Decoded(count, time.perf_counter() - began, reasons)
+
+
+class PartSampler:
+    """Splits each batch into parts, and gives it a slot that is free.
+
+    DataLoader asks for the part `ahead` places after the one that it returns, and returns parts in
+    order. So while batch b is put together the sampler is in batch b + ahead / (parts of a batch)
+    at most, and with one slot more than that quotient, rounded up, none is written while in use.
+    """
+
+    def __init__(self, numbers: Tensor, labels: Tensor, part_size: int) -> None:
+        """`numbers` is (2, slots, batch) int64, for labels and indices; `labels` of all images."""
+        self.numbers, self.labels, self.part_size = numbers, labels, part_size
+        self.begin(())
+
+    def begin(self, batches: Iterable[tuple[int, Tensor]]) -> None:
+        """Sample from `batches` from now on: the epoch and the indices of each."""
+        self.batches = batches
+        self.sampled = deque[tuple[int, int]]()  # slot and size of batches, in order
+        self.num_done = 0  # batches that the loop has had
+
+    def __iter__(self) -> Iterator[Part]:
+        """The parts of all batches."""
+        for number, (epoch, indices) in enumerate(self.batches):
+            slot, count = number % self.numbers.shape[1], len(indices)
+            assert number - self.num_done < self.numbers.shape[1], "a slot is still in use"
+            images = indices % len(self.labels)
+            self.numbers[0, slot, :count], self.numbers[1, slot, :count] = (
+                self.labels[images],
+                images,
+            )
+            self.sampled.append((slot, count))
+            drawn = indices.numpy()
+            for first in range(0, count, self.part_size):
+                yield Part(slot, first, epoch, drawn[first : first + self.part_size])
+
+
+class SharedMemoryLoader:
+    """Slots for batches in shared memory, and the `DataLoader` whose workers fill them.
+
+    Workers live from the first batch until `close`, over all epochs.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        batch_size: int,
+        workers: int,
+        prefetch_batches: int,
+        pin: bool,
+        *,
+        note: Callable[[int, str], object] = lambda *_: None,
+        timeout_seconds: float = RunConfig.timeout_seconds,
+        dtype: torch.dtype = torch.uint8,
+    ) -> None:
+        """Make room for batches of up to `batch_size` images.
+
+        Args:
+            samples: What writes an image.
+            batch_size: Images of this process.
+            workers: Processes that decode; 0: this one does.
+            prefetch_batches: Batches to decode ahead of the one in use, over all workers.
+            pin: Page-lock the slots, for a GPU to copy from.
+            note: Told of an image that can't be read: its index and why. It may raise.
+            timeout_seconds: How long to wait for workers that show no sign of life.
+            dtype: Of the images, as `samples` writes them.
+        """
+        self.samples, self.num_workers, self.pin = samples, workers, pin
+        self.note, self.timeout_seconds = note, timeout_seconds
+        part_size, self.prefetch_factor, slots = divide(batch_size, workers, prefetch_batches)
+        self.images = shared((slots, batch_size, samples.size, samples.size, 3), dtype)
+        self.numbers = shared((2, slots, batch_size), torch.int64)  # labels, indices
+        self.sampler = PartSampler(self.numbers, samples.source.labels, part_size)
+        self.num_filled, self.busy_seconds = 0, 0.0  # images and time, over all workers
+        self.loader: DataLoader | None = None  # once started
+        self.workers: list[multiprocessing.Process] = []
+        self.locked: list[Tensor] = []  # what is page-locked
+
+    def batches(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
+        """Images, labels and indices of a batch for each of `places`: its epoch and indices.
+
+        (batch, size, size, 3) uint8 and twice (batch,) int64, all in host memory. They are
+        overwritten after the next batch is asked for. The label of an image that can't be read is
+        `LEFT_OUT`, and it is black.
+
+        Raises:
+            UserError: if an image can't be read and `note` refuses it.
+            FaultError: if a worker was killed or hangs, or too many images can't be read.
+        """
+        self.sampler.begin(places)
+        if self.loader is None:
+            self.start()
+        else:
+            self.parts = iter(self.loader)
+        return iter(self.next_batch, None)
+
+    def start(self) -> None:
+        """Start the workers, which begin with what the sampler has."""
+        options = {}
+        if self.num_workers:
+            hand_back_memory()  # or each worker has what building an index took for a while
+            options = {
+                "prefetch_factor": self.prefetch_factor,
+                "persistent_workers": True,
+                "timeout": POLL_SECONDS,
+                "worker_init_fn": begin_worker,
+                "multiprocessing_context": CONTEXT,
+            }
+        others = multiprocessing.active_children()
+        with warnings.catch_warnings(), default_sigchld():
+            # Of locks that stay locked in a fork (a worker takes none of them), and of more workers
+            # than cores (they are as many as were measured or asked for).
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            self.loader = DataLoader(
+                SlotWriter(self.samples, self.images),
+                batch_size=None,
+                sampler=self.sampler,
+                num_workers=self.num_workers,
+                generator=torch.Generator(),  # the seeds that it draws are not used: see `seeding`
+                **options,
+            )
+            self.parts = iter(self.loader)
+        self.workers = [child for child in multiprocessing.active_children() if child not in others]
+        if self.pin:
+            self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
+
+    def next_batch(self) -> HostBatch | None:
+        """The next batch, when all its parts are there; None after the last."""
+        if (part := self.next_part()) is None:
+            return None
+        slot, count = self.sampler.sampled.popleft()
+        left = count
+        while part is not None:
+            if part.error is not None:
+                raise part.error
+            self.num_filled += part.count
+            self.busy_seconds += part.seconds
+            for row, reason in part.unreadable.items():
+                self.note(int(self.numbers[1, slot, row]), reason)
+                self.numbers[0, slot, row] = LEFT_OUT
+            left -= part.count
+            part = self.next_part() if left else None
+        self.sampler.num_done += 1
+        return self.images[slot, :count], *self.numbers[:, slot, :count]
+
+    def next_part(self) -> Decoded | None:
+        """The next part in order; None after the last.
+
+        Raises:
+            FaultError: if a worker was killed, or none does anything any more.
+        """
+        end = time.monotonic() + self.timeout_seconds
+        while True:
+            try:
+                return next(self.parts, None)
+            except RuntimeError as error:
+                for worker in self.workers:
+                    if worker.exitcode is not None:
+                        self.close()
+                        raise ended(worker) from None
+                if not str(error).startswith("DataLoader timed out"):
+                    raise
+            if time.monotonic() >= end:
+                self.close()
+                raise FaultError(
+                    f"no image for {self.timeout_seconds:g} s: a data worker hangs (a slow disk, "
+                    "or a file that never ends); run the same command to resume, and "
+                    "--run.timeout-seconds sets how long to wait"
+                )
+
+    def close(self) -> None:
+        """End the workers at once: one that hangs would never do so by itself."""
+        for tensor in self.locked:
+            torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        for worker in self.workers:
+            worker.kill()
+        self.loader = self.parts = None
+        self.workers, self.locked = [], []
+
+
+def begin_worker(_: int) -> None:
+    """Prepare a worker process, which DataLoader gives one thread and ends with this process."""
+    # Signals to the whole group are for the main process, which says what was saved.
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # a collection would write to, and so copy, every object that is shared
+
+
+@contextlib.contextmanager
+def default_sigchld() -> Iterator[None]:
+    """A block after which SIGCHLD is handled as before it.
+
+    DataLoader's handler would raise in any line of the main thread; `next_part` looks by itself.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGCHLD) if is_main and os.name == "posix" else None
+    yield
+    if handler is not None:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def ended(worker: multiprocessing.Process) -> FaultError:
+    """What to raise for a worker that has ended."""
+    code = worker.exitcode or 0
+    name = signal.Signals(-code).name if code < 0 else ""
+    how = f"was ended by {name}{HINTS.get(name, '')}" if name else f"ended with exit code {code}"
+    return FaultError(f"a data worker (process {worker.pid}) {how}; run the same command to resume")
+
+
+def divide(batch_size: int, workers: int, prefetch_batches: int) -> tuple[int, int, int]:
+    """How batches are divided: images of a part, parts ahead for each worker, and slots.
+
+    A part is small enough that every worker has two to do, ahead of time; each costs as much as to
+    crop a few images, as what it begins with is in no cache any more.
+    """
+    if not workers:
+        return batch_size, 0, 1
+    share = batch_size * prefetch_batches // (2 * workers)
+    part_size = min(max(share, PART_SIZES[0]), PART_SIZES[1])
+    parts = math.ceil(batch_size / part_size)
+    prefetch_factor = max(1, prefetch_batches * parts // workers)
+    return part_size, prefetch_factor, 1 + math.ceil(prefetch_factor * workers / parts)
+
+
+def slots_bytes(batch_size: int, size: int, workers: int, prefetch_batches: int) -> int:
+    """Memory that the slots for batches of images of `size` pixels take."""
+    slots = divide(batch_size, workers, prefetch_batches)[2]
+    return slots * batch_size * (3 * size**2 + 2 * torch.int64.itemsize)
+
+
+def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in memory that workers share."""
+    if CONTEXT != "fork":
+        return torch.zeros(shape, dtype=dtype).share_memory_()
+    # Unlike /dev/shm, of which a container often has 64 MB, it has no limit of its own.
+    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def page_lock(tensor: Tensor) -> bool:
+    """Keep the memory of `tensor` in place, so that a GPU can copy from it by itself.
+
+    False where the system refuses (`ulimit -l`): copies are as right, but wait.
+    """
+    code = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+    if int(code) == 0:
+        return True
+    forget_cuda_error()
+    return False
+
+
+def forget_cuda_error() -> None:
+    """Let the next kernel not be blamed for a call before it that failed.
+
+    CUDA keeps the error until somebody asks for it, and who starts a kernel does:
+    https://github.com/pytorch/pytorch/issues/167414
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)

@@ -1,0 +1,161 @@
+"""A plain torch Dataset of (image, label) is a dataset: same order, pixels and resume as ours."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import changed
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from image_classifier.config import Config, UserError
+from image_classifier.data.datasets import DATASETS, open_dataset
+from image_classifier.data.datasets.map_style import to_pixels
+from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.runtime.distributed import World
+from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
+COUNT = 24
+PIXELS = torch.randint(256, (9, 8, 3), generator=torch.Generator().manual_seed(0)).byte()
+
+
+class Noisy(Dataset):
+    """Images that draw from every generator that people use, and a file that is damaged."""
+
+    classes = ("ant", "bee")
+
+    def __init__(self, bad: int = -1) -> None:
+        self.targets = [index % 2 for index in range(COUNT)]
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        if index == self.bad:
+            raise OSError("image file is truncated")
+        draws = torch.rand(1).item(), random.random(), np.random.rand()
+        noise = np.random.default_rng(int(1e9 * sum(draws))).integers(256, size=(40, 36, 3))
+        noise[0, 0] = index
+        return Image.fromarray(noise.astype(np.uint8)), self.targets[index]
+
+
+@pytest.fixture
+def noisy(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A run on them, six to a batch."""
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Noisy())
+    Path(config.run.dir).mkdir()
+    return changed(config, data__name="mine", data__limit=0, data__batch_size=6, data__workers=0)
+
+
+def seen(config: Config, start: int = 0) -> list[torch.Tensor]:
+    """Images, labels and indices of each batch up to step 8, two epochs."""
+    data = TrainData(config, CPU)
+    assert data.where == "stream"
+    batches = [
+        torch.cat([part.flatten().long() for part in (batch.images, batch.labels, batch.indices)])
+        for batch in data.batches(start, 8)
+    ]
+    data.close()
+    return batches
+
+
+@pytest.mark.parametrize("crop", ["none", "resized"])
+def test_pixels_depend_on_the_place_alone(noisy: Config, crop: str) -> None:
+    noisy = changed(noisy, augment__crop=crop)
+    alone = torch.stack(seen(noisy))
+    assert torch.equal(torch.stack(seen(changed(noisy, data__workers=2))), alone)
+    assert torch.equal(torch.stack(seen(noisy, start=5)), alone[5:])
+    assert not torch.equal(torch.stack(seen(changed(noisy, seed=1))), alone)
+
+
+def test_an_epoch_draws_anew_and_an_evaluation_does_not(noisy: Config) -> None:
+    data = TrainData(noisy, CPU)
+    by_index = [
+        {
+            int(index): image.clone()
+            for index, image in zip(batch.indices, batch.images, strict=True)
+        }
+        for batch in data.batches(0, 8)
+    ]
+    first = {index: image for batch in by_index[:4] for index, image in batch.items()}
+    second = {index: image for batch in by_index[4:] for index, image in batch.items()}
+    assert first.keys() == second.keys() == set(range(COUNT))
+    assert not any(torch.equal(first[index], second[index]) for index in first)
+    passes = [
+        torch.cat(
+            [
+                batch.images.clone()
+                for batch in EvalData(changed(noisy, data__where=where).data, "val", CPU).batches()
+            ]
+        )
+        for where in ("stream", "auto")
+    ]
+    assert torch.equal(*passes)
+
+
+def test_it_trains_and_a_bad_image_is_named_or_skipped(
+    noisy: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, split: Noisy(7 if split == "train" else -1))
+    words = r"cannot read image 'image 7': image file is truncated"
+    for workers in (0, 1):
+        with pytest.raises(UserError, match=words):
+            seen(changed(noisy, data__workers=workers))
+    scores = train(changed(noisy, data__on_bad_image="skip", model__width=8, epochs=1))
+    assert int(scores.confusion.sum()) == COUNT
+    listed = Path(noisy.run.dir, "bad_images.txt").read_text()
+    assert listed == "image 7\timage file is truncated\n"
+
+
+def test_labels_and_classes_are_found_where_it_does_not_name_them(
+    noisy: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = torch.tensor([2, 0, 1, 0])
+    plain = TensorDataset(PIXELS.expand(4, -1, -1, -1), labels)
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: plain)
+    source = open_dataset(noisy.data, "train")
+    assert torch.equal(source.labels, labels)
+    assert source.classes == ("0", "1", "2")
+    assert source.notes == (
+        "TensorDataset has no `targets`: labels were found by one pass over its images",
+    )
+    assert torch.equal(source.read(1), PIXELS)
+
+
+def test_what_is_not_map_style_is_refused(noisy: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(IterableDataset):
+        def __iter__(self) -> None:
+            pass
+
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Endless())
+    with pytest.raises(UserError, match=r"Endless should be map-style: with __len__ and"):
+        open_dataset(noisy.data, "train")
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.fromarray(PIXELS.numpy()),
+        PIXELS,
+        PIXELS.permute(2, 0, 1),
+        PIXELS.numpy(),
+        PIXELS.permute(2, 0, 1).numpy(),
+    ],
+)
+def test_images_are_pil_or_bytes_in_either_layout(image: object) -> None:
+    assert torch.equal(to_pixels(image), PIXELS)
+
+
+@pytest.mark.parametrize("image", [PIXELS[..., 0], PIXELS[None, ..., 0]])
+def test_grey_images_have_three_equal_channels(image: torch.Tensor) -> None:
+    assert torch.equal(to_pixels(image), PIXELS[..., :1].expand(-1, -1, 3))
+
+
+@pytest.mark.parametrize("image", [PIXELS.permute(2, 0, 1) / 255, PIXELS.flatten(), "a.jpg"])
+def test_other_images_are_refused_in_one_line(image: object) -> None:
+    with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
+        to_pixels(image)
