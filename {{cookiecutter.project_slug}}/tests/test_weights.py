@@ -19,8 +19,7 @@ import torch
 from conftest import changed, run_ranks
 from torch import Tensor, nn
 
-from image_classifier import checkpoint
-from image_classifier import evaluate as trained
+from image_classifier import checkpoint, evaluate
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.cli import main
 from image_classifier.config import (
@@ -227,10 +226,10 @@ def opened_while_saved(folder: Path) -> tuple[int, int]:
         is_early = os.environ["RANK"] == "1" and len(reads) == 1
         return load_best(folder / "old.pt" if is_early else path)
 
-    trained.load_best = load
+    evaluate.load_best = load
     compute = ComputeConfig(device="cpu")
     with join_world(compute) as world:
-        return load_model(str(folder / "best.pt"), compute, world).step, len(reads)
+        return evaluate.load_model(str(folder / "best.pt"), compute, world).step, len(reads)
 
 
 def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(
