@@ -12,13 +12,15 @@ from weakref import WeakSet
 import pytest
 import torch
 from conftest import changed, count_exchanges, run_ranks
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier import train as train_module
 from image_classifier.config import Config, OptimConfig
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.models import load_best, read_checkpoint
+from image_classifier.evaluate import evaluate_run
+from image_classifier.models import read_checkpoint
 from image_classifier.optim import (
     build_loss,
     build_optimizer,
@@ -327,12 +329,13 @@ def test_the_moving_average_follows_with_a_window_that_grows() -> None:
 
 
 def test_the_averaged_weights_are_what_is_evaluated_and_kept(one_step: Config) -> None:
-    train(changed(one_step, optim__ema_decay=0.9))
-    path = Path(one_step.run.dir, "checkpoints", "best.pt")
-    saved = read_checkpoint(path)["state"]
-    best = load_best(path).weights
-    assert all(torch.equal(tensor, saved["ema"][name]) for name, tensor in best.items())
+    config = changed(one_step, optim__ema_decay=0.9)
+    scores, path = train(config), Path(config.run.dir, "checkpoints", "best.pt")
+    saved, kept = read_checkpoint(path)["state"], load_file(path.with_suffix(".safetensors"))
+    assert all(torch.equal(tensor, saved["ema"][name]) for name, tensor in kept.items())
     assert not torch.equal(saved["ema"]["head.weight"], saved["model"]["head.weight"])
+    again = evaluate_run(str(path), "val", "", config.compute)  # with the averaged weights
+    assert scores.loss == pytest.approx(again.loss)
 
 
 def test_the_best_is_the_first_with_the_highest_top1() -> None:
@@ -342,19 +345,6 @@ def test_the_best_is_the_first_with_the_highest_top1() -> None:
         state.record(top1)
         found.append(state.is_best)
     assert found == [True, True, False, False, True]
-
-
-class Short(nn.Module):
-    """A network that is traced in no time."""
-
-    def __init__(self) -> None:
-        """With random weights."""
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(batch, 3, height, width) -> (batch, 10) logits."""
-        return self.head(self.conv(images).relu().mean((2, 3)))
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
@@ -374,7 +364,14 @@ def test_later_epochs_compile_nothing_anew(
     eager = lambda module: compile_module(module, backend="eager")  # noqa: E731
     monkeypatch.setattr(nn.Module, "compile", eager)
     monkeypatch.setattr(train_module, "evaluate", evaluate_and_count)
-    monkeypatch.setattr(train_module, "build_model", lambda *_, **__: Short())
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 10),
+    ]
+    monkeypatch.setattr(train_module, "build_model", lambda *_, **__: nn.Sequential(*layers))
     counters.clear()
     torch._dynamo.reset()  # what it knows of sizes that change
     # 68 images: the last batch of an evaluation is smaller than the others.
