@@ -37,8 +37,8 @@ from image_classifier.train import train
 SMOKE = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
 SMOKE += " --run.log-every-steps 1"
 
-# A server that has imported torch, from which a process forks in milliseconds and clean: no thread
-# of this process is cut off in it. A fresh interpreter would take seconds.
+# Processes fork from a server that has imported torch and runs no threads: in milliseconds, where a
+# new interpreter takes seconds.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
@@ -53,7 +53,7 @@ SERVER.set_forkserver_preload(
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let the server import while the first tests run, and all processes from this folder."""
+    """Let the server import while the first tests run; other processes import from `src`, too."""
     if session.config.option.collectonly:
         return
     source = str(Path(__file__).parent / "src")
@@ -62,12 +62,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let what takes long begin before the first test, and seek garbage in what follows alone.
-
-    Else all that torch has is gone through again and again.
-    """
+    """Start the background commands of modules with a `begin`; keep torch out of collections."""
     gc.freeze()
-    session.config.add_cleanup(gc.unfreeze)  # or nanobind, at exit, takes all of it for leaks
+    session.config.add_cleanup(gc.unfreeze)  # or nanobind reports leaks at exit
     for module in {item.module for item in session.items if isinstance(item, pytest.Function)}:
         if hasattr(module, "begin") and not session.config.option.collectonly:
             session.config.add_cleanup(module.begin())
@@ -84,7 +81,7 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
 
 
 def start(function: Callable, *arguments: object, rank: dict[str, str] | None = None) -> tuple:
-    """Begin `function(*arguments)` in a process of its own: the process, and a pipe from it."""
+    """Start `function(*arguments)` in its own process; return it, and the pipe of its result."""
     receiver, sender = SERVER.Pipe(duplex=False)
     process = SERVER.Process(target=_run, args=(function, arguments, rank or {}, sender))
     process.start()
@@ -101,7 +98,7 @@ def run_alone(function: Callable, *arguments: object) -> tuple[int, Any]:
 
 
 def job_of(size: int) -> list[dict[str, str]]:
-    """What a launcher tells each of `size` ranks on this machine."""
+    """The environment variables of each of `size` ranks on this machine."""
     job = {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
@@ -112,7 +109,7 @@ def job_of(size: int) -> list[dict[str, str]]:
 
 
 def run_ranks(size: int, function: Callable, *arguments: object, **others: str) -> list[Any]:
-    """What `function(*arguments)` returns on each of `size` ranks, which are told `others` too."""
+    """The results of `function(*arguments)` on `size` ranks; `others` are more variables."""
     ranks = [start(function, *arguments, rank=rank | others) for rank in job_of(size)]
     try:
         return [pickle.loads(receiver.recv_bytes()) for _, receiver in ranks]
@@ -123,7 +120,7 @@ def run_ranks(size: int, function: Callable, *arguments: object, **others: str) 
 
 
 def count_exchanges() -> list[int]:
-    """How often the ranks of this process's jobs exchange gradients: a number for each model."""
+    """Count the exchanges of gradients from now on: a number for each model wrapped by DDP."""
     exchanges = []
     build = DistributedDataParallel.__init__
 
@@ -141,7 +138,7 @@ def count_exchanges() -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that is only not yet waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
@@ -167,18 +164,14 @@ def changed(config: Config, **knobs: object) -> Config:
 
 
 def make_quick(patch: pytest.MonkeyPatch) -> None:
-    """Compute on one core, and wait for no disk.
-
-    For images this small, threads wait for each other more than they help; the other cores are for
-    what runs beside the tests. Tests kill processes, and what those wrote the system still has.
-    """
+    """Compute on one core, which is faster for images this small, and do not wait for the disk."""
     patch.setattr(distributed, "num_threads", lambda _: 1)
     patch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test is."""
+    """Make every test quick."""
     make_quick(monkeypatch)
 
 
@@ -204,13 +197,13 @@ def tiny(folder: Path) -> Config:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """A tiny run, which nobody has begun."""
+    """A tiny run that has not started."""
     return tiny(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny run that was trained to its end; not to be changed."""
+    """The folder of a finished tiny run; do not change it."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
         make_quick(patch)
@@ -220,13 +213,13 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def finished(config: Config, trained_once: Path) -> Config:
-    """A tiny run that was trained to its end, in a folder of the test's own."""
+    """A finished tiny run, in a folder that the test may change."""
     shutil.copytree(trained_once, config.run.dir)
     return config
 
 
 def write_photo(path: Path, seed: int, size: tuple[int, int] = (90, 70)) -> None:
-    """A JPEG of coloured noise that is smooth enough to look like something."""
+    """Write a JPEG of smooth coloured noise."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(0, 256, (6, 8, 3), dtype=torch.uint8, generator=generator)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -276,12 +269,12 @@ DAMAGED = {
 
 @pytest.fixture(params=DAMAGED)
 def damaged(request: pytest.FixtureRequest) -> bytes:
-    """What is in a file in place of what was written."""
+    """The content of a damaged JSON file."""
     return DAMAGED[request.param]
 
 
 def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Predictions:
-    """Predictions, to grey images, of which this is the confusion matrix; all as probable."""
+    """Predictions for grey images with this confusion matrix, all of probability 0.75."""
     count = int(confusion.sum())
     places = torch.arange(confusion.numel()).repeat_interleave(confusion.flatten())
     labels, answer = places // len(classes), places % len(classes)
@@ -291,28 +284,26 @@ def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Predictions:
 
 
 class Shown(HTMLParser):
-    """What a browser makes of a page: elements, attributes, and the text of each table's cells."""
+    """A parsed HTML page: its elements, attributes, text, and the cells of its tables."""
 
     def __init__(self, text: str) -> None:
         """Read all of it."""
         super().__init__()
         self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.values: list[str] = []
-        self.pictures: list[str] = []
-        self.titles: list[str] = []
+        self.pairs: list[tuple[str, str]] = []
         self.tables: list[list[list[str]]] = []
         self.words: list[str] = []
         self.is_cell = False
         self.feed(text)
+        self.attributes = {name for name, _ in self.pairs}
+        self.values = [value for name, value in self.pairs if name != "src"]
+        self.pictures = [value for name, value in self.pairs if name == "src"]
+        self.titles = [value for name, value in self.pairs if name == "title"]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Count it, and begin a table, a row or a cell."""
         self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self.values += [value or "" for name, value in attrs if name != "src"]
-        self.pictures += [value or "" for name, value in attrs if name == "src"]
-        self.titles += [value or "" for name, value in attrs if name == "title"]
+        self.pairs += [(name, value or "") for name, value in attrs]
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
@@ -323,8 +314,7 @@ class Shown(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """End a cell."""
-        if tag in ("td", "th"):
-            self.is_cell = False
+        self.is_cell = self.is_cell and tag not in ("td", "th")
 
     def handle_data(self, data: str) -> None:
         """Add to the cell, if there is one."""

@@ -23,7 +23,11 @@ from image_classifier.augment import (
     mixup_cutmix,
     resized_crop,
 )
-from image_classifier.config import AugmentConfig, Config, UserError
+from image_classifier.config import (
+    AugmentConfig,
+    Config,
+    UserError,
+)
 from image_classifier.data.crops import (
     BOX_DRAWS,
     centre_crop,

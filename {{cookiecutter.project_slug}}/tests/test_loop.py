@@ -11,15 +11,22 @@ from weakref import WeakSet
 
 import pytest
 import torch
-from conftest import after_each_step, changed, count_exchanges, run_ranks
+from conftest import changed, count_exchanges, run_ranks
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier import train as train_module
 from image_classifier.config import Config, OptimConfig
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.models import load_best, read_checkpoint
-from image_classifier.optim import build_loss, build_optimizer, build_schedule, orthogonal
+from image_classifier.evaluate import evaluate_run
+from image_classifier.models import read_checkpoint
+from image_classifier.optim import (
+    build_loss,
+    build_optimizer,
+    build_schedule,
+    orthogonal,
+)
 from image_classifier.precision import Precision
 from image_classifier.runtime.seeding import seed_everything
 from image_classifier.train import init_model, train
@@ -33,35 +40,19 @@ GOLDEN = [2.31165, 2.32053]  # validation losses of the tiny run
 
 
 class Waits(TorchDispatchMode):
-    """Names the operations that would have waited for the device, while it is `counting`."""
+    """Names the operations that would have waited for the device, by whether it is in a step."""
 
     def __init__(self) -> None:
-        """Not counting yet."""
+        """Before the first step."""
         super().__init__()
-        self.counting, self.found = False, []
+        self.in_step, self.found = False, {True: [], False: []}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
         """Look at the operation, and do it."""
         name = func.overloadpacket.__name__
-        if self.counting and name in WAITING:
-            self.found.append(name)
+        if name in WAITING:
+            self.found[self.in_step].append(name)
         return func(*args, **(kwargs or {}))
-
-
-def waits_in_the_loop(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operations that wait in a run's steps, apart from the last of each epoch, which logs."""
-    batches = TrainData.batches
-
-    def watched(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
-        waits.counting = True
-        for step, batch in enumerate(batches(data, start, stop), start=1):
-            waits.counting = step % data.steps_per_epoch != 0
-            yield batch
-
-    monkeypatch.setattr(TrainData, "batches", watched)
-    with Waits() as waits:
-        train(config)
-    return waits.found
 
 
 @pytest.fixture
@@ -85,12 +76,19 @@ def quiet(config: Config) -> Config:
 def test_no_step_waits_for_the_device(
     quiet: Config, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    assert waits_in_the_loop(changed(quiet, optim__name=name), monkeypatch) == []
+    batches = TrainData.batches
 
+    def watched(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+        for step, batch in enumerate(batches(data, start, stop), start=1):
+            waits.in_step = step < stop  # the last logs and evaluates
+            yield batch
+        waits.in_step = False
 
-def test_a_planted_item_is_noticed(quiet: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    after_each_step(monkeypatch, lambda _, loss: loss.item())
-    assert "_local_scalar_dense" in waits_in_the_loop(quiet, monkeypatch)
+    monkeypatch.setattr(TrainData, "batches", watched)
+    with Waits() as waits:
+        train(changed(quiet, optim__name=name))
+    assert waits.found[True] == []
+    assert waits.found[False]  # so it does find them
 
 
 class Mark:
@@ -314,33 +312,30 @@ def new_state(optim: OptimConfig, model: nn.Module) -> TrainState:
     return TrainState(model, build_optimizer(optim, model), precision, ema, optim.ema_decay)
 
 
-def test_the_moving_average_follows_the_weights_and_its_window_grows_to_what_was_asked_for() -> (
-    None
-):
-    model = nn.BatchNorm1d(1)
+def test_the_moving_average_follows_with_a_window_that_grows() -> None:
+    model, expected, average = nn.BatchNorm1d(1), [1.0], []
     state = new_state(replace(Config().optim, ema_decay=0.9), model)
-    expected = 1.0
     for step in range(1, 200):
         with torch.no_grad():
             model.weight.fill_(float(step))
             model.num_batches_tracked.fill_(step)
         state.advance()
         decay = min(0.9, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * step
-    average = state.best_model
-    assert float(average.weight) == pytest.approx(expected, rel=1e-5)
-    assert expected == pytest.approx(199 - 9, rel=1e-3)  # 0.9 / (1 - 0.9) steps behind
-    assert average.num_batches_tracked == 199
-    assert not average.weight.requires_grad
+        expected.append(decay * expected[-1] + (1 - decay) * step)
+        average.append(float(state.best_model.weight))
+    assert average == pytest.approx(expected[1:], rel=1e-5)
+    assert state.best_model.num_batches_tracked == 199
+    assert not state.best_model.weight.requires_grad
 
 
 def test_the_averaged_weights_are_what_is_evaluated_and_kept(one_step: Config) -> None:
-    train(changed(one_step, optim__ema_decay=0.9))
-    path = Path(one_step.run.dir, "checkpoints", "best.pt")
-    saved = read_checkpoint(path)["state"]
-    best = load_best(path).weights
-    assert all(torch.equal(tensor, saved["ema"][name]) for name, tensor in best.items())
+    config = changed(one_step, optim__ema_decay=0.9)
+    scores, path = train(config), Path(config.run.dir, "checkpoints", "best.pt")
+    saved, kept = read_checkpoint(path)["state"], load_file(path.with_suffix(".safetensors"))
+    assert all(torch.equal(tensor, saved["ema"][name]) for name, tensor in kept.items())
     assert not torch.equal(saved["ema"]["head.weight"], saved["model"]["head.weight"])
+    again = evaluate_run(str(path), "val", "", config.compute)  # with the averaged weights
+    assert scores.loss == pytest.approx(again.loss)
 
 
 def test_the_best_is_the_first_with_the_highest_top1() -> None:
@@ -350,19 +345,6 @@ def test_the_best_is_the_first_with_the_highest_top1() -> None:
         state.record(top1)
         found.append(state.is_best)
     assert found == [True, True, False, False, True]
-
-
-class Short(nn.Module):
-    """A network that is traced in no time."""
-
-    def __init__(self) -> None:
-        """With random weights."""
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(batch, 3, height, width) -> (batch, 10) logits."""
-        return self.head(self.conv(images).relu().mean((2, 3)))
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
@@ -382,7 +364,14 @@ def test_later_epochs_compile_nothing_anew(
     eager = lambda module: compile_module(module, backend="eager")  # noqa: E731
     monkeypatch.setattr(nn.Module, "compile", eager)
     monkeypatch.setattr(train_module, "evaluate", evaluate_and_count)
-    monkeypatch.setattr(train_module, "build_model", lambda *_, **__: Short())
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 10),
+    ]
+    monkeypatch.setattr(train_module, "build_model", lambda *_, **__: nn.Sequential(*layers))
     counters.clear()
     torch._dynamo.reset()  # what it knows of sizes that change
     # 68 images: the last batch of an evaluation is smaller than the others.

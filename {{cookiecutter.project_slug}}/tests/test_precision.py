@@ -6,11 +6,14 @@ import pytest
 import torch
 from conftest import changed, run_ranks
 
-from image_classifier import evaluate as trained
-from image_classifier import precision_probe
+from image_classifier import evaluate, precision_probe
 from image_classifier.config import Config
 from image_classifier.data.loader import TrainData
-from image_classifier.precision_probe import Rounds, measure, settle_precision
+from image_classifier.precision_probe import (
+    Rounds,
+    measure,
+    settle_precision,
+)
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.runtime.machine import usual_precision
 from image_classifier.train import train
@@ -71,8 +74,8 @@ def test_a_run_resumes_in_the_format_that_it_began_with(
     assert chosen(elsewhere) == ("bf16", "as this run began")
     assert chosen(changed(elsewhere, run__fresh=True))[0] == "fp32"
     for usual in ("bf16", "fp32"):  # a CPU with bf16, and one without
-        monkeypatch.setattr(trained, "usual_precision", lambda _, usual=usual: usual)
-        assert load_model(auto.run.dir, auto.compute, CPU).precision.name == usual
+        monkeypatch.setattr(evaluate, "usual_precision", lambda _, usual=usual: usual)
+        assert evaluate.load_model(auto.run.dir, auto.compute, CPU).precision.name == usual
 
 
 def test_the_measurement_leaves_the_random_state_as_it_was(auto: Config) -> None:

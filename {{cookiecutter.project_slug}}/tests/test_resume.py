@@ -24,7 +24,11 @@ from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config, UserError
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.models import DamagedError, load_best, read_checkpoint
+from image_classifier.models import (
+    DamagedError,
+    load_best,
+    read_checkpoint,
+)
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import run_dir
@@ -52,7 +56,7 @@ def train_until(config: Config, step: int, kill: bool = True) -> None:
 
 
 def final(config: Config) -> dict:
-    """The last checkpoint of a run, without what may differ: its folder, its workers, its energy."""
+    """The last checkpoint of a run, without its folder, workers and energy."""
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
     del saved["config"]["run.dir"], saved["config"]["data.workers"]
     saved["report"].pop("joules", None)

@@ -9,7 +9,12 @@ from conftest import changed, run_ranks
 from torch import Tensor
 
 from image_classifier.augment import build_augment
-from image_classifier.config import AugmentConfig, Config, ModelConfig, UserError
+from image_classifier.config import (
+    AugmentConfig,
+    Config,
+    ModelConfig,
+    UserError,
+)
 from image_classifier.data.loader import TrainData
 from image_classifier.evaluate import evaluate_run
 from image_classifier.models import build_model

@@ -1,8 +1,10 @@
 """Fine-tuning: which weights a run can begin with, and which of them are trained when."""
 
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,14 @@ import torch
 from conftest import changed
 from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
-from torch import nn
+from torch import Tensor, nn
 
-from image_classifier.config import Config, ModelConfig, RunConfig, UserError
+from image_classifier.config import (
+    Config,
+    ModelConfig,
+    RunConfig,
+    UserError,
+)
 from image_classifier.models import (
     PretrainedWeights,
     build_model,
@@ -41,54 +48,47 @@ def donor() -> nn.Module:
     return build_model(SMALL, 5, 32)
 
 
-def save_with_torch(donor: nn.Module, path: Path) -> None:
-    torch.save(donor.state_dict(), path)
-
-
-def save_as_torchvision(donor: nn.Module, path: Path) -> None:
-    torch.save(donor.state_dict(), path, _use_new_zipfile_serialization=False)
-
-
-def save_as_torchvisions_script(donor: nn.Module, path: Path) -> None:
-    averaged = {f"module.{name}": w for name, w in donor.state_dict().items()}
-    averaged["n_averaged"] = torch.tensor(7)
-    zeros = {name: torch.zeros_like(w) for name, w in donor.state_dict().items()}
+def by_torchvisions_script(weights: dict[str, Tensor], path: Path) -> None:
+    averaged = {f"module.{name}": w for name, w in weights.items()} | {
+        "n_averaged": torch.tensor(7)
+    }
+    zeros = {name: torch.zeros_like(w) for name, w in weights.items()}
     torch.save({"model": zeros, "model_ema": averaged, "args": Namespace(lr=0.1)}, path)
 
 
-def save_as_timms_script(donor: nn.Module, path: Path) -> None:
-    weights = {f"_orig_mod.{name}": w for name, w in donor.state_dict().items()}
-    torch.save({"state_dict": weights, "epoch": 3, "args": Namespace(lr=0.1)}, path)
+def by_timms_script(weights: dict[str, Tensor], path: Path) -> None:
+    compiled = {f"_orig_mod.{name}": w for name, w in weights.items()}
+    torch.save({"state_dict": compiled, "epoch": 3, "args": Namespace(lr=0.1)}, path)
 
 
-def save_as_safetensors(donor: nn.Module, path: Path) -> None:
-    save_file(donor.state_dict(), path.with_suffix(".safetensors"), metadata={"format": "pt"})
+FILES = {
+    "w.pt": torch.save,
+    "old.pth": partial(torch.save, _use_new_zipfile_serialization=False),  # as torchvision's are
+    "w.safetensors": partial(save_file, metadata={"format": "pt"}),
+}
+SCRIPTS = {"torchvision.pth": by_torchvisions_script, "timm.pth": by_timms_script}
 
 
-SAVERS = [save_with_torch, save_as_torchvision, save_as_safetensors]
-SCRIPTS = [save_as_torchvisions_script, save_as_timms_script]
-
-
-@pytest.mark.parametrize("save", SAVERS + SCRIPTS)
+@pytest.mark.parametrize(("name", "save"), (FILES | SCRIPTS).items())
 def test_weights_are_read_as_other_programs_save_them(
-    donor: nn.Module, tmp_path: Path, save: Callable
+    donor: nn.Module, tmp_path: Path, name: str, save: Callable
 ) -> None:
-    save(donor, tmp_path / "w.pth")
-    (path,) = tmp_path.iterdir()
+    save(donor.state_dict(), tmp_path / name)
     model = build_model(SMALL, 5, 32)
-    assert load(path).load_into(model, CLASSES) == f"weights from {str(path)!a}"
+    note = load(tmp_path / name).load_into(model, CLASSES)
+    assert note == f"weights from {str(tmp_path / name)!a}"
     assert_same(model.state_dict(), donor.state_dict())
 
 
-@pytest.mark.parametrize("save", SAVERS)
+@pytest.mark.parametrize(("name", "save"), FILES.items())
 @pytest.mark.parametrize("cut", [3, 1000, -1])
 def test_a_file_that_was_cut_short_is_named(
-    donor: nn.Module, tmp_path: Path, save: Callable, cut: int
+    donor: nn.Module, tmp_path: Path, name: str, save: Callable, cut: int
 ) -> None:
-    save(donor, tmp_path / "w.pth")
-    (path,) = tmp_path.iterdir()
+    path = tmp_path / name
+    save(donor.state_dict(), path)
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(UserError, match=r"'.*w\.(pth|safetensors)'"):
+    with pytest.raises(UserError, match=re.escape(f"{name}'")):
         load(path)
 
 

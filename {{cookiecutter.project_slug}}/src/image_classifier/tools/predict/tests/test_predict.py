@@ -22,7 +22,12 @@ from image_classifier.config import (
     UserError,
 )
 from image_classifier.data.loader import EvalData
-from image_classifier.evaluate import LoadedModel, evaluate_run, load_model, predict_logits
+from image_classifier.evaluate import (
+    LoadedModel,
+    evaluate_run,
+    load_model,
+    predict_logits,
+)
 from image_classifier.presets import smoke
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tools.predict import images, output
