@@ -29,11 +29,11 @@ CHUNK = 256  # images of a batch
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """What one round of `predict` and of the loader alone takes."""
+    from image_classifier.evaluate import load_model
     from image_classifier.runtime.distributed import join_world
     from image_classifier.tools.predict.images import Images, list_files
     from image_classifier.tools.predict.output import Output
     from image_classifier.tools.predict.predict import write_rows
-    from image_classifier.evaluate import load_model
 
     compute = house.build_config().compute
     files = list_files(options.paths, sys.stdin.buffer, b"\n")

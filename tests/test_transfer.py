@@ -1,4 +1,4 @@
-"""LoadedModel weights help where images are few, on one process and on two; and what timm offers."""
+"""Weights of others start a run: files of torchvision, timm and this project; one download a host."""
 
 import json
 from pathlib import Path
