@@ -30,7 +30,7 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
 
     Raises:
         UserError: if there is no such model, nothing at a path, or no way to write `--out`.
-        FaultError: if a worker or the disk fails; the parts that are written are kept.
+        FaultError: if a worker or the disk fails; the rows that are written are kept.
     """
     out = Path(options.out) if options.out else None
     if out:
@@ -120,22 +120,22 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
 
 
 def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int) -> int:
-    """Write the output file, after the parts that are there; returns how many cannot be read."""
+    """Write the output file, after the rows that are there; returns how many cannot be read."""
     out, count, first = ascii(str(output.path)), len(images.files), output.num_done
     if first:
-        print(f"{out}: {min(first, count):,} of {count:,} rows are there", flush=True)
+        print(f"{out}: {first:,} of {count:,} rows are there", flush=True)
     done, began = first, time.perf_counter()
     told, is_live = began, sys.stdout.isatty()
     for rows in predictions(trained, images, top_k, first):
         done += len(rows)
-        output.add(rows, is_last=done == count)
+        output.add(rows)
         now = time.perf_counter()
         if now - told > (LIVE_SECONDS if is_live else LOG_SECONDS):
             told, rate = now, (done - first) / (now - began)
             line = f"{done:,} of {count:,} images; {rate:,.0f} images/s; "
             say(f"{line}ETA {clock((count - done) / rate)}", is_last=not is_live)
     took = max(1e-9, time.perf_counter() - began)
-    counts = output.finish(count, top_k)
+    counts = output.finish(top_k)
     num_bad = counts.pop(None, 0)
     width = max((len(printable(name)) for name, _ in counts.most_common(MOST_CLASSES)), default=0)
     for name, found in counts.most_common(MOST_CLASSES):
@@ -143,7 +143,7 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int)
     if len(counts) > MOST_CLASSES:
         print(f"  and {len(counts) - MOST_CLASSES} rarer classes")
     say(
-        f"{out}: {count:,} rows; {clock(took)}, {max(0, done - first) / took:,.0f} images/s; "
+        f"{out}: {count:,} rows; {clock(took)}, {(done - first) / took:,.0f} images/s; "
         f"weights of step {trained.step} from {str(trained.path)!a}"
     )
     return num_bad

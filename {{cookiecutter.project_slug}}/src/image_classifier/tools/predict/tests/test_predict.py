@@ -60,10 +60,9 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def quick_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open a model once, do not measure workers, and write parts of two batches."""
+    """Open a model once, and do not measure workers."""
     monkeypatch.setattr(images, "choose_workers", lambda data, *_, **__: (data.workers, ""))
     monkeypatch.setattr(predicting, "load_model", open_once)
-    monkeypatch.setattr(output, "PART_ROWS", 8)
 
 
 @cache
@@ -132,26 +131,26 @@ def test_a_killed_command_resumes_to_the_same_bytes(
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     out, partial = tmp_path / f"x.{kind}", tmp_path / f"x.{kind}.partial"
-    words = (photos / "train", photos / "val/ant", "--out", out)  # 14 images: 2 parts, 4 batches
-    assert predict(run, *words, "--tta", "none") == 0
+    words = (photos / "train", photos / "val/ant", "--out", out, "--tta", "none")  # 14 images
+    assert predict(run, *words) == 0
     whole = out.read_bytes()
     assert sorted(tmp_path.iterdir()) == [out]
     (tmp_path / f".x.{kind}.0123abcd.tmp").touch()  # of a command that was killed at its end
-    for function, words_again, num_parts in (("finish", ["--fresh"], 2), ("add", [], 1)):
-        with monkeypatch.context() as patch:
-            patch.setattr(output.Output, function, interrupt)
-            assert predict(run, *words, "--tta", "none", *words_again) == 130
-        assert f"x.{kind}.partial' is kept; run the same command" in capsys.readouterr().err
-        assert out.read_bytes() == whole  # until the new one is complete
-        assert len([*partial.glob("part-*")]) == num_parts
-        (partial / "part-000001.jsonl").unlink(missing_ok=True)
-    assert predict(run, *words, "--tta", "none") == 0
-    assert "8 of 14 rows are there" in capsys.readouterr().out
-    assert out.read_bytes() == whole
-    assert sorted(tmp_path.iterdir()) == [out]
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Output, "finish", interrupt)
+        assert predict(run, *words, "--fresh") == 130
+    assert f"x.{kind}.partial' is kept; run the same command" in capsys.readouterr().err
+    assert out.read_bytes() == whole  # until the new one is complete
+    head, *rows = partial.read_bytes().splitlines(keepends=True)
+    for damage, num_kept in ((b"", 12), (rows[10][:-9], 8), (b"{}\n", 8), (b"\0\0\0", 8)):
+        partial.write_bytes(b"".join([head, *rows[: 10 if damage else 14], damage]))
+        assert predict(run, *words) == 0
+        assert f"{num_kept} of 14 rows are there" in capsys.readouterr().out
+        assert out.read_bytes() == whole
+        assert sorted(tmp_path.iterdir()) == [out]
 
 
-def test_parts_of_another_command_are_refused(
+def test_rows_of_another_command_are_refused(
     run: str,
     photos: Path,
     tmp_path: Path,
@@ -178,11 +177,7 @@ def test_parts_of_another_command_are_refused(
     refused("it was begun with other --top-k: 2, not 1;", run, *words, "--top-k", "1")
     refused("it was begun with other images;", run, photos / "val", *words)
     refused("it was begun with other weights;", str(other), *words)
-    Path(f"{out}.partial", "part-000000.jsonl").write_text("{}\n")
-    refused("part 0 is damaged: KeyError('label');", run, *words)
-    Path(f"{out}.partial", "part-000000.jsonl").write_text("")
-    refused("rows are missing;", run, *words)
-    Path(f"{out}.partial", "command.json").write_text("[")
+    Path(f"{out}.partial").write_text("[")
     refused("it was begun with other weights;", run, *words)
     assert predict(run, *words, "--fresh") == 0
 
@@ -239,7 +234,7 @@ def test_hostile_names_break_no_file_and_no_screen(
 def test_a_class_is_no_formula_of_a_spreadsheet() -> None:
     classes, file = ("=HYPERLINK(1)", "-1", "@x", 'a,"b', "\x1b[2J"), io.BytesIO()
     top = [{"label": name, "probability": 1e-12} for name in classes]
-    output.write_csv([[{"path": "x.jpg", **top[0], "top": top, "error": None}]], file, 5)
+    output.write_csv(iter([{"path": "x.jpg", **top[0], "top": top, "error": None}]), file, 5)
     (cells,) = list(csv.reader(file.getvalue().decode().splitlines()))[1:]
     assert cells[1] == "'=HYPERLINK(1)"
     assert cells[3::2] == ["'=HYPERLINK(1)", "-1", "'@x", 'a,"b', r"\x1b[2J", ""]
