@@ -16,13 +16,13 @@ import torch
 
 from ...config import DataConfig, UserError
 from ...data import format_quarantine, quarantine_path, read_quarantine, skipped_files, splits_of
-from ...runtime.console import clock, printable_path, say
+from ...runtime.console import clock, say
 from ...runtime.files import write_json, write_text
 from .near_duplicates import connected_components, find_near_duplicates
 from .survey import Images, Survey, survey_images
 
 UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single colour so far
-TINY_SIDE, HUGE_PIXELS = 16, 16_000_000  # shorter side; all pixels
+TINY_SIDE = 16  # pixels of the shorter side
 IMBALANCE = 10  # times as many images as another class
 MAX_LINES, MAX_NAMES = 10, 3  # on the terminal: items of a finding, images of an item
 
@@ -105,15 +105,10 @@ def find_duplicates(images: Images, survey: Survey, groups: list[np.ndarray]) ->
     for members in groups:
         digests = survey.stats["digest"][members]
         what = "the same bytes" if (digests == digests[0]).all() else "near-duplicates"
-        found = item(images, members, what)
-        is_leak = np.ptp(images.split_of[members]) > 0
-        is_conflict = np.ptp(images.labels[members]) > 0
-        if is_leak:
-            leaks.append(found)
-        if is_conflict:
-            conflicts.append(found)
-        if not is_leak and not is_conflict:
-            duplicates.append(found)
+        lists = [leaks] * bool(np.ptp(images.split_of[members]))
+        lists += [conflicts] * bool(np.ptp(images.labels[members]))
+        for found in lists or [duplicates]:
+            found.append(item(images, members, what))
     yield Finding("leaks", "images that leak between splits", leaks, is_serious=True)
     yield Finding("conflicts", "conflicting labels", conflicts, is_serious=True)
     yield Finding("duplicates", "duplicates within a split", duplicates)
@@ -127,25 +122,17 @@ def item(images: Images, members: Sequence[int] | np.ndarray, what: str) -> dict
 def find_odd_images(images: Images, survey: Survey) -> Iterator[Finding]:
     """Readable images that may be of no use."""
     height, width = survey.stats["height"], survey.stats["width"]
-    shorter, pixels = np.minimum(height, width), height.astype(np.int64) * width
-    is_readable = shorter > 0
+    shorter = np.minimum(height, width)
     for name, title, which in (
         ("uniform", "images of one colour", survey.stats["range"] <= UNIFORM_RANGE),
         ("tiny", f"images with a side of less than {TINY_SIDE} pixels", shorter < TINY_SIDE),
-        (
-            "huge",
-            "images of more than 16 megapixels (`prepare` shrinks them)",
-            pixels > HUGE_PIXELS,
-        ),
     ):
-        found = np.flatnonzero(is_readable & which)
+        found = np.flatnonzero((shorter > 0) & which)
         items = [item(images, [n], f"{width[n]} x {height[n]}") for n in found]
         yield Finding(name, title, items)
     title = "16-bit grey images that turn nearly black: scale them, or save them with 8 bits"
     dark = [(n, f"its highest value is {top:,} of 65,535") for n, top in survey.dark.items()]
     yield Finding("dark", title, [item(images, [n], what) for n, what in dark])
-    misnamed = [item(images, [n], f"it is {form}") for n, form in survey.misnamed.items()]
-    yield Finding("misnamed", "files of another format than their suffix says", misnamed)
 
 
 def find_imbalance(images: Images) -> Finding:
@@ -171,28 +158,22 @@ def choose_left_out(images: Images, survey: Survey, groups: list[np.ndarray]) ->
     for members in groups:
         split = images.split_of[members]
         kept = members[split == split.max()]
-        where, first = images.splits[split.max()], show(images, kept[0])
+        where, first = images.splits[split.max()], images.shown(kept[0])
         for index in members[split < split.max()]:
             left_out[int(index)] = f"a duplicate is in {where}: {first}"
         labels = images.labels[kept]
         if np.ptp(labels) > 0:
-            other = show(images, kept[(labels != labels[0]).argmax()])
+            other = images.shown(kept[(labels != labels[0]).argmax()])
             for index, label in zip(kept, labels, strict=True):
-                left_out[int(index)] = (
-                    f"conflicting label: {other if label == labels[0] else first}"
-                )
+                rival = other if label == labels[0] else first
+                left_out[int(index)] = f"conflicting label: {rival}"
         elif where == "train":
             kept_of: dict[int, int] = {}
             for index, digest in zip(kept, survey.stats["digest"][kept].tolist(), strict=True):
                 original = kept_of.setdefault(digest, index)
                 if original != index:
-                    left_out[int(index)] = f"the same bytes as {show(images, original)}"
+                    left_out[int(index)] = f"the same bytes as {images.shown(original)}"
     return left_out
-
-
-def show(images: Images, index: int) -> str:
-    """The path of an image as the quarantine list has it."""
-    return printable_path(images.name(index))
 
 
 def summarise(images: Images, survey: Survey) -> dict[str, Any]:
@@ -250,14 +231,17 @@ def examples(entries: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def conclusion(images: Images, serious: int, num_left_out: int, quarantine: bool) -> str:
     """The last line."""
-    path = ascii(str(quarantine_path(images.data)))
     if quarantine and num_left_out:
+        path = ascii(str(quarantine_path(images.data)))
         return f"\n{num_left_out:,} images added to {path}: training leaves them out"
-    if not serious:
-        return "\nnothing serious"
-    in_files = images.sources[0].paths is not None
-    advice = f"; --quarantine makes training leave them out ({path})" if in_files else ""
-    return f"\n{serious:,} serious findings, marked by !{advice}"
+    advice = (
+        "; --quarantine makes training leave them out"
+        if images.sources[0].paths is not None
+        else ""
+    )
+    return (
+        f"\n{serious:,} serious findings, marked by !{advice}" if serious else "\nnothing serious"
+    )
 
 
 def write_to(path: Path, write: Callable[[Path], None]) -> None:

@@ -27,13 +27,12 @@ from ...data import (
     read_image,
     resize,
 )
-from ...runtime.console import clock, say
+from ...runtime.console import clock, printable_path, say
 from ...runtime.machine import num_cores, one_thread
 from .near_duplicates import SIDE
 
 CHUNK = 64  # images per task
 GRID = 64  # rows and columns of an image, about, whose colours are counted
-SUFFIXES = {"JPEG": (".jpg", ".jpeg"), "TIFF": (".tif", ".tiff")}  # others have their own name
 LIVE_SECONDS, LOG_SECONDS = 0.5, 10  # between lines of progress, on a terminal and in a log
 
 STATS = np.dtype(
@@ -43,7 +42,7 @@ STATS = np.dtype(
         ("width", "i4"),
         ("mean", "f8", 3),  # of each colour, from 0 to 255
         ("square", "f8", 3),  # mean of the squares
-        ("range", "u1"),  # from the darkest to the brightest, in the channel where that is most
+        ("range", "u1"),  # brightest minus darkest, the largest of the colours
     ]
 )
 
@@ -85,6 +84,10 @@ class Images:
             return f"{self.splits[self.split_of[index]]}[{number}]".encode()
         return path_from_root(source, self.data, number)
 
+    def shown(self, index: int) -> str:
+        """The path as the quarantine list has it."""
+        return printable_path(self.name(index))
+
     def entry(self, index: int) -> dict[str, str]:
         """The image as a finding lists it."""
         split, label = self.split_of[index], self.labels[index]
@@ -106,7 +109,6 @@ class Survey:
     stats: np.ndarray  # (count,) of STATS
     greys: np.ndarray  # (count, SIDE, SIDE) uint8
     unreadable: dict[int, str] = field(default_factory=dict)  # the reason
-    misnamed: dict[int, str] = field(default_factory=dict)  # the format
     dark: dict[int, int] = field(default_factory=dict)  # highest 16-bit value
     kinds: Counter[str] = field(default_factory=Counter)  # format, mode and the like
 
@@ -128,8 +130,10 @@ def survey_images(images: Images) -> Survey:
             if start and now - said > (LIVE_SECONDS if is_live else LOG_SECONDS):
                 said, eta = now, clock((now - began) / start * (count - start))
                 say(f"read: {start / count:.0%}, ETA {eta}", is_last=not is_live)
-    for name in ("unreadable", "misnamed", "dark"):  # threads fill them in any order
-        setattr(survey, name, dict(sorted(getattr(survey, name).items())))
+    # Threads fill these in any order.
+    survey.unreadable, survey.dark = (
+        dict(sorted(d.items())) for d in (survey.unreadable, survey.dark)
+    )
     return survey
 
 
@@ -148,7 +152,7 @@ def read_into(survey: Survey, images: Images, index: int) -> list[str]:
             survey.unreadable[index] = getattr(error, "reason", str(error))
             return []
         with contextlib.suppress(Exception):  # the image was decoded; this only counts
-            kinds = inspect_header(survey, index, content, path.suffix.lower())
+            kinds = inspect_header(survey, index, content)
     height, width = pixels.shape[:2]
     grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
     planes = grid.T.astype(np.float64, order="C")  # one per colour: a row is fast to sum
@@ -165,8 +169,8 @@ def grey(pixels: np.ndarray) -> np.ndarray:
     return (pixels @ np.array([77, 150, 29], np.uint32) >> 8).astype(np.uint8)
 
 
-def inspect_header(survey: Survey, index: int, content: bytes, suffix: str) -> list[str]:
-    """Note what is odd about a file, and return what kind it is."""
+def inspect_header(survey: Survey, index: int, content: bytes) -> list[str]:
+    """Note a dark 16-bit image, and return what kind of file it is."""
     with Image.open(io.BytesIO(content), formats=FORMATS) as image:
         form = "JPEG" if image.format == "MPO" else str(image.format)  # with a second picture
         has_exif = "exif" in image.info or form == "TIFF"
@@ -180,6 +184,4 @@ def inspect_header(survey: Survey, index: int, content: bytes, suffix: str) -> l
         highest = highest_grey(image)
     if highest is not None and is_dark(highest):
         survey.dark[index] = highest
-    if suffix not in SUFFIXES.get(form, (f".{form.lower()}",)):
-        survey.misnamed[index] = form
     return [kind for kind, holds in is_kind.items() if holds]
