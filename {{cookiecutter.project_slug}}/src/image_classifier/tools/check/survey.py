@@ -130,10 +130,8 @@ def survey_images(images: Images) -> Survey:
             if start and now - said > (LIVE_SECONDS if is_live else LOG_SECONDS):
                 said, eta = now, clock((now - began) / start * (count - start))
                 say(f"read: {start / count:.0%}, ETA {eta}", is_last=not is_live)
-    # Threads fill these in any order.
-    survey.unreadable, survey.dark = (
-        dict(sorted(d.items())) for d in (survey.unreadable, survey.dark)
-    )
+    found = (survey.unreadable, survey.dark)  # threads fill them in any order
+    survey.unreadable, survey.dark = (dict(sorted(by_image.items())) for by_image in found)
     return survey
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from html import escape
 from math import sqrt
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -27,6 +28,25 @@ PICTURES = 24  # in each gallery
 MOST_SHARE = 0.02  # of a run's time that writing its page may take before the end
 USUAL_SECONDS = 0.5  # of writing a page, as long as none was written
 STATE = re.compile('(?<=<p class="state">)[^<]*')
+
+# The numbers of the summary: name, metric, format, and what is shown of all values.
+FACTS: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
+    ("top-5", "val/top5", "{:.2%}", itemgetter(-1)),
+    ("validation loss", "val/loss", "{:.4f}", itemgetter(-1)),
+    ("images per second", "train/images_per_second", "{:,.0f}", median),
+    ("waiting for data", "train/waited_fraction", "{:.1%}", fmean),
+    ("of the device's peak (MFU)", "train/mfu", "{:.1%}", median),
+    ("device busy", "device/utilisation", "{:.0%}", fmean),
+    ("energy", "energy_joules", "{:,.4g} Wh", lambda joules: joules[-1] / 3600),
+)
+# The charts: title, metrics, options of `line_chart`.
+CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
+    ("Loss", ("train/loss", "val/loss"), {}),
+    ("Validation top-1", ("val/top1",), {"unit": "%"}),
+    ("Learning rate", ("train/lr",), {}),
+    ("Images per second", ("train/images_per_second",), {"low": 0}),
+    ("Waiting for data", ("train/waited_fraction",), {"unit": "%", "low": 0}),
+)
 
 Rows = list[dict[str, Any]]  # of metrics.jsonl
 
@@ -158,43 +178,25 @@ def summary(rows: Rows, confusion: Tensor, calibration: Calibration) -> str:
         if best > top1[-1][1]:
             found[f"best top-1, at epoch {epoch:g}"] = f"{best:.2%}"
 
-    def add(name: str, metric: str, form: str, of: Callable) -> None:
-        if points := curve(rows, metric):
-            found[name] = form.format(of([value for _, value in points]))
-
-    def last(values: list[float]) -> float:
-        return values[-1]
-
-    add("top-5", "val/top5", "{:.2%}", last)
-    add("validation loss", "val/loss", "{:.4f}", last)
+    for name, metric, form, of in FACTS:
+        if values := [value for _, value in curve(rows, metric)]:
+            found[name] = form.format(of(values))
     found["calibration error"] = f"{calibration.error:.1%}"
-    add("images per second", "train/images_per_second", "{:,.0f}", median)
-    add("waiting for data", "train/waited_fraction", "{:.1%}", fmean)
-    add("of the device's peak (MFU)", "train/mfu", "{:.1%}", median)
-    add("device busy", "device/utilisation", "{:.0%}", fmean)
-    add("energy", "energy_joules", "{:,.4g} Wh", lambda joules: joules[-1] / 3600)
     return "".join(f"<div><dd>{value}</dd><dt>{what}</dt></div>" for what, value in found.items())
 
 
 def curves(rows: Rows) -> str:
     """Charts of loss, accuracy, learning rate and throughput."""
-
-    def of_training(title: str, metric: str, **options: Any) -> str:  # noqa: ANN401
-        points = curve(rows, metric, 0.01 if options.get("unit") == "%" else 1.0)
-        return html.line_chart(title, [html.Line("train", points, "train")], **options)
-
-    loss = [
-        html.Line("train", curve(rows, "train/loss"), "train"),
-        html.Line("val", curve(rows, "val/loss")),
-    ]
-    top1 = [html.Line("val", curve(rows, "val/top1", 0.01))]
-    return (
-        html.line_chart("Loss", loss)
-        + html.line_chart("Validation top-1", top1, unit="%")
-        + of_training("Learning rate", "train/lr")
-        + of_training("Images per second", "train/images_per_second", low=0)
-        + of_training("Waiting for data", "train/waited_fraction", unit="%", low=0)
-    )
+    charts = []
+    for title, metrics, options in CHARTS:
+        unit = 0.01 if options.get("unit") == "%" else 1.0
+        names = [metric.partition("/")[0] for metric in metrics]
+        lines = [
+            html.Line(name, curve(rows, metric, unit), name)
+            for name, metric in zip(names, metrics, strict=True)
+        ]
+        charts.append(html.line_chart(title, lines, **options))
+    return "".join(charts)
 
 
 def calibration_section(calibration: Calibration) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, count_exchanges, run_ranks
+from conftest import changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config
@@ -54,18 +54,6 @@ def test_a_timed_run_makes_the_steps_of_training(config: Config) -> None:
     for part in ("model", "ema"):
         for name, tensor in run.state.state_dict()[part].items():
             assert torch.equal(tensor, saved[part][name]), name
-
-
-def exchanges_of(config: Config) -> list[int]:
-    """How often ranks exchange gradients in three timed steps."""
-    exchanges = count_exchanges()
-    with join_world(config.compute) as world:
-        timing.TimedRun(config, world, timing.DatasetCache(world).open(config)).run(3)
-    return exchanges
-
-
-def test_ranks_exchange_gradients_once_a_step(config: Config) -> None:
-    assert run_ranks(2, exchanges_of, changed(config, optim__accumulate=4)) == [[3], [3]]
 
 
 LOADING = ["num_workers", "prefetch", "persistent_workers", "shared_batches", "uint8", "resident"]

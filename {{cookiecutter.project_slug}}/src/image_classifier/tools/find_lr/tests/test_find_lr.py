@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, count_exchanges, run_ranks
+from conftest import changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config, UserError
-from image_classifier.runtime.command_line import parse
-from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime.distributed import World
 from image_classifier.tools.find_lr import (
     find_lr as find_lr_module,
-)
-from image_classifier.tools.find_lr.command import (
-    FindLrOptions,
 )
 from image_classifier.tools.find_lr.find_lr import (
     analyse,
@@ -92,21 +88,3 @@ def test_the_printed_command_has_the_knobs_that_were_given(monkeypatch: pytest.M
 def test_an_unusable_range_is_a_mistake(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["find-lr", "smoke", *words.split()]) == 2
     assert "needs 0 < low < high and 20 to 100000 steps" in capsys.readouterr().err
-
-
-def test_it_takes_every_knob_of_training() -> None:
-    words = ["--steps", "50", "--optim.name", "adamw", "--data.root", "x"]
-    options = parse(FindLrOptions, words, prog="find-lr", about="", default=FindLrOptions())
-    assert (options.steps, options.optim.name, options.data.root) == (50, "adamw", "x")
-
-
-def exchanges_of(config: Config) -> list[int]:
-    """How often ranks exchange gradients in two steps of a range test."""
-    exchanges = count_exchanges()
-    with join_world(config.compute) as world:
-        losses_at([0.1, 0.1], config, world)
-    return exchanges
-
-
-def test_ranks_exchange_gradients_once_a_step(config: Config) -> None:
-    assert run_ranks(2, exchanges_of, changed(config, optim__accumulate=4)) == [[2], [2]]

@@ -13,11 +13,7 @@ from conftest import HOSTILE, Shown, answers_of, changed, write_photo
 from PIL import Image
 from torch import Tensor
 
-from image_classifier.config import (
-    Config,
-    DataConfig,
-    flatten,
-)
+from image_classifier.config import Config, DataConfig, flatten
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.samples import LEFT_OUT
@@ -129,8 +125,8 @@ def test_every_class_has_its_row_and_the_worst_is_first(tmp_path: Path) -> None:
 
 def test_the_result_comes_first_then_a_matrix_or_a_list_of_pairs(tmp_path: Path) -> None:
     shown = page(tmp_path, ("ant", "bee", "cow"), counts(3))
-    facts = ["90.00%", "75.00%", "1.9000", "15.0%", "925", "3.0%"]
-    assert [word for word in shown.words if word in facts][:6] == [*facts[:2], *facts[2:]]
+    facts = ["90.00%", "75.00%", "1.9000", "925", "3.0%", "15.0%"]
+    assert [word for word in shown.words if word in facts][:6] == facts
     matrix, _ = shown.tables
     assert matrix == [
         ["", "ant", "bee", "cow"],
@@ -154,8 +150,6 @@ def test_curves_of_any_values_are_drawn(tmp_path: Path, loss: float) -> None:
         drawn = [value for value in shown.values if re.fullmatch(r"[-\d., e]+", value)]
         assert not re.search("nan|inf", " ".join(drawn))
         assert ("polyline" in shown.tags) == bool(logged)
-        if rows[-1] in logged and loss != 0:
-            assert any(word.endswith(f" {loss:.4g}") for word in shown.words) or len(logged) == 1
 
 
 @pytest.mark.parametrize(
