@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
-from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config
+from ...config import PREPARED_QUALITY, PREPARED_SIDE
 from ...data import (
     MEMORY_SHARE,
     OFF,
@@ -64,10 +64,7 @@ def prefetch(setup: Setup) -> Variants:
     """
     config = streamed(setup)
     depths = sorted({1, 4, 16, config.data.prefetch_batches})
-    return {
-        f"{depth} ahead": Variant(with_knobs(config, data__prefetch_batches=depth))
-        for depth in depths
-    }
+    return {f"{n} ahead": Variant(with_knobs(config, data__prefetch_batches=n)) for n in depths}
 
 
 def persistent_workers(setup: Setup) -> Variants:
@@ -78,9 +75,7 @@ def persistent_workers(setup: Setup) -> Variants:
     - Knob: none, always on; `persistent_workers=True` of torch's DataLoader, which is measured.
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
     """
-    return compare_loaders(
-        setup, {"new in each epoch": {"persistent": False}, "kept": {"persistent": True}}
-    )
+    return compare_loaders(setup, "persistent", {"new in each epoch": False, "kept": True})
 
 
 def pin_memory(setup: Setup) -> Variants:
@@ -93,7 +88,7 @@ def pin_memory(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
     """
     need_gpu(setup)
-    return compare_loaders(setup, {"pageable": {"pin": False}, "pinned": {"pin": True}})
+    return compare_loaders(setup, "pin", {"pageable": False, "pinned": True})
 
 
 def non_blocking(setup: Setup) -> Variants:
@@ -108,9 +103,7 @@ def non_blocking(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
     """
     need_gpu(setup)
-    return compare_loaders(
-        setup, {"blocking": {"copy": "blocking"}, "side stream": {"copy": "side stream"}}
-    )
+    return compare_loaders(setup, "copy", {"blocking": "blocking", "side stream": "side stream"})
 
 
 def uint8(setup: Setup) -> Variants:
@@ -121,9 +114,7 @@ def uint8(setup: Setup) -> Variants:
     - Knob: none, always on. Measured with torch's DataLoader.
     - Source: <https://docs.nvidia.com/deeplearning/dali/user-guide/docs/>, which does the same
     """
-    return compare_loaders(
-        setup, {"float32 from workers": {"as_float": True}, "uint8": {"as_float": False}}
-    )
+    return compare_loaders(setup, "as_float", {"float32 from workers": True, "uint8": False})
 
 
 def shared_batches(setup: Setup) -> Variants:
@@ -137,18 +128,13 @@ def shared_batches(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
     """
     config = streamed(setup)
-    return {
-        "collated": Variant(config, use_dataloader),
-        "shared": Variant(config),
-    }
+    return {"collated": Variant(config, use_dataloader), "shared": Variant(config)}
 
 
-def compare_loaders(setup: Setup, options: dict[str, dict[str, Any]]) -> Variants:
-    """Variants that differ in how they use torch's DataLoader."""
+def compare_loaders(setup: Setup, option: str, values: dict[str, Any]) -> Variants:
+    """Variants that differ in an option of `use_dataloader`."""
     config = streamed(setup)
-    return {
-        name: Variant(config, partial(use_dataloader, **chosen)) for name, chosen in options.items()
-    }
+    return {n: Variant(config, partial(use_dataloader, **{option: v})) for n, v in values.items()}
 
 
 class PlainDataset(Dataset):
@@ -200,20 +186,13 @@ def use_dataloader(
         if copy == "side stream":
             yield from CopyAhead(host_batches, run.world)
         for host in host_batches:
-            yield Batch(
-                *(tensor.to(device, non_blocking=copy == "non-blocking") for tensor in host)
-            )
+            yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 
     run.batches, run.restarts_workers = batches, not persistent
     if as_float:
-        layout = run.normalize.memory_format
-        run.augment = build_augment(
-            run.config.augment,
-            data,
-            lambda images: images.contiguous(memory_format=layout),
-            run.world,
-            run.config.seed,
-        )
+        plain = partial(Tensor.contiguous, memory_format=run.normalize.memory_format)
+        config = run.config
+        run.augment = build_augment(config.augment, data, plain, run.world, config.seed)
 
 
 def resident(setup: Setup) -> Variants:
@@ -241,22 +220,18 @@ def resident(setup: Setup) -> Variants:
     fits[setup.config.data.where] = True  # it is there already
     if sum(fits.values()) == 1:
         raise UnavailableError(f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory")
-    workers = {"stream": streamed(setup).data.workers}
-    return {
-        where: Variant(
-            with_knobs(
-                config, data__where=where, data__workers=workers.get(where, config.data.workers)
-            ),
-            is_choice=config.augment.crop != "resized",  # else the pixels change
+    plain = config.data.workers
+    configs = {
+        where: with_knobs(
+            config,
+            data__where=where,
+            data__workers=max(1, int(plain)) if where == "stream" else plain,
         )
         for where in fits
         if fits[where]
     }
-
-
-def files_only(config: Config) -> Config:
-    """`config`, which reads the original files."""
-    return with_knobs(config, data__cache=OFF)
+    is_same = config.augment.crop != "resized"  # else the pixels change
+    return {where: Variant(changed, is_choice=is_same) for where, changed in configs.items()}
 
 
 def prepared(setup: Setup) -> Variants:
@@ -273,16 +248,15 @@ def prepared(setup: Setup) -> Variants:
     if source.paths is None:
         raise UnavailableError("needs photographs in files; these images are in memory")
     if source.recipe:
-        return {
-            "files": Variant(files_only(config), is_choice=False),
-            f"prepared, {source.recipe}": Variant(config, is_choice=False),
-        }
+        files = with_knobs(config, data__cache=OFF)
+        configs = {"files": files, f"prepared, {source.recipe}": config}
+        return {name: Variant(found, is_choice=False) for name, found in configs.items()}
     root = setup.folder / SAMPLE
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)
     link_sample(setup, root / "images", count)
     config = with_knobs(config, data__name="folder", data__root=str(root / "images"), data__limit=0)
-    variants = {"files": Variant(files_only(config), is_choice=False)}
+    variants = {"files": Variant(with_knobs(config, data__cache=OFF), is_choice=False)}
     for form in ("jpeg", "raw"):
         cached = with_knobs(config, data__cache=str(root / form))
         recipe = Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY)

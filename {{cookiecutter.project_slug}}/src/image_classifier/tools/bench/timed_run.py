@@ -24,7 +24,9 @@ from ...runtime.seeding import seed_everything, seed_layers
 from ...train import init_model, train_step, wrap_ddp
 from ...train_state import TrainState
 
-cudnn = torch.backends.cudnn
+CUDNN = torch.backends.cudnn
+FLAGS = [(CUDNN, name) for name in ("benchmark", "deterministic", "allow_tf32")]
+FLAGS += [(torch.utils.deterministic, "fill_uninitialized_memory")]
 
 
 def read_switches() -> list[Any]:
@@ -33,19 +35,18 @@ def read_switches() -> list[Any]:
         torch.get_num_threads(),
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
-        *(cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32),
+        *(getattr(owner, name) for owner, name in FLAGS),
     ]
 
 
 def set_switches(values: list[Any]) -> None:
     """Set all of them."""
-    threads, precision, deterministic, fill, *flags = values
+    threads, precision, deterministic, *flags = values
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
     torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
-    cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = flags
+    for (owner, name), value in zip(FLAGS, flags, strict=True):
+        setattr(owner, name, value)
 
 
 @contextmanager

@@ -27,10 +27,8 @@ def on_device(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
     need_gpu(setup)
-    return {
-        "created on the CPU": Variant(setup.config, create_on_cpu),
-        "on the device": Variant(setup.config),
-    }
+    slow = Variant(setup.config, create_on_cpu)
+    return {"created on the CPU": slow, "on the device": Variant(setup.config)}
 
 
 class CreateOnCPU(TorchFunctionMode):
@@ -70,10 +68,8 @@ def item(setup: Setup) -> Variants:
     def read_loss(run: TimedRun) -> None:
         run.after_step = run.loss.item
 
-    return {
-        "loss.item() in each step": Variant(setup.config, read_loss),
-        "nothing is read": Variant(setup.config),
-    }
+    slow = Variant(setup.config, read_loss)
+    return {"loss.item() in each step": slow, "nothing is read": Variant(setup.config)}
 
 
 def empty_cache(setup: Setup) -> Variants:
@@ -102,11 +98,8 @@ def inference_mode(setup: Setup) -> Variants:
     - Knob: none, always on; timed here as forward passes without training.
     - Source: <https://docs.pytorch.org/docs/stable/notes/autograd.html>
     """
-    contexts = {
-        "neither": nullcontext,
-        "no_grad": torch.no_grad,
-        "inference_mode": torch.inference_mode,
-    }
+    modes = {"neither": nullcontext, "no_grad": torch.no_grad}
+    contexts = modes | {"inference_mode": torch.inference_mode}
     return {name: Variant(setup.config, evaluate_in(mode)) for name, mode in contexts.items()}
 
 
@@ -159,9 +152,7 @@ def profiler(setup: Setup) -> Variants:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line in each round
         activities = [ProfilerActivity.CPU]
         activities += [ProfilerActivity.CUDA] * (run.world.device.type == "cuda")
-        options = dict.fromkeys(
-            ("record_shapes", "profile_memory", "with_stack", "acc_events"), True
-        )
-        run.around = lambda: profile(activities=activities, **options)
+        names = ("record_shapes", "profile_memory", "with_stack", "acc_events")
+        run.around = lambda: profile(activities=activities, **dict.fromkeys(names, True))
 
     return {"off": Variant(setup.config), "recording": Variant(setup.config, record)}
