@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +37,7 @@ class Run:
 class Group:
     """Runs of one recipe, by seed."""
 
-    name: str  # a letter
+    name: str  # A, B, ... Z, 27, ...
     runs: dict[int, Run]  # in the order of the seeds
 
     @property
@@ -52,7 +53,8 @@ def open_groups(folders: Sequence[str]) -> list[Group]:
     all configs are equal, each run is a group.
 
     Raises:
-        UserError: if there are fewer than two groups, or a run cannot be read.
+        UserError: if there are fewer than two groups, two runs of a group have the same seed, or a
+            run cannot be read.
     """
     groups: dict[str, list[Run]] = {}
     for folder in map(Path, folders):
@@ -69,24 +71,15 @@ def open_groups(folders: Sequence[str]) -> list[Group]:
         members = [[run] for run in members[0]]
     if len(members) < 2:
         raise UserError("there is nothing to compare with: name two runs, or two folders of runs")
-    return [make_group(number, runs) for number, runs in enumerate(members)]
-
-
-def make_group(number: int, runs: list[Run]) -> Group:
-    """A group, named A, B, ... Z, 27, ...
-
-    Raises:
-        UserError: if two runs have the same seed.
-    """
-    by_seed: dict[int, Run] = {}
-    for run in sorted(runs, key=lambda run: run.seed):
-        other = by_seed.setdefault(run.seed, run)
-        if other is not run:
+    found = [sorted(runs, key=lambda run: run.seed) for runs in members]
+    for one, other in (pair for runs in found for pair in pairwise(runs)):
+        if one.seed == other.seed:
             raise UserError(
-                f"{str(other.folder)!a} and {str(run.folder)!a} are in one group, and both have "
-                f"--seed {run.seed}: leave one of them out"
+                f"{str(one.folder)!a} and {str(other.folder)!a} are in one group, and both have "
+                f"--seed {one.seed}: leave one of them out"
             )
-    return Group(chr(ord("A") + number) if number < 26 else str(number + 1), by_seed)
+    names = [chr(ord("A") + n) if n < 26 else str(n + 1) for n in range(len(found))]
+    return [Group(n, {run.seed: run for run in g}) for n, g in zip(names, found, strict=True)]
 
 
 def read_run(folder: Path) -> Run:

@@ -19,7 +19,8 @@ def export(options: ExportOptions) -> None:
 
     Raises:
         UserError: if there is no such run, its images cannot be read, or a library is missing.
-        FaultError: if a file predicts otherwise than the model, or the model makes no graph.
+        FaultError: if a file cannot be written or predicts otherwise than the model, or torch makes
+            no graph of the model.
     """
     if "onnx" in options.format:
         check_libraries()
@@ -49,17 +50,8 @@ def export(options: ExportOptions) -> None:
         content, predict = FORMATS[name](module)
         result = verify(predict, reference, options.tolerance)
         path = folder / f"model.{name}"
-        write_file(path, content)
+        try:
+            write_whole(path, lambda file, content=content: file.write(content))
+        except OSError as error:
+            raise FaultError(f"cannot write {str(path)!a}: {error.strerror}") from error
         print(f"{str(path)!a}: {len(content) / 1e6:,.1f} MB; {result}")
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file that appears whole.
-
-    Raises:
-        FaultError: if it cannot be written.
-    """
-    try:
-        write_whole(path, lambda file: file.write(content))
-    except OSError as error:
-        raise FaultError(f"cannot write {str(path)!a}: {error.strerror}") from error

@@ -81,11 +81,8 @@ def safetensors(module: ExportModule) -> tuple[bytes, Predict]:
     return content, lambda images: torch.func.functional_call(module, loaded, images)
 
 
-FORMATS: dict[str, Callable[[ExportModule], tuple[bytes, Predict]]] = {
-    "onnx": onnx,
-    "pt2": pt2,
-    "safetensors": safetensors,
-}
+Format = Callable[[ExportModule], tuple[bytes, Predict]]
+FORMATS: dict[str, Format] = {"onnx": onnx, "pt2": pt2, "safetensors": safetensors}
 
 
 def check_libraries() -> None:

@@ -63,13 +63,13 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         centre_crop(pixels, square)
         planes = square[None].permute(0, 3, 1, 2)
         if is_raw:
-            inputs.append(normalize(planes))
-            squares.append(inputs[-1])
-            logits = model(inputs[-1])
+            given = crop = normalize(planes)
+            logits = model(crop)
         else:
-            inputs.append(pixels[None])
-            squares.append(square[None])
+            given, crop = pixels[None], square[None]
             logits = sum(weight * model(view) for view, weight in normalize.views(planes))
+        inputs.append(given)
+        squares.append(crop)
         probabilities.append(logits.softmax(1))
         num_right += int(logits.argmax()) == label
     if not inputs:
@@ -93,8 +93,7 @@ def verify(predict: Predict, reference: Reference, tolerance: float) -> str:
     """
     expected = reference.probabilities
     found = torch.cat([*map(predict, reference.inputs), predict(reference.batch)])
-    if reference.is_raw:
-        found = found.softmax(1)
+    found = found.softmax(1) if reference.is_raw else found
     wanted = torch.cat([expected, expected[torch.arange(BATCH) % len(expected)]])
     largest = (found - wanted).abs().max()
     num_same = int((found[: len(expected)].argmax(1) == expected.argmax(1)).sum())

@@ -17,10 +17,7 @@ import torch
 from conftest import changed
 
 from image_classifier.cli import main
-from image_classifier.config import (
-    ComputeConfig,
-    UserError,
-)
+from image_classifier.config import ComputeConfig, UserError
 from image_classifier.data.loader import EvalData
 from image_classifier.evaluate import (
     LoadedModel,
@@ -41,20 +38,10 @@ HOSTILE = [b"a\nb.jpg", b'q",.jpg', b"\x1b[2J.jpg", b"\xff.jpg", "é 名.jpg".en
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run that has learned little."""
     folder = str(tmp_path_factory.mktemp("predict") / "run")
-    config = changed(
-        smoke(),
-        epochs=1,
-        data__name="folder",
-        data__root=str(photos),
-        data__batch_size=4,
-        data__limit=0,
-        data__workers=0,
-        augment__tta="flip",
-        optim__warmup_epochs=0,
-        run__dir=folder,
-        run__trackers=(),
-    )
-    train(config)
+    data = {"data__name": "folder", "data__root": str(photos), "data__limit": 0}
+    data |= {"data__batch_size": 4, "data__workers": 0, "augment__tta": "flip"}
+    config = changed(smoke(), epochs=1, optim__warmup_epochs=0, **data)
+    train(changed(config, run__dir=folder, run__trackers=()))
     return folder
 
 
