@@ -23,11 +23,7 @@ from image_classifier.augment import (
     mixup_cutmix,
     resized_crop,
 )
-from image_classifier.config import (
-    AugmentConfig,
-    Config,
-    UserError,
-)
+from image_classifier.config import AugmentConfig, Config
 from image_classifier.data.crops import (
     BOX_DRAWS,
     centre_crop,
@@ -39,6 +35,7 @@ from image_classifier.data.crops import (
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import build_policy
+from image_classifier.errors import UserError
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize, shift_and_flip
 from image_classifier.runtime.distributed import World

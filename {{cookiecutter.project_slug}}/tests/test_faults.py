@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.checkpoint import SaveError
-from image_classifier.config import Config, FaultError, UserError
+from image_classifier.config import Config
+from image_classifier.errors import FaultError, UserError
 from image_classifier.models import read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision

@@ -24,10 +24,10 @@ from image_classifier.config import (
     Config,
     ModelConfig,
     RunConfig,
-    UserError,
     flatten,
 )
 from image_classifier.data.datasets.source import Source
+from image_classifier.errors import UserError
 from image_classifier.models import (
     build_model,
     load_best,

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
-from .config import AugmentConfig, UserError
+from .config import AugmentConfig
 from .data import BOX_DRAWS, Batch, TrainData, fits_device, random_boxes
+from .errors import UserError
 from .preprocess import Normalize, reflect, shift_and_flip
 from .runtime import seeding
 from .runtime.distributed import World

@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from .config import FREE_TO_CHANGE, Config, FaultError, UserError, flag, flatten
+from .config import FREE_TO_CHANGE, Config, flag, flatten
 from .data import READ_FILES, Source, are_replaced, difference
+from .errors import FaultError, UserError
 from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
 from .runtime.console import some

@@ -6,47 +6,12 @@ To add a knob: a field with its comment; a number also has its range, `within(de
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
-
-# Exit codes. A run that a signal ended and that saved everything exits with 128 + the signal.
-EXIT_DONE, EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-EXIT_PEER_LOST, EXIT_RESTART = 74, 75  # another rank is gone; "start me again"
-
-
-def choose(what: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry `name` of a table of `what`: models, datasets, commands.
-
-    Raises:
-        UserError: if there is none; it lists the names and suggests the closest one.
-    """
-    if name not in table:
-        names = ", ".join(table)
-        raise UserError(f"no {what} {name!r}; there are: {names}{did_you_mean(name, table)}")
-    return table[name]
-
-
-def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
-    """`; did you mean a or b?` for the names in `known` that are most like `name`, or nothing."""
-    near = get_close_matches(name, list(known), most, cutoff)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-class UserError(ValueError):
-    """A mistake that the user can correct: shown as one line, exit code 2."""
-
-
-class FaultError(RuntimeError):
-    """A fault around the run, such as a full disk or a killed process: shown as one line."""
-
-    code = 1  # exit code of the process
-
+from .errors import UserError
 
 LARGE = 1e9
 POLICY = re.compile(r"none|trivialaugment|randaugment(-m([1-2]?\d|30))?(-n([1-9]|10))?")

@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..config import Config, UserError, unflatten
+from ..config import Config, unflatten
+from ..errors import UserError
 from ..runtime.files import open_plain
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import Config, FaultError, flatten
+from ..config import Config, flatten
 from ..data import EvalData, TrainData
+from ..errors import FaultError
 from ..evaluate import Scores
 from ..precision import Precision
 from ..predictions import phrase, scores_text

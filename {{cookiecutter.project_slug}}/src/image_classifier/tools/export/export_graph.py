@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ...augment import reflect
-from ...config import FaultError
+from ...errors import FaultError
 from ...evaluate import LoadedModel
 from ...preprocess import VIEWS
 

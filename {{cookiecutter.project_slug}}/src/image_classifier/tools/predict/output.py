@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...config import FaultError, UserError
+from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import read_object, remove_leftovers, write_json, write_whole
 

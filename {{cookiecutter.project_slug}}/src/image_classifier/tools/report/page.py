@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...config import Config, FaultError, UserError, flatten
+from ...config import Config, flatten
 from ...data import Source
+from ...errors import FaultError, UserError
 from ...predictions import Calibration, Predictions, calibrate
 from ...runtime.files import read_object, read_rows, write_text
 from .. import html
