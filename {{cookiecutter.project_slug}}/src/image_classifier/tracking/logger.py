@@ -270,7 +270,9 @@ class RunLogger:
         if self.world.is_main:
             if self.trackers.open:
                 images = {"confusion": confusion_image(scores.confusion)}
-                self.trackers.tell("images", self.step_done, images | self.page.sheets(predictions))
+                self.trackers.tell(
+                    "images", self.step_done, images | self.page.contact_sheets(predictions)
+                )
             path = self.folder / "predictions.safetensors"
             try:
                 predictions.save(path, self.step_done)
@@ -384,7 +386,7 @@ class NoPage:
 
     restate = record_augmented_samples = write
 
-    def sheets(self, _: object) -> dict:
+    def contact_sheets(self, _: object) -> dict:
         """No images."""
         return {}
 

@@ -76,7 +76,7 @@ class Page:
         self.written = time.monotonic()
         self.took_seconds = self.written - began
 
-    def sheets(self, predictions: Predictions) -> dict[str, np.ndarray]:
+    def contact_sheets(self, predictions: Predictions) -> dict[str, np.ndarray]:
         """Contact sheets by name, for trackers: each (height, width, 3) uint8."""
         errors = (read_image(predictions.source, n) for n in predictions.worst(PICTURES))
         images = {"mistakes": [pixels for pixels in errors if pixels is not None]}

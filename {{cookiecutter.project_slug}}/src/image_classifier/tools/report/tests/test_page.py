@@ -254,7 +254,7 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(
     first = words.index("Most confident mistakes") + 2
     name, truth = source.classes[answer[7]], source.classes[source.labels[7]]
     assert words[first : first + 4] == [name, "80%", truth, "20%"]
-    sheets = Page(tmp_path).sheets(answers)  # for trackers
+    sheets = Page(tmp_path).contact_sheets(answers)  # for trackers
     assert {kind: sheet.shape for kind, sheet in sheets.items()} == {"mistakes": (96, 768, 3)}
     assert (sheets["mistakes"][:, 192:] == 255).all()  # nothing after the two
     assert not (sheets["mistakes"][:, 96:192] == 255).all()
