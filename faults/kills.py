@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 from image_classifier.checkpoint import Checkpoints
-from image_classifier.config import Config, UserError
+from image_classifier.config import Config
 from image_classifier.data.datasets import open_dataset
+from image_classifier.errors import UserError
 from image_classifier.models import DamagedError, read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision

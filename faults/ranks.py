@@ -8,7 +8,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from image_classifier.config import Config, UserError
+from image_classifier.config import Config
+from image_classifier.errors import UserError
 
 from .children import (
     FAST,

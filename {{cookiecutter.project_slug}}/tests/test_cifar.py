@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from torchvision import datasets
 
-from image_classifier.config import DataConfig, UserError
+from image_classifier.config import DataConfig
 from image_classifier.data.datasets import open_dataset
+from image_classifier.errors import UserError
 
 DOWNLOAD = datasets.cifar.download_and_extract_archive
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import SMOKE, run_alone
 
 from image_classifier.cli import commands, main
-from image_classifier.config import EXIT_DONE, EXIT_FAULT
+from image_classifier.errors import EXIT_DONE, EXIT_FAULT
 from image_classifier.runtime.console import lasting_output
 
 FULL = "cannot write to standard output: No space left on device"

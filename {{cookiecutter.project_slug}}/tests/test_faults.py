@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.checkpoint import SaveError
-from image_classifier.config import Config, FaultError, UserError
+from image_classifier.config import Config
+from image_classifier.errors import FaultError, UserError
 from image_classifier.models import read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
@@ -222,7 +223,7 @@ def test_where_one_image_is_too_much_the_message_says_what_uses_the_memory(
     with pytest.raises(FaultError, match=message) as error:
         train(changed(config, optim__accumulate=16))
     assert error.value.code == 1
-    assert "averaged weights" not in str(error.value)  # of which there are none
+    assert "averaged weights" not in str(error.value)  # there are none
 
 
 # Numbers that are not finite

@@ -8,10 +8,11 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier import precision_probe
-from image_classifier.config import Config, UserError
+from image_classifier import precision as precision_module
+from image_classifier.config import Config
 from image_classifier.data.datasets.prepared import read_manifest
 from image_classifier.data.loader import TrainData
+from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.heartbeat import ranks_in
 from image_classifier.train import train
@@ -43,15 +44,15 @@ def test_a_measured_precision_that_is_damaged_is_measured_again(
     damaged: bytes, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rounds = [(3.0, 1.0)]
-    monkeypatch.setattr(precision_probe, "measure", lambda *_: rounds)
+    monkeypatch.setattr(precision_module, "measure", lambda *_: rounds)
     config = changed(config, precision="auto", data__cache=str(tmp_path))
     data = TrainData(config, CPU)
     for content in (
         damaged,
-        json.dumps({precision_probe.machine_key(config): None}).encode().replace(b"null", damaged),
+        json.dumps({precision_module.machine_key(config): None}).encode().replace(b"null", damaged),
     ):
         (tmp_path / "precision.json").write_bytes(content)
-        said = [precision_probe.settle_precision(config, data, CPU)[1] for _ in range(2)]
+        said = [precision_module.settle_precision(config, data, CPU)[1] for _ in range(2)]
         assert [line.split(", ")[1] for line in said] == ["measured now", "measured before"]
 
 

@@ -11,9 +11,10 @@ import torch
 from conftest import write_photo
 from PIL import Image
 
-from image_classifier.config import DataConfig, UserError
+from image_classifier.config import DataConfig
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.decode import read_image
+from image_classifier.errors import UserError
 
 SPLITS = ("train", "val")
 

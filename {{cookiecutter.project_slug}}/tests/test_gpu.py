@@ -10,12 +10,13 @@ import torch
 from conftest import changed
 
 from image_classifier import train as train_module
-from image_classifier.config import Config, FaultError
+from image_classifier.config import Config
 from image_classifier.data.loader import (
     Batch,
     CopyAhead,
     TrainData,
 )
+from image_classifier.errors import FaultError
 from image_classifier.models import read_checkpoint
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import attempt

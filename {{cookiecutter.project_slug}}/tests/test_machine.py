@@ -10,7 +10,8 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from image_classifier.config import ComputeConfig, UserError
+from image_classifier.config import ComputeConfig
+from image_classifier.errors import UserError
 from image_classifier.runtime import distributed, machine
 from image_classifier.runtime.distributed import choose_device
 from image_classifier.runtime.launch import attempt

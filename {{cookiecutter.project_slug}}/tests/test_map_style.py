@@ -10,10 +10,11 @@ from conftest import changed
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from image_classifier.config import Config, UserError
+from image_classifier.config import Config
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.map_style import to_pixels
 from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 

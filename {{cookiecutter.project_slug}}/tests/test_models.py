@@ -8,11 +8,8 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torchvision.models import get_model
 
-from image_classifier.config import (
-    ModelConfig,
-    OptimConfig,
-    UserError,
-)
+from image_classifier.config import ModelConfig, OptimConfig
+from image_classifier.errors import UserError
 from image_classifier.models import MODELS, build_model, find_head
 from image_classifier.optim import build_optimizer
 from image_classifier.presets import PRESETS

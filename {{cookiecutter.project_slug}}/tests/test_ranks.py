@@ -20,12 +20,9 @@ from conftest import is_alive, job_of, losses, run_ranks, start
 from torch import Tensor
 
 from image_classifier import train as train_module
-from image_classifier.config import (
-    EXIT_RESTART,
-    Config,
-    UserError,
-)
+from image_classifier.config import Config
 from image_classifier.data import loader
+from image_classifier.errors import EXIT_RESTART, UserError
 from image_classifier.models import pretrained
 from image_classifier.optim import build_loss
 from image_classifier.runtime import consensus, heartbeat, launch

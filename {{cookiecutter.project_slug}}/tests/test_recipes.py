@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 from image_classifier.augment import build_size
-from image_classifier.config import ModelConfig, UserError
+from image_classifier.config import ModelConfig
+from image_classifier.errors import UserError
 from image_classifier.models import build_model
 from image_classifier.models.surgery import blurred, leave_out
 from image_classifier.models.vit import positions

@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_flatten
 from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.checkpoint import Checkpoints
-from image_classifier.config import Config, UserError
+from image_classifier.config import Config
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.loader import Batch, TrainData
+from image_classifier.errors import UserError
 from image_classifier.models import (
     DamagedError,
     load_best,

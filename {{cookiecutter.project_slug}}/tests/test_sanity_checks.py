@@ -17,11 +17,7 @@ from conftest import changed
 from PIL import Image
 
 from image_classifier.cli import main
-from image_classifier.config import (
-    Config,
-    DataConfig,
-    UserError,
-)
+from image_classifier.config import Config, DataConfig
 from image_classifier.data import loader, shared_memory
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
@@ -33,6 +29,7 @@ from image_classifier.data.loader import (
 )
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
+from image_classifier.errors import UserError
 from image_classifier.evaluate import Scores, evaluate_run
 from image_classifier.models import build_model
 from image_classifier.optim import build_schedule

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from image_classifier.config import DataConfig, UserError
+from image_classifier.config import DataConfig
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
+from image_classifier.errors import UserError
 
 LABELS, CLASSES = torch.arange(6) % 2, ("ant", "bee")
 PIXELS = torch.randint(256, (6, 4, 5, 3), generator=torch.Generator().manual_seed(0)).byte()

@@ -13,9 +13,9 @@ from image_classifier.config import (
     AugmentConfig,
     Config,
     ModelConfig,
-    UserError,
 )
 from image_classifier.data.loader import TrainData
+from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate_run
 from image_classifier.models import build_model
 from image_classifier.models.airbench import Airbench

@@ -19,7 +19,7 @@ import torch
 from conftest import changed, is_alive, run_alone, write_photo
 from PIL import Image, ImageOps
 
-from image_classifier.config import Config, FaultError, UserError
+from image_classifier.config import Config
 from image_classifier.data import autotune
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
@@ -34,6 +34,7 @@ from image_classifier.data.shared_memory import (
     SharedMemoryLoader,
     slots_bytes,
 )
+from image_classifier.errors import FaultError, UserError
 from image_classifier.runtime.distributed import World
 
 CPU = World(torch.device("cpu"))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier.config import Config, UserError
+from image_classifier.config import Config
+from image_classifier.errors import UserError
 from image_classifier.tracking import trackers
 from image_classifier.tracking.trackers import (
     Tracker,

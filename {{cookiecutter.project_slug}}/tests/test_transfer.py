@@ -14,12 +14,8 @@ from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
 from torch import Tensor, nn
 
-from image_classifier.config import (
-    Config,
-    ModelConfig,
-    RunConfig,
-    UserError,
-)
+from image_classifier.config import Config, ModelConfig, RunConfig
+from image_classifier.errors import UserError
 from image_classifier.models import (
     PretrainedWeights,
     build_model,

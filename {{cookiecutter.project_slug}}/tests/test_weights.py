@@ -26,9 +26,9 @@ from image_classifier.config import (
     ComputeConfig,
     Config,
     RunConfig,
-    UserError,
 )
 from image_classifier.data.datasets.source import Source
+from image_classifier.errors import UserError
 from image_classifier.models import (
     Best,
     load_best,

@@ -18,17 +18,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from .config import (
-    EXIT_DONE,
-    EXIT_FAULT,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    ComputeConfig,
-    Config,
-    RunConfig,
-    UserError,
-    choose,
-)
+from .config import ComputeConfig, Config, RunConfig
+from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, UserError, choose
 from .presets import PRESETS
 from .runtime.command_line import HELP, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from .config import UserError
 from .data import LEFT_OUT, Source
+from .errors import UserError
 from .runtime.console import printable
 from .runtime.files import write_whole
 

@@ -23,8 +23,7 @@ from .optim import (
     set_frozen,
     set_lr,
 )
-from .precision import Precision
-from .precision_probe import settle_precision
+from .precision import Precision, settle_precision
 from .preprocess import Normalize
 from .runtime.consensus import AsyncConsensus
 from .runtime.distributed import World, join_world

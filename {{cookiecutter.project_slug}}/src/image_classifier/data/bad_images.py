@@ -12,7 +12,8 @@ import os
 from pathlib import Path
 from threading import Lock
 
-from ..config import DataConfig, FaultError
+from ..config import DataConfig
+from ..errors import FaultError
 from ..runtime.console import printable_path
 from .datasets.source import Source
 from .decode import BadImageError

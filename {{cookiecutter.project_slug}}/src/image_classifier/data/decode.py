@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..config import FaultError, UserError
+from ..errors import FaultError, UserError
 from ..runtime.files import open_plain
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")

@@ -15,7 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..config import Config, DataConfig, RunConfig, UserError
+from ..config import Config, DataConfig, RunConfig
+from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.profiler import phase

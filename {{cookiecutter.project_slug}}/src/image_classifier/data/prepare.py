@@ -24,7 +24,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..config import DataConfig, UserError
+from ..config import DataConfig
+from ..errors import UserError
 from ..runtime.console import clock, gigabytes, say
 from ..runtime.files import lock_file, remove_leftovers, write_json, write_whole
 from ..runtime.machine import num_cores

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..config import FaultError, RunConfig, UserError
+from ..config import RunConfig
+from ..errors import FaultError, UserError
 from ..runtime.machine import hand_back_memory
 from ..runtime.signals import NUMBERS
 from .samples import LEFT_OUT, Samples

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from ..config import ModelConfig, UserError
+from ..config import ModelConfig
+from ..errors import UserError
 from .resnet9 import largest
 
 PATCH = 2  # side of the filters of the first layer, in pixels

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from ..config import ModelConfig, RunConfig, UserError
+from ..config import ModelConfig, RunConfig
+from ..errors import UserError
 from ..runtime.console import some
 from ..runtime.distributed import World
 from .blocks import find_head

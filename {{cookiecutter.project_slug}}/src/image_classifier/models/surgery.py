@@ -5,7 +5,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, dropout
 
-from ..config import ModelConfig, UserError
+from ..config import ModelConfig
+from ..errors import UserError
 from .blocks import find_head
 
 # Residual blocks by the name of their class, and the last layer of each of their branches: ours;

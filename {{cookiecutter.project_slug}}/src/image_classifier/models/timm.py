@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from ..config import ModelConfig, UserError, did_you_mean
+from ..config import ModelConfig
+from ..errors import UserError, did_you_mean
 from .torchvision import adapted, size_misfit
 
 PREFIX = "timm/"

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import ModelConfig, UserError, did_you_mean
+from ..config import ModelConfig
+from ..errors import UserError, did_you_mean
 from .surgery import drop_before_head
 
 SMALL_IMAGE = 64  # pixels, up to which `stem = auto` keeps full resolution

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..config import ModelConfig, UserError
+from ..config import ModelConfig
+from ..errors import UserError
 
 PATCH = 16  # side of a patch, in pixels
 WIDTH, DEPTH, HEADS, MLP_RATIO = 384, 12, 6, 4  # ViT-S

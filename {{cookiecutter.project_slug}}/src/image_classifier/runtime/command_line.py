@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..config import Config, UserError, choose, flag, out_of_range
+from ..config import Config, flag, out_of_range
+from ..errors import UserError, choose
 from ..presets import PRESETS, shortened
 
 # Words without a flag, by their fields: their name in the help, and an example.

@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..config import ComputeConfig, RunConfig, UserError
+from ..config import ComputeConfig, RunConfig
+from ..errors import UserError
 from .launch import STORE
 from .machine import end_with_parent, find_accelerator, keep_freed_memory, num_threads
 

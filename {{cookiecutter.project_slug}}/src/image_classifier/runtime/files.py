@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from ..config import UserError
+from ..errors import UserError
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..config import EXIT_PEER_LOST, FaultError, RunConfig
+from ..config import RunConfig
+from ..errors import EXIT_PEER_LOST, FaultError
 from .distributed import World, is_peer_failure
 from .files import read_rows
 from .profiler import line_of

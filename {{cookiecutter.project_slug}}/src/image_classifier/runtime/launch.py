@@ -16,16 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from ..config import (
-    EXIT_DONE,
-    EXIT_FAULT,
-    EXIT_PEER_LOST,
-    EXIT_RESTART,
-    ComputeConfig,
-    FaultError,
-    RunConfig,
-    UserError,
-)
+from ..config import ComputeConfig, RunConfig
+from ..errors import EXIT_DONE, EXIT_FAULT, EXIT_PEER_LOST, EXIT_RESTART, FaultError, UserError
 from .console import printable
 from .signals import obeyed
 

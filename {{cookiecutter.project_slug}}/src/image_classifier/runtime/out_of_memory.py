@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ..config import EXIT_RESTART, Config, FaultError
+from ..config import Config
+from ..errors import EXIT_RESTART, FaultError
 from .distributed import World
 from .files import read_object, write_json
 

@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 import torch
 
-from ..config import Config, UserError
+from ..config import Config
+from ..errors import UserError
 from .distributed import World
 from .files import lock_file, remove_leftovers, write_json
 from .machine import device_name

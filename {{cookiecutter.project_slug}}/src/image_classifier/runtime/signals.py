@@ -6,7 +6,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from ..config import FaultError
+from ..errors import FaultError
 
 # What schedulers, terminals and `kill` send to a job that should end.
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

@@ -20,12 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import Config, FaultError, flatten
+from ..config import Config
 from ..data import EvalData, TrainData
+from ..errors import FaultError
 from ..evaluate import Scores
 from ..precision import Precision
 from ..predictions import phrase, scores_text
 from ..preprocess import denormalize
+from ..runtime.config_dict import flatten
 from ..runtime.console import clock, printable
 from ..runtime.distributed import World
 from ..runtime.files import append_lines, forget_rows_after, write_json

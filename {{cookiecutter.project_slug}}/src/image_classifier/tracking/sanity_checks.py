@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..config import Config, UserError, flag
+from ..config import Config, flag
 from ..data import EvalData, TrainData, check_numbers, highest_in_file, is_dark, scale_of_grey
+from ..errors import UserError
 from ..runtime.console import some
 from .flops import blank_forward
 from .trackers import check_installed

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from ...config import DataConfig, FaultError, UserError, choose
+from ...config import DataConfig
+from ...errors import FaultError, UserError, choose
 from ...runtime.seeding import DATASET, seeded
 from .cifar import cifar10, cifar100
 from .folder import folder

@@ -2,7 +2,8 @@
 
 import torch
 
-from ...config import DataConfig, UserError
+from ...config import DataConfig
+from ...errors import UserError
 from .source import Source
 
 CUSTOM = "CIFAR has no validation images of its own: as is customary, its test images are used"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ...config import DataConfig, UserError
+from ...config import DataConfig
+from ...errors import UserError
 from ...runtime.console import printable
 from ..decode import SUFFIXES
 from .paths import PathList

@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from ...config import UserError
+from ...errors import UserError
 from ..decode import to_rgb, unreadable
 from .source import Source, SourceError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...config import UserError
+from ...errors import UserError
 
 STAT_THREADS = 4  # no faster than one on a disk; on a network each waits for its own answer
 STAT_TOGETHER = 4096  # files that a thread asks for between two looks at its queue

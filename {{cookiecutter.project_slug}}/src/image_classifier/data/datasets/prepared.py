@@ -20,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...config import DataConfig, UserError
+from ...config import DataConfig
+from ...errors import UserError
 from ...runtime.files import read_object
 from ...runtime.machine import is_in_memory, map_pages
 from .paths import PathList

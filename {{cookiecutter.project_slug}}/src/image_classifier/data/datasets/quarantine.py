@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from ...config import DataConfig, UserError
+from ...config import DataConfig
+from ...errors import UserError
 from ...runtime.console import path_of, printable_path
 from ...runtime.files import open_plain
 from .prepared import cache_folder

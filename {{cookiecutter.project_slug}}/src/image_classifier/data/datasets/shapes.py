@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...config import DataConfig, UserError
+from ...config import DataConfig
+from ...errors import UserError
 from ...runtime.seeding import hash64
 from .source import Source
 

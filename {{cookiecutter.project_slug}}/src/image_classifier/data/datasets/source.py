@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...config import UserError
+from ...errors import UserError
 from ...runtime import seeding
 from ..decode import read_image
 from .paths import PathList

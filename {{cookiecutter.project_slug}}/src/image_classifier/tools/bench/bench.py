@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from ...config import Config, UserError, choose, flatten, words_of
+from ...config import Config
 from ...data import Samples, choose_workers
-from ...precision_probe import settle_precision
+from ...errors import UserError, choose
+from ...precision import settle_precision
+from ...runtime.config_dict import flatten, words_of
 from ...runtime.distributed import join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes

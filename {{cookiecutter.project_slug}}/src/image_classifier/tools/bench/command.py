@@ -4,7 +4,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...config import EXIT_INTERRUPTED, ComputeConfig, Config, RunConfig
+from ...config import ComputeConfig, Config, RunConfig
+from ...errors import EXIT_INTERRUPTED
 from ...runtime.command_line import command, parse, sections, summary, take_preset
 from ...runtime.launch import run_in_processes
 

@@ -4,15 +4,8 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ...config import (
-    EXIT_DONE,
-    EXIT_FAULT,
-    EXIT_INTERRUPTED,
-    ComputeConfig,
-    Config,
-    DataConfig,
-    RunConfig,
-)
+from ...config import ComputeConfig, Config, DataConfig, RunConfig
+from ...errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED
 from ...runtime.command_line import PrepareData, command, parse, summary, take_images
 from ...runtime.launch import run_in_processes
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median, stdev
 from typing import Any
 
-from ...config import UserError
 from ...data import LEFT_OUT, are_replaced
+from ...errors import UserError
 from ...runtime.console import clock, printable
 from ...runtime.files import write_json
 from ..statistics import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...config import UserError
+from ...errors import UserError
 from ...predictions import SavedPredictions, read_predictions
 from ...runtime.files import read_object, read_rows
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import EXIT_INTERRUPTED, ComputeConfig, RunConfig, UserError
+from ...config import ComputeConfig, RunConfig
+from ...errors import EXIT_INTERRUPTED, UserError
 from ...runtime.command_line import check_ranges, command, parse, summary
 from ...runtime.launch import run_in_processes
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from ...config import ComputeConfig, FaultError, UserError
+from ...config import ComputeConfig
+from ...errors import FaultError, UserError
 from ...evaluate import load_model
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole

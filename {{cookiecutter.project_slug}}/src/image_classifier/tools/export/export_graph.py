@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ...augment import reflect
-from ...config import FaultError
+from ...data import reflect
+from ...errors import FaultError
 from ...evaluate import LoadedModel
 from ...preprocess import VIEWS
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...config import UserError
+from ...errors import UserError
 from .export_graph import ExportModule
 
 OPSET = 18  # what torch writes without a conversion

@@ -11,12 +11,12 @@ import torch
 from torch.nn.functional import avg_pool1d
 
 from ...augment import build_augment
-from ...config import Config, UserError
+from ...config import Config
 from ...data import TrainData
+from ...errors import UserError
 from ...models import load_pretrained
 from ...optim import build_loss, build_optimizer, set_lr
-from ...precision import Precision
-from ...precision_probe import settle_precision
+from ...precision import Precision, settle_precision
 from ...preprocess import Normalize
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, ComputeConfig, RunConfig
+from ...config import ComputeConfig, RunConfig
+from ...errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED
 from ...runtime.command_line import check_ranges, command, parse, summary
 from ...runtime.launch import run_in_processes
 

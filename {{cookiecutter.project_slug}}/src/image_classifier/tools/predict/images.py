@@ -10,7 +10,6 @@ from typing import BinaryIO
 
 import torch
 
-from ...config import UserError
 from ...data import (
     PART_SIZES,
     Batch,
@@ -25,6 +24,7 @@ from ...data import (
     pins,
     walk,
 )
+from ...errors import UserError
 from ...evaluate import LoadedModel
 from ...runtime.distributed import World
 

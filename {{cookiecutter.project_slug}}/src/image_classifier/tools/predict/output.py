@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...config import FaultError, UserError
+from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import open_plain, parse_object, remove_leftovers, write_whole
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ...config import ComputeConfig, FaultError, UserError
+from ...config import ComputeConfig
 from ...data import PathList
+from ...errors import FaultError, UserError
 from ...evaluate import LoadedModel, load_model, predict_logits
 from ...runtime.console import clock, is_reader_gone, printable, say
 from ...runtime.distributed import join_world

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...config import Config, FaultError, UserError, flatten
+from ...config import Config
 from ...data import Source
+from ...errors import FaultError, UserError
 from ...predictions import Calibration, Predictions, calibrate
+from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
 from .. import html
 

@@ -12,10 +12,11 @@ import torch
 from conftest import HOSTILE, changed
 
 from image_classifier.cli import main
-from image_classifier.config import Config, flatten
+from image_classifier.config import Config
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.predictions import Predictions
+from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.statistics import (
     MOST_SEEDS,
     by_images,

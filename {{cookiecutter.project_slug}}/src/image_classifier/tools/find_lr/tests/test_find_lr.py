@@ -9,7 +9,8 @@ import torch
 from conftest import changed
 
 from image_classifier.cli import main
-from image_classifier.config import Config, UserError
+from image_classifier.config import Config
+from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.find_lr import (
     find_lr as find_lr_module,

@@ -17,8 +17,9 @@ import torch
 from conftest import changed
 
 from image_classifier.cli import main
-from image_classifier.config import ComputeConfig, UserError
+from image_classifier.config import ComputeConfig
 from image_classifier.data.loader import EvalData
+from image_classifier.errors import UserError
 from image_classifier.evaluate import (
     LoadedModel,
     evaluate_run,

@@ -13,13 +13,14 @@ import torch
 from conftest import changed, run_alone, write_photo
 
 from image_classifier.cli import main
-from image_classifier.config import Config, DataConfig, UserError
+from image_classifier.config import Config, DataConfig
 from image_classifier.data import prepare as writing
 from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.decode import read_image
+from image_classifier.errors import UserError
 from image_classifier.train import train
 
 

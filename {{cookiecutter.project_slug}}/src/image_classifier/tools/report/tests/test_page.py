@@ -13,7 +13,7 @@ from conftest import HOSTILE, Shown, answers_of, changed, write_photo
 from PIL import Image
 from torch import Tensor
 
-from image_classifier.config import Config, DataConfig, flatten
+from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.samples import LEFT_OUT
@@ -22,6 +22,7 @@ from image_classifier.predictions import (
     Predictions,
     calibrate,
 )
+from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.html.svg import ticks
 from image_classifier.tools.report import page as page_module
 from image_classifier.tools.report.page import (

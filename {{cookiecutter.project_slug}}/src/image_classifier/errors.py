@@ -1,0 +1,39 @@
+"""What ends a run with one line on the screen: users' mistakes, faults, and their exit codes."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Exit codes. A run that a signal ended and that saved everything exits with 128 + the signal.
+EXIT_DONE, EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_PEER_LOST, EXIT_RESTART = 74, 75  # another rank is gone; "start me again"
+
+
+class UserError(ValueError):
+    """A mistake that the user can correct: shown as one line, exit code 2."""
+
+
+class FaultError(RuntimeError):
+    """A fault around the run, such as a full disk or a killed process: shown as one line."""
+
+    code = EXIT_FAULT  # exit code of the process
+
+
+def choose(what: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry `name` of a table of `what`: models, datasets, commands.
+
+    Raises:
+        UserError: if there is none; it lists the names and suggests the closest one.
+    """
+    if name not in table:
+        names = ", ".join(table)
+        raise UserError(f"no {what} {name!r}; there are: {names}{did_you_mean(name, table)}")
+    return table[name]
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+    """`; did you mean a or b?` for the names in `known` that are most like `name`, or nothing."""
+    near = get_close_matches(name, list(known), most, cutoff)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
