@@ -32,7 +32,6 @@ from image_classifier.runtime.distributed import (
     join_world,
     open_store,
 )
-from image_classifier.runtime.out_of_memory import MicroBatch
 from image_classifier.train import train
 
 PATIENCE = timedelta(seconds=20)
@@ -126,13 +125,6 @@ def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path
 
 
 # What they agree on
-
-
-def test_ranks_compute_with_no_more_at_once_than_one_of_them_has_memory_for(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(World, "all_reduce_min", lambda _, mine: min(mine, 3))
-    assert MicroBatch(config, World(torch.device("cpu"))).size == 3
 
 
 def exchanged(steps: int) -> list[list[int]]:

@@ -69,12 +69,10 @@ class PretrainedWeights:
         theirs, own = shapes(self.weights), shapes(model.state_dict())
         if reason := shapes_misfit(theirs, own, in_head):
             raise UserError(f"{self.note} do not fit the model: {reason}")
-        is_new = self.classes not in ((), classes) or any(
-            theirs.get(name) != own.get(name) for name in in_head
-        )
-        left_out = in_head if is_new else set()
-        weights = {name: w for name, w in self.weights.items() if name not in left_out}
-        model.load_state_dict(weights, strict=False)
+        is_new = self.classes not in ((), classes)
+        is_new |= any(theirs.get(name) != own.get(name) for name in in_head)
+        kept = self.weights.keys() - (in_head if is_new else set())
+        model.load_state_dict({name: self.weights[name] for name in kept}, strict=False)
         new = f"; {head} is new, for other classes" if is_new else ""
         return f"{self.note}{new}{'; images are normalised as for them' if self.mean else ''}"
 
@@ -121,13 +119,10 @@ def read_torch(path: Path) -> PretrainedWeights:
     if isinstance(saved, dict) and CHECKPOINT.keys() - {"files?"} <= saved.keys():
         best = load_best(path)
         return PretrainedWeights(note, best.weights, best.classes, best.mean, best.std)
-    entries = saved if isinstance(saved, dict) else {}
-    inner = (entries[name] for name in ENTRIES if isinstance(entries.get(name), dict))
-    weights = {
-        name: weight.detach()
-        for name, weight in next(inner, entries).items()
-        if isinstance(name, str) and isinstance(weight, Tensor)
-    }
+    saved = saved if isinstance(saved, dict) else {}
+    inner = (saved[name] for name in ENTRIES if isinstance(saved.get(name), dict))
+    entries = next(inner, saved).items()
+    weights = {str(name): weight.detach() for name, weight in entries if isinstance(weight, Tensor)}
     if not weights:
         raise UserError(f"{str(path)!a} holds no weights: neither a state dict nor a checkpoint")
     try:
@@ -148,10 +143,10 @@ def read_safetensors(path: Path) -> PretrainedWeights:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if not about.keys() >= IMAGES.keys():
-            return PretrainedWeights(note, weights)
-        known = {name: json.loads(about[name]) for name in IMAGES}
-        check_form(known, IMAGES)
+        known = {}
+        if about.keys() >= IMAGES.keys():
+            known = {name: json.loads(about[name]) for name in IMAGES}
+            check_form(known, IMAGES)
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise UserError(f"--run.init-from {str(path)!a}: {error}") from error
     return PretrainedWeights(note, weights, **{name: tuple(row) for name, row in known.items()})

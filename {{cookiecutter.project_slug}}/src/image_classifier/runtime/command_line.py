@@ -65,7 +65,9 @@ def parse(
             raise UserError(message) from None
     for name in positionals_of(kind):
         if not getattr(options, name, None):
-            raise UserError(missing(kind, name, prog))
+            word, about = POSITIONALS[name][0], comments_of(kind)[name]
+            example = " ".join(POSITIONALS[option][1] for option in positionals_of(kind))
+            raise UserError(f"{prog}: {word} is missing ({about}); for example: {prog} {example}")
     return options
 
 
@@ -86,9 +88,9 @@ def check_flags(words: list[str], flags: list[str]) -> None:
     for word in takewhile(lambda word: word != "--", words):
         name = flag(word.partition("=")[0])  # tyro accepts underscores, too
         if FLAG.fullmatch(name) and name.removeprefix("--") not in flags:
-            near = get_close_matches(name.lstrip("-").lower(), forms, n=1, cutoff=0.7)
-            hint = f"; did you mean --{forms[near[0]]}?" if near else ""
-            raise UserError(f"there is no {name}{hint}")
+            near = get_close_matches(name.lstrip("-").lower(), forms, 1, cutoff=0.7)
+            hints = [f"; did you mean --{forms[form]}?" for form in near]
+            raise UserError(f"there is no {name}{''.join(hints)}")
 
 
 def flags_of(kind: type) -> list[str]:
@@ -110,13 +112,6 @@ def positionals_of(kind: type) -> list[str]:
 def is_positional(hint: Any) -> bool:  # noqa: ANN401 - the type hint of a field
     """Whether a field is a word without a flag."""
     return tyro.conf.Positional in getattr(hint, "__metadata__", ())
-
-
-def missing(kind: type, name: str, prog: str) -> str:
-    """The message for a missing word that has no flag."""
-    about = comments_of(kind)[name]
-    example = " ".join(POSITIONALS[option][1] for option in positionals_of(kind))
-    return f"{prog}: {POSITIONALS[name][0]} is missing ({about}); for example: {prog} {example}"
 
 
 def add_help(kind: type) -> None:

@@ -46,12 +46,12 @@ def remove_leftovers(folder: Path, pattern: str = "*") -> None:
 
 def sync_folder(folder: Path) -> None:
     """Flush the names in `folder` to the disk, where the system can."""
-    with suppress(OSError):  # Windows opens no folders
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -92,22 +92,20 @@ def give_name(path: Path, name: Path) -> None:
     sync_folder(name.parent)
 
 
-def lock_file(
-    file: IO | int, is_taken: str, lock: Callable[[IO | int, int], None] = fcntl.flock
-) -> bool:
+def lock_file(file: IO, is_taken: str) -> bool:
     """Lock `file` until it is closed or this process ends; False where the system has no locks.
 
+    By `lockf`: forked data workers would continue to hold a lock of `flock`.
+
     Args:
-        file: an open file; for `flock` also the descriptor of a folder.
+        file: open for writing.
         is_taken: the message, if another process holds the lock.
-        lock: `fcntl.flock`, which forked processes go on to hold, or `fcntl.lockf`, which they do
-            not; that needs a file that is open for writing.
 
     Raises:
         UserError: if another process holds the lock.
     """
     try:
-        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise UserError(is_taken) from None
     except OSError:  # some file systems on a network
@@ -121,16 +119,13 @@ def open_plain(path: Path) -> BinaryIO:
     Raises:
         OSError: if that fails, or if it is a pipe or a device, some of which never end.
     """
-    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 - the caller closes it
+    # Without waiting for the other end of a pipe.
+    opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
+    file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a plain file", os.fspath(path))
     return file
-
-
-def open_at_once(path: str, flags: int) -> int:
-    """`os.open` that does not wait for the other end of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_object(path: Path) -> dict[str, Any]:
