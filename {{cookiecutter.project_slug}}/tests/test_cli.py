@@ -212,7 +212,7 @@ def test_a_bad_image_stops_the_run_with_its_name(
     for workers in ("0", "1"):
         assert main(["train", *words.split(), "--data.workers", workers]) == 2
         said = capsys.readouterr().err
-        assert said == f"error: cannot read image 'train/ant/4.jpg': {reason}\n"
+        assert said == f"error: cannot read image 'photos/train/ant/4.jpg': {reason}\n"
 
 
 def test_evaluate_repeats_the_result_of_a_run(

@@ -62,13 +62,6 @@ def test_a_model_that_cannot_be_is_refused(model: ModelConfig, size: int, said: 
 
 # Norms, scales, tokens, positions, biases of places, groups.
 FAMILIES = ["resnext50_32x4d", "squeezenet1_1", "convnext_tiny", "swin_v2_t", "vit_b_16"]
-    "resnext50_32x4d",
-    "squeezenet1_1",
-    "convnext_tiny",
-    "swin_v2_t",
-    "vit_b_16",
-    "maxvit_t",
-]
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *MODELS])

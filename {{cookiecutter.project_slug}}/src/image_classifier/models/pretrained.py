@@ -107,11 +107,7 @@ def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> Pretrai
 
 
 def read_torch(path: Path) -> PretrainedWeights:
-    """The weights in a file of torch's, by the names that it has for them.
-
-    Raises:
-        UserError: if it is damaged, or holds anything but tensors and plain values, or no weights.
-    """
+    """The weights in a file of torch's, by the names that it has for them."""
     note = f"weights from {str(path)!a}"
     # The training scripts of timm and torchvision save their arguments as a `Namespace`.
     with torch.serialization.safe_globals([Namespace]):
@@ -133,11 +129,7 @@ def read_torch(path: Path) -> PretrainedWeights:
 
 
 def read_safetensors(path: Path) -> PretrainedWeights:
-    """The weights in a file of safetensors; ours also says which images they were trained on.
-
-    Raises:
-        UserError: if it is damaged.
-    """
+    """The weights in a file of safetensors; ours also says which images they were trained on."""
     note = f"weights from {str(path)!a}"
     try:
         with safe_open(path, "pt") as file:
@@ -213,11 +205,7 @@ def usual_normalisation(name: str) -> dict[str, Colours]:
 
 
 def download(name: str, world: World) -> Path:
-    """The file of torchvision's weights of the model `name`, downloaded once per machine.
-
-    Raises:
-        UserError: if there are none, or no network.
-    """
+    """The file of torchvision's weights of the model `name`, downloaded once per machine."""
     published = published_weights(name)
     if published is None:
         raise UserError(

@@ -157,11 +157,7 @@ def describe(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
 
 
 def check_saved(saved: Any, path: Path) -> Config:  # noqa: ANN401 - whatever a file may hold
-    """The config in what was read from `path`.
-
-    Raises:
-        UserError: if that is not what `Checkpoints.save` writes; says what is wrong, and where.
-    """
+    """The config in what was read from `path`."""
     try:
         check_form(saved, CHECKPOINT)
         config, state = unflatten(saved["config"]), saved["state"]
@@ -228,12 +224,7 @@ def read_saved(path: Path, needs_archive: bool = True) -> tuple[Any, str]:
 
 
 def check_archive(file: BinaryIO, path: Path) -> None:
-    """Check the checksums and sizes of what torch has saved: `torch.load` does not.
-
-    Raises:
-        DamagedError: if the file is not what was written.
-        UserError: if it is a program.
-    """
+    """Check the checksums and sizes of what torch has saved: `torch.load` does not."""
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
@@ -254,11 +245,7 @@ def check_archive(file: BinaryIO, path: Path) -> None:
 
 
 def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a file may hold
-    """Tensors in host memory and plain values from a file; the one place that reads them.
-
-    Raises:
-        UserError: if it holds anything else, or is cut short.
-    """
+    """Tensors in host memory and plain values from a file; the one place that reads them."""
     file.seek(0)
     try:
         with warnings.catch_warnings():

@@ -76,9 +76,6 @@ def check_flags(words: list[str], flags: list[str]) -> None:
 
     A section, such as `--optimizer` for `optim`, stands for its first knob; otherwise the closest
     flag is suggested, with or without its section.
-
-    Raises:
-        UserError: for the first; it suggests the flag that may have been meant.
     """
     forms: dict[str, str] = {}
     for known in flags:

@@ -63,11 +63,7 @@ def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
 
 
 def attempt(work: Callable[[], None]) -> int:
-    """Do `work`, report what goes wrong, and return the exit code.
-
-    Raises:
-        UserError: as `work` does; the command line reports it.
-    """
+    """Do `work`, report what goes wrong, and return the exit code."""
     rank = os.environ.get("RANK")
     if not faulthandler.is_enabled():
         faulthandler.enable(2)  # shows the Python line of a crash in C code, on standard error

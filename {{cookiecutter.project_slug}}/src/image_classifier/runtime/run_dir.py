@@ -78,11 +78,7 @@ def remove_unused(made: list[Path]) -> None:
 
 
 def take(lock: TextIO, folder: Path) -> None:
-    """Lock a run folder until `lock` is closed or this process ends, and write who holds it.
-
-    Raises:
-        UserError: if a living process holds the lock; it names that.
-    """
+    """Lock a run folder until `lock` is closed or this process ends, and write who holds it."""
     lock.seek(0)
     is_taken = (
         f"{str(folder)!a} is in use by another run ({lock.read().strip() or 'unnamed'}); "
