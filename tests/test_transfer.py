@@ -1,4 +1,4 @@
-"""Weights of others start a run: files of torchvision, timm and this project; one download a host."""
+"""Weights of others start a run: files of torchvision, timm and this project; one download."""
 
 import json
 from pathlib import Path

@@ -15,7 +15,6 @@ from torchvision import transforms
 
 from image_classifier.augment import (
     ERASING_DRAWS,
-    Windows,
     build_augment,
     build_size,
     cutout,
@@ -24,6 +23,7 @@ from image_classifier.augment import (
     resized_crop,
 )
 from image_classifier.config import AugmentConfig, Config
+from image_classifier.data import Windows, shift_and_flip
 from image_classifier.data.crops import (
     BOX_DRAWS,
     centre_crop,
@@ -37,7 +37,7 @@ from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import build_policy
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
-from image_classifier.preprocess import Normalize, shift_and_flip
+from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World
 
 CPU = World(torch.device("cpu"))

@@ -21,11 +21,12 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from image_classifier import train
 from image_classifier.cli import commands, main
-from image_classifier.config import Config, flatten, unflatten
+from image_classifier.config import Config
 from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime import profiler as profiling
 from image_classifier.runtime.command_line import summary
+from image_classifier.runtime.config_dict import flatten, unflatten
 
 PROJECT = Path(__file__).parent.parent
 

@@ -223,7 +223,7 @@ def test_where_one_image_is_too_much_the_message_says_what_uses_the_memory(
     with pytest.raises(FaultError, match=message) as error:
         train(changed(config, optim__accumulate=16))
     assert error.value.code == 1
-    assert "averaged weights" not in str(error.value)  # of which there are none
+    assert "averaged weights" not in str(error.value)  # there are none
 
 
 # Numbers that are not finite

@@ -15,10 +15,11 @@ from conftest import options_of, run_alone
 
 from image_classifier import config as config_module
 from image_classifier.cli import commands
-from image_classifier.config import Config, DataConfig, flatten
+from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
 from image_classifier.presets import PRESETS
 from image_classifier.runtime.command_line import parse
+from image_classifier.runtime.config_dict import flatten
 
 PROJECT = Path(__file__).parent.parent
 PACKAGE = Path(config_module.__file__).parent

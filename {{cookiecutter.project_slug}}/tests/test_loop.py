@@ -147,10 +147,8 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for(config: Config) ->
     optim = replace(config.optim, clip_norm=0.5, momentum=0.0, lr=1.0, weight_decay=0.0)
     model = nn.Linear(3, 3, bias=False)
     before = model.weight.detach().clone()
-    precision, optimizer = (
-        Precision("fp32", config.compute, optim, CPU),
-        build_optimizer(optim, model),
-    )
+    precision = Precision("fp32", config.compute, optim, CPU)
+    optimizer = build_optimizer(optim, model)
     precision.backward(100 * model.weight.sum())
     precision.step(optimizer)
     assert (model.weight.detach() - before).norm() == pytest.approx(0.5, rel=1e-4)
@@ -288,10 +286,8 @@ def test_every_optimizer_learns(config: Config, name: str) -> None:
         layers = [nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 32), nn.Linear(32, 4)]
         inputs, labels = torch.randn(32, 12), torch.arange(32) % 4
     model, loss_of, losses = nn.Sequential(*layers), build_loss(optim, 32), []
-    precision, optimizer = (
-        Precision("fp32", config.compute, optim, CPU),
-        build_optimizer(optim, model),
-    )
+    precision = Precision("fp32", config.compute, optim, CPU)
+    optimizer = build_optimizer(optim, model)
     for _ in range(60):
         losses.append(loss_of(model(inputs), labels))
         precision.backward(losses[-1])

@@ -20,12 +20,7 @@ from torch import nn
 from image_classifier import checkpoint
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.cli import main
-from image_classifier.config import (
-    Config,
-    ModelConfig,
-    RunConfig,
-    flatten,
-)
+from image_classifier.config import Config, ModelConfig, RunConfig
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import UserError
 from image_classifier.models import (
@@ -33,6 +28,7 @@ from image_classifier.models import (
     load_best,
     load_pretrained,
 )
+from image_classifier.runtime.config_dict import flatten
 from image_classifier.runtime.console import printable
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.run_dir import without_secrets

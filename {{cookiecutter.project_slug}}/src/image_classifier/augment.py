@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from .config import AugmentConfig
-from .data import BOX_DRAWS, Batch, TrainData, fits_device, random_boxes
+from .data import BOX_DRAWS, Batch, TrainData, Windows, random_boxes, shift_and_flip
 from .errors import UserError
-from .preprocess import Normalize, reflect, shift_and_flip
+from .preprocess import Normalize
 from .runtime import seeding
 from .runtime.distributed import World
 from .runtime.profiler import phase
@@ -122,48 +122,6 @@ def local_draws(*place: int, count: int, data: TrainData) -> Tensor:
     generator = seeding.generator_at(seeding.BATCH, *place, device=device)
     draws = torch.rand((data.batch_size, count), generator=generator, device=device)
     return draws[data.world.local_slice(data.batch_size)]
-
-
-class Windows:
-    """`shift_and_flip` for a dataset resident in CPU memory: copies whole rows of pixels.
-
-    It stores all rows with reflected borders, flipped too, so that each row of a shifted image is
-    contiguous: 3 x faster than a gather of pixels, for 2.5 x the memory.
-    """
-
-    def __init__(self, pixels: Tensor, pad: int) -> None:
-        """Of `pixels`, (count, height, width, 3) uint8, for shifts of up to `pad`."""
-        count, self.height, self.width, _ = pixels.shape
-        self.pad, self.padded_width = pad, self.width + 2 * pad
-        columns = reflect(torch.arange(-pad, self.width + pad), self.width)
-        padded = pixels.new_empty((2, count, self.height, self.padded_width, 3))
-        for side, order in zip(padded, (columns, columns.flip(0)), strict=True):
-            torch.index_select(pixels, 2, order, out=side)
-        self.flipped_from = count * self.height  # the row at which the flipped ones begin
-        length = 3 * self.width
-        # Overlapping windows: one begins at each pixel.
-        self.rows = padded.view(-1).as_strided(
-            (padded.numel() // 3 - self.width + 1, length), (3, 1)
-        )
-
-    @staticmethod
-    def serve(data: TrainData, pad: int) -> bool:
-        """Whether to use it: the images are in CPU memory, and there is enough of it."""
-        if data.where != "device" or data.world.device.type != "cpu":
-            return False
-        _, _, width, _ = data.pixels.shape
-        needed = 2 * data.pixels.numel() * (width + 2 * pad) // width
-        return fits_device(needed, data.world)
-
-    def __call__(self, numbers: Tensor, shifts: Tensor, flipped: Tensor | None) -> Tensor:
-        """The images `numbers` (batch,), shifted and flipped: (batch, height, width, 3) uint8."""
-        y = reflect(torch.arange(self.height) + shifts[:, :1], self.height)  # (batch, height)
-        rows, x = numbers[:, None] * self.height + y, self.pad + shifts[:, 1:]
-        if flipped is not None:
-            rows = rows + flipped[:, None] * self.flipped_from
-        starts = rows * self.padded_width + x
-        shifted = self.rows.index_select(0, starts.flatten())
-        return shifted.view(len(numbers), self.height, self.width, 3)
 
 
 def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> Tensor:

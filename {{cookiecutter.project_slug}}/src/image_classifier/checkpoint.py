@@ -16,11 +16,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from .config import FREE_TO_CHANGE, Config, flag, flatten
+from .config import FREE_TO_CHANGE, Config, flag
 from .data import READ_FILES, Source, are_replaced, difference
 from .errors import FaultError, UserError
 from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
+from .runtime.config_dict import flatten
 from .runtime.console import some
 from .runtime.distributed import World
 from .runtime.files import give_name, write_whole

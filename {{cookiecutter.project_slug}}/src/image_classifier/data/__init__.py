@@ -33,6 +33,7 @@ from .decode import (
     read_image,
     scale_of_grey,
 )
+from .gather import Windows, reflect, shift_and_flip
 from .loader import Batch, CopyAhead, EvalData, TrainData, pins
 from .prepare import prepare_images
 from .samples import LEFT_OUT, Samples
@@ -58,6 +59,7 @@ __all__ = [
     "SharedMemoryLoader",
     "Source",
     "TrainData",
+    "Windows",
     "are_replaced",
     "cache_folder",
     "centre_crop",
@@ -80,8 +82,10 @@ __all__ = [
     "random_boxes",
     "read_image",
     "read_quarantine",
+    "reflect",
     "resize",
     "scale_of_grey",
+    "shift_and_flip",
     "skipped_files",
     "splits_of",
     "walk",

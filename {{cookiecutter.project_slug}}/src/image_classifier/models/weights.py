@@ -13,8 +13,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..config import Config, unflatten
+from ..config import Config
 from ..errors import UserError
+from ..runtime.config_dict import unflatten
 from ..runtime.files import open_plain
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)

@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import Config, flatten
+from ..config import Config
 from ..data import EvalData, TrainData
 from ..errors import FaultError
 from ..evaluate import Scores
 from ..precision import Precision
 from ..predictions import phrase, scores_text
 from ..preprocess import denormalize
+from ..runtime.config_dict import flatten
 from ..runtime.console import clock, printable
 from ..runtime.distributed import World
 from ..runtime.files import append_lines, forget_rows_after, write_json
@@ -270,7 +271,9 @@ class RunLogger:
         if self.world.is_main:
             if self.trackers.open:
                 images = {"confusion": confusion_image(scores.confusion)}
-                self.trackers.tell("images", self.step_done, images | self.page.sheets(predictions))
+                self.trackers.tell(
+                    "images", self.step_done, images | self.page.contact_sheets(predictions)
+                )
             path = self.folder / "predictions.safetensors"
             try:
                 predictions.save(path, self.step_done)
@@ -384,7 +387,7 @@ class NoPage:
 
     restate = record_augmented_samples = write
 
-    def sheets(self, _: object) -> dict:
+    def contact_sheets(self, _: object) -> dict:
         """No images."""
         return {}
 

@@ -17,8 +17,9 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from ..config import Config, flag, flatten
+from ..config import Config, flag
 from ..errors import UserError
+from ..runtime.config_dict import flatten
 from ..runtime.console import printable
 from ..runtime.run_dir import without_secrets
 

@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
-from ...config import Config, flatten, words_of
+from ...config import Config
 from ...data import Samples, choose_workers
 from ...errors import UserError, choose
 from ...precision import settle_precision
+from ...runtime.config_dict import flatten, words_of
 from ...runtime.distributed import join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes
 from ...runtime.run_dir import environment, open_run
 from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure
-from .results import bars, describe, markdown, row_json, terminal_lines
+from .results import describe, markdown, row_json, terminal_lines
 from .setup import Setup, UnavailableError, Variant, Variants, with_knobs
 from .timed_run import DatasetCache, kept_switches
 from .tips import SLOW, TIPS
@@ -41,56 +43,47 @@ def bench(
     names: Sequence[str] = (),
     budget: Budget = FULL,
 ) -> None:
-    """Measure the tips `names`, or all, and write `bench.json`, `bench.md` and `bench.svg`.
+    """Measure the tips `names`, or all, and write `bench.json` and `bench.md`.
 
     `command` trains `preset`, from which the user made `config`.
 
     Raises:
         UserError: if there is no such tip, or the config, the data or the folder is unusable.
     """
-    for name in names:
+    for name in (names := tuple(dict.fromkeys(names))):
         choose("tip", name, TIPS)
     if is_launched():
         raise UserError("bench starts the processes that it needs by itself: no torchrun")
     began = time.monotonic()
     here = replace(config, run=replace(config.run, dir=str(folder)))
     with kept_switches(), join_world(config.compute) as world, open_run(here, world):
-        datasets = DatasetCache(world)
+        datasets, best = DatasetCache(world), Row("best")
         try:
             setup, pace = open_affordable(config, datasets, folder, budget)
-            chosen = dict.fromkeys(names or TIPS)
-            rows = [plan_row(name, setup, name in names, budget) for name in chosen]
+            rows = [plan_row(name, setup, name in names, budget) for name in names or TIPS]
             introduce(setup, rows, budget, pace)
-            report = {
-                "command": command,
-                "environment": environment(world),
-                "config": flatten(setup.config),
-            }
-            planned = [row for row in rows if not row.reason]
-            best = Row("best")
-            for row in [*planned, best]:
+            about = {"command": command, "environment": environment(world)}
+            about |= {"config": flatten(setup.config)}
+            for number, row in enumerate([*rows, best]):
+                spare = budget.total_seconds - (time.monotonic() - began)
                 if row is best:
                     row.variants = combine(setup, rows)
-                spare = budget.total_seconds - (time.monotonic() - began)
-                num_measured = sum(bool(other.timings) for other in rows)
-                is_optional = row is not best and num_measured >= MIN_ROWS
-                if is_optional and spare < least_seconds(row, budget, pace):
-                    row.variants, row.reason = {}, f"{NO_TIME}: --rows {row.name}"
-                elif row.variants:
-                    left = sum(not (other.timings or other.reason) for other in planned) + 1
+                elif spare < budget.row_seconds / 2 and sum(map(is_measured, rows)) >= MIN_ROWS:
+                    row.variants, row.reason = {}, row.reason or f"{NO_TIME}: --rows {row.name}"
+                if row.variants:
+                    left = 1 + sum(not other.reason for other in rows[number:])
                     seconds = min(budget.row_seconds, spare / left)
                     row.timings = measure(row.variants, datasets, budget, seconds)
                 for line in terminal_lines(row):
                     print(line, flush=True)
-                write_json(folder / "bench.json", report | {"rows": list(map(row_json, rows))})
+                write_json(folder / "bench.json", about | {"rows": list(map(row_json, rows))})
         finally:
             shutil.rmtree(folder / SAMPLE, ignore_errors=True)
         sentence = conclude(best, rows, setup, config, preset, command)
-        report |= {"rows": list(map(row_json, rows)), "best": row_json(best), "verdict": sentence}
-        write_json(folder / "bench.json", report)
+        about |= {"rows": list(map(row_json, rows)), "best": row_json(best), "verdict": sentence}
+        write_json(folder / "bench.json", about)
         write_text(folder / "bench.md", markdown(setup, rows, sentence))
-        write_text(folder / "bench.svg", bars(rows))
-        print(f"\nwritten: {folder}/bench.md, bench.json and bench.svg\n{sentence}")
+        print(f"\nwritten: {folder}/bench.md and bench.json\n{sentence}")
 
 
 def open_affordable(
@@ -150,41 +143,42 @@ def plan_row(name: str, setup: Setup, is_asked: bool, budget: Budget) -> Row:
         variants = TIPS[name](setup)
     except UnavailableError as error:
         return Row(name, reason=str(error))
-    preset = flatten(setup.config)
-    first, *others = (flatten(variant.config) for variant in variants.values())
+    first, *others = (changed_knobs(setup.config, v.config) for v in variants.values())
     shared = {
         knob: value
         for knob, value in first.items()
-        if knob not in OWN_KNOBS and value != preset[knob] and all(o[knob] == value for o in others)
+        if knob not in OWN_KNOBS and all((knob, value) in o.items() for o in others)
     }
     return Row(name, note=" ".join(words_of(shared)), variants=variants)
 
 
 def introduce(setup: Setup, rows: list[Row], budget: Budget, pace: float) -> None:
-    """Print what will be measured, the skipped tips, and about how long it takes."""
-    measured = [row for row in rows if not row.reason]
-    least = sum(least_seconds(row, budget, pace) for row in measured)
-    seconds = max(least, (len(measured) + 1) * budget.row_seconds)
-    seconds = min(seconds, budget.total_seconds) + 60 * sum(row.name in SLOW for row in measured)
+    """Print what is measured, and about how long that takes."""
+    planned = [row for row in rows if not row.reason]
+    seconds = min((len(planned) + 1) * budget.row_seconds, budget.total_seconds)
+    seconds += 60 * sum(row.name in SLOW for row in planned)
     print(
         f"{describe(setup)}: {setup.config.data.batch_size / pace:,.0f} images/s\n"
-        f"{len(measured)} of {len(rows)} tips can be measured here, in about "
+        f"{len(planned)} of {len(rows)} tips can be measured here, in about "
         f"{math.ceil(seconds / 60)} min. Each gain is over the first variant of the tip: the "
         f"median of the ratios, and its interval of {CONFIDENCE:.0%} confidence.\n"
     )
-    for line in (line for row in rows if row.reason for line in terminal_lines(row)):
-        print(line, flush=True)
 
 
-def least_seconds(row: Row, budget: Budget, pace: float) -> float:
-    """How long a tip takes at least, if a step of any variant takes `pace` seconds."""
-    rounds = budget.rounds[0] + 3  # with those of warming up
-    return len(row.variants) * rounds * max(pace, budget.round_seconds)
+def is_measured(row: Row) -> bool:
+    """Whether a variant of a tip was timed."""
+    return any(timing.seconds for timing in row.timings.values())
+
+
+def changed_knobs(before: Config, after: Config) -> dict[str, Any]:
+    """The knobs of `after` that differ from those of `before`."""
+    was = flatten(before)
+    return {knob: value for knob, value in flatten(after).items() if value != was[knob]}
 
 
 def combine(setup: Setup, rows: list[Row]) -> Variants:
     """The preset, and all knobs together that were found to be faster; nothing without any."""
-    preset, knobs = flatten(setup.config), {}
+    knobs: dict[str, Any] = {}
     for row in rows:
         plain = {
             name: variant.config
@@ -197,22 +191,9 @@ def combine(setup: Setup, rows: list[Row]) -> Variants:
         gains = {name: row.gain(current, name) for name in plain}
         better = {name: gain.median for name, gain in gains.items() if gain.is_faster}
         if better:
-            winner = flatten(plain[max(better, key=better.__getitem__)])
-            knobs |= {knob: value for knob, value in winner.items() if value != preset[knob]}
-    if not knobs:
-        return {}
-    best = Variant(with_knobs(setup.config, **knobs))
-    return {"preset": Variant(setup.config), "best": best}
-
-
-def advise_preparing(setup: Setup, rows: list[Row]) -> str:
-    """Advice to prepare the images first, if that was found to help; else nothing."""
-    gains = next((row.gains() for row in rows if row.name == "prepared"), {})
-    better = {name: gain.median for name, gain in gains.items() if gain.is_faster}
-    if not better or setup.data.where != "stream" or setup.data.source.recipe:
-        return ""
-    name = max(better, key=better.__getitem__)
-    return f"`prepare` the images first ({name}: {gains[name]} against the files); "
+            knobs |= changed_knobs(setup.config, plain[max(better, key=better.__getitem__)])
+    best = {"best": Variant(with_knobs(setup.config, **knobs))}
+    return {"preset": Variant(setup.config)} | best if knobs else {}
 
 
 def conclude(  # noqa: PLR0917 - the measurements, and the words for them
@@ -221,13 +202,11 @@ def conclude(  # noqa: PLR0917 - the measurements, and the words for them
     """The last line: the command line of the best setting that was measured."""
     gain, knobs = best.gains().get("best"), {}
     if gain is not None and gain.is_faster:
-        before, after = flatten(setup.config), flatten(best.variants["best"].config)
-        knobs = {knob: value for knob, value in after.items() if value != before[knob]}
-    was, chosen = flatten(preset), flatten(config) | knobs
-    changed = {knob: value for knob, value in chosen.items() if value != was[knob]}
+        knobs = changed_knobs(setup.config, best.variants["best"].config)
+    changed = changed_knobs(preset, with_knobs(config, **knobs))
     line = shlex.join([*shlex.split(command), *words_of(changed)])
-    count = sum(any(timing.seconds for timing in row.timings.values()) for row in rows)
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
-    found = f"of {count} measured tips" + f" ({skipped} skipped for lack of time)" * bool(skipped)
+    found = f"of {sum(map(is_measured, rows))} measured tips"
+    found += f" ({skipped} skipped for lack of time)" * bool(skipped)
     result = f"best setting {found}, {gain} against the preset" if knobs else f"{found}, none helps"
-    return f"{advise_preparing(setup, rows)}{result}: {line}"
+    return f"{result}: {line}"

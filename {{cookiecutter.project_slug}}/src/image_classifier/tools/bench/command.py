@@ -16,7 +16,7 @@ class BenchOptions(Config):
 
     quick: bool = False  # less than 2 minutes in all, and less exact
     rows: tuple[str, ...] = ()  # only these tips, by the names that --tips prints
-    dir: str = "runs/bench"  # folder to write bench.json, bench.md and bench.svg to
+    dir: str = "runs/bench"  # folder to write bench.json and bench.md to
     tips: bool = False  # print the page of tips and measure nothing
 
 

@@ -17,13 +17,11 @@ from .timed_run import TimedRun
 def mixed_precision(setup: Setup) -> Variants:
     """Compute convolutions and matrix products in 16 bits; weights stay float32.
 
-    - Why: matrix units are several times as fast in 16 bits, and activations take half the memory
-      and half the time to fetch.
-    - When it hurts: a CPU without AMX or AVX-512 BF16 is slower in bf16, and depthwise convolutions
-      may be on any CPU. GPUs before Ampere have no bf16 units, from Volta on they have fp16 units,
-      whose range is so small that the loss must be scaled: that is done here.
-    - Knob: `--precision bf16`, `fp16` or `fp32`; `auto` measures on a CPU whether fp32 or bf16
-      trains your network faster, and goes by the generation of a GPU.
+    - Why: matrix units are several times as fast in 16 bits, and activations take half the memory.
+    - When it hurts: bf16 is slower on a CPU without AMX or AVX-512 BF16. GPUs before Ampere have no
+      bf16 units; from Volta on they have fp16 units, for which the loss is scaled.
+    - Knob: `--precision bf16`, `fp16` or `fp32`; `auto` measures on a CPU, and goes by the
+      generation of a GPU.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/amp_recipe.html>,
       <https://arxiv.org/abs/1710.03740>
     """
@@ -35,9 +33,8 @@ def channels_last(setup: Setup) -> Variants:
     """Keep the channels of a pixel next to each other in memory.
 
     - Why: the fast kernels for convolutions want this layout, and convert from any other and back.
-      Decoded images have it anyway.
-    - When it hurts: a layer that does not support it converts its input. Some networks, and float32
-      on a GPU without TF32, are faster without.
+    - When it hurts: layers that do not support it convert their input; float32 on a GPU without
+      TF32 may be faster without.
     - Knob: `--compute.no-channels-last`
     - Source: <https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html>
     """
@@ -47,10 +44,10 @@ def channels_last(setup: Setup) -> Variants:
 def torch_compile(setup: Setup) -> Variants:
     """Compile the model: fewer kernels, and operations between convolutions fused into one.
 
-    - Why: norms, ReLUs and additions read and write all activations for very little arithmetic, and
-      each kernel launch costs time. A small model on a fast GPU does hardly anything else.
-    - When it hurts: compiling takes half a minute or more at the start of a run, and again where
-      input shapes change. A model that branches on values of tensors breaks into pieces.
+    - Why: norms, ReLUs and additions read and write all activations for little arithmetic, and each
+      kernel launch costs time.
+    - When it hurts: compiling takes half a minute or more at the start, and again where input
+      shapes change.
     - Knob: `--compute.compile`
     - Source: <https://docs.pytorch.org/tutorials/intermediate/torch_compile_tutorial.html>
     """
@@ -60,8 +57,8 @@ def torch_compile(setup: Setup) -> Variants:
 def fused_optimizer(setup: Setup) -> Variants:
     """Update all weights with a few kernels.
 
-    - Why: a plain loop launches several kernels for each weight, and a network has hundreds.
-      `foreach` launches one of each kind for many weights, `fused` one for the whole update.
+    - Why: a plain loop launches several kernels per weight, `foreach` one of each kind for many
+      weights, and `fused` one for the whole update.
     - When it hurts: `foreach` needs memory for intermediate results; a `fused` update can't be
       changed.
     - Knob: none, always `fused=True`.
@@ -87,9 +84,9 @@ def unfuse(run: TimedRun, foreach: bool) -> None:
 def cudnn_benchmark(setup: Setup) -> Variants:
     """Let cuDNN try its algorithms for each convolution, and keep the fastest.
 
-    - Why: which is fastest depends on shapes, formats and the GPU; its rules only guess.
-    - When it hurts: each new input shape is tried again, which takes seconds, so shapes must not
-      change from step to step. Two runs may choose different algorithms, and round differently.
+    - Why: which is fastest depends on shapes, formats and the GPU; cuDNN's rules only guess.
+    - When it hurts: each new input shape is tried again, for seconds. Two runs may choose different
+      algorithms, and round differently.
     - Knob: none, always on, unless `--deterministic`.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
@@ -102,9 +99,9 @@ def cudnn_benchmark(setup: Setup) -> Variants:
 def tf32(setup: Setup) -> Variants:
     """Let a GPU round the inputs of float32 products to 19 bits.
 
-    - Why: tensor cores then compute them, several times as fast, from Ampere on.
-    - When it hurts: where products must be exact to float32's last bits, as in linear algebra.
-      Training of networks is not affected. What is computed in bf16 gains nothing.
+    - Why: tensor cores then compute them several times as fast, from Ampere on.
+    - When it hurts: where products must be exact, as in linear algebra; training is not affected,
+      and bf16 gains nothing.
     - Knob: none, always on; in your code, `torch.set_float32_matmul_precision("highest")`.
     - Source: <https://docs.pytorch.org/docs/stable/notes/cuda.html>
     """
@@ -128,9 +125,8 @@ def switched(config: Config, switch: Callable[[bool], None]) -> Variants:
 def data_parallel(setup: Setup) -> Variants:
     """Use several GPUs with one process each (DistributedDataParallel), not with threads.
 
-    - Why: DataParallel is one process. In each step it copies the model to all GPUs, shares
-      Python's lock, and gathers everything on the first GPU. DDP's processes keep the model, and
-      exchange gradients while backward still computes others.
+    - Why: DataParallel copies the model to all GPUs in each step, shares Python's lock, and gathers
+      on the first GPU. DDP exchanges gradients while backward still computes others.
     - When it hurts: each process has its own copy of Python's objects.
     - Knob: `--run.processes`, one per GPU by default.
     - Source: <https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html>
@@ -151,11 +147,10 @@ def data_parallel(setup: Setup) -> Variants:
 def keep_memory(setup: Setup) -> Variants:
     """Let the process keep the memory that it frees, on a CPU.
 
-    - Why: glibc returns blocks of 32 MB and more to the kernel as soon as they are freed, and
-      activations are such blocks. Each step then asks for them again, and the kernel fills every
-      page with zeros first.
+    - Why: glibc returns freed blocks of 32 MB and more to the kernel, which fills every page with
+      zeros when the next step asks for it again.
     - When it hurts: the process never gets smaller, so others on the machine have less.
-    - Knob: none, always on for a CPU with glibc. From outside, for any program:
+    - Knob: none, always on for a CPU with glibc; for other programs,
       `GLIBC_TUNABLES=glibc.malloc.mmap_threshold=...`.
     - Source: <https://man7.org/linux/man-pages/man3/mallopt.3.html>
     """

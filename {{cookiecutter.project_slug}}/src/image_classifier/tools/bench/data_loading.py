@@ -37,11 +37,10 @@ RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset strea
 def num_workers(setup: Setup) -> Variants:
     """Decode images in worker processes, and in enough of them.
 
-    - Why: decoding a photograph takes milliseconds, and the device is idle while the loop waits for
-      it. Workers decode the next batches meanwhile; as many as keep up are enough.
-    - When it hurts: more workers than cores only take turns, and each needs memory. Where the model
-      runs on the CPU too, workers take its cores. The common rule of 4 workers per GPU ignores
-      your cores and your photographs; with a GPU, it is one of the numbers measured.
+    - Why: decoding a photograph takes milliseconds; workers decode the next batches while the
+      device computes.
+    - When it hurts: more workers than cores take turns and need memory. The rule of 4 workers per
+      GPU ignores your cores; with a GPU, it is one of the numbers measured.
     - Knob: `--data.workers`; `auto` chooses for your machine.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
@@ -58,8 +57,7 @@ def prefetch(setup: Setup) -> Variants:
     """Decode several batches ahead of the one in use.
 
     - Why: some photographs take longer than others; a few batches in reserve even it out.
-    - When it hurts: each batch ahead takes memory. It does not help workers that are too slow on
-      average.
+    - When it hurts: each batch takes memory, and none helps workers that are too slow on average.
     - Knob: `--data.prefetch-batches`, over all workers of a process; DataLoader's `prefetch_factor`
       is per worker.
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
@@ -77,8 +75,7 @@ def persistent_workers(setup: Setup) -> Variants:
 
     - Why: starting them takes time, and everything waits for their first batch.
     - When it hurts: never in speed. A worker's memory stays in use.
-    - Knob: none, always on; a DataLoader has `persistent_workers=True`. Measured with torch's
-      DataLoader.
+    - Knob: none, always on; `persistent_workers=True` of torch's DataLoader, which is measured.
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
     """
     return compare_loaders(
@@ -89,11 +86,10 @@ def persistent_workers(setup: Setup) -> Variants:
 def pin_memory(setup: Setup) -> Variants:
     """Copy to the GPU from page-locked memory.
 
-    - Why: the GPU fetches from it by itself. From other memory the driver first copies to a
-      page-locked buffer of its own, and the CPU waits for it.
+    - Why: the GPU fetches from it by itself. From other memory the driver first copies to a buffer
+      of its own, and the CPU waits.
     - When it hurts: it can't be swapped out, which matters where memory is short.
-    - Knob: none, always on with a GPU; a DataLoader has `pin_memory=True`. Measured with torch's
-      DataLoader.
+    - Knob: none, always on with a GPU; `pin_memory=True` of torch's DataLoader, which is measured.
     - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
     """
     need_gpu(setup)
@@ -103,10 +99,10 @@ def pin_memory(setup: Setup) -> Variants:
 def non_blocking(setup: Setup) -> Variants:
     """Copy the next batch in a side stream while the model computes.
 
-    - Why: a GPU copies and computes at the same time, but only in different streams, from pinned
-      memory, and if the CPU does not wait for the copy.
+    - Why: a GPU copies and computes at the same time only in different streams and from pinned
+      memory.
     - When it hurts: memory that is overwritten before the copy is done gives wrong images without
-      an error. Here, an event after the copy releases the memory.
+      an error; here, an event releases it.
     - Knob: none, always on; by hand, `tensor.to(device, non_blocking=True)` in a
       `torch.cuda.Stream`. Measured with torch's DataLoader.
     - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
@@ -120,8 +116,7 @@ def non_blocking(setup: Setup) -> Variants:
 def uint8(setup: Setup) -> Variants:
     """Hand over batches as bytes, and normalise on the device.
 
-    - Why: float32 is four times as much to write, to copy between processes and to send to the GPU;
-      and the device normalises a whole batch faster than a worker does image by image.
+    - Why: float32 is four times as much to write, to copy between processes and to send to the GPU.
     - When it hurts: never in speed. Augmentations that need floats must come after it.
     - Knob: none, always on. Measured with torch's DataLoader.
     - Source: <https://docs.nvidia.com/deeplearning/dali/user-guide/docs/>, which does the same
@@ -134,12 +129,10 @@ def uint8(setup: Setup) -> Variants:
 def shared_batches(setup: Setup) -> Variants:
     """Let workers write into the batch itself, instead of collating images.
 
-    - Why: by default, a DataLoader's worker makes a tensor of each image, copies all of them into a
-      batch in new shared memory, whose pages are faulted in each time, and for a GPU the batch is
-      copied once more to pinned memory. Here, a worker decodes straight into a shared, page-locked
-      batch that is used again and again.
-    - When it hurts: a batch must be used before the one after the next is asked for. Images of
-      different sizes need a `collate_fn`.
+    - Why: a DataLoader's worker makes a tensor of each image and copies all into new shared memory;
+      a GPU needs one more copy, to pinned memory. Here, a worker decodes straight into a shared,
+      page-locked batch that is used again.
+    - When it hurts: a batch must be used before the one after the next is asked for.
     - Knob: none, always on.
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
     """
@@ -227,8 +220,8 @@ def resident(setup: Setup) -> Variants:
     """Keep all images in memory, on the device if they fit.
 
     - Why: a batch is then a gather in memory, without decoding, workers or copies.
-    - When it hurts: the memory is not free for larger batches. Crops are cut from images of one
-      size, where streaming cuts them from the whole photograph.
+    - When it hurts: the memory is not free for larger batches, and crops are cut from images of one
+      size instead of whole photographs.
     - Knob: `--data.where`; `auto` keeps images in memory where they fit and no pixel changes.
     - Source: <https://myrtle.ai/learn/how-to-train-your-resnet/>
     """
@@ -269,9 +262,8 @@ def files_only(config: Config) -> Config:
 def prepared(setup: Setup) -> Variants:
     """Write photographs once at the size that training needs, and read those.
 
-    - Why: most of the time to decode a photograph of several megapixels goes into pixels that are
-      then thrown away. Raw pixels need no decoding at all, and are read through the system's page
-      cache; JPEGs of the smaller size take an eighth of the space.
+    - Why: decoding a photograph of megapixels computes pixels that are then thrown away. Raw pixels
+      need no decoding; JPEGs of the smaller size take an eighth of the space.
     - When it hurts: raw pixels take 150 to 270 KB per image; where they don't fit into memory, the
       disk must keep up. Random crops are cut from the smaller image, so pixels differ.
     - Knob: the `prepare` command, with `--format raw` or `jpeg`; training uses what it wrote.

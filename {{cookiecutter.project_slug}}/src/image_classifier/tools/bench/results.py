@@ -1,9 +1,7 @@
-"""The results of `bench`: on the terminal, in Markdown, as a drawing, and as JSON."""
+"""The results of `bench`: on the terminal, in Markdown, and as JSON."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
-from html import escape
 from typing import Any
 
 import torch
@@ -48,7 +46,7 @@ def markdown(setup: Setup, rows: list[Row], conclusion: str) -> str:
     lines = ["| tip | | images/s | memory | gain |", "|---|---|--:|--:|---|"]
     lines += [f"| {' | '.join(line)} |" for row in rows for line in cells(row)]
     return (
-        f"{describe(setup)}.\n\n![Gain of each tip](bench.svg)\n\n" + "\n".join(lines) + "\n\n"
+        f"{describe(setup)}.\n\n" + "\n".join(lines) + "\n\n"
         "Gain: the median ratio of times that were taken in turn with the first variant of a tip,\n"
         f"and its interval of {CONFIDENCE:.0%} confidence. Memory: peak on a GPU.\n\n{conclusion}\n"
     )
@@ -71,32 +69,3 @@ def row_json(row: Row) -> dict[str, Any]:
         for name, timing in row.timings.items()
     ]
     return {"name": row.name, "reason": row.reason, "note": row.note, "variants": variants}
-
-
-def bars(rows: list[Row]) -> str:
-    """An SVG: a bar from 1 to the gain of each variant, on a logarithmic axis."""
-    found = [(row.name, name, gain) for row in rows for name, gain in row.gains().items()]
-    ends = [end for *_, gain in found for end in (gain.low, gain.high)]
-    low, high = math.log(min([0.8, *ends])), math.log(max([1.25, *ends]))
-
-    def x(value: float) -> float:
-        return round(330 + 420 * (math.log(value) - low) / (high - low), 1)
-
-    parts = []
-    for number, (tip, name, gain) in enumerate(found):
-        y, left, right = 8 + 20 * number, *sorted((x(1), x(gain.median)))
-        colour = ("#f0a873", "#8ebdf0")[gain.median > 1] if gain.is_effect else "#e2e6ea"
-        label = f"{gain.median:.2f} x" if gain.is_effect else "no effect"
-        parts.append(
-            f'<text x="8" y="{y + 14}">{escape(f"{tip}: {name}")}</text>'
-            f'<rect fill="{colour}" x="{left}" y="{y + 4}" width="{right - left}" height="12"/>'
-            f'<path stroke="#1b1f24" d="M{x(gain.low)} {y + 10}H{x(gain.high)}"/>'
-            f'<text x="762" y="{y + 14}">{label}</text>'
-        )
-    height = 20 * len(found) + 16
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 850 {height}" role="img" '
-        'aria-label="Gain of each tip"><style>svg { background: #fff; font: 12px system-ui, '
-        f'sans-serif; fill: #1b1f24; }}</style><path stroke="#66707b" d="M{x(1)} 8V{height - 8}"/>'
-        f"{''.join(parts)}</svg>\n"
-    )

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...config import Config, flatten, unflatten
+from ...config import Config
 from ...data import TrainData
+from ...runtime.config_dict import flatten, unflatten
 from ...runtime.distributed import World
 from .timed_run import TimedRun
 

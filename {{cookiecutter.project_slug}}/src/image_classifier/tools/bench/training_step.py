@@ -20,8 +20,7 @@ CREATORS = (torch.rand, torch.arange, torch.zeros, torch.full, torch.tensor, tor
 def on_device(setup: Setup) -> Variants:
     """Create tensors on the device, instead of on the CPU to be copied.
 
-    - Why: a copy from ordinary memory waits until the device has finished all earlier work, so that
-      CPU and device no longer work at the same time.
+    - Why: a copy from ordinary memory waits until the device has finished all earlier work.
     - When it hurts: random numbers differ between kinds of devices.
     - Knob: none, always on; by hand, `torch.rand(size, device=device)` in place of
       `torch.rand(size).to(device)`.
@@ -61,8 +60,8 @@ def create_on_cpu(run: TimedRun) -> None:
 def item(setup: Setup) -> Variants:
     """Read no value back in a step: no `.item()`, `.cpu()`, `print(loss)` or `if loss > x`.
 
-    - Why: the CPU sends work ahead of the device. To read a value, it waits until the device has
-      caught up, and then the device waits for more work.
+    - Why: to read a value, the CPU waits until the device has caught up, and then the device waits
+      for more work.
     - When it hurts: values that are read every few steps are known later, a loss of NaN too.
     - Knob: `--run.log-every-steps`; losses are summed on the device in between.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
@@ -80,8 +79,8 @@ def item(setup: Setup) -> Variants:
 def empty_cache(setup: Setup) -> Variants:
     """Do not call `torch.cuda.empty_cache()` in each step, as some do against running out.
 
-    - Why: torch keeps freed memory to use it again. When the cache is emptied, it waits for the
-      device and asks the driver for all of it anew; and that saves no memory in the end.
+    - Why: it waits for the device and asks the driver for all memory anew, and saves none in the
+      end.
     - When it hurts: between phases of different shapes, emptying it once may help.
     - Knob: none, training never calls it; `--optim.accumulate` saves memory.
     - Source: <https://docs.pytorch.org/docs/stable/notes/cuda.html>
@@ -97,8 +96,8 @@ def empty_cache(setup: Setup) -> Variants:
 def inference_mode(setup: Setup) -> Variants:
     """Evaluate without recording what gradients would need.
 
-    - Why: recorded activations are kept until the end of the forward pass, which takes memory and
-      time to allocate it. `inference_mode` also saves the version counters of `no_grad`.
+    - Why: recorded activations take memory, and time to allocate it. `inference_mode` also saves
+      the version counters of `no_grad`.
     - When it hurts: tensors made in inference mode can't take part in training afterwards.
     - Knob: none, always on; timed here as forward passes without training.
     - Source: <https://docs.pytorch.org/docs/stable/notes/autograd.html>
@@ -135,8 +134,8 @@ def deterministic(setup: Setup) -> Variants:
     """The price of bit-identical runs on a GPU.
 
     - Why: to tell an effect from chance, or to find the step in which a run went wrong.
-    - When it hurts: sums must be made in a fixed order, so some kernels are slower, and cuDNN may
-      not try which algorithm is fastest. On a CPU, runs are reproducible anyway.
+    - When it hurts: sums in a fixed order need slower kernels, and cuDNN may not try which
+      algorithm is fastest. On a CPU, runs are reproducible anyway.
     - Knob: `--deterministic`
     - Source: <https://docs.pytorch.org/docs/stable/notes/randomness.html>
     """
@@ -150,8 +149,8 @@ def profiler(setup: Setup) -> Variants:
     """The price of recording a trace.
 
     - Why: a trace shows how long each operation takes, and where the device is idle.
-    - When it hurts: every recorded operation costs more on the CPU, so a step that is limited by
-      the CPU looks worse than it is; and recording takes memory.
+    - When it hurts: every recorded operation costs more on the CPU, so a step that the CPU limits
+      looks worse than it is.
     - Knob: `--profile` records 5 steps near the start of a run, and costs nothing after.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/profiler_recipe.html>
     """

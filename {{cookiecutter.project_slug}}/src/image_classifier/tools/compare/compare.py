@@ -5,7 +5,7 @@ image.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median, stdev
 from typing import Any
@@ -28,48 +28,6 @@ from .runs import Group, Run, open_groups
 HEADS = ("", "run", "seed", "top-1", "best", "loss", "training", "images/s")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A group against the first one."""
-
-    first: Group
-    second: Group
-    pairs: list[tuple[Run, Run]]
-    final: Difference  # of the top-1 of the last evaluations
-    best: Difference | None  # of the best evaluations; None for two models
-    p_value: float | None  # of two models; None for several seeds
-    sentences: list[str]  # about the accuracy
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the final accuracies differ by more than chance."""
-        return self.final.is_real if self.p_value is None else self.p_value < 1 - CONFIDENCE
-
-    @property
-    def knobs(self) -> dict[str, tuple[Any, Any]]:
-        """The knobs that differ: values of the first and the second group."""
-        one, other = (run.knobs for run in self.pairs[0])
-        names = (name for name in one | other if one.get(name) != other.get(name))
-        return {name: (one.get(name), other.get(name)) for name in names}
-
-    @property
-    def speed(self) -> float:
-        """Throughput of the second group relative to the first."""
-        pairs = [(a.images_per_second, b.images_per_second) for a, b in self.pairs]
-        return median([b / a for a, b in pairs if a] or [float("nan")])
-
-    @property
-    def lines(self) -> list[str]:
-        """All of it as text."""
-        changes = ", ".join(f"{name} {was} -> {now}" for name, (was, now) in self.knobs.items())
-        first = self.first.name
-        return [
-            f"{self.second.name} against {first}: {changes or 'the same config'}",
-            *(f"  {sentence}" for sentence in self.sentences),
-            f"  speed: {self.speed:.2f} x the images/s of {first}; `bench` measures in turns",
-        ]
-
-
 def compare(folders: Sequence[str], json_file: str = "") -> None:
     """Compare the runs in `folders`, or the folders of runs there, with the first, and print it.
 
@@ -79,26 +37,35 @@ def compare(folders: Sequence[str], json_file: str = "") -> None:
     first, *others = groups = open_groups(folders)
     comparisons = [compare_groups(first, other) for other in others]
     lines = table_of_runs(groups)
-    for comparison in comparisons:
-        lines += ["", *comparison.lines]
+    for found in comparisons:
+        lines += ["", "\n  ".join(map(printable, found["sentences"]))]
     if len(others) > 1:
         one_in = round(1 / (1 - CONFIDENCE))
         lines += ["", f"one in {one_in} comparisons finds a difference where there is none"]
-    print("\n".join(map(printable, lines)))
+    print("\n".join(lines))
+    names = ("seed", "state", "top1", "best_top1", "loss", "seconds", "images_per_second")
+    runs = [
+        {"group": group.name, "folder": str(run.folder)} | {n: getattr(run, n) for n in names}
+        for group in groups
+        for run in group.runs.values()
+    ]
     try:
         if json_file:
-            write_json(Path(json_file), as_json(groups, comparisons))
+            write_json(Path(json_file), {"runs": runs, "comparisons": comparisons})
     except OSError as error:
         raise UserError(f"cannot write {json_file!a}: {error.strerror}") from error
 
 
-def compare_groups(first: Group, second: Group) -> Comparison:
+def compare_groups(first: Group, second: Group) -> dict[str, Any]:
     """Compare two groups by the seeds that both have, or two models where that is one.
+
+    Returns:
+        The result for `--json`; `sentences` say all of it.
 
     Raises:
         UserError: if no runs can be paired, or their validation images differ.
     """
-    seeds = sorted(first.runs.keys() & second.runs.keys())
+    seeds = [seed for seed in first.runs if seed in second.runs]
     pairs = [(first.runs[seed], second.runs[seed]) for seed in seeds]
     if not pairs and len(first.runs) == len(second.runs) == 1:
         pairs = [(*first.runs.values(), *second.runs.values())]
@@ -109,28 +76,50 @@ def compare_groups(first: Group, second: Group) -> Comparison:
         )
     for one, other in pairs:
         check_images(one, other)
-    if len(pairs) == 1:
-        return compare_models(first, second, pairs)
+    by_pairs = compare_models if len(pairs) == 1 else compare_recipes
+    found = by_pairs(first, second, pairs)
+    was, now = (run.knobs for run in pairs[0])
+    names = (name for name in was | now if was.get(name) != now.get(name))
+    knobs = {name: (was.get(name), now.get(name)) for name in names}
+    changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in knobs.items())
+    ratios = [b.images_per_second / a.images_per_second for a, b in pairs if a.images_per_second]
+    speed = median(ratios or [float("nan")])
+    sentences = [
+        f"{second.name} against {first.name}: {changes or 'the same config'}",
+        *found.pop("sentences"),
+        f"speed: {speed:.2f} x the images/s of {first.name}; `bench` measures in turns",
+    ]
+    about = {"first": first.name, "second": second.name, "knobs": knobs, "speed": speed}
+    return about | found | {"sentences": sentences}
+
+
+def compare_recipes(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
+    """Compare two recipes, by two seeds or more."""
     known = [run.predictions for pair in pairs for run in pair if run.predictions]
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
     final, best = (
         by_seeds([getattr(a, what) for a, _ in pairs], [getattr(b, what) for _, b in pairs], grain)
         for what in ("top1", "best_top1")
     )
-    basis = f"{len(seeds)} seeds"
-    more = ""
+    basis, more = f"{len(pairs)} seeds", ""
     if final.mean and not final.is_real:
         count = seeds_needed(final.mean, max(stdev([b.top1 - a.top1 for a, b in pairs]), grain))
         enough = f"about {count}" if count < MOST_SEEDS else f"more than {MOST_SEEDS}"
         more = f"; a difference of this size would show with {enough} seeds"
-    sentences = [
-        f"final top-1: {difference_text(first, second, final, basis, final.is_real)}{more}",
-        f"best top-1: {difference_text(first, second, best, basis, best.is_real)}",
-    ]
-    return Comparison(first, second, pairs, final, best, None, sentences)
+    return {
+        "seeds": [one.seed for one, _ in pairs],
+        "final_top1": asdict(final),
+        "best_top1": asdict(best),
+        "p_value": None,
+        "is_significant": final.is_real,
+        "sentences": [
+            f"final top-1: {difference_text(first, second, final, basis, final.is_real)}{more}",
+            f"best top-1: {difference_text(first, second, best, basis, best.is_real)}",
+        ],
+    }
 
 
-def compare_models(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -> Comparison:
+def compare_models(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
     """Compare two models by their predictions on the same images.
 
     Raises:
@@ -149,16 +138,23 @@ def compare_models(first: Group, second: Group, pairs: list[tuple[Run, Run]]) ->
     only_first = int((right & ~other_right & counted).sum())
     only_second = int((other_right & ~right & counted).sum())
     p_value = mcnemar(only_first, only_second)
+    is_significant = p_value < 1 - CONFIDENCE
     final = by_images(only_first, only_second, max(1, count))
     basis = f"{count:,} images, McNemar's p {p_value:.2g}"
-    sentences = [
-        "final top-1: " + difference_text(first, second, final, basis, p_value < 1 - CONFIDENCE),
-        f"only {first.name} is right on {only_first:,} images, only {second.name} on "
-        f"{only_second:,}",
-        "one seed of each: this compares two models, not two recipes; for recipes, train both "
-        "with the same three seeds or more",
-    ]
-    return Comparison(first, second, pairs, final, None, p_value, sentences)
+    return {
+        "seeds": [],
+        "final_top1": asdict(final),
+        "best_top1": None,
+        "p_value": p_value,
+        "is_significant": is_significant,
+        "sentences": [
+            f"final top-1: {difference_text(first, second, final, basis, is_significant)}",
+            f"only {first.name} is right on {only_first:,} images, only {second.name} on "
+            f"{only_second:,}",
+            "one seed of each: this compares two models, not two recipes; for recipes, train both "
+            "with the same three seeds or more",
+        ],
+    }
 
 
 def check_images(one: Run, other: Run) -> None:
@@ -208,7 +204,7 @@ def table_of_runs(groups: list[Group]) -> list[str]:
             f"{run.images_per_second:,.0f}",
         )
         for group in groups
-        for seed, run in sorted(group.runs.items())
+        for seed, run in group.runs.items()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -218,30 +214,3 @@ def table_of_runs(groups: list[Group]) -> list[str]:
         )
         for row in rows
     ]
-
-
-def as_json(groups: list[Group], comparisons: list[Comparison]) -> dict[str, Any]:
-    """All results, for a program."""
-    names = ("seed", "state", "top1", "best_top1", "loss", "seconds", "images_per_second")
-    return {
-        "runs": [
-            {"group": group.name, "folder": str(run.folder)} | {n: getattr(run, n) for n in names}
-            for group in groups
-            for _, run in sorted(group.runs.items())
-        ],
-        "comparisons": [
-            {
-                "first": found.first.name,
-                "second": found.second.name,
-                "seeds": sorted({run.seed for run, _ in found.pairs} if found.best else []),
-                "knobs": found.knobs,
-                "final_top1": asdict(found.final),
-                "best_top1": found.best and asdict(found.best),
-                "p_value": found.p_value,
-                "is_significant": found.is_significant,
-                "speed": found.speed,
-                "sentences": [sentence.strip() for sentence in found.lines],
-            }
-            for found in comparisons
-        ],
-    }

@@ -37,12 +37,12 @@ class Group:
     """Runs of one recipe, by seed."""
 
     name: str  # a letter
-    runs: dict[int, Run]
+    runs: dict[int, Run]  # in the order of the seeds
 
     @property
     def seeds(self) -> str:
         """All seeds, as text."""
-        return ", ".join(map(str, sorted(self.runs)))
+        return ", ".join(map(str, self.runs))
 
 
 def open_groups(folders: Sequence[str]) -> list[Group]:
@@ -79,7 +79,7 @@ def make_group(number: int, runs: list[Run]) -> Group:
         UserError: if two runs have the same seed.
     """
     by_seed: dict[int, Run] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.seed):
         other = by_seed.setdefault(run.seed, run)
         if other is not run:
             raise UserError(

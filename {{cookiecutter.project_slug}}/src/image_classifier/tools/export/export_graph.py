@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ...augment import reflect
+from ...data import reflect
 from ...errors import FaultError
 from ...evaluate import LoadedModel
 from ...preprocess import VIEWS

@@ -4,8 +4,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...config import Config, flatten, words_of
+from ...config import Config
 from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.config_dict import flatten, words_of
 from ...runtime.launch import run_in_processes
 
 

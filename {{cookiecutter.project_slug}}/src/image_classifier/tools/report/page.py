@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...config import Config, flatten
+from ...config import Config
 from ...data import Source
 from ...errors import FaultError, UserError
 from ...predictions import Calibration, Predictions, calibrate
+from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
 from .. import html
 
@@ -76,7 +77,7 @@ class Page:
         self.written = time.monotonic()
         self.took_seconds = self.written - began
 
-    def sheets(self, predictions: Predictions) -> dict[str, np.ndarray]:
+    def contact_sheets(self, predictions: Predictions) -> dict[str, np.ndarray]:
         """Contact sheets by name, for trackers: each (height, width, 3) uint8."""
         errors = (read_image(predictions.source, n) for n in predictions.worst(PICTURES))
         images = {"mistakes": [pixels for pixels in errors if pixels is not None]}

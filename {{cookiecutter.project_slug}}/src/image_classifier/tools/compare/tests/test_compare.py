@@ -12,10 +12,11 @@ import torch
 from conftest import HOSTILE, changed
 
 from image_classifier.cli import main
-from image_classifier.config import Config, flatten
+from image_classifier.config import Config
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.predictions import Predictions
+from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.statistics import (
     MOST_SEEDS,
     by_images,
@@ -44,12 +45,11 @@ def write_run(
     config = changed(Config(), seed=seed, optim__lr=lr, data__batch_size=100)
     config = changed(config, run__dir=str(folder), run__keep=1 + seed)
     top1 = right / COUNT
-    speed = {"train/images_per_second": rate, "train/waited_fraction": 0.0, "train/loss": 1.0}
     rows = [
-        {"step": 50, "epoch": 1.0, **speed},
-        {"step": 50, "epoch": 1.0, "val/top1": top1 - 0.002, "val/top5": 1.0, "val/loss": 0.5},
-        {"step": 100, "epoch": 2.0, **speed},
-        {"step": 100, "epoch": 2.0, "val/top1": top1, "val/top5": 1.0, "val/loss": 0.4},
+        {"step": 50, "train/images_per_second": rate},
+        {"step": 50, "val/top1": top1 - 0.002, "val/loss": 0.5},
+        {"step": 100, "train/images_per_second": rate},
+        {"step": 100, "val/top1": top1, "val/loss": 0.4},
     ]
     (folder / "config.json").write_text(json.dumps(flatten(config)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -175,10 +175,6 @@ def test_what_can_not_be_compared_is_refused_in_a_line(
     assert "no predictions.safetensors" in refused(capsys, a, b)
     Path(b, "predictions.safetensors").write_bytes(b"\x80\x04K\x01.")
     assert "predictions.safetensors' can" in refused(capsys, a, b)
-    for name, text in (("metrics.jsonl", "{}\n"), ("metrics.jsonl", "["), ("config.json", "[1]")):
-        folder = Path(write_run(tmp_path / f"damaged{len(text)}{name}", 900, lr=0.7))
-        (folder / name).write_text(text)
-        assert folder.name in refused(capsys, a, str(folder))
 
 
 def test_scores_on_images_that_were_replaced_are_not_compared(

@@ -12,10 +12,12 @@ from conftest import changed
 from safetensors import safe_open
 
 from image_classifier.cli import main
-from image_classifier.config import Config, flatten
+from image_classifier.config import Config
+from image_classifier.data import shift_and_flip
 from image_classifier.data.crops import centre_crop
 from image_classifier.models import build_model
-from image_classifier.preprocess import VIEWS, shift_and_flip
+from image_classifier.preprocess import VIEWS
+from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.export import formats
 from image_classifier.tools.export.export_graph import (
     resized_square,

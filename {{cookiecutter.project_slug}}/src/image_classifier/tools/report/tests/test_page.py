@@ -13,11 +13,7 @@ from conftest import HOSTILE, Shown, answers_of, changed, write_photo
 from PIL import Image
 from torch import Tensor
 
-from image_classifier.config import (
-    Config,
-    DataConfig,
-    flatten,
-)
+from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.samples import LEFT_OUT
@@ -26,6 +22,7 @@ from image_classifier.predictions import (
     Predictions,
     calibrate,
 )
+from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.html.svg import ticks
 from image_classifier.tools.report import page as page_module
 from image_classifier.tools.report.page import (
@@ -254,7 +251,7 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(
     first = words.index("Most confident mistakes") + 2
     name, truth = source.classes[answer[7]], source.classes[source.labels[7]]
     assert words[first : first + 4] == [name, "80%", truth, "20%"]
-    sheets = Page(tmp_path).sheets(answers)  # for trackers
+    sheets = Page(tmp_path).contact_sheets(answers)  # for trackers
     assert {kind: sheet.shape for kind, sheet in sheets.items()} == {"mistakes": (96, 768, 3)}
     assert (sheets["mistakes"][:, 192:] == 255).all()  # nothing after the two
     assert not (sheets["mistakes"][:, 96:192] == 255).all()
