@@ -26,7 +26,10 @@ from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime import profiler as profiling
 from image_classifier.runtime.command_line import summary
-from image_classifier.runtime.config_dict import flatten, unflatten
+from image_classifier.runtime.config_dict import (
+    flatten,
+    unflatten,
+)
 
 PROJECT = Path(__file__).parent.parent
 
