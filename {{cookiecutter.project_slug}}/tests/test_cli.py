@@ -21,8 +21,6 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from image_classifier import train
 from image_classifier.cli import commands, main
-from image_classifier.config import Config
-from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime import profiler as profiling
 from image_classifier.runtime.command_line import summary
@@ -132,7 +130,7 @@ MISTAKES = {
     "smoke --epochs inf": "--epochs inf is not in",
     f"smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "smoke --model.name vit_b_32 --data.image-size 40": "vit_b_32 can't take images of",
-    "smoke --optim.warmup-epochs 9": "longer than the run",
+    "smoke --optim.warmup-epochs 9": "longer than the run: --epochs 3; about 0.6 is usual",
     "smoke --optim.frozen-epochs 1": "on top of pretrained weights: --run.init-from",
     "smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",
     "smoke --precision fp16 --compute.device cpu": "bf16 or fp32",
@@ -274,8 +272,3 @@ def test_a_run_folder_says_what_it_is(
 def test_a_config_survives_being_written_down() -> None:
     for preset in PRESETS.values():
         assert unflatten(json.loads(json.dumps(flatten(preset())))) == preset()
-
-
-def test_a_config_that_contradicts_itself_is_refused_when_it_is_built() -> None:
-    with pytest.raises(UserError, match=r"longer than the run: --epochs 0.5; about 0.1 is usual"):
-        Config(epochs=0.5)

@@ -140,7 +140,7 @@ def test_what_one_rank_tells_all_know_at_the_same_step() -> None:
     assert one == other == [[0, 0], [0, 0], [7, 0], [0, 0], [0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("seconds_per_step", [0.01, 0.1, 3.0])
+@pytest.mark.parametrize("seconds_per_step", [0.01, 3.0])
 def test_ranks_tell_each_other_about_twice_a_second(
     monkeypatch: pytest.MonkeyPatch, seconds_per_step: float
 ) -> None:

@@ -102,7 +102,7 @@ def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> Pretrai
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!a}")
     found = read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
-    found = replace(found, weights=bare(found.weights))
+    found = replace(found, weights=unwrapped(found.weights))
     return found if found.mean else replace(found, **usual_normalisation(model.name))
 
 
@@ -118,7 +118,8 @@ def read_torch(path: Path) -> PretrainedWeights:
     saved = saved if isinstance(saved, dict) else {}
     inner = (saved[name] for name in ENTRIES if isinstance(saved.get(name), dict))
     entries = next(inner, saved).items()
-    weights = {str(name): weight.detach() for name, weight in entries if isinstance(weight, Tensor)}
+    named = ((name, w) for name, w in entries if isinstance(name, str) and isinstance(w, Tensor))
+    weights = {name: weight.detach() for name, weight in named}
     if not weights:
         raise UserError(f"{str(path)!a} holds no weights: neither a state dict nor a checkpoint")
     try:
@@ -144,7 +145,7 @@ def read_safetensors(path: Path) -> PretrainedWeights:
     return PretrainedWeights(note, weights, **{name: tuple(row) for name, row in known.items()})
 
 
-def bare(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """`weights` by the names that our models have: without wrappers and auxiliary outputs."""
     weights = {name: w for name, w in weights.items() if name != "n_averaged"}
     for wrapper in WRAPPERS:

@@ -102,12 +102,12 @@ def flags_of(kind: type) -> list[str]:
 
 
 def positionals_of(kind: type) -> list[str]:
-    """The fields that are words without a flag."""
+    """The names of the positional fields."""
     return [option.name for option in fields(kind) if is_positional(option.type)]
 
 
 def is_positional(hint: Any) -> bool:  # noqa: ANN401 - the type hint of a field
-    """Whether a field is a word without a flag."""
+    """Whether a field is positional: a word without a flag."""
     return tyro.conf.Positional in getattr(hint, "__metadata__", ())
 
 
@@ -200,7 +200,7 @@ def command(verb: str) -> str:
 
 @dataclass(frozen=True)
 class PrepareData:
-    """Which images to prepare or check, with the names that `train` has for it."""
+    """Which images to prepare or check; the names are those of `train`'s options."""
 
     name: str = "folder"  # a dataset of files
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/

@@ -80,7 +80,7 @@ def forget_rows_after(path: Path, step: int) -> None:
 
 
 def give_name(path: Path, name: Path) -> None:
-    """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
+    """Make `name` a hard link to the file `path`; it replaces what had that name."""
     temporary = unfinished(name)
     try:
         temporary.hardlink_to(path)

@@ -93,8 +93,8 @@ def keep_freed_memory(keeps: bool = True) -> None:
     By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
     in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
     """
-    # Smaller blocks come from the heap, which shrinks when so much at its end is free, and grows by
-    # so much.
+    # In bytes: blocks from this size on are mapped one by one; the heap shrinks when this much at
+    # its end is free; it grows by this much.
     sizes = (2**30, 2**31 - 1, 2**27) if keeps else (2**25, 2**26, 2**17)
     for parameter, size in zip((M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD), sizes, strict=True):
         call_libc("mallopt", parameter, size)
@@ -219,7 +219,7 @@ def cpu_name() -> str:
 
 @cache
 def cpu_info() -> str:
-    """What Linux says of the processors; empty elsewhere."""
+    """The content of Linux's /proc/cpuinfo; empty elsewhere."""
     with suppress(OSError):
         return Path("/proc/cpuinfo").read_text()
     return ""
