@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import re
-import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -72,15 +71,6 @@ def old_format(path: Path) -> None:
     torch.save(Payload(os.mkdir, OWNED), path, _use_new_zipfile_serialization=False)
 
 
-def oldest_format(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name in ("storages", "tensors", "pickle"):
-            content = pickle.dumps(Payload(os.mkdir, OWNED))
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-
-
 def program(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and still read
@@ -119,7 +109,6 @@ HOSTILE = {
     by_name_on_the_terminal: r"plain values (\x1b[31mos.\x1b[2Jmkdir)",
     bare: "'last.pt' is damaged: File is not a zip file",
     old_format: "'last.pt' is damaged: File is not a zip file",
-    oldest_format: "'last.pt' is damaged: File is not a zip file",
     program: "refusing to load 'last.pt': it is a program (TorchScript)",
     hidden_record: "'last.pt' is not a checkpoint of this project",
     bomb: "'last.pt' is damaged: more inside than it is long",
