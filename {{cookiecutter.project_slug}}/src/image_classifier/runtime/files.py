@@ -46,12 +46,12 @@ def remove_leftovers(folder: Path, pattern: str = "*") -> None:
 
 def sync_folder(folder: Path) -> None:
     """Flush the names in `folder` to the disk, where the system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
+    with suppress(OSError):  # folders may be unreadable, or not be synced on their own
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -130,8 +130,8 @@ def fate(row: dict[str, Any]) -> str:
 
 def ranks_in(path: Path) -> dict[int, dict[str, Any]]:
     """The last row of each rank, by rank; rows that `Heartbeat` did not write are skipped."""
-    kinds = dict.fromkeys(("rank", "process", "step"), int) | dict.fromkeys(("host", "line"), str)
-    kinds |= {"how": str, "time": float}
+    kinds = {"rank": int, "host": str, "process": int, "step": int, "line": str, "how": str}
+    kinds["time"] = float
     rows: list[dict[str, Any]] = []
     with suppress(OSError):
         rows = read_rows(path)
