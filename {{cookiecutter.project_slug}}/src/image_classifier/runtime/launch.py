@@ -115,8 +115,9 @@ def launch(processes: int) -> int:
 def launch_once(processes: int, store: str) -> tuple[int, str]:
     """One attempt: the exit code, and the cause if a process was lost, so a restart may help.
 
-    The ranks meet in the file `store`, so no port is open. This replaces torchrun's agent, which listens on all networks, waits 30 s for a rank that hangs,
-    and may lose a signal in an `except` of its own.
+    The ranks meet in the file `store`, so no port is open. This replaces torchrun's agent, which
+    listens on all networks, waits 30 s for a rank that hangs, and may lose a signal in an `except`
+    of its own.
     """
     job = {
         "WORLD_SIZE": str(processes),
