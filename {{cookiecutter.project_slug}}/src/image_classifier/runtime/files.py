@@ -92,20 +92,19 @@ def give_name(path: Path, name: Path) -> None:
     sync_folder(name.parent)
 
 
-def lock_file(file: IO, is_taken: str) -> bool:
+def lock_file(file: IO, is_taken: str, lock: Callable[[IO, int], None] = fcntl.flock) -> bool:
     """Lock `file` until it is closed or this process ends; False where the system has no locks.
-
-    By `lockf`: forked data workers would continue to hold a lock of `flock`.
 
     Args:
         file: open for writing.
         is_taken: the message, if another process holds the lock.
+        lock: `fcntl.flock`, or `fcntl.lockf`, whose lock forked processes do not continue to hold.
 
     Raises:
         UserError: if another process holds the lock.
     """
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise UserError(is_taken) from None
     except OSError:  # some file systems on a network
