@@ -15,17 +15,16 @@ from torch.utils.data import DataLoader, Dataset
 from ...augment import build_augment
 from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config
 from ...data import (
-    MEMORY_SHARE,
-    OFF,
     Batch,
-    CopyAhead,
     Recipe,
     Samples,
+    copy_ahead,
     fits_device,
+    fits_host,
     prepare_images,
     worker_counts,
 )
-from ...runtime.machine import host_memory_bytes, num_cores
+from ...runtime.machine import num_cores
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, streamed, with_knobs
 from .timed_run import TimedRun
 
@@ -46,7 +45,7 @@ def num_workers(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
     config, cores = streamed(setup), num_cores()
-    counts = {0, int(config.data.workers), *worker_counts(cores, setup.world)}
+    counts = {0, int(config.data.workers), *worker_counts(cores)}
     rule = {4: " (4 x GPUs)"} if setup.num_gpus else {}  # of them, this process has one
     return {
         f"{count}{rule.get(count, '')}": Variant(with_knobs(config, data__workers=count))
@@ -205,7 +204,7 @@ def use_dataloader(
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             host_batches = iter(loader)
         if copy == "side stream":
-            yield from CopyAhead(host_batches, run.world)
+            yield from copy_ahead(host_batches, run.world)
         for host in host_batches:
             yield Batch(
                 *(tensor.to(device, non_blocking=copy == "non-blocking") for tensor in host)
@@ -242,7 +241,7 @@ def resident(setup: Setup) -> Variants:
     needed_bytes = count * config.data.image_size**2 * 3
     fits = {
         "stream": True,
-        "host": needed_bytes < MEMORY_SHARE * host_memory_bytes(),
+        "host": fits_host(needed_bytes, setup.world),
         "device": fits_device(needed_bytes, setup.world),
     }
     fits[setup.config.data.where] = True  # it is there already
@@ -263,7 +262,7 @@ def resident(setup: Setup) -> Variants:
 
 def files_only(config: Config) -> Config:
     """`config`, which reads the original files."""
-    return with_knobs(config, data__cache=OFF)
+    return with_knobs(config, data__cache="off")
 
 
 def prepared(setup: Setup) -> Variants:

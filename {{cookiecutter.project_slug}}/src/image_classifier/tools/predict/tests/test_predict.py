@@ -60,8 +60,7 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def quick_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open a model once, do not measure workers, and write parts of two batches."""
-    monkeypatch.setattr(images, "choose_workers", lambda data, *_, **__: (data.workers, ""))
+    """Open a model once, and write parts of two batches."""
     monkeypatch.setattr(predicting, "load_model", open_once)
     monkeypatch.setattr(output, "PART_ROWS", 8)
 
