@@ -317,6 +317,7 @@ def test_the_number_of_workers_is_measured(
     monkeypatch.setattr(autotune, "WORTH_SECONDS", 0)
     monkeypatch.setattr(autotune, "rate", lambda _, count: rates[count])
     monkeypatch.setattr(autotune, "num_cores", lambda: 8)
+    monkeypatch.setattr(autotune, "PART_SIZES", (1, 64))
     data = replace(streamed.data, workers="auto")
     samples = Samples(open_dataset(data, "train"), data)
     world = replace(CPU, device=torch.device("cuda"))
