@@ -23,9 +23,9 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import (
-    CopyAhead,
     EvalData,
     TrainData,
+    copy_ahead,
 )
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
@@ -375,7 +375,7 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
     world = World(torch.device("cuda"))
     warnings = []
     for _ in range(2):
-        batches = CopyAhead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
+        batches = copy_ahead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
         assert len(list(batches)) == 3
     printed = capsys.readouterr().out
     assert printed.count("warning: batches are not page-locked") == (not is_pinned)

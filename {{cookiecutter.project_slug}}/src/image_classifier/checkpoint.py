@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from .config import FREE_TO_CHANGE, Config, flag
-from .data import READ_FILES, Source, are_replaced, difference
-from .errors import FaultError, UserError
+from .config import FREE_TO_CHANGE, Config, UserError, flag
+from .data import Source, are_replaced
+from .errors import FaultError
 from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
 from .runtime.config_dict import flatten
@@ -133,7 +133,7 @@ class Checkpoints:
         if was and self.world.is_main and was.get("times") != now.get("times"):
             print(
                 "training images were written anew since this run was saved: their names and sizes "
-                f"are the same, and the contents of those that were read (up to {READ_FILES})"
+                "are the same, and the contents of some that were compared"
             )
 
     def refusal(self, reason: str, offers_weights: bool = False) -> UserError:
@@ -303,3 +303,12 @@ def to_host(value: Any) -> Any:  # noqa: ANN401 - any nesting of plain values
     if isinstance(value, list | tuple):
         return type(value)(to_host(inner) for inner in value)
     return value
+
+
+def difference(was: str, now: str) -> str:
+    """How the images of two fingerprints differ; a space separates the recipe of `prepare`."""
+    (images, _, recipe), (new_images, _, new_recipe) = was.partition(" "), now.partition(" ")
+    if images != new_images:
+        return "the training images have changed"
+    form, new_form = (f"prepared images ({r})" if r else "the files" for r in (recipe, new_recipe))
+    return f"it learned from {form}, not from {new_form}: see `prepare` and --data.cache off"

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .config import ComputeConfig, Config, RunConfig
-from .data import LEFT_OUT, EvalData, check_numbers
-from .errors import UserError
+from .config import ComputeConfig, Config, RunConfig, UserError
+from .data import LEFT_OUT, EvalData
 from .models import build_model, load_best, misfit
 from .precision import Precision
 from .predictions import Predictions, calibrate, scores_text
@@ -204,7 +203,7 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
                 f"{str(loaded.path)!a} knows the classes {some(loaded.classes)}, which are "
                 f"not those of the images: {some(images.source.classes)}"
             )
-        check_numbers(images.source, split)
+        images.source.check_labels(split)
         scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
         if world.is_main:
             for note in images.source.notes:

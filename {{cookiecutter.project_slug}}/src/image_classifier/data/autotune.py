@@ -1,34 +1,33 @@
-"""Where images are kept, by how many workers and how far ahead they are decoded.
+"""Chooses where images are kept, and how many workers decode how many batches ahead.
 
-As the knobs say, or as this machine's memory and a short measurement suggest.
+Options decide, or else the memory of this machine and a short measurement.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from ..config import AugmentConfig, DataConfig
-from ..errors import UserError
+from ..config import AugmentConfig, DataConfig, RunConfig, UserError
 from ..runtime.distributed import World
 from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
 from .datasets.source import Source
 from .decode import image_size
 from .samples import Samples
-from .shared_memory import SharedMemoryLoader, slots_bytes
+from .shared_memory import PART_SIZES, SharedMemoryLoader, slots_bytes
 
 MEMORY_SHARE = 0.4  # of the free memory that resident images may take
 PROBE_SECONDS = 0.5  # for each number of workers that is tried
-WORTH_SECONDS = 5.0  # of decoding in an epoch, below which any number of workers will do
+WORTH_SECONDS = 5.0  # decoding time of an epoch that makes a measurement worthwhile
 PROBED_TOGETHER = 64  # images of a batch while probing
-GOOD_ENOUGH = 0.95  # of the highest rate: more workers than that takes cost memory for nothing
+GOOD_ENOUGH = 0.95  # of the highest rate: more workers cost memory for nothing
 
 
 def choose_where(
     data: DataConfig, augment: AugmentConfig, source: Source, side: int | None, world: World
 ) -> tuple[str, str]:
-    """Where the training images live (device, host or stream), and why."""
+    """Where the training images are kept (device, host or stream), and why."""
     if data.where != "auto":
         return data.where, "as --data.where says"
     if augment.policy != "none":
@@ -40,41 +39,69 @@ def choose_where(
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
     if world.all_true(fits_device(needed, world)):
         return "device", megabytes
-    if world.all_true(needed < MEMORY_SHARE * host_memory_bytes() / world.local_size):
+    if world.all_true(fits_host(needed, world)):
         return "host", f"{megabytes}, too much for the device"
     return "stream", f"{megabytes}, too much for memory"
 
 
+def open_loader(
+    samples: Samples,
+    data: DataConfig,
+    world: World,
+    note: Callable[[int, str], object],
+    *,
+    timeout_seconds: float = RunConfig.timeout_seconds,
+    batch_size: int = 0,
+) -> tuple[SharedMemoryLoader, str]:
+    """A loader with workers and prefetching as `data` says or this machine allows, and why so.
+
+    Args:
+        samples: Decodes the images.
+        data: Its `workers`, `prefetch_batches`, `batch_size`, and sizes of images.
+        world: The processes that share the batches and this machine.
+        note: Called with the index of an unreadable image and the reason; it may raise.
+        timeout_seconds: How long to wait for workers that show no sign of life.
+        batch_size: Images per batch; by default this rank's share of `data.batch_size`.
+
+    Raises:
+        UserError: if there is no memory for a single batch.
+    """
+    workers, why = choose_workers(data, samples, world)
+    depth, less = choose_depth(data, workers, world)
+    size = batch_size or max(1, data.batch_size // world.size)
+    pin = world.device.type == "cuda"
+    loader = SharedMemoryLoader(
+        samples, size, workers, depth, pin, note=note, timeout_seconds=timeout_seconds
+    )
+    return loader, f"; {workers} worker{'s' * (workers != 1)}: {why}{less}"
+
+
 def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[int, str]:
-    """How many processes decode for this one, and why: as asked for, or as measured here."""
+    """The number of worker processes of this process, and why: as asked for, or as measured."""
     if data.workers != "auto":
         return data.workers, "as --data.workers says"
     cores = max(1, num_cores() // world.local_size)
-    # On a CPU the model needs cores too.
+    # On a CPU the model needs cores too. A worker gets at least one part of a batch.
     most = max(1, cores // 2) if world.device.type == "cpu" else cores
+    most = min(most, len(samples.source) // PART_SIZES[0])
     seconds = seconds_per_image(samples) * len(samples.source) / world.size
     if seconds < WORTH_SECONDS:
         return most, f"decoding takes only {seconds:.1f} s per epoch"
-    rates = {count: round(rate(samples, count)) for count in worker_counts(most, world)}
+    rates = {count: round(rate(samples, count)) for count in worker_counts(most)}
     highest = max(rates.values())
     chosen = min(count for count, images in rates.items() if images >= GOOD_ENOUGH * highest)
-    table = ", ".join(
-        f"{count}{' (4 x GPUs)' * (count == 4 and world.device.type == 'cuda')}: {images:,}"
-        for count, images in rates.items()
-    )
+    table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
     half = "; at most half of the cores, as the model needs them" * (most < cores)
     return chosen, f"the fewest near the best of images/s measured: {table}{half}"
 
 
-def worker_counts(most: int, world: World) -> list[int]:
-    """Numbers of workers to try: powers of two up to `most`, and the rule of 4 for each GPU."""
-    powers = {2**power for power in range(10) if 2**power <= most}
-    rule = {min(4, most)} if world.device.type == "cuda" else set()
-    return sorted(powers | {most} | rule)
+def worker_counts(most: int) -> list[int]:
+    """The numbers of workers to try: `most`, and the powers of two below it."""
+    return [2**power for power in range(10) if 2**power < most] + [most]
 
 
 def seconds_per_image(samples: Samples) -> float:
-    """What one core takes for an image, from a handful spread over the dataset."""
+    """Decoding time on one core, measured on 8 images spread over the dataset."""
     picked = torch.linspace(0, len(samples.source) - 1, 8).long().numpy()
     out = torch.empty((len(picked), samples.size, samples.size, 3), dtype=torch.uint8)
     samples.fill(out[:1], 0, picked[:1])  # imports what decoding needs
@@ -84,7 +111,7 @@ def seconds_per_image(samples: Samples) -> float:
 
 
 def rate(samples: Samples, workers: int) -> float:
-    """Images per second that so many workers make, once they are under way."""
+    """Images per second that this many workers decode, without their start."""
     loader = SharedMemoryLoader(samples, PROBED_TOGETHER, workers, prefetch_batches=4, pin=False)
     order = torch.randperm(len(samples.source), generator=torch.Generator().manual_seed(0))
     batches = order.split(PROBED_TOGETHER)
@@ -108,15 +135,20 @@ def rate(samples: Samples, workers: int) -> float:
 
 
 def fits_device(needed_bytes: int, world: World) -> bool:
-    """Whether so much may be resident; processes share the memory of a CPU, not that of a GPU."""
+    """Whether so many bytes may stay on the device; processes share the memory of a CPU."""
     sharers = world.local_size if world.device.type == "cpu" else 1
     return needed_bytes < MEMORY_SHARE * device_memory_bytes(world.device) / sharers
 
 
-def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str]:
-    """Batches to decode ahead: as many as are asked for and memory holds; and why, if fewer.
+def fits_host(needed_bytes: int, world: World) -> bool:
+    """Whether each process of this machine may keep so many bytes in host memory."""
+    return needed_bytes < MEMORY_SHARE * host_memory_bytes() / world.local_size
 
-    Training and evaluation each have slots of their own.
+
+def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str]:
+    """The number of batches to decode ahead, and why, if memory holds fewer than asked for.
+
+    Training and evaluation each have their own slots.
 
     Raises:
         UserError: if there is no memory for a single one.
@@ -144,7 +176,7 @@ def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str
 
 
 def common_side(source: Source, probes: int = 256) -> int | None:
-    """The side in pixels if all images seem to be squares of one size, else None."""
+    """The side in pixels if all images (or all probed files) are equal squares, else None."""
     if source.pixels is not None:
         height, width = source.pixels.shape[1:3]
         return height if height == width else None
@@ -163,7 +195,11 @@ def common_side(source: Source, probes: int = 256) -> int | None:
 
 
 def check_batch_size(batch_size: int, count: int, processes: int, accumulate: int) -> None:
-    """Refuse a batch that `count` images don't fill or that can't be divided equally."""
+    """Check that `count` images fill a batch, and that it divides into equal parts.
+
+    Raises:
+        UserError: if not.
+    """
     if batch_size > count:
         raise UserError(
             f"--data.batch-size {batch_size} is more than there are training images: {count}"

@@ -1,5 +1,6 @@
 """Image files to pixels, the same way in training, evaluation and prediction."""
 
+import contextlib
 import errno
 import io
 import logging
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from ..errors import FaultError, UserError
@@ -18,10 +19,8 @@ from ..runtime.files import open_plain
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-MAX_PIXELS = 64_000_000  # a file of a few kB can claim far more: a decompression bomb
-ORIENTATION = 0x0112  # EXIF's tag
-# What sets an image upright, by its orientation.
-TURNS = {
+MAX_PIXELS = 64_000_000  # against decompression bombs
+TURNS = {  # by EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -30,31 +29,28 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-DARK = 64  # of 255: an image that stays below looks black
+DARK = 64  # of 255: an image that stays below looks nearly black
 
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START, JPEG_EXIF, JPEG_SCAN = b"\xff\xd8\xff", 0xE1, 0xDA
 EXIF_START = b"Exif\0\0"
 JPEG_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive
 
-# What a system may be short of for a moment.
+# The system lacks memory or file descriptors.
 LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class BadImageError(UserError):
-    """An image that can't be read: its name, and in `reason` what is wrong with it."""
+    """An unreadable image; `reason` says what is wrong with it."""
 
     def __init__(self, name: str | Path, reason: str) -> None:
-        """`name` is the path of its file, or what else tells it apart."""
+        """`name` is the path or the number of the image."""
         super().__init__(f"cannot read image {os.fspath(name)!a}: {reason}")
         self.reason = reason
 
 
 def silence_pillow() -> None:
-    """Let Pillow not warn: what it warns of it mends, or refuses soon after.
-
-    Else every worker would tell it of every such image, and of a bomb before it is refused.
-    """
+    """Turn off Pillow's warnings, which each worker would repeat; what matters is an error."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").addHandler(logging.NullHandler())
 
@@ -65,11 +61,11 @@ silence_pillow()
 def read_image(path: Path) -> Tensor:
     """The pixels of an image file: (height, width, 3) uint8, upright, transparency over white.
 
-    Of an animation it is the first frame. 16-bit grey keeps its upper 8 bits.
+    An animation gives its first frame. 16-bit grey keeps its upper 8 bits.
 
     Raises:
-        BadImageError: if the file is missing, damaged, of another format, or suspiciously large.
-        FaultError: if the system is out of memory or of open files, which is no fault of this one.
+        BadImageError: if the file is missing, damaged, of another format, or too large.
+        FaultError: if the system is out of memory or file descriptors.
     """
     try:
         with open_plain(path) as file:
@@ -79,7 +75,7 @@ def read_image(path: Path) -> Tensor:
 
 
 def unreadable(name: str | Path, error: Exception) -> BadImageError | FaultError:
-    """What to raise for an image whose file could not be opened or decoded."""
+    """The error for an image that could not be opened or decoded."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if getattr(error, "errno", None) in LACKS:
         return FaultError(f"no more images can be read: {reason}, at {os.fspath(name)!a}")
@@ -89,10 +85,10 @@ def unreadable(name: str | Path, error: Exception) -> BadImageError | FaultError
 
 
 def decode(encoded: bytes) -> Tensor:
-    """`read_image` of what a file holds.
+    """`read_image` of the bytes of a file.
 
     Raises:
-        Exception: of whatever kind Pillow's decoders have for what is wrong.
+        Exception: of any kind that Pillow's decoders raise.
     """
     pixels = decode_jpeg(encoded) if encoded.startswith(JPEG_START) else None
     if pixels is not None:
@@ -105,12 +101,12 @@ def decode(encoded: bytes) -> Tensor:
 
 
 def decode_jpeg(encoded: bytes) -> np.ndarray | None:
-    """The pixels of a sound colour or grey JPEG, upright; None for any other, which is Pillow's.
+    """The pixels of an undamaged colour or grey JPEG, upright; None for others.
 
-    libjpeg-turbo without Pillow around it: the same pixels in about half of the time.
+    libjpeg-turbo gives the same pixels as Pillow in about half of the time.
 
     Raises:
-        ValueError: if it is suspiciously large.
+        ValueError: if the image is too large.
     """
     frame = jpeg_frame(encoded)
     if frame is None:
@@ -119,7 +115,7 @@ def decode_jpeg(encoded: bytes) -> np.ndarray | None:
     check_size(height, width)
     try:
         pixels = simplejpeg.decode_jpeg(encoded, "RGB")
-    except ValueError:  # damaged, even if only a little: Pillow says how, or takes it
+    except ValueError:  # damaged: Pillow accepts it, or says how
         return None
     if orientation in (2, 3, 7, 8):
         pixels = pixels[:, ::-1]
@@ -131,9 +127,9 @@ def decode_jpeg(encoded: bytes) -> np.ndarray | None:
 
 
 def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
-    """Height, width and EXIF orientation (1: upright) of a JPEG with 8 bits in 1 or 3 channels.
+    """Height, width and EXIF orientation of a JPEG with 8 bits in 1 or 3 channels.
 
-    None if it is another, or what comes before its pixels is not in order.
+    None for other JPEGs, and for a damaged header.
     """
     place, exif = 2, b""
     while place + 10 < len(encoded) and encoded[place] == 0xFF:
@@ -146,7 +142,7 @@ def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
                 return None
             return height, width, orientation_in(exif) if exif else 1
         if marker == JPEG_EXIF and encoded[place + 4 : place + 10] == EXIF_START:
-            # What is longer than a segment goes on in the next, after the same start.
+            # Longer data continue in the next segment, after the same start.
             exif += encoded[place + (10 if exif else 4) : place + 2 + length]
         if marker == JPEG_SCAN:
             return None
@@ -155,21 +151,18 @@ def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
 
 
 def orientation_in(exif: bytes) -> int:
-    """How an image is to be turned by its EXIF data: from 2 to 8, or 1 if it is upright.
-
-    Damaged data say nothing: whoever shows such an image shows it as it lies.
-    """
+    """The orientation in EXIF data, from 2 to 8; 1 (upright) if there is none or it is damaged."""
     tags = Image.Exif()
     try:
         tags.load(exif)
-        orientation = tags.get(ORIENTATION)
+        orientation = tags.get(ExifTags.Base.Orientation)
         return orientation if orientation in TURNS else 1
-    except Exception:  # of many kinds, as for pixels
+    except Exception:  # Pillow raises many kinds
         return 1
 
 
 def check_size(height: int, width: int) -> None:
-    """Refuse an image that is suspiciously large before its pixels are decoded."""
+    """Raise ValueError for an image that is too large, before its pixels are decoded."""
     if width * height > MAX_PIXELS:
         raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
 
@@ -178,7 +171,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Any image as upright RGB; `convert` alone makes 16-bit grey white and shows hidden colours.
 
     Raises:
-        ValueError: for pixels whose range nobody knows.
+        ValueError: for pixels of unknown range.
     """
     image.load()  # some formats have their EXIF data last; a TIFF is upright by now
     exif = image.info.get("exif") if image.format != "TIFF" else None
@@ -203,34 +196,30 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def scale_of_grey(highest: int) -> float:
-    """What the values of a 16-bit grey image are multiplied by, if `highest` is among them."""
+    """The factor from 16-bit grey to 8 bits, for an image with this highest value."""
     return 1 / 256 if highest > 255 else 1
 
 
-def highest_grey(image: Image.Image) -> int | None:
-    """The highest value of a 16-bit grey image; None of any other, whose pixels are not decoded."""
-    return int(image.convert("I").getextrema()[1]) if image.mode.startswith("I") else None
-
-
-def highest_in_file(path: Path) -> int | None:
-    """`highest_grey` of a file; None also for one that can't be read."""
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            check_size(image.height, image.width)
-            return highest_grey(image)
-    except Exception:  # whatever is wrong, `read_image` will say it
-        return None
+def highest_grey(path: Path) -> int | None:
+    """The highest value of a 16-bit grey image file; None for others, which are not decoded."""
+    with contextlib.suppress(Exception), Image.open(path, formats=FORMATS) as image:
+        check_size(image.height, image.width)
+        if image.mode.startswith("I"):
+            return int(image.convert("I").getextrema()[1])
+    return None  # `read_image` says what is wrong
 
 
 def is_dark(highest: int) -> bool:
-    """Whether a 16-bit grey image with this highest value becomes all but black."""
+    """Whether a 16-bit grey image with this highest value becomes nearly black."""
     return highest * scale_of_grey(highest) < DARK
 
 
 def image_size(path: Path) -> tuple[int, int] | None:
-    """(height, width) as the file's header has them, or None if it can't be read."""
-    try:
-        with open_plain(path) as file, Image.open(file, formats=FORMATS) as image:
-            return image.height, image.width
-    except Exception:  # whatever is wrong, `read_image` will say it
-        return None
+    """(height, width) from the file's header; None if it is unreadable."""
+    with (
+        contextlib.suppress(Exception),
+        open_plain(path) as file,
+        Image.open(file, formats=FORMATS) as image,
+    ):
+        return image.height, image.width
+    return None  # `read_image` says what is wrong

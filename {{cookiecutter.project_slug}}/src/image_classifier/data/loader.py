@@ -1,9 +1,8 @@
 """Batches of images on the device, from memory or from files.
 
 Resident images are one uint8 tensor, and a batch is a gather. Streamed images are decoded by
-worker processes for every batch anew. Either way the place in the run alone decides which images
-a batch has: `batches(start, stop)` can start anywhere, and yields the same on any number of
-processes and workers.
+worker processes for every batch. Either way the step alone decides which images a batch has:
+`batches(start, stop)` can start at any step, whatever the number of processes and workers.
 """
 
 import resource
@@ -20,30 +19,23 @@ from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.profiler import phase
-from .autotune import (
-    check_batch_size,
-    choose_depth,
-    choose_where,
-    choose_workers,
-    common_side,
-    fits_device,
-)
+from .autotune import check_batch_size, choose_where, common_side, fits_device, open_loader
 from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source
 from .resident import load, load_shared
 from .samples import LEFT_OUT, Samples
-from .shared_memory import HostBatch, SharedMemoryLoader
+from .shared_memory import HostBatch
 
 
 @dataclass
 class Batch:
-    """Images and their labels; a batch of training images is this rank's part of the global one."""
+    """Images and labels; a training batch is this rank's part of the global batch."""
 
-    pixels: Tensor  # (count, height, width, 3) uint8: the images, or all that a dataset has
-    labels: Tensor  # (batch,) int64; LEFT_OUT of an image that can't be read
-    indices: Tensor | None = None  # (batch,) int64, their numbers; only of training images
-    rows: Tensor | None = None  # (batch,) int64, where in `pixels` they are, if it has others too
+    pixels: Tensor  # (count, height, width, 3) uint8: the images, or the whole dataset
+    labels: Tensor  # (batch,) int64; LEFT_OUT for an unreadable image
+    indices: Tensor | None = None  # (batch,) int64: numbers of training images
+    rows: Tensor | None = None  # (batch,) int64: rows of `pixels`, if it is the whole dataset
 
     @property
     def images(self) -> Tensor:
@@ -60,7 +52,7 @@ class TrainData:
 
         Raises:
             UserError: if the images or the batch size are unusable.
-            FaultError: if too many images that are to be in memory can't be read.
+            FaultError: if too many resident images are unreadable.
         """
         data, augment = config.data, config.augment
         self.data, self.world, self.seed = data, world, config.seed
@@ -72,49 +64,39 @@ class TrainData:
         self.total_steps = self.steps_in(config.epochs)
         side = common_side(self.source)
         self.where, self.reason = choose_where(data, augment, self.source, side, world)
-        # Where batches are gathered, and so where the order of an epoch is kept.
+        # The device on which batches are gathered.
         self.home = world.device if self.where == "device" else torch.device("cpu")
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
             samples = Samples(self.source, data, config.seed, augment)
-            self.workers, why = choose_workers(data, samples, world)
-            workers = f"{self.workers} workers" if self.workers != 1 else "1 worker"
-            self.reason += f"; {workers}: {why}"
-            depth, why = choose_depth(data, self.workers, world)
+            note, timeout = self.bad_images.note, config.run.timeout_seconds
+            self.loader, why = open_loader(samples, data, world, note, timeout_seconds=timeout)
+            self.workers = self.loader.num_workers
             self.reason += why
-            self.loader = SharedMemoryLoader(
-                samples,
-                data.batch_size // world.size,
-                self.workers,
-                depth,
-                pins(world),
-                note=self.bad_images.note,
-                timeout_seconds=config.run.timeout_seconds,
-            )
         else:
             side = (augment.crop == "resized" and side) or data.image_size
             pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
-        self.order: tuple[int, Tensor] | None = None  # of the epoch that is under way
-        self.drawn = torch.empty(0)  # the same, with other numbers for images that come again
+        self.order: tuple[int, Tensor] | None = None  # an epoch and its order
+        self.drawn = torch.empty(0)  # the same order with distinct numbers for repeated images
         self.warnings: list[str] = []  # about batches
-        self.waited_seconds = 0.0  # that the loop waited for batches
+        self.waited_seconds = 0.0  # time that the training loop waited for batches
 
     def __len__(self) -> int:
-        """How many training images there are."""
+        """The number of training images."""
         return len(self.source)
 
     @property
     def num_classes(self) -> int:
-        """How many classes the images have."""
+        """The number of classes."""
         return len(self.source.classes)
 
     @property
     def class_weights(self) -> Tensor | None:
-        """How much the loss of an image of each class counts: (classes,) float32; None: as all.
+        """Loss weights (classes,) float32, inversely proportional to class sizes; None: all 1.
 
-        In inverse proportion to the images of the class, and 1 in the mean over all images.
+        Their mean over all images is 1.
         """
         if self.data.balance != "loss":
             return None
@@ -124,13 +106,13 @@ class TrainData:
 
     @property
     def ceiling(self) -> float | None:
-        """Images per second that this rank's workers could make; None if it is not theirs to do."""
+        """Images per second that this rank's workers can decode; None if nothing is streamed."""
         if self.where != "stream" or not self.loader.num_filled:
             return None
         return max(1, self.workers) * self.loader.num_filled / self.loader.busy_seconds
 
     def steps_in(self, epochs: float) -> int:
-        """How many steps `epochs` take; at least one."""
+        """The number of steps in `epochs`, at least 1."""
         return max(1, round(epochs * self.steps_per_epoch))
 
     def global_indices_at(self, step: int) -> Tensor:
@@ -142,9 +124,9 @@ class TrainData:
         return self.global_indices_at(step)[self.world.local_slice(self.batch_size)]
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """Epoch and images of each step from `start` up to, not including, `stop`.
+        """Epoch and images of each step in `range(start, stop)`.
 
-        The numbers of images that come again in an epoch are those of `balanced_order_at`.
+        Images that an epoch repeats have the numbers of `balanced_order_at`.
         """
         for step in range(start, stop):
             epoch = step // self.steps_per_epoch
@@ -152,7 +134,7 @@ class TrainData:
             yield epoch, self._part(self.drawn, step)[self.world.local_slice(self.batch_size)]
 
     def sample(self, count: int) -> Tensor:
-        """Up to `count` images spread evenly, as evaluation sees them, the same on every rank.
+        """Up to `count` evenly spread images, preprocessed for evaluation, equal on all ranks.
 
         (count, 3, size, size) uint8, channels_last, on the device.
         """
@@ -165,11 +147,11 @@ class TrainData:
 
     def _part(self, order: Tensor, step: int) -> Tensor:
         """Batch `step` in the order of its epoch."""
-        k = step % self.steps_per_epoch
-        return order[k * self.batch_size : (k + 1) * self.batch_size]
+        first = step % self.steps_per_epoch * self.batch_size
+        return order[first : first + self.batch_size]
 
     def _order(self, epoch: int) -> Tensor:
-        """The order of the epoch, kept for its steps."""
+        """The order of the epoch, kept until another epoch is asked for."""
         if self.order is None or self.order[0] != epoch:
             if self.data.balance == "sampling":
                 self.drawn = seeding.balanced_order_at(self.seed, epoch, self.source.labels)
@@ -181,20 +163,21 @@ class TrainData:
         return self.order[1]
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """This rank's part of each global batch from step `start` up to, not including, `stop`.
+        """This rank's part of each global batch in `range(start, stop)`.
 
         Raises:
-            UserError: if an image can't be read and such are not to be skipped.
-            FaultError: if too many can't be read, or a data worker was killed or hangs.
+            UserError: if an image is unreadable and `data.on_bad_image` is stop.
+            FaultError: if too many images are unreadable, or a worker was killed or hangs.
         """
-        steps = range(start, stop)
-        if self.where == "stream":
-            host_batches: Iterable[HostBatch] = self.loader.batches(self.places(start, stop))
-            batches: Iterator[Batch] = CopyAhead(host_batches, self.world, self.warnings)
-        elif self.where == "host":
-            batches = CopyAhead(map(self._gathered, steps), self.world, self.warnings)
+        if self.where == "device":
+            batches = map(self._resident, range(start, stop))
         else:
-            batches = map(self._resident, steps)
+            host_batches: Iterable[HostBatch] = (
+                self.loader.batches(self.places(start, stop))
+                if self.where == "stream"
+                else map(self._gathered, range(start, stop))
+            )
+            batches = copy_ahead(host_batches, self.world, self.warnings)
         while True:
             began = time.perf_counter()
             with phase("wait for data"):
@@ -205,13 +188,13 @@ class TrainData:
             yield batch
 
     def _resident(self, step: int) -> Batch:
-        """No more than indices: augmentation gathers, in the pass in which it moves pixels."""
+        """Indices only: augmentation gathers in the pass in which it moves pixels."""
         indices = self.indices_at(step)
         return Batch(self.pixels, self.labels[indices], indices, rows=indices)
 
     def _gathered(self, step: int) -> HostBatch:
         """A gather in pinned host memory."""
-        indices, pin = self.indices_at(step), pins(self.world)
+        indices, pin = self.indices_at(step), self.world.device.type == "cuda"
         shape = (len(indices), *self.pixels.shape[1:])
         images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
         torch.index_select(self.pixels, 0, indices, out=images)
@@ -235,70 +218,62 @@ class EvalData:
         run: RunConfig | None = None,
         batch_size: int = 0,
     ) -> None:
-        """Open the dataset; its images are loaded when they are first asked for.
+        """Open the dataset; the first pass loads its images or starts its workers.
 
-        They are `data.eval_size` pixels wide and come in batches of `batch_size`, by default this
-        rank's share of `data.batch_size`.
+        Images are `data.eval_size` pixels wide, in batches of `batch_size`, by default this rank's
+        share of `data.batch_size`.
 
         Raises:
-            UserError: if there are none, or no memory for a batch of them.
+            UserError: if the split is empty, or there is no memory for a batch.
         """
-        data = replace(data, image_size=data.eval_size)
-        self.data, self.world, self.run = data, world, run or RunConfig()
+        data, run = replace(data, image_size=data.eval_size), run or RunConfig()
+        self.data, self.world = data, world
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source = open_source(data, split, world)
-        self.bad_images = BadImages(self.source, data, self.run.dir)
+        self.bad_images = BadImages(self.source, data, run.dir)
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
         self.labels = self.source.labels[self.indices].to(world.device)
         self.pixels: Tensor | None = None
-        self.loader: SharedMemoryLoader | None = None  # once it was needed, to the end of the run
+        self.loader = None
         needed = len(self.indices) * data.image_size**2 * 3
-        self.is_resident = fits_device(needed, world) and data.where != "stream"
-        if not self.is_resident:  # asked now, as there may be less memory later
-            workers = 1 if data.workers == "auto" else data.workers
-            self.depth, _ = choose_depth(data, workers, world)
+        if data.where == "stream" or not fits_device(needed, world):
+            samples, note = Samples(self.source, data), self.bad_images.note
+            self.loader, _ = open_loader(
+                samples,
+                data,
+                world,
+                note,
+                timeout_seconds=run.timeout_seconds,
+                batch_size=self.batch_size,
+            )
 
     def __len__(self) -> int:
-        """How many images there are, over all ranks."""
+        """The number of images over all ranks."""
         return len(self.source)
 
     def batches(self) -> Iterator[Batch]:
         """This rank's images in order; the last batch may be smaller.
 
         Raises:
-            UserError: if one can't be read and such are not to be skipped.
-            FaultError: if too many can't be read, or a data worker was ended.
+            UserError: if an image is unreadable and `data.on_bad_image` is stop.
+            FaultError: if too many images are unreadable, or a worker was killed or hangs.
         """
-        size = self.batch_size
-        if self.is_resident:
-            # Their crop is always the same, so even photographs need decoding only once.
-            if self.pixels is None:
-                side, note = self.data.image_size, self.bad_images.note
-                with torch.inference_mode(False):  # which threads that fill a tensor are not in
-                    pixels, bad = load(self.source, self.indices, side, self.world, note)
-                    self.labels.masked_fill_(bad.to(self.world.device), LEFT_OUT)
-                self.pixels = pixels.to(self.world.device)
-            for start in range(0, len(self.indices), size):
-                part = slice(start, start + size)
-                yield Batch(self.pixels[part], self.labels[part])
+        if self.loader is not None:
+            places = ((0, part) for part in self.indices.split(self.batch_size) if len(part))
+            for batch in copy_ahead(self.loader.batches(places), self.world):
+                yield Batch(batch.pixels, batch.labels)
             return
-        if self.loader is None:
-            samples = Samples(self.source, self.data)
-            workers, _ = choose_workers(self.data, samples, self.world)
-            self.loader = SharedMemoryLoader(
-                samples,
-                size,
-                workers,
-                self.depth,
-                pins(self.world),
-                note=self.bad_images.note,
-                timeout_seconds=self.run.timeout_seconds,
-            )
-        places = ((0, part) for part in self.indices.split(size) if len(part))
-        for batch in CopyAhead(self.loader.batches(places), self.world):
-            yield Batch(batch.pixels, batch.labels)
+        if self.pixels is None:  # their crop is always the same: they are decoded only once
+            side, note = self.data.image_size, self.bad_images.note
+            with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
+                pixels, bad = load(self.source, self.indices, side, self.world, note)
+                self.labels.masked_fill_(bad.to(self.world.device), LEFT_OUT)
+            self.pixels = pixels.to(self.world.device)
+        for start in range(0, len(self.indices), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            yield Batch(self.pixels[part], self.labels[part])
 
     def close(self) -> None:
         """End the workers, if there are any."""
@@ -312,83 +287,66 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
         return open_dataset(data, split)
 
 
-class CopyAhead:
-    """Batches on the device, each copied there while the one before it is computed with."""
+def copy_ahead(
+    batches: Iterable[HostBatch], world: World, warnings: list[str] | None = None
+) -> Iterator[Batch]:
+    """Batches on the device; a GPU copies each batch while it computes with the one before.
 
-    def __init__(
-        self, batches: Iterable[HostBatch], world: World, warnings: list[str] | None = None
-    ) -> None:
-        """Copy `batches`, each of which may be overwritten when the next is asked for.
+    Args:
+        batches: Batches in host memory, which may be overwritten when the next is asked for.
+        world: Its device gets the batches.
+        warnings: A list that gets warnings about them.
+    """
+    host_batches, device = iter(batches), world.device
+    if device.type != "cuda":
+        for host in host_batches:
+            yield Batch(*(tensor.to(device) for tensor in host))
+        return
+    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
 
-        `warnings` gets what is said of them.
-        """
-        self.batches, self.world = iter(batches), world
-        self.warnings = [] if warnings is None else warnings
-        self.ahead: tuple[Tensor, ...] | None = None
-        if world.device.type == "cuda":
-            self.side_stream = torch.cuda.Stream(world.device)
-            self.copied = torch.cuda.Event()
-        self.has_begun = False
+    def copy_next() -> tuple[Tensor, ...] | None:
+        if (host := next(host_batches, None)) is None:
+            return None
+        if here is None and not all(tensor.is_pinned() for tensor in host):
+            warning = warn_not_pinned(world)
+            if warnings is not None:
+                warnings.append(warning)
+        with torch.cuda.stream(side_stream), phase("copy"):
+            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
+            copied.record()
+        return copies
 
-    def __iter__(self) -> "CopyAhead":
-        """Itself."""
-        return self
-
-    def __next__(self) -> Batch:
-        """The next batch; on a GPU the copy of the one after it has then begun."""
-        device = self.world.device
-        if device.type != "cuda":
-            return Batch(*(tensor.to(device) for tensor in next(self.batches)))
-        if not self.has_begun:
-            self.has_begun, self.ahead = True, self.copy_next()
-        if (here := self.ahead) is None:
-            raise StopIteration
+    here: tuple[Tensor, ...] | None = None
+    here = copy_next()
+    while here is not None:
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
-        computing.wait_stream(self.side_stream)
+        computing.wait_stream(side_stream)
         for tensor in here:
             tensor.record_stream(computing)
-        # The next batch may be put where this one was. Its copy began a step ago, and is through.
-        self.copied.synchronize()
-        self.ahead = self.copy_next()
-        return Batch(*here)
-
-    def copy_next(self) -> tuple[Tensor, ...] | None:
-        """Begin to copy the next batch; None after the last."""
-        host = next(self.batches, None)
-        if host is None:
-            return None
-        if self.ahead is None and not all(tensor.is_pinned() for tensor in host):
-            self.warnings.append(say_not_pinned(self.world))
-        with torch.cuda.stream(self.side_stream), phase("copy"):
-            copies = tuple(tensor.to(self.world.device, non_blocking=True) for tensor in host)
-            self.copied.record()
-        return copies
+        # The next batch may overwrite this one in host memory. This copy began a step ago.
+        copied.synchronize()
+        ahead = copy_next()
+        yield Batch(*here)
+        here = ahead
 
 
 @cache
-def say_not_pinned(world: World) -> str:
-    """Say, once in a run, that batches are not page-locked: `non_blocking` then promises nothing.
+def warn_not_pinned(world: World) -> str:
+    """Warn, once in a run, that batches are not page-locked, so `non_blocking` has no effect.
 
-    Returns what is said.
-
-    https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+    Returns the warning. https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     is_limited = limit != resource.RLIM_INFINITY
-    why = f"raise `ulimit -l`, now {limit // 1024:,} KB" if is_limited else "see `pins`"
-    warning = f"batches are not page-locked: the GPU waits for each to be copied; {why}"
+    why = f"; raise `ulimit -l`, now {limit // 1024:,} KB" if is_limited else ""
+    warning = f"batches are not page-locked: the GPU waits for each to be copied{why}"
     if world.is_main:
         print(f"warning: {warning}")
     return warning
 
 
-def pins(world: World) -> bool:
-    """Whether batches go to page-locked memory, from which a GPU copies without the CPU's help."""
-    return world.device.type == "cuda"
-
-
 def as_nchw(pixels: Tensor) -> Tensor:
-    """(batch, height, width, 3) seen as (batch, 3, height, width): channels_last, nothing moves."""
+    """(batch, height, width, 3) as a view (batch, 3, height, width): channels_last."""
     return pixels.permute(0, 3, 1, 2)

@@ -1,8 +1,7 @@
 """Batches of images that the workers of torch's `DataLoader` decode into shared memory.
 
-A worker writes uint8 images straight into their rows of a slot, which the device copies from, and
-returns a few numbers. So no image is pickled, collated or copied on the way, and the same pages are
-used again and again.
+A worker writes uint8 images straight into the rows of a slot, from which the device copies, and
+returns a few numbers: no image is pickled, collated or copied on the way.
 """
 
 import contextlib
@@ -31,36 +30,34 @@ from ..runtime.machine import hand_back_memory
 from ..runtime.signals import NUMBERS
 from .samples import LEFT_OUT, Samples
 
-PART_SIZES = (8, 64)  # fewest and most images that a worker is given at once
-POLL_SECONDS = 1.0  # between two looks at whether the workers are alive
-# A forked worker starts at once and shares what it reads. Elsewhere than on Linux forks are unsafe.
+PART_SIZES = (8, 64)  # fewest and most images that a worker gets at once
+POLL_SECONDS = 1.0  # between two checks that the workers are alive
+# A forked worker starts at once and shares memory. Only on Linux are forks safe.
 CONTEXT = "fork" if sys.platform == "linux" else "spawn"
-# By the signal that ended a worker.
-HINTS = {
+HINTS = {  # by the signal that ended a worker
     "SIGKILL": " (out of memory? fewer --data.workers or a smaller --data.batch-size)",
-    "SIGBUS": " (a file that it read through a memory map was cut short or is on a failing "
-    "disk? `prepare` tests prepared images)",
+    "SIGBUS": " (a memory-mapped file was cut short, or its disk fails? run `prepare` again)",
 }
 
 HostBatch = tuple[Tensor, Tensor, Tensor]
 
 
 class Part(NamedTuple):
-    """Rows of a batch: what the sampler hands to a worker."""
+    """Rows of a batch, which the sampler hands to a worker."""
 
     slot: int
     first: int  # row
     epoch: int
-    indices: np.ndarray  # (count,) int64, plain numbers for the queue: a tensor would be shared
+    indices: np.ndarray  # (count,) int64; the queue would put a tensor into shared memory
 
 
 class Decoded(NamedTuple):
-    """What a worker returns of a `Part`, beside the images in shared memory."""
+    """What a worker returns for a `Part`, beside the images in shared memory."""
 
     count: int
     seconds: float
-    unreadable: dict[int, str]  # why an image could not be read, by its row in the batch
-    error: UserError | FaultError | None = None  # that ends the run
+    unreadable: dict[int, str]  # reasons, by row of the batch
+    error: UserError | FaultError | None = None  # ends the run
 
 
 class SlotWriter(Dataset):
@@ -76,30 +73,30 @@ class SlotWriter(Dataset):
         rows = self.images[part.slot, part.first : part.first + count]
         try:
             unreadable = self.samples.fill(rows, part.epoch, part.indices)
-        except (UserError, FaultError) as error:  # as it is: DataLoader would add a traceback to it
+        except (UserError, FaultError) as error:  # DataLoader would add a traceback to it
             return Decoded(0, 0.0, {}, error)
         reasons = {part.first + row: reason for row, reason in unreadable.items()}
         return Decoded(count, time.perf_counter() - began, reasons)
 
 
 class PartSampler:
-    """Splits each batch into parts, and gives it a slot that is free.
+    """Splits each batch into parts, and gives it a free slot.
 
-    DataLoader asks for the part `ahead` places after the one that it returns, and returns parts in
-    order. So while batch b is put together the sampler is in batch b + ahead / (parts of a batch)
-    at most, and with one slot more than that quotient, rounded up, none is written while in use.
+    DataLoader returns parts in order, and asks for at most `ahead` more parts than it returned. So
+    while batch b is put together, the sampler is in batch b + ahead / (parts of a batch) at most.
+    One slot more than that quotient, rounded up, and no slot is written while in use.
     """
 
     def __init__(self, numbers: Tensor, labels: Tensor, part_size: int) -> None:
-        """`numbers` is (2, slots, batch) int64, for labels and indices; `labels` of all images."""
+        """`numbers` (2, slots, batch) int64 gets labels and indices; `labels` are of all images."""
         self.numbers, self.labels, self.part_size = numbers, labels, part_size
         self.begin(())
 
     def begin(self, batches: Iterable[tuple[int, Tensor]]) -> None:
-        """Sample from `batches` from now on: the epoch and the indices of each."""
+        """Start a pass over `batches`: the epoch and the indices of each."""
         self.batches = batches
-        self.sampled = deque[tuple[int, int]]()  # slot and size of batches, in order
-        self.num_done = 0  # batches that the loop has had
+        self.sampled = deque[tuple[int, int]]()  # slot and size of each batch ahead, in order
+        self.num_done = 0  # batches that were put together
 
     def __iter__(self) -> Iterator[Part]:
         """The parts of all batches."""
@@ -107,10 +104,8 @@ class PartSampler:
             slot, count = number % self.numbers.shape[1], len(indices)
             assert number - self.num_done < self.numbers.shape[1], "a slot is still in use"
             images = indices % len(self.labels)
-            self.numbers[0, slot, :count], self.numbers[1, slot, :count] = (
-                self.labels[images],
-                images,
-            )
+            self.numbers[0, slot, :count] = self.labels[images]
+            self.numbers[1, slot, :count] = images
             self.sampled.append((slot, count))
             drawn = indices.numpy()
             for first in range(0, count, self.part_size):
@@ -133,24 +128,23 @@ class SharedMemoryLoader:
         *,
         note: Callable[[int, str], object] = lambda *_: None,
         timeout_seconds: float = RunConfig.timeout_seconds,
-        dtype: torch.dtype = torch.uint8,
     ) -> None:
-        """Make room for batches of up to `batch_size` images.
+        """Allocate slots for batches of up to `batch_size` images.
 
         Args:
-            samples: What writes an image.
-            batch_size: Images of this process.
-            workers: Processes that decode; 0: this one does.
+            samples: Decodes the images.
+            batch_size: Images per batch of this process.
+            workers: Processes that decode; 0: this process decodes.
             prefetch_batches: Batches to decode ahead of the one in use, over all workers.
-            pin: Page-lock the slots, for a GPU to copy from.
-            note: Told of an image that can't be read: its index and why. It may raise.
+            pin: Whether to page-lock the slots, for a GPU to copy from.
+            note: Called with the index of an unreadable image and the reason; it may raise.
             timeout_seconds: How long to wait for workers that show no sign of life.
-            dtype: Of the images, as `samples` writes them.
         """
         self.samples, self.num_workers, self.pin = samples, workers, pin
         self.note, self.timeout_seconds = note, timeout_seconds
         part_size, self.prefetch_factor, slots = divide(batch_size, workers, prefetch_batches)
-        self.images = shared((slots, batch_size, samples.size, samples.size, 3), dtype)
+        shape = (slots, batch_size, samples.size, samples.size, 3)
+        self.images = shared(shape, torch.uint8)
         self.numbers = shared((2, slots, batch_size), torch.int64)  # labels, indices
         self.sampler = PartSampler(self.numbers, samples.source.labels, part_size)
         self.num_filled, self.busy_seconds = 0, 0.0  # images and time, over all workers
@@ -159,15 +153,14 @@ class SharedMemoryLoader:
         self.locked: list[Tensor] = []  # what is page-locked
 
     def batches(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
-        """Images, labels and indices of a batch for each of `places`: its epoch and indices.
+        """Images, labels and indices of each batch of `places`, which are epochs and indices.
 
-        (batch, size, size, 3) uint8 and twice (batch,) int64, all in host memory. They are
-        overwritten after the next batch is asked for. The label of an image that can't be read is
-        `LEFT_OUT`, and it is black.
+        (batch, size, size, 3) uint8 and twice (batch,) int64, in host memory, overwritten after
+        the next batch is asked for. An unreadable image is black and its label is `LEFT_OUT`.
 
         Raises:
-            UserError: if an image can't be read and `note` refuses it.
-            FaultError: if a worker was killed or hangs, or too many images can't be read.
+            UserError: if an image is unreadable and `note` raises it.
+            FaultError: if a worker was killed or hangs, or too many images are unreadable.
         """
         self.sampler.begin(places)
         if self.loader is None:
@@ -177,10 +170,10 @@ class SharedMemoryLoader:
         return iter(self.next_batch, None)
 
     def start(self) -> None:
-        """Start the workers, which begin with what the sampler has."""
+        """Start the workers on the current pass."""
         options = {}
         if self.num_workers:
-            hand_back_memory()  # or each worker has what building an index took for a while
+            hand_back_memory()  # freed memory of the parent would count for each worker
             options = {
                 "prefetch_factor": self.prefetch_factor,
                 "persistent_workers": True,
@@ -190,8 +183,7 @@ class SharedMemoryLoader:
             }
         others = multiprocessing.active_children()
         with warnings.catch_warnings(), default_sigchld():
-            # Of locks that stay locked in a fork (a worker takes none of them), and of more workers
-            # than cores (they are as many as were measured or asked for).
+            # These warn of locks in a fork (a worker takes none) and of more workers than cores.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self.loader = DataLoader(
@@ -199,7 +191,7 @@ class SharedMemoryLoader:
                 batch_size=None,
                 sampler=self.sampler,
                 num_workers=self.num_workers,
-                generator=torch.Generator(),  # the seeds that it draws are not used: see `seeding`
+                generator=torch.Generator(),  # nothing uses the seeds it draws: see `seeding`
                 **options,
             )
             self.parts = iter(self.loader)
@@ -208,7 +200,7 @@ class SharedMemoryLoader:
             self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
     def next_batch(self) -> HostBatch | None:
-        """The next batch, when all its parts are there; None after the last."""
+        """Wait for all parts of the next batch; None after the last."""
         if (part := self.next_part()) is None:
             return None
         slot, count = self.sampler.sampled.popleft()
@@ -230,7 +222,7 @@ class SharedMemoryLoader:
         """The next part in order; None after the last.
 
         Raises:
-            FaultError: if a worker was killed, or none does anything any more.
+            FaultError: if a worker was killed, or all hang.
         """
         end = time.monotonic() + self.timeout_seconds
         while True:
@@ -252,7 +244,7 @@ class SharedMemoryLoader:
                 )
 
     def close(self) -> None:
-        """End the workers at once: one that hangs would never do so by itself."""
+        """Kill the workers, as one that hangs would never end by itself."""
         for tensor in self.locked:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
         for worker in self.workers:
@@ -262,18 +254,18 @@ class SharedMemoryLoader:
 
 
 def begin_worker(_: int) -> None:
-    """Prepare a worker process, which DataLoader gives one thread and ends with this process."""
-    # Signals to the whole group are for the main process, which says what was saved.
+    """Set up a worker process; DataLoader gives it one thread and ends it with its parent."""
+    # The main process handles signals to the whole group.
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
-    gc.freeze()  # a collection would write to, and so copy, every object that is shared
+    gc.freeze()  # a collection would write to, and so copy, every shared object
 
 
 @contextlib.contextmanager
 def default_sigchld() -> Iterator[None]:
-    """A block after which SIGCHLD is handled as before it.
+    """Restore the handler of SIGCHLD after the block.
 
-    DataLoader's handler would raise in any line of the main thread; `next_part` looks by itself.
+    DataLoader's would raise in any line of the main thread; `next_part` checks the workers itself.
     """
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGCHLD) if is_main and os.name == "posix" else None
@@ -283,7 +275,7 @@ def default_sigchld() -> Iterator[None]:
 
 
 def ended(worker: multiprocessing.Process) -> FaultError:
-    """What to raise for a worker that has ended."""
+    """The error for a worker that has ended."""
     code = worker.exitcode or 0
     name = signal.Signals(-code).name if code < 0 else ""
     how = f"was ended by {name}{HINTS.get(name, '')}" if name else f"ended with exit code {code}"
@@ -291,10 +283,10 @@ def ended(worker: multiprocessing.Process) -> FaultError:
 
 
 def divide(batch_size: int, workers: int, prefetch_batches: int) -> tuple[int, int, int]:
-    """How batches are divided: images of a part, parts ahead for each worker, and slots.
+    """How batches are divided: images per part, parts ahead per worker, and slots.
 
-    A part is small enough that every worker has two to do, ahead of time; each costs as much as to
-    crop a few images, as what it begins with is in no cache any more.
+    Parts are small enough that each worker has two ahead, but each costs as much as cropping a few
+    images, because it starts with cold caches.
     """
     if not workers:
         return batch_size, 0, 1
@@ -306,7 +298,7 @@ def divide(batch_size: int, workers: int, prefetch_batches: int) -> tuple[int, i
 
 
 def slots_bytes(batch_size: int, size: int, workers: int, prefetch_batches: int) -> int:
-    """Memory that the slots for batches of images of `size` pixels take."""
+    """Memory of the slots for batches of images with a side of `size` pixels."""
     slots = divide(batch_size, workers, prefetch_batches)[2]
     return slots * batch_size * (3 * size**2 + 2 * torch.int64.itemsize)
 
@@ -315,16 +307,13 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros in memory that workers share."""
     if CONTEXT != "fork":
         return torch.zeros(shape, dtype=dtype).share_memory_()
-    # Unlike /dev/shm, of which a container often has 64 MB, it has no limit of its own.
+    # It does not count against /dev/shm, which often has only 64 MB in a container.
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def page_lock(tensor: Tensor) -> bool:
-    """Keep the memory of `tensor` in place, so that a GPU can copy from it by itself.
-
-    False where the system refuses (`ulimit -l`): copies are as right, but wait.
-    """
+    """Page-lock `tensor` for asynchronous copies; False where the system refuses (`ulimit -l`)."""
     code = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
     if int(code) == 0:
         return True
@@ -333,9 +322,8 @@ def page_lock(tensor: Tensor) -> bool:
 
 
 def forget_cuda_error() -> None:
-    """Let the next kernel not be blamed for a call before it that failed.
+    """Clear the error of a failed CUDA call, or the next kernel reports it.
 
-    CUDA keeps the error until somebody asks for it, and who starts a kernel does:
     https://github.com/pytorch/pytorch/issues/167414
     """
     with contextlib.suppress(RuntimeError):

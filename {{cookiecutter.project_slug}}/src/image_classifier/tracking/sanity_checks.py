@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..config import Config, flag
-from ..data import EvalData, TrainData, check_numbers, highest_in_file, is_dark, scale_of_grey
-from ..errors import UserError
+from ..config import Config, UserError, flag
+from ..data import EvalData, TrainData, highest_grey, is_dark, read_image
 from ..runtime.console import some
 from .flops import blank_forward
 from .trackers import check_installed
@@ -65,8 +64,8 @@ def wrong_classes(setup: RunSetup) -> None:
             f"the classes of the validation images ({some(val.classes)}) differ from those of the "
             f"training images ({some(train.classes)}): give both splits the same classes"
         )
-    check_numbers(train, "training")
-    check_numbers(val, "validation")
+    train.check_labels("training")
+    val.check_labels("validation")
     shape = blank_forward(setup.model, 1, setup.config.data.image_size).shape[1:]
     if shape != (len(train.classes),):
         raise UserError(
@@ -195,7 +194,7 @@ def dark_images(setup: RunSetup) -> str:
     count = min(NUM_PROBES, len(paths))
     picked = paths.picked(torch.arange(count) * len(paths) // count)
     files = [path for path in picked if path.suffix.lower() in DEEP_SUFFIXES]
-    highest = {path: high for path in files if (high := highest_in_file(path)) is not None}
+    highest = {path: high for path in files if (high := highest_grey(path)) is not None}
     dark = {path: high for path, high in highest.items() if is_dark(high)}
     if 2 * len(dark) <= len(highest):
         return ""
@@ -203,7 +202,7 @@ def dark_images(setup: RunSetup) -> str:
     return (
         f"{len(dark)} of {len(highest)} 16-bit grey training images become almost black: the "
         f"highest value in {str(path)!a} is {high:,} of 65,535, which is "
-        f"{int(high * scale_of_grey(high))} of 255. Scale them to 65,535, or save them with 8 bits"
+        f"{read_image(path).max()} of 255. Scale them to 65,535, or save them with 8 bits"
     )
 
 

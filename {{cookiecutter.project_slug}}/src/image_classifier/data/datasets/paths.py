@@ -1,10 +1,9 @@
-"""Where the images of a dataset lie."""
+"""The paths of image files."""
 
 import os
 from array import array
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -12,15 +11,15 @@ from torch import Tensor
 
 from ...errors import UserError
 
-STAT_THREADS = 4  # no faster than one on a disk; on a network each waits for its own answer
-STAT_TOGETHER = 4096  # files that a thread asks for between two looks at its queue
+STAT_THREADS = 4  # faster than one on network file systems
+STAT_TOGETHER = 4096  # files per task of a thread
 
 
 class PathList:
-    """Paths as one array of bytes: forked workers share its memory, however often they read it.
+    """Paths as one array of bytes, whose memory forked workers share.
 
-    A Python list of strings would be copied into each worker by reference counting alone, a page
-    at a time (https://github.com/pytorch/pytorch/issues/13246).
+    Reference counts of a list would copy it into each worker
+    (https://github.com/pytorch/pytorch/issues/13246).
     """
 
     def __init__(self, root: str | Path, paths: Iterable[bytes | str | Path]) -> None:
@@ -31,7 +30,7 @@ class PathList:
         """
         self.root = Path(root)
         content, ends = bytearray(), array("q")
-        for path in paths:  # which may be found as we go: millions are never a list
+        for path in paths:  # a generator of millions never becomes a list
             content += os.fsencode(path)
             ends.append(len(content))
         if not ends:
@@ -40,23 +39,21 @@ class PathList:
         self.bytes = torch.frombuffer(content, dtype=torch.uint8)
 
     def __len__(self) -> int:
-        """How many paths there are."""
+        """The number of paths."""
         return len(self.ends)
 
     def relative(self, index: int) -> bytes:
-        """The path of image `index`, from `root`."""
+        """The path of image `index`, relative to `root`."""
         start = int(self.ends[index - 1]) if index else 0
         return self.bytes[start : int(self.ends[index])].numpy().tobytes()
 
-    def between(self, first: int, last: int) -> list[bytes]:
-        """The paths of the images from `first` up to, not including, `last`, from `root`."""
-        ends = self.ends[max(0, first - 1) : last].tolist()
-        ends = ends if first else [0, *ends]
-        text = self.bytes[ends[0] : ends[-1]].numpy().tobytes()
-        return [text[start - ends[0] : end - ends[0]] for start, end in pairwise(ends)]
+    def from_folder(self, folder: str | Path, index: int) -> bytes:
+        """The path of image `index`, relative to `folder` if it is below it."""
+        path = os.path.join(os.fsencode(self.root), self.relative(index))
+        return path.removeprefix(os.path.join(os.fsencode(Path(folder)), b""))
 
     def picked(self, indices: Tensor) -> "PathList":
-        """The paths at `indices` alone."""
+        """Only the paths at `indices`, (count,) int64."""
         return PathList(self.root, [self.relative(index) for index in indices.tolist()])
 
     def __getitem__(self, index: int) -> Path:
@@ -64,21 +61,18 @@ class PathList:
         return self.root / os.fsdecode(self.relative(index))
 
     def stats(self) -> Tensor:
-        """Size in bytes of each file and when it was changed, in ns: (count, 2) int64.
-
-        Both are -1 for a file that is gone.
-        """
+        """Size in bytes and time of change in ns of each file, or -1: (count, 2) int64."""
         root = os.fsencode(self.root)
 
         def stats_from(first: int) -> Tensor:
             found = []
-            for path in self.between(first, min(first + STAT_TOGETHER, len(self))):
+            for index in range(first, min(first + STAT_TOGETHER, len(self))):
                 try:
-                    status = os.stat(root + b"/" + path)
+                    status = os.stat(root + b"/" + self.relative(index))
                     found.append((status.st_size, status.st_mtime_ns))
                 except OSError:
                     found.append((-1, -1))
-            return torch.tensor(found, dtype=torch.int64).view(-1, 2)
+            return torch.tensor(found, dtype=torch.int64)
 
         with ThreadPoolExecutor(STAT_THREADS) as threads:
             return torch.cat(list(threads.map(stats_from, range(0, len(self), STAT_TOGETHER))))

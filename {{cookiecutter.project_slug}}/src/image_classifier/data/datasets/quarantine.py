@@ -1,9 +1,9 @@
-r"""Files that training leaves out, as a list that a person can read and change.
+r"""The list of files that training leaves out; users may edit it.
 
     train/ant/4.jpg    truncated
 
-Each line is a path from the folder of the images and, after a tab, a reason. What can't be printed
-stands as `\xff`, byte by byte, and a backslash as two.
+Each line is a path below `data.root`, a tab, and a reason. Bytes that cannot be printed are escaped
+as `\xff`, and a backslash as two.
 """
 
 import os
@@ -23,15 +23,15 @@ NAME = "quarantine.txt"
 
 
 def quarantine_path(data: DataConfig) -> Path:
-    """Where the list is: in the folder of the dataset's cache."""
+    """The path of the list, in the dataset's cache."""
     return cache_folder(data) / NAME
 
 
 def read_quarantine(data: DataConfig) -> dict[bytes, str]:
-    """The reason why each file is left out, by its path from `data.root`; nothing without a list.
+    """Reasons by path below `data.root`; empty if there is no list.
 
     Raises:
-        UserError: if the list can't be read.
+        UserError: if the list is unreadable.
     """
     path = quarantine_path(data)
     try:
@@ -47,16 +47,18 @@ def read_quarantine(data: DataConfig) -> dict[bytes, str]:
 
 
 def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:
-    """The images of `source` that are not listed; a note says how many are.
+    """The images of `source` that are not on the list; a note says how many are left out.
 
     Raises:
-        UserError: if the list can't be read, or leaves out all of a class or a split.
+        UserError: if the list is unreadable, or leaves out a whole class or split.
     """
     listed = read_quarantine(data)
     if not listed or source.paths is None:
         return source
-    paths = (path_from_root(source, data, index) for index in range(len(source)))
-    kept = torch.tensor([path not in listed for path in paths])
+    paths = source.paths
+    kept = torch.tensor(
+        [paths.from_folder(data.root, index) not in listed for index in range(len(paths))]
+    )
     where, notes = ascii(str(quarantine_path(data))), []
     had = source.labels.bincount(minlength=len(source.classes))
     has = source.labels[kept].bincount(minlength=len(source.classes))
@@ -78,15 +80,3 @@ def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:
         )
     left = source if kept.all() else source.picked(kept.nonzero()[:, 0])
     return replace(left, notes=(*source.notes, *notes))
-
-
-def path_from_root(source: Source, data: DataConfig, index: int) -> bytes:
-    """The path of an image file as a list has it."""
-    assert source.paths is not None
-    path = os.path.join(os.fsencode(source.paths.root), source.paths.relative(index))
-    return path.removeprefix(os.path.join(os.fsencode(Path(data.root)), b""))
-
-
-def format_quarantine(reasons: dict[bytes, str]) -> str:
-    """The text of a list, sorted by path."""
-    return "".join(f"{printable_path(name)}\t{reasons[name]}\n" for name in sorted(reasons))

@@ -1,4 +1,4 @@
-"""What every dataset gives: labels, class names, and images in memory, in files, or by a reader."""
+"""The type of all datasets: labels, class names, and images in memory, in files or by a reader."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from ...runtime import seeding
 from ..decode import read_image
 from .paths import PathList
 
-READ_FILES = 64  # whose contents are compared when a run goes on
+READ_FILES = 64  # files whose contents are compared when a run resumes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -28,7 +28,7 @@ class SourceError(UserError):
 class Source:
     """One split of a dataset. The images are `pixels`, at `paths`, or what `reader` returns.
 
-    To read them in another way, give a source another `reader`: `replace(source, reader=mine)`.
+    To read them differently, replace the reader: `dataclasses.replace(source, reader=mine)`.
     """
 
     labels: Tensor  # (count,) int64
@@ -38,21 +38,21 @@ class Source:
     reader: Callable[[int], Tensor] | None = None  # image `index`: (height, width, 3) uint8
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of red, green and blue, from 0 to 1
     std: tuple[float, float, float] = IMAGENET_STD
-    notes: tuple[str, ...] = field(default=(), compare=False)  # what the user should know of it
+    notes: tuple[str, ...] = field(default=(), compare=False)  # lines for the user
     is_random: bool = False  # whether `reader` draws random numbers
-    recipe: str = ""  # how `prepare` wrote the images that `reader` returns
-    sizes: Tensor | None = None  # (count, 2) int32: their heights and widths, if known
+    recipe: str = ""  # how `prepare` wrote the images
+    sizes: Tensor | None = None  # (count, 2) int32: heights and widths, if known
 
     def __post_init__(self) -> None:
         """Check types, shapes and lengths.
 
         Raises:
-            SourceError: that names the first field that is wrong.
+            SourceError: naming the first wrong field.
         """
         labels, pixels = self.labels, self.pixels
         if not is_tensor(labels, torch.int64, 1):
             raise misfit("labels", labels, "a CPU tensor (count,) int64")
-        # NumPy's text is of another type, and no checkpoint with it can be read.
+        # A checkpoint with NumPy's strings could not be read.
         names = self.classes if type(self.classes) is tuple else ()
         if not names or any(type(name) is not str for name in names):
             raise misfit("classes", self.classes, "a tuple of str, the name of each class")
@@ -69,8 +69,7 @@ class Source:
         for name in ("mean", "std"):
             object.__setattr__(self, name, three_floats(name, getattr(self, name)))
         if pixels is not None:
-            # Rows of pixels are gathered as they lie in memory: were they only permuted, each step
-            # would copy all of them.
+            # Batches gather rows; if the pixels were only permuted, each step would copy them all.
             object.__setattr__(self, "pixels", pixels.contiguous())
 
     def __len__(self) -> int:
@@ -82,11 +81,10 @@ class Source:
 
         Args:
             index: From 0 to the number of images.
-            place: What the draws of a reader that `is_random` depend on: seed, epoch and number of
-                the image in it.
+            place: Seed, epoch and number of the image in it, for a reader that `is_random`.
 
         Raises:
-            BadImageError: if it can't be read, naming it.
+            BadImageError: if the image is unreadable.
         """
         if self.pixels is not None:
             return self.pixels[index]
@@ -99,7 +97,7 @@ class Source:
             return self.reader(index)
 
     def name(self, index: int) -> str:
-        """What a message calls an image: its path, or its number."""
+        """The image in a message: its path, or its number."""
         return f"image {index}" if self.paths is None else str(self.paths[index])
 
     def picked(self, indices: Tensor) -> "Source":
@@ -114,14 +112,13 @@ class Source:
         )
 
     def thinned(self, count: int) -> "Source":
-        """Only `count` of the images, spread evenly, so that all classes keep their share."""
+        """`count` evenly spread images, so that all classes keep their share."""
         return self.picked(torch.arange(count) * len(self) // count)
 
     def fingerprint(self) -> str:
-        """A short name for exactly these images and labels: their pixels, or their paths.
+        """A digest of labels, classes, and pixels or paths, and the recipe of prepared images.
 
-        Of prepared images it says so, as their pixels are others than those of the files. Of what
-        else a reader returns nothing is known but the labels.
+        The images of another reader are not part of it.
         """
         digest = hashlib.blake2b(self.labels.numpy().tobytes(), digest_size=8)
         digest.update("\0".join(self.classes).encode())
@@ -131,9 +128,9 @@ class Source:
         return digest.hexdigest() + (f" {self.recipe}" if self.recipe else "")
 
     def file_digests(self) -> dict[str, str]:
-        """What tells that files were replaced under the same names; nothing of images in memory.
+        """Digests of all sizes, all times and some contents of the files; empty without files.
 
-        Digests of the sizes and of the times of all files, and of the contents of a few.
+        They tell whether files were replaced under the same names.
         """
         if self.paths is None:
             return {}
@@ -141,33 +138,46 @@ class Source:
         for path in self.thinned(min(READ_FILES, len(self))).paths or ():
             with contextlib.suppress(OSError):  # a file that is gone has no size
                 contents.update(hashlib.blake2b(path.read_bytes()).digest())
-        sizes, times = (
-            hashlib.blake2b(column.contiguous().numpy().data, digest_size=8) for column in stats.T
-        )
-        found = {"sizes": sizes, "times": times, "contents": contents}
-        return {name: digest.hexdigest() for name, digest in found.items()}
+        columns = (column.contiguous().numpy().data for column in stats.T)
+        sizes, times = (hashlib.blake2b(column, digest_size=8).hexdigest() for column in columns)
+        return {"sizes": sizes, "times": times, "contents": contents.hexdigest()}
+
+    def check_labels(self, split: str) -> None:
+        """Check that each label is the number of a class.
+
+        Raises:
+            UserError: naming the first that is not.
+        """
+        count, labels = len(self.classes), self.labels.numpy()
+        outside = np.flatnonzero((labels < 0) | (labels >= count))
+        if len(outside):
+            raise UserError(
+                f"{len(outside):,} of {len(self):,} labels of the {split} images are "
+                f"outside 0 .. {count - 1}, the numbers of the classes: the first is "
+                f"{labels[outside[0]]}, of image {outside[0]}"
+            )
 
 
 @dataclass(frozen=True)
 class Picked:
-    """A reader of some of another's images."""
+    """A reader of the images at `indices` of another reader."""
 
     reader: Callable[[int], Tensor]
     indices: np.ndarray  # (count,) int64
 
     def __call__(self, index: int) -> Tensor:
-        """Image `index` of those that were picked."""
+        """Picked image `index`."""
         return self.reader(int(self.indices[index]))
 
 
 def is_tensor(value: Any, dtype: torch.dtype, ndim: int) -> bool:  # noqa: ANN401 - people have all kinds
-    """Whether it is a tensor of this type and number of dimensions, in main memory."""
+    """Whether it is a CPU tensor of this dtype and number of dimensions."""
     is_here = isinstance(value, Tensor) and value.device.type == "cpu"
     return is_here and value.dtype == dtype and value.ndim == ndim
 
 
 def misfit(name: str, value: Any, wanted: str) -> SourceError:  # noqa: ANN401
-    """What to raise for a field that is not what is wanted."""
+    """The error for a wrong field."""
     if isinstance(value, np.ndarray | Tensor):
         found = f"a {type(value).__name__} {tuple(value.shape)} {value.dtype}"
         found += f" on {value.device}" if isinstance(value, Tensor) and value.is_cuda else ""
@@ -179,10 +189,10 @@ def misfit(name: str, value: Any, wanted: str) -> SourceError:  # noqa: ANN401
 
 
 def three_floats(name: str, numbers: Any) -> tuple[float, float, float]:  # noqa: ANN401
-    """The mean or the standard deviation of each color, as plain numbers.
+    """The mean or standard deviation of each colour, as plain numbers.
 
     Raises:
-        SourceError: if they are not three, or none that pixels from 0 to 1 can have.
+        SourceError: if they are not three numbers that pixels from 0 to 1 can have.
     """
     with contextlib.suppress(TypeError, ValueError):
         red, green, blue = map(float, numbers)
@@ -193,34 +203,6 @@ def three_floats(name: str, numbers: Any) -> tuple[float, float, float]:  # noqa
 
 
 def are_replaced(was: dict[str, str], now: dict[str, str]) -> bool:
-    """Whether files of the same names hold other images, judged by two of their `file_digests`.
-
-    Times alone also differ after a copy.
-    """
+    """Whether two `file_digests` of the same names show other images; a copy changes only times."""
     known = was.keys() & now.keys() - {"times"}
     return any(was[name] != now[name] for name in known)
-
-
-def difference(was: str, now: str) -> str:
-    """In which way the images of two fingerprints differ."""
-    (images, _, recipe), (new_images, _, new_recipe) = was.partition(" "), now.partition(" ")
-    if images != new_images:
-        return "the training images have changed"
-    form, new_form = (f"prepared images ({r})" if r else "the files" for r in (recipe, new_recipe))
-    return f"it learned from {form}, not from {new_form}: see `prepare` and --data.cache off"
-
-
-def check_numbers(source: Source, split: str) -> None:
-    """Refuse labels that are not numbers of a class.
-
-    Raises:
-        UserError: naming the first.
-    """
-    count, labels = len(source.classes), source.labels.numpy()
-    outside = np.flatnonzero((labels < 0) | (labels >= count))
-    if len(outside):
-        raise UserError(
-            f"{len(outside):,} of {len(source):,} labels of the {split} images are "
-            f"outside 0 .. {count - 1}, the numbers of the classes: the first is "
-            f"{labels[outside[0]]}, of image {outside[0]}"
-        )

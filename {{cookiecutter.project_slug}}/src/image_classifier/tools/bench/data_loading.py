@@ -15,17 +15,16 @@ from torch.utils.data import DataLoader, Dataset
 from ...augment import build_augment
 from ...config import PREPARED_QUALITY, PREPARED_SIDE
 from ...data import (
-    MEMORY_SHARE,
-    OFF,
     Batch,
-    CopyAhead,
     Recipe,
     Samples,
+    copy_ahead,
     fits_device,
+    fits_host,
     prepare_images,
     worker_counts,
 )
-from ...runtime.machine import host_memory_bytes, num_cores
+from ...runtime.machine import num_cores
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, streamed, with_knobs
 from .timed_run import TimedRun
 
@@ -45,7 +44,7 @@ def num_workers(setup: Setup) -> Variants:
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
     config, cores = streamed(setup), num_cores()
-    counts = {0, int(config.data.workers), *worker_counts(cores, setup.world)}
+    counts = {0, int(config.data.workers), *worker_counts(cores)}
     rule = {4: " (4 x GPUs)"} if setup.num_gpus else {}  # of them, this process has one
     return {
         f"{count}{rule.get(count, '')}": Variant(with_knobs(config, data__workers=count))
@@ -184,7 +183,7 @@ def use_dataloader(
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             host_batches = iter(loader)
         if copy == "side stream":
-            yield from CopyAhead(host_batches, run.world)
+            yield from copy_ahead(host_batches, run.world)
         for host in host_batches:
             yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 
@@ -214,7 +213,7 @@ def resident(setup: Setup) -> Variants:
     needed_bytes = count * config.data.image_size**2 * 3
     fits = {
         "stream": True,
-        "host": needed_bytes < MEMORY_SHARE * host_memory_bytes(),
+        "host": fits_host(needed_bytes, setup.world),
         "device": fits_device(needed_bytes, setup.world),
     }
     fits[setup.config.data.where] = True  # it is there already
@@ -248,7 +247,7 @@ def prepared(setup: Setup) -> Variants:
     if source.paths is None:
         raise UnavailableError("needs photographs in files; these images are in memory")
     if source.recipe:
-        files = with_knobs(config, data__cache=OFF)
+        files = with_knobs(config, data__cache="off")
         configs = {"files": files, f"prepared, {source.recipe}": config}
         return {name: Variant(found, is_choice=False) for name, found in configs.items()}
     root = setup.folder / SAMPLE
@@ -256,7 +255,7 @@ def prepared(setup: Setup) -> Variants:
     print(f"preparing {count:,} of the images, to measure it", flush=True)
     link_sample(setup, root / "images", count)
     config = with_knobs(config, data__name="folder", data__root=str(root / "images"), data__limit=0)
-    variants = {"files": Variant(with_knobs(config, data__cache=OFF), is_choice=False)}
+    variants = {"files": Variant(with_knobs(config, data__cache="off"), is_choice=False)}
     for form in ("jpeg", "raw"):
         cached = with_knobs(config, data__cache=str(root / form))
         recipe = Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY)

@@ -15,7 +15,7 @@ import torch
 
 from ...augment import build_augment
 from ...config import AugmentConfig, Config, DataConfig
-from ...data import Batch, SharedMemoryLoader, TrainData, pins
+from ...data import Batch, TrainData, open_loader
 from ...optim import build_loss, build_optimizer, build_schedule, set_lr
 from ...precision import Precision
 from ...preprocess import Normalize
@@ -181,16 +181,9 @@ class DatasetCache:
         data.data = config.data
         if data.where == "stream":
             assert config.data.workers != "auto"
-            data.workers = config.data.workers
-            share = config.data.batch_size // self.world.size
-            data.loader = SharedMemoryLoader(
-                data.loader.samples,
-                share,
-                data.workers,
-                config.data.prefetch_batches,
-                pins(self.world),
-                note=data.bad_images.note,
-            )
+            samples, note = data.loader.samples, data.bad_images.note
+            data.loader, _ = open_loader(samples, config.data, self.world, note)
+            data.workers = data.loader.num_workers
         return data
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...config import DataConfig
-from ...data import format_quarantine, quarantine_path, read_quarantine, skipped_files, splits_of
-from ...errors import UserError
-from ...runtime.console import clock, say
+from ...config import DataConfig, UserError
+from ...data import quarantine_path, read_quarantine, skipped_files, splits_of
+from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_json, write_text
 from .near_duplicates import connected_components, find_near_duplicates
 from .survey import Images, Survey, survey_images
@@ -74,7 +73,8 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
         write_to(Path(json), lambda path: write_json(path, report))
     if quarantine and left_out:
         listed = read_quarantine(data) | {images.name(n): why for n, why in left_out.items()}
-        write_to(quarantine_path(data), lambda path: write_text(path, format_quarantine(listed)))
+        text = "".join(f"{printable_path(name)}\t{listed[name]}\n" for name in sorted(listed))
+        write_to(quarantine_path(data), lambda path: write_text(path, text))
     say(f"{len(images):,} images checked in {clock(time.monotonic() - began)}")
     for line in lines(report, findings, images):
         say(line)

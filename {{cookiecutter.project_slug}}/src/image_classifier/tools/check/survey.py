@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import os
 import sys
 import time
@@ -10,20 +9,18 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ...config import DataConfig
 from ...data import (
-    FORMATS,
-    ORIENTATION,
     BadImageError,
     Source,
     highest_grey,
     is_dark,
     open_files,
-    path_from_root,
     read_image,
     resize,
 )
@@ -82,7 +79,7 @@ class Images:
         source, number = self.find(index)
         if source.paths is None:
             return f"{self.splits[self.split_of[index]]}[{number}]".encode()
-        return path_from_root(source, self.data, number)
+        return source.paths.from_folder(self.data.root, number)
 
     def shown(self, index: int) -> str:
         """The path as the quarantine list has it."""
@@ -150,7 +147,7 @@ def read_into(survey: Survey, images: Images, index: int) -> list[str]:
             survey.unreadable[index] = getattr(error, "reason", str(error))
             return []
         with contextlib.suppress(Exception):  # the image was decoded; this only counts
-            kinds = inspect_header(survey, index, content)
+            kinds = inspect_header(survey, index, path)
     height, width = pixels.shape[:2]
     grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
     planes = grid.T.astype(np.float64, order="C")  # one per colour: a row is fast to sum
@@ -167,19 +164,19 @@ def grey(pixels: np.ndarray) -> np.ndarray:
     return (pixels @ np.array([77, 150, 29], np.uint32) >> 8).astype(np.uint8)
 
 
-def inspect_header(survey: Survey, index: int, content: bytes) -> list[str]:
-    """Note a dark 16-bit image, and return what kind of file it is."""
-    with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+def inspect_header(survey: Survey, index: int, path: Path) -> list[str]:
+    """Note what is odd about a file, and return what kind it is."""
+    with Image.open(path) as image:
         form = "JPEG" if image.format == "MPO" else str(image.format)  # with a second picture
         has_exif = "exif" in image.info or form == "TIFF"
         is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
         is_kind = {
             f"{form} {image.mode}": True,
-            "rotated by EXIF": has_exif and image.getexif().get(ORIENTATION, 1) != 1,
+            "rotated by EXIF": has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) != 1,
             "animated: only the first frame is used": is_animated,
             "transparent: shown over white": image.has_transparency_data,
         }
-        highest = highest_grey(image)
+    highest = highest_grey(path)
     if highest is not None and is_dark(highest):
         survey.dark[index] = highest
     return [kind for kind, holds in is_kind.items() if holds]

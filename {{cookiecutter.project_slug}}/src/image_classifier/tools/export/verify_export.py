@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...data import BadImageError, Source, centre_crop, check_numbers, open_dataset
-from ...errors import FaultError, UserError
+from ...config import UserError
+from ...data import BadImageError, Source, centre_crop, open_dataset
+from ...errors import FaultError
 from ...evaluate import LoadedModel
 from ...runtime.console import some
 from .formats import Predict
@@ -38,7 +39,7 @@ def open_images(trained: LoadedModel, split: str, root: str) -> Source:
             f"{str(trained.path)!a} knows the classes {some(trained.classes)}, which are "
             f"not those of the images: {some(source.classes)}"
         )
-    check_numbers(source, split)
+    source.check_labels(split)
     return source
 
 

@@ -10,25 +10,13 @@ from typing import BinaryIO
 
 import torch
 
-from ...data import (
-    PART_SIZES,
-    Batch,
-    CopyAhead,
-    PathList,
-    Samples,
-    SharedMemoryLoader,
-    Source,
-    choose_depth,
-    choose_workers,
-    has_suffix,
-    pins,
-    walk,
-)
-from ...errors import UserError
+from ...config import UserError
+from ...data import Batch, PathList, Samples, Source, copy_ahead, has_suffix, open_loader, walk
 from ...evaluate import LoadedModel
 from ...runtime.distributed import World
 
 LIST = "-"  # in place of a path
+FEW = 8  # images for each worker, at least
 FORMULAS = (b"=", b"+", b"-", b"@")  # how a formula begins in a spreadsheet
 
 
@@ -50,17 +38,13 @@ class Images:
             trained.config.data,
             image_size=trained.config.data.eval_size,
             batch_size=self.batch_size,
-            workers=workers,
+            workers=workers if workers == "auto" else min(workers, len(files) // FEW),
         )
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
         source = Source(labels, trained.classes, paths=files)
         samples = Samples(source, data)
-        workers, _ = choose_workers(data, samples, world)
-        workers = min(workers, len(files) // PART_SIZES[0])
-        depth, _ = choose_depth(data, workers, world)
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
-        note, pin = self.errors.__setitem__, pins(world)
-        self.loader = SharedMemoryLoader(samples, self.batch_size, workers, depth, pin, note=note)
+        self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
 
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
         """The batches from image `first` on, each with the number of its first image.
@@ -71,7 +55,7 @@ class Images:
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        yield from zip(starts, CopyAhead(self.loader.batches(indices), self.world), strict=True)
+        yield from zip(starts, copy_ahead(self.loader.batches(indices), self.world), strict=True)
 
     def close(self) -> None:
         """End the workers."""

@@ -86,7 +86,7 @@ def predictions(
     for start, batch in images.batches(first):
         logits = predict_logits(trained.model, batch.images, trained.normalize, trained.precision)
         best = logits.softmax(1).topk(top_k)
-        paths = images.files.between(start, start + len(logits))
+        paths = [images.files.relative(start + row) for row in range(len(logits))]
         columns = zip(paths, best.values.tolist(), best.indices.tolist(), strict=True)
         rows: list[Row] = []
         for index, (path, probabilities, classes) in enumerate(columns, start):

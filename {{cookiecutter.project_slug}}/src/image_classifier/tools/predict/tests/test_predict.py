@@ -232,7 +232,7 @@ def test_a_class_is_no_formula_of_a_spreadsheet() -> None:
 def listed(*paths: object, stdin: bytes = b"", separator: bytes = b"\n") -> list[bytes]:
     """The files that a command line names."""
     files = images.list_files([str(path) for path in paths], io.BytesIO(stdin), separator)
-    return files.between(0, len(files))
+    return [files.relative(index) for index in range(len(files))]
 
 
 def test_folders_and_patterns_give_sorted_images(
