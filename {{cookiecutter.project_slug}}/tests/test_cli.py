@@ -5,10 +5,10 @@ import inspect
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,18 +16,18 @@ from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
-from conftest import SMOKE, after_each_step, options_of, write_photo
+from conftest import SMOKE, after_each_step, options_of
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.compat.proto import event_pb2
 
 from image_classifier import train
 from image_classifier.cli import commands, main
-from image_classifier.config import Config
-from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime import profiler as profiling
 from image_classifier.runtime.command_line import summary
-from image_classifier.runtime.config_dict import flatten, unflatten
+from image_classifier.runtime.config_dict import (
+    flatten,
+    unflatten,
+)
 
 PROJECT = Path(__file__).parent.parent
 
@@ -81,16 +81,6 @@ def test_the_help_of_an_option_is_the_whole_of_its_comment(
     assert unflatten(flatten(smoke())) == smoke()  # what was done to show help changes no type
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_has_a_help_of_its_own(
-    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    with pytest.raises(SystemExit, match="0"):
-        main(["train", preset, "--help"])
-    assert f"train.py {preset} " in capsys.readouterr().out
-
-
 def test_the_bare_command_says_what_to_type_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,14 +110,11 @@ def test_the_version_is_that_of_the_project(
 MISTAKES = {
     "smok": "no preset 'smok'; there are: smoke",
     "smoke --optim.lrr 1": "did you mean --optim.lr?",
-    "smoke --model resnet50": "there is no --model; did you mean --model.name?",
     "smoke --data photos": "did you mean --data.name?",
     "smoke --optimizer adamw": "did you mean --optim.name?",
-    "smoke --compute cpu": "did you mean --compute.device?",
     "smoke --lr 1": "did you mean --optim.lr?",
     "smoke -lr 1": "did you mean --optim.lr?",
     "smoke --batch_size=9": "did you mean --data.batch-size?",
-    "smoke --workers 2": "did you mean --data.workers?",
     "smoke --no-compile": "did you mean --compute.no-compile?",
     "smoke --epoch 3": "did you mean --epochs?",
     "smoke --pretrained": "there is no --pretrained\n",
@@ -135,9 +122,7 @@ MISTAKES = {
     "smoke --data.root photos": "'photos': the dataset shapes is drawn and reads no files",
     "smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
     "smoke --epochs many": "--epochs",
-    "smoke --optim.lr": "--optim.lr",
     "smoke --epochs -1": "--epochs -1 is not in",
-    "smoke --data.name cifr10": "did you mean cifar10?",
     "smoke --model.name resnt18": "did you mean resnet18",
     "smoke --data.batch-size 961": "more than there are training images: 960",
     "smoke --data.batch-size 10 --optim.accumulate 3": "take 9 or 12",
@@ -145,7 +130,8 @@ MISTAKES = {
     "smoke --epochs inf": "--epochs inf is not in",
     f"smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "smoke --model.name vit_b_32 --data.image-size 40": "vit_b_32 can't take images of",
-    "smoke --optim.warmup-epochs 9": "longer than the run",
+    "smoke --optim.warmup-epochs 9": "longer than the run: --epochs 3; about 0.6 is usual",
+    "smoke --optim.frozen-epochs 1": "on top of pretrained weights: --run.init-from",
     "smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",
     "smoke --precision fp16 --compute.device cpu": "bf16 or fp32",
     "smoke --run.dir /proc/nowhere": "cannot write to the run folder '/proc/nowhere'",
@@ -198,11 +184,8 @@ def test_a_word_that_is_missing_is_named_with_an_example(
     ("words", "preset", "root"),
     [
         ("", "shapes", "data"),
-        ("--data.root photos", "folder", "photos"),
         ("--epochs 9 --data.root=photos", "folder", "photos"),
-        ("--data.root photos --data.name cifar10", "shapes", "photos"),
         ("--data.name=cifar10 --data.root photos", "shapes", "photos"),
-        ("smoke --data.root photos", "smoke", "photos"),
         ("finetune --data.root photos", "finetune", "photos"),
     ],
 )
@@ -218,21 +201,20 @@ def test_whoever_gives_a_folder_means_the_images_in_it(
 
 
 def test_a_bad_image_stops_the_run_with_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for number in range(24):
-        split = "train" if number < 16 else "val"
-        size = (40 + number, 30)
-        write_photo(tmp_path / split / ("ant", "bee")[number % 2] / f"{number}.jpg", number, size)
-    (tmp_path / "train" / "ant" / "4.jpg").write_bytes(b"<html>")
-    words = "folder --data.root . --data.image-size 32 --data.batch-size 8 --model.name resnet9"
+    shutil.copytree(photos, "photos")
+    Path("photos/train/ant/4.jpg").write_bytes(b"<html>")
+    words = "--data.root photos --data.image-size 32 --data.batch-size 4 --model.name resnet9"
+    reason = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
     for workers in ("0", "1"):
         assert main(["train", *words.split(), "--data.workers", workers]) == 2
-        said = capsys.readouterr().err.splitlines()
-        assert said == [
-            "error: cannot read image 'train/ant/4.jpg': not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
-        ]
+        said = capsys.readouterr().err
+        assert said == f"error: cannot read image 'photos/train/ant/4.jpg': {reason}\n"
 
 
 def test_evaluate_repeats_the_result_of_a_run(
@@ -247,13 +229,6 @@ def test_evaluate_repeats_the_result_of_a_run(
     assert f"top-1 {best:.2%}" in capsys.readouterr().out
     assert main(["evaluate", "runs/smoke", "--split", "test"]) == 0
     assert main(["evaluate", "runs/nowhere"]) == 2
-
-
-def read_events(path: Path) -> Iterator[event_pb2.Event]:
-    """What TensorBoard finds in a file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own
-        yield from EventFileLoader(str(path)).Load()
 
 
 def test_a_run_folder_says_what_it_is(
@@ -276,7 +251,9 @@ def test_a_run_folder_says_what_it_is(
     environment = json.loads((folder / "environment.json").read_text())
     assert environment.keys() >= {"torch", "device", "threads", "commit"}
     (events,) = (folder / "tensorboard").glob("events*")  # one run, with all that belongs to it
-    values = [value for event in read_events(events) for value in event.summary.value]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorBoard's own
+        values = [v for event in EventFileLoader(str(events)).Load() for v in event.summary.value]
     assert {"train/loss", "val/top1", "confusion"} <= {value.tag for value in values}
     plugins = {value.metadata.plugin_data.plugin_name for value in values}
     assert {"scalars", "images", "hparams"} <= plugins
@@ -295,8 +272,3 @@ def test_a_run_folder_says_what_it_is(
 def test_a_config_survives_being_written_down() -> None:
     for preset in PRESETS.values():
         assert unflatten(json.loads(json.dumps(flatten(preset())))) == preset()
-
-
-def test_a_config_that_contradicts_itself_is_refused_when_it_is_built() -> None:
-    with pytest.raises(UserError, match=r"longer than the run: --epochs 0.5; about 0.1 is usual"):
-        Config(epochs=0.5)

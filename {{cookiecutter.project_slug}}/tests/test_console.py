@@ -32,7 +32,7 @@ def printing_to(stream: TextIO) -> Iterator[None]:
         stream.close()
 
 
-VERBS = ("evaluate", "predict", "check", "compare", "bench", "")
+VERBS = ("evaluate", "predict", "check", "")
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb in {*commands(), ""}])
@@ -48,8 +48,6 @@ def test_a_verb_does_its_work_and_says_that_its_output_is_lost(
         "evaluate": [run, "--device", "cpu"],
         "predict": [run, str(photos / "val"), "--workers", "0", "--device", "cpu"],
         "check": ["--data.root", str(photos), "--json", str(result)],
-        "compare": [run, run, "--json", str(result)],
-        "bench": ["--tips"],
         "": ["--help"],
     }[verb]
     with printing_to(open("/dev/full", "w")):

@@ -3,12 +3,10 @@
 The command begins with the first test of all, and has the cores that other tests leave idle.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from conftest import SMOKE, losses
 
 from image_classifier.cli import main
 from image_classifier.runtime import launch
-from image_classifier.runtime.distributed import open_store
 
 BROKEN = """
 import os, sys
@@ -105,48 +102,3 @@ def test_a_rank_that_was_lost_is_started_again(
     assert len(said) == len(causes)
     for number, (line, cause) in enumerate(zip(said, causes, strict=True), start=1):
         assert line.endswith(f"{cause}: restart {number} of 3, from the last save")
-
-
-MEET = """
-import os, time
-
-path = "/proc/self/fd/" + os.environ["RUN_STORE"]
-with open(path, "ab") as file:
-    file.write(os.environ["RANK"].encode())
-while os.path.getsize(path) < 2:
-    time.sleep(0.001)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="files without names are Linux's")
-def test_ranks_meet_in_a_file_that_is_gone_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", MEET])
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with launch.meeting_place() as (variables, descriptors):
-        assert launch.launch_once(2, variables, descriptors) == (0, "")
-    with launch.meeting_place() as (variables, _):
-        monkeypatch.setenv(*variables.popitem())
-        stores = [open_store(rank, 2, 2, timedelta(seconds=9)) for rank in range(2)]
-        stores[0].set("address", "here")
-        assert stores[1].get("address") == b"here"
-        assert not [*tmp_path.iterdir()]
-
-
-def test_stores_of_jobs_that_were_killed_with_torchrun_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    dead.wait()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("MASTER_PORT", "0")
-    old, new, other = f"store-none-{dead.pid}-29500-0", f"store-a-{dead.pid}-1-0", "store-of-mine"
-    alive = f"store-none-{os.getpid()}-29500-1"
-    for name in (old, new, other, alive):
-        (tmp_path / name).touch()
-        if name != new:
-            os.utime(tmp_path / name, (0, 0))
-    open_store(0, 1, 1, timedelta(seconds=9))
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left - {f"store-none-{os.getppid()}-0-0"} == {new, other, alive}

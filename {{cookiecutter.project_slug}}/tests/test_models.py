@@ -1,7 +1,5 @@
 """Any network by name, fitted to the images and the classes."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
@@ -51,12 +49,7 @@ def test_small_images_keep_their_resolution() -> None:
 @pytest.mark.parametrize(
     ("model", "size", "said"),
     [
-        (ModelConfig(name="resnt18"), 32, r"no model 'resnt18'; there are: resnet9, .*resnet18\?$"),
-        (
-            ModelConfig(name="alexnet", stem="imagenet"),
-            16,
-            "alexnet can't take images of --data.image-size 16",
-        ),
+        (ModelConfig(name="alexnet", stem="imagenet"), 16, "alexnet can't take images of"),
         (ModelConfig(name="vit_b_16", stem="small"), 32, "--model.stem small: vit_b_16"),
         (ModelConfig(name="airbench"), 8, "airbench can't take images of --data.image-size 8"),
         (ModelConfig(name="vit_s"), 40, "vit_s can't take images of --data.image-size 40"),
@@ -67,15 +60,13 @@ def test_a_model_that_cannot_be_is_refused(model: ModelConfig, size: int, said: 
         build_model(model, 3, size)
 
 
-# All that torchvision has kinds of: norms, scales, tokens, positions, biases of places, groups.
-FAMILIES = ["resnet18", "resnext50_32x4d", "densenet121", "squeezenet1_1", "mobilenet_v3_small"]
-FAMILIES += ["regnet_y_400mf", "convnext_tiny", "swin_t", "swin_v2_t", "vit_b_16", "maxvit_t"]
+# Norms, scales, tokens, positions, biases of places, groups.
+FAMILIES = ["resnext50_32x4d", "squeezenet1_1", "convnext_tiny", "swin_v2_t", "vit_b_16"]
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *MODELS])
 def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name: str) -> None:
-    # regnet computes its widths by tensors.
-    with nullcontext() if name.startswith("regnet") else torch.device("meta"):
+    with torch.device("meta"):
         own = MODELS.get(name, lambda *_: get_model(name, weights=None))
         model = own(ModelConfig(name=name), 10, 32)
     layers, decaying = [], []

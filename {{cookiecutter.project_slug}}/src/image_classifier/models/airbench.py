@@ -62,13 +62,8 @@ class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         """Both keep the number of channels."""
         super().__init__()
-        self.body = nn.Sequential(
-            conv(channels, channels),
-            norm(channels),
-            nn.GELU(),
-            conv(channels, channels),
-            norm(channels),
-        )
+        first, last = conv(channels, channels), conv(channels, channels)
+        self.body = nn.Sequential(first, norm(channels), nn.GELU(), last, norm(channels))
         self.gelu = nn.GELU()
 
     def forward(self, features: Tensor) -> Tensor:
@@ -122,8 +117,6 @@ def airbench96(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
 def build(model: ModelConfig, num_classes: int, image_size: int, num_convs: int) -> nn.Module:
     """The network, for images that are large enough."""
     if image_size < SMALLEST_IMAGE:
-        raise UserError(
-            f"{model.name} can't take images of --data.image-size {image_size}, "
-            f"only of {SMALLEST_IMAGE} pixels or more"
-        )
+        size = f"--data.image-size {image_size}, only of {SMALLEST_IMAGE} pixels or more"
+        raise UserError(f"{model.name} can't take images of {size}")
     return Airbench(model, num_classes, num_convs)

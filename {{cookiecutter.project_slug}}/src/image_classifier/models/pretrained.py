@@ -69,12 +69,10 @@ class PretrainedWeights:
         theirs, own = shapes(self.weights), shapes(model.state_dict())
         if reason := shapes_misfit(theirs, own, in_head):
             raise UserError(f"{self.note} do not fit the model: {reason}")
-        is_new = self.classes not in ((), classes) or any(
-            theirs.get(name) != own.get(name) for name in in_head
-        )
-        left_out = in_head if is_new else set()
-        weights = {name: w for name, w in self.weights.items() if name not in left_out}
-        model.load_state_dict(weights, strict=False)
+        is_new = self.classes not in ((), classes)
+        is_new |= any(theirs.get(name) != own.get(name) for name in in_head)
+        kept = self.weights.keys() - (in_head if is_new else set())
+        model.load_state_dict({name: self.weights[name] for name in kept}, strict=False)
         new = f"; {head} is new, for other classes" if is_new else ""
         return f"{self.note}{new}{'; images are normalised as for them' if self.mean else ''}"
 
@@ -104,16 +102,12 @@ def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> Pretrai
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!a}")
     found = read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)
-    found = replace(found, weights=bare(found.weights))
+    found = replace(found, weights=unwrapped(found.weights))
     return found if found.mean else replace(found, **usual_normalisation(model.name))
 
 
 def read_torch(path: Path) -> PretrainedWeights:
-    """The weights in a file of torch's, by the names that it has for them.
-
-    Raises:
-        UserError: if it is damaged, or holds anything but tensors and plain values, or no weights.
-    """
+    """The weights in a file of torch's, by the names that it has for them."""
     note = f"weights from {str(path)!a}"
     # The training scripts of timm and torchvision save their arguments as a `Namespace`.
     with torch.serialization.safe_globals([Namespace]):
@@ -121,13 +115,11 @@ def read_torch(path: Path) -> PretrainedWeights:
     if isinstance(saved, dict) and CHECKPOINT.keys() - {"files?"} <= saved.keys():
         best = load_best(path)
         return PretrainedWeights(note, best.weights, best.classes, best.mean, best.std)
-    entries = saved if isinstance(saved, dict) else {}
-    inner = (entries[name] for name in ENTRIES if isinstance(entries.get(name), dict))
-    weights = {
-        name: weight.detach()
-        for name, weight in next(inner, entries).items()
-        if isinstance(name, str) and isinstance(weight, Tensor)
-    }
+    saved = saved if isinstance(saved, dict) else {}
+    inner = (saved[name] for name in ENTRIES if isinstance(saved.get(name), dict))
+    entries = next(inner, saved).items()
+    named = ((name, w) for name, w in entries if isinstance(name, str) and isinstance(w, Tensor))
+    weights = {name: weight.detach() for name, weight in named}
     if not weights:
         raise UserError(f"{str(path)!a} holds no weights: neither a state dict nor a checkpoint")
     try:
@@ -138,26 +130,22 @@ def read_torch(path: Path) -> PretrainedWeights:
 
 
 def read_safetensors(path: Path) -> PretrainedWeights:
-    """The weights in a file of safetensors; ours also says which images they were trained on.
-
-    Raises:
-        UserError: if it is damaged.
-    """
+    """The weights in a file of safetensors; ours also says which images they were trained on."""
     note = f"weights from {str(path)!a}"
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if not about.keys() >= IMAGES.keys():
-            return PretrainedWeights(note, weights)
-        known = {name: json.loads(about[name]) for name in IMAGES}
-        check_form(known, IMAGES)
+        known = {}
+        if about.keys() >= IMAGES.keys():
+            known = {name: json.loads(about[name]) for name in IMAGES}
+            check_form(known, IMAGES)
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise UserError(f"--run.init-from {str(path)!a}: {error}") from error
     return PretrainedWeights(note, weights, **{name: tuple(row) for name, row in known.items()})
 
 
-def bare(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """`weights` by the names that our models have: without wrappers and auxiliary outputs."""
     weights = {name: w for name, w in weights.items() if name != "n_averaged"}
     for wrapper in WRAPPERS:
@@ -218,11 +206,7 @@ def usual_normalisation(name: str) -> dict[str, Colours]:
 
 
 def download(name: str, world: World) -> Path:
-    """The file of torchvision's weights of the model `name`, downloaded once per machine.
-
-    Raises:
-        UserError: if there are none, or no network.
-    """
+    """The file of torchvision's weights of the model `name`, downloaded once per machine."""
     published = published_weights(name)
     if published is None:
         raise UserError(

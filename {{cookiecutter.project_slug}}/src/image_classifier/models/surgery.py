@@ -64,13 +64,9 @@ def blur_before_strides(network: nn.Module, model: ModelConfig) -> None:
     Raises:
         UserError: if the network has no such convolutions.
     """
-    strided = [
-        layer
-        for layer in network.modules()
-        if isinstance(layer, nn.Conv2d)
-        and max(layer.stride) > 1
-        and layer.in_channels >= BLURRED_CHANNELS
-    ]
+    filters = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
+    inner = [layer for layer in filters if layer.in_channels >= BLURRED_CHANNELS]
+    strided = [layer for layer in inner if max(layer.stride) > 1]
     if not strided:
         raise UserError(f"--model.blurpool: {model.name} has no convolution to blur before")
     for layer in strided:

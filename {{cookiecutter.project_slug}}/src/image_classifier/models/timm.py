@@ -38,11 +38,7 @@ def pretrained_config(name: str) -> Any:  # noqa: ANN401 - timm's own
 
 
 def open_timm() -> ModuleType:
-    """The library.
-
-    Raises:
-        UserError: if it is not installed.
-    """
+    """The library."""
     try:
         import timm as library
     except ImportError as error:

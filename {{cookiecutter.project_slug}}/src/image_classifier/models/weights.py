@@ -58,7 +58,7 @@ def is_dense(value: object) -> bool:
 
 
 def is_knob(value: object) -> bool:
-    """Whether a knob may have this value."""
+    """Whether a knob may have this value; `unflatten` checks which."""
     if type(value) in (list, tuple):
         return all(type(one) in (str, float) for one in value)
     return type(value) in (str, bool, float) or (type(value) is int and abs(value) < 2**63)
@@ -114,46 +114,39 @@ CHECKPOINT = {
 }
 
 
-def check_form(value: Any, form: Form, *place: str) -> None:  # noqa: ANN401 - whatever a file has
+def check_form(value: Any, form: Form, where: str = "") -> None:  # noqa: ANN401 - any file's
     """Check that a value has a form.
 
     Raises:
         FormError: for the first part that has not, with its place: `state.step is -7, not ...`.
     """
-    where = ".".join(place) or "it"
     if isinstance(form, tuple):
         form, other = form
         form = other if other.fits(value) else form
+    is_list, is_dict = type(value) in (list, tuple), isinstance(value, dict)
+    parts: list[tuple[object, Form]] = []  # key and form of each
+    expected = ""
     if isinstance(form, Value):
-        if not form.fits(value):
-            raise FormError(f"{where} is {describe(value)}, not {form.name}")
-        return
-    for name, part, inner in parts_of(value, form, where):
-        check_form(part, inner, *place, name)
-
-
-def parts_of(value: Any, form: dict | list, where: str) -> list[tuple[str, Any, Form]]:  # noqa: ANN401
-    """Name, value and form of each part of a list or dict.
-
-    Raises:
-        FormError: if it is neither, or lacks a part.
-    """
-    if isinstance(form, list):
-        if type(value) not in (list, tuple) or len(form) not in (1, len(value)):
-            count = f" of {len(form)}" * (len(form) > 1)
-            raise FormError(f"{where} is {describe(value)}, not a list{count}")
-        return [(str(n), part, form[n % len(form)]) for n, part in enumerate(value)]
-    if not isinstance(value, dict):
-        raise FormError(f"{where} is {describe(value)}, not a dict")
-    kind = next(iter(form))
-    if isinstance(kind, type):
-        if any(type(name) is not kind for name in value):
-            raise FormError(f"{where} is a dict, not a dict by {kind.__name__}")
-        return [(str(name)[:80], part, form[kind]) for name, part in value.items()]
-    if missing := [name for name in form if name not in value and not name.endswith("?")]:
-        raise FormError(f"{where} has no {missing[0]}")
-    named = {name.removesuffix("?"): inner for name, inner in form.items()}
-    return [(name, value[name], inner) for name, inner in named.items() if name in value]
+        expected = "" if form.fits(value) else form.name
+    elif isinstance(form, list):
+        if is_list and len(form) in (1, len(value)):
+            parts = [(place, form[place % len(form)]) for place in range(len(value))]
+        else:
+            expected = "a list" + f" of {len(form)}" * (len(form) > 1)
+    elif not is_dict:
+        expected = "a dict"
+    elif isinstance(kind := next(iter(form)), type):
+        parts = [(key, form[kind]) for key in value]
+        expected = "" if {kind}.issuperset(map(type, value)) else f"a dict by {kind.__name__}"
+    else:
+        if missing := [key for key in form if key not in value and not key.endswith("?")]:
+            raise FormError(f"{where or 'it'} has no {missing[0]}")
+        parts = [(key.removesuffix("?"), part) for key, part in form.items()]
+        parts = [(key, part) for key, part in parts if key in value]
+    if expected:
+        raise FormError(f"{where or 'it'} is {describe(value)}, not {expected}")
+    for key, part in parts:
+        check_form(value[key], part, f"{where}.{str(key)[:80]}".removeprefix("."))
 
 
 def describe(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
@@ -165,38 +158,32 @@ def describe(value: Any) -> str:  # noqa: ANN401 - whatever a file may hold
 
 
 def check_saved(saved: Any, path: Path) -> Config:  # noqa: ANN401 - whatever a file may hold
-    """The config in what was read from `path`.
-
-    Raises:
-        UserError: if that is not what `Checkpoints.save` writes; says what is wrong, and where.
-    """
+    """The config in what was read from `path`."""
     try:
         check_form(saved, CHECKPOINT)
-        config = unflatten(saved["config"])
-        check_consistent(saved, config)
+        config, state = unflatten(saved["config"]), saved["state"]
+        for is_wrong, reason in (
+            (not saved["classes"] or not state["model"], "there are no classes, or no weights"),
+            (
+                state["ema"] is not None and shapes(state["model"]) != shapes(state["ema"]),
+                "state.ema is not of the same model as state.model",
+            ),
+            (
+                (state["ema"] is None) == bool(config.optim.ema_decay),
+                "state.ema is there, or is not, other than optim.ema_decay says",
+            ),
+            (
+                max(state["best_step"], saved["report"]["step"]) > state["step"],
+                f"it is of step {state['step']}, and has what was later",
+            ),
+        ):
+            if is_wrong:
+                raise FormError(reason)
     except FormError as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error}") from error
     except (TypeError, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
     return config
-
-
-def check_consistent(saved: dict[str, Any], config: Config) -> None:
-    """Check that parts which have their forms belong to one checkpoint.
-
-    Raises:
-        FormError: if they don't.
-    """
-    state, report = saved["state"], saved["report"]
-    model, ema = state["model"], state["ema"]
-    if not saved["classes"] or not model:
-        raise FormError("there are no classes, or no weights")
-    if ema is not None and shapes(model) != shapes(ema):
-        raise FormError("state.ema is not of the same model as state.model")
-    if (ema is None) == bool(config.optim.ema_decay):
-        raise FormError("state.ema is there, or is not, other than optim.ema_decay says")
-    if max(state["best_step"], report["step"]) > state["step"]:
-        raise FormError(f"it is of step {state['step']}, and has what was later")
 
 
 def shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
@@ -238,20 +225,14 @@ def read_saved(path: Path, needs_archive: bool = True) -> tuple[Any, str]:
 
 
 def check_archive(file: BinaryIO, path: Path) -> None:
-    """Check the checksums and sizes of what torch has saved: `torch.load` does not.
-
-    Raises:
-        DamagedError: if the file is not what was written.
-        UserError: if it is a program.
-    """
+    """Check the checksums and sizes of what torch has saved: `torch.load` does not."""
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
             # We compress nothing: what would unpack to more than the file is a bomb.
             size = os.fstat(file.fileno()).st_size
-            is_bomb = sum(record.file_size for record in records) >= size or any(
-                record.compress_type != zipfile.ZIP_STORED for record in records
-            )
+            is_bomb = sum(record.file_size for record in records) >= size
+            is_bomb |= any(record.compress_type != zipfile.ZIP_STORED for record in records)
             damaged = None if is_bomb else archive.testzip()
             is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
     # A hostile archive raises more than BadZipFile: of unknown compression, of a password.
@@ -265,11 +246,7 @@ def check_archive(file: BinaryIO, path: Path) -> None:
 
 
 def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a file may hold
-    """Tensors in host memory and plain values from a file; the one place that reads them.
-
-    Raises:
-        UserError: if it holds anything else, or is cut short.
-    """
+    """Tensors in host memory and plain values from a file; the one place that reads them."""
     file.seek(0)
     try:
         with warnings.catch_warnings():
@@ -277,12 +254,11 @@ def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a 
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         # Not torch's own words, which advise to load it all the same.
-        name = re.search(r"GLOBAL (\S+)", str(error))
-        reason = (
-            f"it holds objects other than tensors and plain values ({ascii(name[1])[1:-1]})"
-            if name
-            else "it is damaged, or holds objects other than tensors and plain values"
-        )
+        reason = "it holds objects other than tensors and plain values"
+        if name := re.search(r"GLOBAL (\S+)", str(error)):
+            reason += f" ({ascii(name[1])[1:-1]})"
+        else:
+            reason = f"it is damaged, or {reason.removeprefix('it ')}"
         raise UserError(f"refusing to load {str(path)!a}: {reason}") from error
 
 

@@ -65,7 +65,9 @@ def parse(
             raise UserError(message) from None
     for name in positionals_of(kind):
         if not getattr(options, name, None):
-            raise UserError(missing(kind, name, prog))
+            word, about = POSITIONALS[name][0], comments_of(kind)[name]
+            example = " ".join(POSITIONALS[option][1] for option in positionals_of(kind))
+            raise UserError(f"{prog}: {word} is missing ({about}); for example: {prog} {example}")
     return options
 
 
@@ -74,9 +76,6 @@ def check_flags(words: list[str], flags: list[str]) -> None:
 
     A section, such as `--optimizer` for `optim`, stands for its first knob; otherwise the closest
     flag is suggested, with or without its section.
-
-    Raises:
-        UserError: for the first; it suggests the flag that may have been meant.
     """
     forms: dict[str, str] = {}
     for known in flags:
@@ -86,9 +85,9 @@ def check_flags(words: list[str], flags: list[str]) -> None:
     for word in takewhile(lambda word: word != "--", words):
         name = flag(word.partition("=")[0])  # tyro accepts underscores, too
         if FLAG.fullmatch(name) and name.removeprefix("--") not in flags:
-            near = get_close_matches(name.lstrip("-").lower(), forms, n=1, cutoff=0.7)
-            hint = f"; did you mean --{forms[near[0]]}?" if near else ""
-            raise UserError(f"there is no {name}{hint}")
+            near = get_close_matches(name.lstrip("-").lower(), forms, 1, cutoff=0.7)
+            hints = [f"; did you mean --{forms[form]}?" for form in near]
+            raise UserError(f"there is no {name}{''.join(hints)}")
 
 
 def flags_of(kind: type) -> list[str]:
@@ -103,20 +102,13 @@ def flags_of(kind: type) -> list[str]:
 
 
 def positionals_of(kind: type) -> list[str]:
-    """The fields that are words without a flag."""
+    """The names of the positional fields."""
     return [option.name for option in fields(kind) if is_positional(option.type)]
 
 
 def is_positional(hint: Any) -> bool:  # noqa: ANN401 - the type hint of a field
-    """Whether a field is a word without a flag."""
+    """Whether a field is positional: a word without a flag."""
     return tyro.conf.Positional in getattr(hint, "__metadata__", ())
-
-
-def missing(kind: type, name: str, prog: str) -> str:
-    """The message for a missing word that has no flag."""
-    about = comments_of(kind)[name]
-    example = " ".join(POSITIONALS[option][1] for option in positionals_of(kind))
-    return f"{prog}: {POSITIONALS[name][0]} is missing ({about}); for example: {prog} {example}"
 
 
 def add_help(kind: type) -> None:
@@ -208,7 +200,7 @@ def command(verb: str) -> str:
 
 @dataclass(frozen=True)
 class PrepareData:
-    """Which images to prepare or check, with the names that `train` has for it."""
+    """Which images to prepare or check; the names are those of `train`'s options."""
 
     name: str = "folder"  # a dataset of files
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/

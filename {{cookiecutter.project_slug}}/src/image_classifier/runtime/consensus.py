@@ -13,14 +13,14 @@ EXCHANGE_SECONDS = 0.5  # about how often ranks tell each other what has come up
 
 
 class AsyncConsensus:
-    """Whole numbers from every rank, of which all ranks learn the largest at the same step.
+    """Exchanges whole numbers: at the same step, all ranks learn the largest over all ranks.
 
-    A number that is handed in at one exchange is read at the next, so no rank waits. The exchange
+    Ranks read at one exchange what they handed in at the one before, so no rank waits. The exchange
     runs between hosts (gloo): it notices a rank that hangs, whatever its GPU still has queued.
     """
 
     def __init__(self, world: World, timeout_seconds: float) -> None:
-        """Of all ranks of `world`, which give up on each other after `timeout_seconds`."""
+        """Ranks of `world` give up on each other after `timeout_seconds`."""
         self.world, self.next_step = world, 0
         self.pending: tuple[Tensor, dist.Work] | None = None
         self.last = (0, time.monotonic())  # step and time of the last exchange

@@ -1,4 +1,4 @@
-"""What is printed: streams that may fail, and text from outside in a form that a terminal can bear.
+"""Printing: output that may fail, progress lines, and names from outside made printable.
 
 A full disk, a closed terminal or a reader such as `head` ends neither a run nor a command's work.
 """
@@ -88,14 +88,14 @@ def lasting_output(promise: str) -> Iterator[Output]:
         for output in (out, err):
             output.flush()
             if output.error is not None:
-                atexit.register(let_go, output.stream)
+                atexit.register(drop_rest, output.stream)
         sys.stdin, sys.stdout, sys.stderr = before
 
 
 def open_closed() -> None:
     """Open closed standard streams on /dev/null, in a way that using them still fails.
 
-    Otherwise the first file that is opened gets the number of one, and what C code prints there.
+    Otherwise the first file that is opened gets the number of a stream, and what C code prints.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -108,8 +108,8 @@ def open_closed() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
-def let_go(stream: TextIO) -> None:
-    """Write the rest of a failed stream, or drop it: Python would complain at exit, with 120."""
+def drop_rest(stream: TextIO) -> None:
+    """Write the rest of a failed stream, or drop it: otherwise Python exits with code 120."""
     try:
         stream.flush()
     except (OSError, ValueError):

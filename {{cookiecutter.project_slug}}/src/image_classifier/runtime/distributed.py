@@ -5,13 +5,12 @@ started with the same environment variables.
 """
 
 import os
-import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +23,6 @@ from ..config import ComputeConfig, RunConfig
 from ..errors import UserError
 from .launch import STORE
 from .machine import end_with_parent, find_accelerator, keep_freed_memory, num_threads
-
-STALE_SECONDS = 24 * 60 * 60  # age at which the store of a dead job is removed
 
 
 @dataclass(frozen=True)
@@ -98,9 +95,8 @@ def join_world(
     Raises:
         UserError: if there are more processes than devices, or no device of the kind asked for.
     """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    rank, size, local_rank, local_size = (int(os.environ.get(*pair)) for pair in names.items())
     device, why_cpu = choose_device(compute.device, local_rank, local_size)
     torch.set_num_threads(num_threads(local_size))  # more than cores slow each other down
     if device.type == "cpu":
@@ -126,16 +122,11 @@ def join_world(
     finally:
         dist.destroy_process_group()
         if isinstance(store, dist.FileStore) and rank == 0:
-            with suppress(OSError):  # a file without a name
-                Path(store.path).unlink()
+            Path(store.path).unlink(missing_ok=True)
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.device, str]:
-    """This rank's device: its own GPU, or the CPU that all share; and why no GPU was found.
-
-    Raises:
-        UserError: if there are more processes than devices, or no device of the kind asked for.
-    """
+    """This rank's device: its own GPU, or the CPU that all share; and why no GPU was found."""
     found, why = find_accelerator()
     if name not in ("auto", "cpu", found):
         raise UserError(f"--compute.device {name}: {why or f'this machine has {found}'}")
@@ -165,29 +156,12 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if STORE in os.environ:
-            return dist.FileStore(f"/proc/self/fd/{os.environ[STORE]}", size)
-        if rank == 0:
-            sweep(Path(tempfile.gettempdir()))
+            return dist.FileStore(os.environ[STORE], size)
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         name = f"store-{job}-{os.getppid()}-{os.environ['MASTER_PORT']}-{attempt}"
         return dist.FileStore(str(Path(tempfile.gettempdir(), name)), size)
     store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=patience))
     return dist.PrefixStore(f"attempt{attempt}", store)
-
-
-def sweep(folder: Path) -> None:
-    """Remove stale stores of jobs that were killed together with their launchers.
-
-    Only old ones: a container that shares the folder has other process ids.
-    """
-    for path in folder.glob("store-*"):
-        with suppress(OSError):
-            parent = re.fullmatch(r"store-.*-(\d{1,9})-\d+-\d+", path.name)
-            if parent and time.time() - path.stat().st_mtime > STALE_SECONDS:
-                try:
-                    os.kill(int(parent[1]), 0)
-                except ProcessLookupError:
-                    path.unlink()
 
 
 def is_peer_failure(error: Exception) -> bool:

@@ -46,7 +46,7 @@ def remove_leftovers(folder: Path, pattern: str = "*") -> None:
 
 def sync_folder(folder: Path) -> None:
     """Flush the names in `folder` to the disk, where the system can."""
-    with suppress(OSError):  # Windows opens no folders
+    with suppress(OSError):  # folders may be unreadable, or not be synced on their own
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -80,7 +80,7 @@ def forget_rows_after(path: Path, step: int) -> None:
 
 
 def give_name(path: Path, name: Path) -> None:
-    """Make `name` another name of the file `path`, in place of what it named; no data is copied."""
+    """Make `name` a hard link to the file `path`; it replaces what had that name."""
     temporary = unfinished(name)
     try:
         temporary.hardlink_to(path)
@@ -92,16 +92,13 @@ def give_name(path: Path, name: Path) -> None:
     sync_folder(name.parent)
 
 
-def lock_file(
-    file: IO | int, is_taken: str, lock: Callable[[IO | int, int], None] = fcntl.flock
-) -> bool:
+def lock_file(file: IO, is_taken: str, lock: Callable[[IO, int], None] = fcntl.flock) -> bool:
     """Lock `file` until it is closed or this process ends; False where the system has no locks.
 
     Args:
-        file: an open file; for `flock` also the descriptor of a folder.
+        file: open for writing.
         is_taken: the message, if another process holds the lock.
-        lock: `fcntl.flock`, which forked processes go on to hold, or `fcntl.lockf`, which they do
-            not; that needs a file that is open for writing.
+        lock: `fcntl.flock`, or `fcntl.lockf`, whose lock forked processes do not continue to hold.
 
     Raises:
         UserError: if another process holds the lock.
@@ -121,16 +118,13 @@ def open_plain(path: Path) -> BinaryIO:
     Raises:
         OSError: if that fails, or if it is a pipe or a device, some of which never end.
     """
-    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 - the caller closes it
+    # Without waiting for the other end of a pipe.
+    opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
+    file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a plain file", os.fspath(path))
     return file
-
-
-def open_at_once(path: str, flags: int) -> int:
-    """`os.open` that does not wait for the other end of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_object(path: Path) -> dict[str, Any]:

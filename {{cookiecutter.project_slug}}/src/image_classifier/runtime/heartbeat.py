@@ -65,8 +65,7 @@ class Heartbeat:
             return
         self.beat("waits")
         time.sleep(2 * BEAT_SECONDS)  # until all ranks have written how they stand
-        account = self.account()
-        if account is not None:
+        if (account := self.account()) is not None:
             raise LostError(account) from error
 
     def beat_on(self) -> None:
@@ -133,10 +132,8 @@ def ranks_in(path: Path) -> dict[int, dict[str, Any]]:
     """The last row of each rank, by rank; rows that `Heartbeat` did not write are skipped."""
     kinds = {"rank": int, "host": str, "process": int, "step": int, "line": str, "how": str}
     kinds["time"] = float
+    rows: list[dict[str, Any]] = []
     with suppress(OSError):
-        return {
-            row["rank"]: row
-            for row in read_rows(path)
-            if all(isinstance(row.get(name), kind) for name, kind in kinds.items())
-        }
-    return {}
+        rows = read_rows(path)
+    sound = (row for row in rows if all(isinstance(row.get(k), kinds[k]) for k in kinds))
+    return {row["rank"]: row for row in sound}

@@ -9,11 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
 from ..config import ComputeConfig, RunConfig
@@ -24,7 +23,7 @@ from .signals import obeyed
 MAX_RESTARTS = 3  # of a job whose process was killed; each continues from the last checkpoint
 POLL_SECONDS = 0.05  # between two looks at the ranks
 GRACE_SECONDS = 15.0  # for the other ranks to end, after one has failed
-STORE = "RUN_STORE"  # variable with the descriptor of the file in which our ranks meet
+STORE = "RUN_STORE"  # variable with the file in which our ranks meet
 # Variables that tell that this is not the first start of a job: ours, torchrun's, SLURM's.
 RESTART_COUNTS = ("RUN_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -64,11 +63,7 @@ def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
 
 
 def attempt(work: Callable[[], None]) -> int:
-    """Do `work`, report what goes wrong, and return the exit code.
-
-    Raises:
-        UserError: as `work` does; the command line reports it.
-    """
+    """Do `work`, report what goes wrong, and return the exit code."""
     rank = os.environ.get("RANK")
     if not faulthandler.is_enabled():
         faulthandler.enable(2)  # shows the Python line of a crash in C code, on standard error
@@ -107,8 +102,8 @@ def launch(processes: int) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads(processes)))
     lost = 0
     while True:
-        with meeting_place() as (variables, descriptors):
-            code, cause = launch_once(processes, variables, descriptors)
+        with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+            code, cause = launch_once(processes, os.path.join(folder, "store"))
         if code != EXIT_RESTART:
             if not cause or lost == MAX_RESTARTS:
                 return code
@@ -117,21 +112,17 @@ def launch(processes: int) -> int:
         os.environ[RESTART_COUNTS[0]] = "1"
 
 
-def launch_once(
-    processes: int, variables: dict[str, str], descriptors: tuple[int, ...]
-) -> tuple[int, str]:
+def launch_once(processes: int, store: str) -> tuple[int, str]:
     """One attempt: the exit code, and the cause if a process was lost, so a restart may help.
 
-    This replaces torchrun's agent, which listens on all networks, waits 30 s for a rank that hangs,
-    and may lose a signal in an `except` of its own.
+    The ranks meet in the file `store`, so no port is open. This replaces torchrun's agent, which
+    listens on all networks, waits 30 s for a rank that hangs, and may lose a signal in an `except`
+    of its own.
     """
     job = {
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",  # none: they meet in a file
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-        **variables,
+        STORE: store,
     }
     ranks: list[subprocess.Popen] = []
 
@@ -146,9 +137,7 @@ def launch_once(
             command = [sys.executable, *sys.orig_argv[1:]]
             # In a session of its own, so that Ctrl-C reaches it once: through `forward`.
             ranks.append(
-                subprocess.Popen(  # noqa: S603 - our own command
-                    command, env=environment, start_new_session=True, pass_fds=descriptors
-                )
+                subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603
             )
         while not (failed := [rank for rank in range(processes) if ranks[rank].poll()]):
             if all(process.returncode == 0 for process in ranks):
@@ -164,10 +153,9 @@ def launch_once(
     code = ranks[failed[0]].returncode
     if code >= 0:
         return code, "a rank was lost" if code == EXIT_PEER_LOST else ""
-    name = signal.Signals(-code).name
-    memory = " (out of memory?)" if name == "SIGKILL" else ""
+    name = signal.Signals(-code).name + " (out of memory?)" * (-code == signal.SIGKILL)
     process = ranks[failed[0]].pid
-    return 128 - code, f"rank {failed[0]} (process {process}) was ended by {name}{memory}"
+    return 128 - code, f"rank {failed[0]} (process {process}) was ended by {name}"
 
 
 def end(ranks: list[subprocess.Popen]) -> None:
@@ -177,17 +165,3 @@ def end(ranks: list[subprocess.Popen]) -> None:
         process.terminate()
     while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def meeting_place() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-    """A file in which ranks meet: the variables and the descriptors that they need for it.
-
-    It has no name, so it goes with the last process that has it open, even if all are killed at
-    once. Only Linux can do that; elsewhere this is empty and the ranks make a file themselves.
-    """
-    if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")):
-        yield {}, ()
-        return
-    with os.fdopen(os.memfd_create("store"), "wb") as file:
-        yield {STORE: str(file.fileno())}, (file.fileno(),)

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,25 +37,12 @@ def num_cores(cgroup: Path = CGROUP) -> int:
 
     `os.cpu_count` counts all cores of the host; threads beyond the quota are throttled.
     """
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        cores = os.cpu_count() or 1
-    quota = cgroup_quota(cgroup)
-    return max(1, min(cores, round(quota))) if quota else cores
-
-
-def cgroup_quota(cgroup: Path) -> float | None:
-    """The container's CPU quota in cores, or None: from the file of cgroup v2, or the two of v1."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text().strip()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    return None if quota in ("max", "-1") else int(quota) / int(period)
+    known = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+        cores = min(cores, max(1, round(quota / period)))
+    return cores
 
 
 def host_memory_bytes(cgroup: Path = CGROUP) -> int:
@@ -63,14 +51,10 @@ def host_memory_bytes(cgroup: Path = CGROUP) -> int:
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with suppress(OSError, ValueError):  # no such file, or "max"
-            left = int((cgroup / limit).read_text()) - int((cgroup / usage).read_text())
-            free = min(free, left)
-    return max(0, free)
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = max(0, min(free, limit - used))
+    return free
 
 
 def device_memory_bytes(device: torch.device) -> int:
@@ -109,12 +93,11 @@ def keep_freed_memory(keeps: bool = True) -> None:
     By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
     in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
     """
-    for parameter, kept, returned in (
-        (M_MMAP_THRESHOLD, 2**30, 2**25),  # smaller blocks come from the heap
-        (M_TRIM_THRESHOLD, 2**31 - 1, 2**26),  # which is cut when so much at its end is free
-        (M_TOP_PAD, 2**27, 2**17),  # and grows by so much
-    ):
-        call_libc("mallopt", parameter, kept if keeps else returned)
+    # In bytes: blocks from this size on are mapped one by one; the heap shrinks when this much at
+    # its end is free; it grows by this much.
+    sizes = (2**30, 2**31 - 1, 2**27) if keeps else (2**25, 2**26, 2**17)
+    for parameter, size in zip((M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD), sizes, strict=True):
+        call_libc("mallopt", parameter, size)
     if not keeps:
         hand_back_memory()
 
@@ -130,9 +113,9 @@ def map_pages(array: np.ndarray) -> None:
     For files that `is_in_memory`: other pages would be read from the disk first. Does nothing where
     the system cannot.
     """
-    first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    length = array.ctypes.data + array.nbytes - first
-    call_libc("madvise", ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_POPULATE_READ)
+    before = array.ctypes.data % mmap.PAGESIZE
+    first, size = array.ctypes.data - before, array.nbytes + before
+    call_libc("madvise", ctypes.c_void_p(first), ctypes.c_size_t(size), MADV_POPULATE_READ)
 
 
 def is_in_memory(path: Path) -> bool:
@@ -166,14 +149,13 @@ def find_accelerator() -> tuple[str, str]:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return "cpu", why_no_gpu()
-    if found.type == "cuda" and not has_kernels(*torch.cuda.get_device_capability(0)):
-        major, minor = torch.cuda.get_device_capability(0)
-        return "cpu", (
-            f"{torch.cuda.get_device_name(0)} has compute capability {major}.{minor}, and torch "
-            f"{torch.__version__} has kernels for {', '.join(torch.cuda.get_arch_list())} only: "
-            f"install another build of torch ({RIGHT_BUILD})"
-        )
-    return found.type, ""
+    if found.type != "cuda" or has_kernels(*(capability := torch.cuda.get_device_capability(0))):
+        return found.type, ""
+    return "cpu", (
+        f"{torch.cuda.get_device_name(0)} has compute capability {capability[0]}.{capability[1]}, "
+        f"and torch {torch.__version__} has kernels for {', '.join(torch.cuda.get_arch_list())} "
+        f"only: install another build of torch ({RIGHT_BUILD})"
+    )
 
 
 def has_kernels(major: int, minor: int) -> bool:
@@ -200,12 +182,10 @@ def why_no_gpu() -> str:
         if value is not None and (not value.strip() or value.startswith("-1")):
             return f"{name} is {value!a}, which hides every GPU: unset it"
     if torch.version.cuda is None and torch.version.hip is None:
+        build = f"torch {torch.__version__} is built"
         if has_nvidia_driver():
-            return (
-                f"there is an NVIDIA driver, but torch {torch.__version__} is built without CUDA: "
-                f"{RIGHT_BUILD}"
-            )
-        return f"torch {torch.__version__} is built for CPUs, and there is no NVIDIA driver"
+            return f"there is an NVIDIA driver, but {build} without CUDA: {RIGHT_BUILD}"
+        return f"{build} for CPUs, and there is no NVIDIA driver"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, no GPU
@@ -227,28 +207,22 @@ def usual_precision(device: torch.device) -> str:
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-    has_bf16 = has_amx() or any(flag in cpu_info() for flag in (" avx512_bf16", " bf16"))
+    has_bf16 = any(flag in cpu_info() for flag in (" amx_bf16", " avx512_bf16", " bf16"))
     return "bf16" if device.type == "cpu" and has_bf16 else "fp32"
-
-
-def has_amx() -> bool:
-    """Whether this CPU multiplies bf16 matrices in AMX tiles."""
-    return " amx_bf16" in cpu_info()
 
 
 def cpu_name() -> str:
     """The CPU's model name: `AMD EPYC 9B14`."""
-    names = [line.partition(":")[2] for line in cpu_info().splitlines() if "model name" in line]
-    return names[0].strip() if names else platform.processor() or platform.machine()
+    found = re.search(r"model name\s*: (.*)", cpu_info())
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 @cache
 def cpu_info() -> str:
-    """What Linux says of the processors; empty elsewhere."""
-    try:
+    """The content of Linux's /proc/cpuinfo; empty elsewhere."""
+    with suppress(OSError):
         return Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
+    return ""
 
 
 def device_name(device: torch.device) -> str:

@@ -81,19 +81,20 @@ class MicroBatch:
 
 def holdings(state: Training, data: Images) -> str:
     """The memory that does not depend on the micro-batch, by what uses it; and what to do."""
-    weights = sum(weight.nbytes for weight in state.model.parameters())
     kept = (value for values in state.optimizer.state.values() for value in values.values())
-    average = state.ema.state_dict().values() if state.ema else ()
-    images = data.pixels.nbytes if data.where == "device" else 0
     used = {
-        "weights": weights,
-        "gradients": weights,
-        "optimizer": sum(value.nbytes for value in kept if isinstance(value, Tensor)),
-        "averaged weights": sum(tensor.nbytes for tensor in average),
-        "resident images": images,
+        "weights": [*state.model.parameters()],
+        "gradients": [*state.model.parameters()],
+        "optimizer": [value for value in kept if isinstance(value, Tensor)],
+        "averaged weights": [*state.ema.state_dict().values()] if state.ema else [],
+        "resident images": [data.pixels] if data.where == "device" else [],
     }
-    account = ", ".join(f"{name} {size / 2**20:,.0f} MB" for name, size in used.items() if size)
-    remedy = " or --data.where host" if images else ""
+    account = ", ".join(
+        f"{name} {sum(tensor.nbytes for tensor in tensors) / 2**20:,.0f} MB"
+        for name, tensors in used.items()
+        if tensors
+    )
+    remedy = " or --data.where host" if data.where == "device" else ""
     return (
         f"{account}, the rest is what one image needs on its way through the model; "
         f"a smaller --data.image-size or --model{remedy} needs less"

@@ -103,16 +103,16 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
 def describe(recorded: profile, is_cuda: bool) -> str:
     """Two tables: the time of each phase of a step, and the most expensive operations."""
     averages = recorded.key_averages()
-    spent = {}
+    spent = dict.fromkeys(PHASES, 0.0)
     for event in averages:
         if event.key in PHASES:
             on_device = event.device_time_total if is_cuda else 0
-            spent[event.key] = max(spent.get(event.key, 0), on_device or event.cpu_time_total)
+            spent[event.key] = max(spent[event.key], on_device or event.cpu_time_total)
     total = sum(spent.values()) or 1
     shares = "\n".join(
-        f"  {phase:<14} {spent[phase] / 1000 / RECORDED_STEPS:8.2f} ms  {spent[phase] / total:4.0%}"
-        for phase in PHASES
-        if phase in spent
+        f"  {phase:<14} {time / 1000 / RECORDED_STEPS:8.2f} ms  {time / total:4.0%}"
+        for phase, time in spent.items()
+        if time
     )
     by = "self_device_time_total" if is_cuda else "self_cpu_time_total"
     table = averages.table(sort_by=by, row_limit=12, max_name_column_width=40)
@@ -146,10 +146,6 @@ def count_waits(waits: Counter[str], *, is_cuda: bool = False) -> Iterator[None]
     for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
             waits[f"{Path(warning.filename).name}:{warning.lineno}"] += 1
-        else:
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
 
 
 class WaitCounter(TorchDispatchMode):

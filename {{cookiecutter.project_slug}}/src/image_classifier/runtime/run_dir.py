@@ -27,8 +27,12 @@ WRITTEN += ("micro_batch.json", "nonfinite.jsonl", "heartbeats", "bad_images.txt
 WRITTEN += ("predictions.safetensors",)
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile")
 
-SECRET = re.compile("token|secret|passw|api[-_]?key|credential", re.IGNORECASE)
-USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
+# In words joined by zeros: a flag that names a secret, which its value follows; the user in a URL.
+SECRET = re.compile(
+    r"((?:^|\0)-[^\0=]*(?:token|secret|passw|api[-_]?key|credential)[^\0=]*(?:=|\0(?!-)))[^\0]+",
+    re.IGNORECASE,
+)
+USER_OF_URL = re.compile(r"(?<=://)[^/@\s\0]+@")
 
 
 @contextmanager
@@ -75,18 +79,13 @@ def remove_unused(made: list[Path]) -> None:
 
 
 def take(lock: TextIO, folder: Path) -> None:
-    """Lock a run folder until `lock` is closed or this process ends, and write who holds it.
-
-    By `lockf`: data workers, which are forked, would go on to hold a lock of `flock`.
-
-    Raises:
-        UserError: if a living process holds the lock; it names that.
-    """
+    """Lock a run folder until `lock` is closed or this process ends, and write who holds it."""
     lock.seek(0)
     is_taken = (
         f"{str(folder)!a} is in use by another run ({lock.read().strip() or 'unnamed'}); "
         "take another --run.dir, or end that run first"
     )
+    # Not `flock`: data workers, which are forked, would continue to hold the lock.
     if lock_file(lock, is_taken, fcntl.lockf):
         remove_leftovers(folder / "checkpoints")
         for name in WRITTEN:
@@ -127,19 +126,8 @@ def environment(world: World) -> dict[str, Any]:
 
 def without_secrets(words: Sequence[str]) -> list[str]:
     """A command line with `***` for the values of flags such as `--api-key`, and in URLs."""
-    shown: list[str] = []
-    is_secret = False
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        names_secret = flag.startswith("-") and SECRET.search(flag)
-        if names_secret and equals:
-            shown.append(f"{flag}=***")
-        elif is_secret and not flag.startswith("-"):
-            shown.append("***")
-        else:
-            shown.append(USER_OF_URL.sub("***@", word))
-        is_secret = bool(names_secret and not equals)
-    return shown
+    text = SECRET.sub(r"\1***", "\0".join(words))
+    return USER_OF_URL.sub("***@", text).split("\0")
 
 
 def git(*command: str) -> str | None:

@@ -46,7 +46,7 @@ def draws_at(*key: int, indices: np.ndarray, count: int) -> np.ndarray:
 
 
 def seed_at(*key: int) -> int:
-    """A seed for torch's generators, of which the CPU's uses only the low 32 bits."""
+    """A seed for torch's generators; the CPU's uses only the low 32 bits."""
     return hash64(*key) & 0xFFFFFFFF
 
 
