@@ -50,7 +50,8 @@ def bench(
     Raises:
         UserError: if there is no such tip, or the config, the data or the folder is unusable.
     """
-    for name in (names := tuple(dict.fromkeys(names))):
+    names = tuple(dict.fromkeys(names))
+    for name in names:
         choose("tip", name, TIPS)
     if is_launched():
         raise UserError("bench starts the processes that it needs by itself: no torchrun")
