@@ -48,8 +48,7 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def quick_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open a model once, and do not measure workers."""
-    monkeypatch.setattr(images, "choose_workers", lambda data, *_, **__: (data.workers, ""))
+    """Open a model once."""
     monkeypatch.setattr(predicting, "load_model", open_once)
 
 
