@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.util import Finalize
 from typing import NamedTuple
 
 import numpy as np
@@ -196,6 +197,8 @@ class SharedMemoryLoader:
             )
             self.parts = iter(self.loader)
         self.workers = [child for child in multiprocessing.active_children() if child not in others]
+        # They ignore SIGTERM, by which DataLoader, and Python at its exit, would end them.
+        Finalize(self, kill_all, args=(self.workers,), exitpriority=1)
         if self.pin:
             self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
@@ -247,10 +250,15 @@ class SharedMemoryLoader:
         """Kill the workers, as one that hangs would never end by itself."""
         for tensor in self.locked:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
-        for worker in self.workers:
-            worker.kill()
+        kill_all(self.workers)
         self.loader = self.parts = None
         self.workers, self.locked = [], []
+
+
+def kill_all(workers: list[multiprocessing.Process]) -> None:
+    """Kill worker processes, whatever they do."""
+    for worker in workers:
+        worker.kill()
 
 
 def begin_worker(_: int) -> None:
