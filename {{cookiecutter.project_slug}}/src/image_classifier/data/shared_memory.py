@@ -256,9 +256,11 @@ class SharedMemoryLoader:
 
 
 def kill_all(workers: list[multiprocessing.Process]) -> None:
-    """Kill worker processes, whatever they do."""
+    """Kill worker processes, whatever they do, and reap them."""
     for worker in workers:
         worker.kill()
+    for worker in workers:
+        worker.join(timeout=1.0)  # one that waits for a dead disk cannot be killed
 
 
 def begin_worker(_: int) -> None:
