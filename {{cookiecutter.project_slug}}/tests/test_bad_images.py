@@ -22,9 +22,9 @@ from image_classifier.evaluate import evaluate
 from image_classifier.models import build_model
 from image_classifier.optim import build_loss
 from image_classifier.precision import Precision
+from image_classifier.predictions import phrase
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World, join_world
-from image_classifier.tracking.logger import phrase
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))

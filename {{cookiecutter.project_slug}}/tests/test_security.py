@@ -28,11 +28,11 @@ from image_classifier.models import (
     load_best,
     load_pretrained,
 )
+from image_classifier.predictions import scores_text
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.runtime.console import printable
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.run_dir import without_secrets
-from image_classifier.tracking.logger import scores_text
 from image_classifier.train import train
 
 PACKAGE = Path(checkpoint.__file__).parent

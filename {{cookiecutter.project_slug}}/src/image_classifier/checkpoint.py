@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from .config import FREE_TO_CHANGE, Config, UserError, flag
+from .config import FREE_TO_CHANGE, Config, flag
 from .data import Source, are_replaced
-from .errors import FaultError
+from .errors import FaultError, UserError
 from .models import DamagedError, misfit, read_checkpoint
 from .optim import check_state
 from .runtime.config_dict import flatten

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .config import ComputeConfig, Config, RunConfig, UserError
+from .config import ComputeConfig, Config, RunConfig
 from .data import LEFT_OUT, EvalData
+from .errors import UserError
 from .models import build_model, load_best, misfit
 from .precision import Precision
 from .predictions import Predictions, calibrate, scores_text

@@ -5,7 +5,6 @@ from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -189,7 +188,7 @@ def train_step(  # noqa: PLR0917 - what a step needs
         precision: autocast, and the scaling of the loss.
         micro_batch_size: images at once; the gradients of several micro-batches add up.
     """
-    total = torch.zeros((), device=images.device)
+    total = None  # nothing to add to where the batch is computed at once
     for start in range(0, len(images), micro_batch_size):
         stop = start + micro_batch_size
         # Ranks exchange gradients only with the last micro-batch. This is the variable that DDP's
@@ -198,7 +197,7 @@ def train_step(  # noqa: PLR0917 - what a step needs
         with precision.autocast():
             loss = loss_fn(model(images[start:stop]), labels[start:stop])
         precision.backward(loss)
-        total += loss.detach()
+        total = loss.detach() if total is None else total + loss.detach()
     return total
 
 

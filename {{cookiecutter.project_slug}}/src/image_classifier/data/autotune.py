@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..config import AugmentConfig, DataConfig, RunConfig, UserError
+from ..config import AugmentConfig, DataConfig, RunConfig
+from ..errors import UserError
 from ..runtime.distributed import World
 from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
 from .datasets.source import Source

@@ -1,14 +1,10 @@
 """Shifted and flipped images, gathered from a resident dataset in one pass."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from .autotune import fits_device
-
-if TYPE_CHECKING:
-    from .loader import TrainData
+from .loader import TrainData
 
 
 def shift_and_flip(
@@ -58,7 +54,7 @@ class Windows:
         )
 
     @staticmethod
-    def serve(data: "TrainData", pad: int) -> bool:
+    def serve(data: TrainData, pad: int) -> bool:
         """Whether to use it: the images are in CPU memory, and there is enough of it."""
         if data.where != "device" or data.world.device.type != "cpu":
             return False

@@ -19,13 +19,12 @@ from .pretrained import PretrainedWeights, load_pretrained
 from .resnet9 import resnet9, resnet9_gn
 from .surgery import blur_before_strides, leave_out_branches
 from .timm import PREFIX, timm
-from .torchvision import SMALL_IMAGE, torchvision
+from .torchvision import torchvision
 from .vit import vit_s
 from .weights import Best, DamagedError, load_best, misfit, read_checkpoint
 
 __all__ = [
     "MODELS",
-    "SMALL_IMAGE",
     "Best",
     "DamagedError",
     "PretrainedWeights",

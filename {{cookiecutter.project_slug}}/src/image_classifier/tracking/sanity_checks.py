@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..config import Config, UserError, flag
+from ..config import Config, flag
 from ..data import EvalData, TrainData, highest_grey, is_dark, read_image
+from ..errors import UserError
 from ..runtime.console import some
 from .flops import blank_forward
 from .trackers import check_installed

@@ -30,7 +30,8 @@ def main(words: list[str]) -> int:
     training = f"python train.py {name}"
 
     def work() -> None:
-        from .bench import FULL, QUICK, bench
+        from .bench import bench
+        from .measure import FULL, QUICK
         from .tips import page
 
         if options.tips:

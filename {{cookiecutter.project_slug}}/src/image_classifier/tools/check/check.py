@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...config import DataConfig, UserError
+from ...config import DataConfig
 from ...data import quarantine_path, read_quarantine, skipped_files, splits_of
+from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_json, write_text
 from .near_duplicates import connected_components, find_near_duplicates

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...config import UserError
 from ...data import BadImageError, Source, centre_crop, open_dataset
-from ...errors import FaultError
+from ...errors import FaultError, UserError
 from ...evaluate import LoadedModel
 from ...runtime.console import some
 from .formats import Predict

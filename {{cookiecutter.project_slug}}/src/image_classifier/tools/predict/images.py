@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import torch
 
-from ...config import UserError
 from ...data import Batch, PathList, Samples, Source, copy_ahead, has_suffix, open_loader, walk
+from ...errors import UserError
 from ...evaluate import LoadedModel
 from ...runtime.distributed import World
 

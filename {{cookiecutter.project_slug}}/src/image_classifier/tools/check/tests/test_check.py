@@ -14,12 +14,12 @@ from PIL import Image
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data.datasets import DATASETS, open_dataset
-from image_classifier.data.datasets.quarantine import (
+from image_classifier.data.datasets.source import Source
+from image_classifier.errors import UserError
+from image_classifier.runtime.console import (
     path_of,
     printable_path,
 )
-from image_classifier.data.datasets.source import Source
-from image_classifier.errors import UserError
 from image_classifier.tools.check import check as checking
 
 
