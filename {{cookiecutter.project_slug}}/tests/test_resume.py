@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import torch
@@ -34,12 +33,15 @@ from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import run_dir
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.files import give_name, write_whole
+from image_classifier.runtime.files import write_whole
 from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
 
 CPU = World(torch.device("cpu"))
+# What a row says of its speed and of the device.
+SPEED = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memory_bytes")
+SPEED += ("device/", "energy_joules")
 
 
 def train_until(config: Config, step: int, kill: bool = True) -> None:
@@ -66,12 +68,8 @@ def final(config: Config) -> dict:
 
 def rows(config: Config) -> list[dict]:
     """What a run logged, without its speed and its use of the device."""
-    lines = Path(config.run.dir, "metrics.jsonl").read_text().splitlines()
-    speed = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memory_bytes")
-    others = (*speed, "device/", "energy_joules")
-    return [
-        {k: v for k, v in json.loads(line).items() if not k.startswith(others)} for line in lines
-    ]
+    found = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in row.items() if not k.startswith(SPEED)} for row in found]
 
 
 def assert_same(one: object, other: object) -> None:
@@ -151,7 +149,7 @@ def checkpoints_of(config: Config) -> Checkpoints:
     return Checkpoints(config, CPU, open_dataset(config.data, "train"))
 
 
-def new_state(config: Config, scale: float = 1.0) -> TrainState:
+def new_state(config: Config, scale: float) -> TrainState:
     """A tiny model before its first step, whose losses are scaled."""
     model = torch.nn.Linear(4, 4)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
@@ -159,26 +157,19 @@ def new_state(config: Config, scale: float = 1.0) -> TrainState:
     return TrainState(model, build_optimizer(config.optim, model), precision)
 
 
-def test_a_save_that_is_under_way_is_completed_however_the_run_ends(
+def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = torch.save
-    slow = lambda *arguments: (time.sleep(0.1), save(*arguments))  # noqa: E731
-    monkeypatch.setattr(checkpoint.torch, "save", slow)
-    with contextlib.suppress(KeyboardInterrupt), checkpoints_of(config) as checkpoints:
-        checkpoints.save(new_state(config), {"loss": 1.0, "step": 0})
-        raise KeyboardInterrupt
-    assert final(config)["state"]["step"] == 0
-
-
-def test_the_gradient_scaler_resumes_with_its_scale_and_its_count(config: Config) -> None:
-    state, again = new_state(config, 8.0), new_state(config, 4.0)
+    state, again, save = new_state(config, 8.0), new_state(config, 4.0), torch.save
     for _ in range(5):
         state.precision.backward(state.model(torch.ones(2, 4)).mean())
         state.precision.step(state.optimizer)
         state.advance()
-    with checkpoints_of(config) as checkpoints:
+    slow = lambda *arguments: (time.sleep(0.1), save(*arguments))  # noqa: E731
+    monkeypatch.setattr(checkpoint.torch, "save", slow)
+    with contextlib.suppress(KeyboardInterrupt), checkpoints_of(config) as checkpoints:
         checkpoints.save(state, {"loss": 1.0, "step": 5})
+        raise KeyboardInterrupt
     checkpoints_of(config).resume(again)
     scaler = again.precision.scaler
     assert (again.step, scaler.get_scale(), scaler._get_growth_tracker()) == (5, 16.0, 2)
@@ -221,24 +212,20 @@ def test_a_kill_before_the_best_is_saved_does_not_lose_it(
         assert Path(config.run.dir, "checkpoints", name).exists()
 
 
+INIT_FROM = r"take another --run.dir \(with --run.init-from '.*last.pt' it"
+
+
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
         ({"optim__lr": 0.1}, r"--optim.lr was 0.02, is 0.1.*--run.fresh"),
-        (
-            {"epochs": 4},
-            r"--epochs was 2, is 4; take another --run.dir \(with --run.init-from '.*last.pt' it",
-        ),
+        ({"epochs": 4}, rf"--epochs was 2, is 4; {INIT_FROM}"),
         ({"data__name": "folder", "data__batch_size": 4}, "--data.name was shapes, is folder"),
         ({}, "holds another model: .*--run.fresh"),  # its code was edited
     ],
 )
 def test_another_run_is_not_mixed_into_a_run(
-    finished: Config,
-    photos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    knobs: dict,
-    message: str,
+    finished: Config, photos: Path, monkeypatch: pytest.MonkeyPatch, knobs: dict, message: str
 ) -> None:
     if not knobs:
         edited = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
@@ -254,20 +241,18 @@ def test_images_that_were_replaced_under_their_names_are_noticed(
 ) -> None:
     root = shutil.copytree(photos, tmp_path / "photos")
     config = changed(on_photos, data__root=str(root), epochs=1, optim__warmup_epochs=0)
+    image, notice = root / "train" / "ant" / "4.jpg", "training images were written anew"
     train(config)
-    image = root / "train" / "ant" / "4.jpg"
-    notice = "training images were written anew since this run was saved"
     train(config)
     assert notice not in capsys.readouterr().out
     os.utime(image, (0, 0))
     train(config)
     assert notice in capsys.readouterr().out
-    content = image.read_bytes()
-    same_size = content[:15] + b"\2" + content[16:]  # another number of dots per inch
-    for replaced in (same_size, content + b"\0"):
-        image.write_bytes(replaced)
-        with pytest.raises(UserError, match=r"replaced under the same names.* --run.init-from"):
-            train(config)
+    content = bytearray(image.read_bytes())
+    content[15] = 2  # another number of dots per inch, in as many bytes
+    image.write_bytes(content)
+    with pytest.raises(UserError, match=r"replaced under the same names.* --run.init-from"):
+        train(config)
 
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(
@@ -275,10 +260,14 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(
 ) -> None:
     last = Path(finished.run.dir, "checkpoints", "last.pt")
     previous, newest = sorted(last.parent.glob("step_*.pt"))[-2:]
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 1
-    for path in (last, newest):  # which are two names of one file
-        path.write_bytes(content)
+    whole = last.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for content in (b"", whole[:10], whole[: len(whole) // 2], whole[:-1], flipped):
+        for path in (last, newest):  # which are two names of one file
+            path.write_bytes(content)
+        with pytest.raises(DamagedError):
+            read_checkpoint(last)
     train(finished)
     assert f"using {str(previous)!a} (step 4)" in capsys.readouterr().out
     assert final(finished)["state"]["step"] == 8
@@ -288,33 +277,18 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(
         train(finished)  # which overwrites none of them
 
 
-def test_a_damaged_checkpoint_is_never_loaded(finished: Config) -> None:
-    path = Path(finished.run.dir, "checkpoints", "last.pt")
-    whole = path.read_bytes()
-    for cut in (0, 10, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        with pytest.raises(DamagedError):
-            read_checkpoint(path)
-    path.unlink()
-    os.mkfifo(path)  # to open one waits for a writer, for ever
-    with pytest.raises(DamagedError, match="is damaged: not a plain file"):
-        read_checkpoint(path)
-
-
 def test_data_reaches_the_disk_before_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
+    name_of = lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")).name  # noqa: E731
     replace = Path.replace
-
-    def fsync(descriptor: int) -> None:
-        events.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
 
     def rename(path: Path, target: Path) -> Path:
         events.append(f"name {target.name}")
         return replace(path, target)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", lambda file: events.append(f"sync {name_of(file)}"))
     monkeypatch.setattr(Path, "replace", rename)
     write_whole(tmp_path / "last.pt", lambda file: file.write(b"weights"))
     written, *others = events
@@ -322,33 +296,16 @@ def test_data_reaches_the_disk_before_its_name(
     assert others == ["name last.pt", f"sync {tmp_path.name}"]
 
 
-def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
-    path, name = tmp_path / "model.onnx", tmp_path / "best.onnx"
-
-    def write(file: BinaryIO) -> None:
-        file.write(b"a whole ")
-        write_whole(path, lambda other: other.write(b"another"))
-        give_name(path, name)
-        file.write(b"file")
-
-    write_whole(path, write)
-    assert (path.read_bytes(), name.read_bytes()) == (b"a whole file", b"another")
-    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "best.onnx"}
-
-
-def test_the_next_start_removes_what_a_killed_run_left_half_written(finished: Config) -> None:
-    folder = Path(finished.run.dir)
+def test_only_the_newest_checkpoints_are_kept_and_nothing_half_written(config: Config) -> None:
+    folder = Path(config.run.dir)
     mine = folder / ".mine.0123abcd.tmp"
     left = [folder / ".report.html.0123abcd.tmp", folder / "checkpoints/.last.pt.0123abcd.tmp"]
+    (folder / "checkpoints").mkdir(parents=True)
     for path in (mine, *left):
         path.touch()
-    train(finished)
-    assert [path.exists() for path in (mine, *left)] == [True, False, False]
-
-
-def test_only_the_newest_checkpoints_are_kept(config: Config) -> None:
     train(changed(config, run__save_every_steps=1, run__keep=3))
-    names = sorted(path.name for path in Path(config.run.dir, "checkpoints").iterdir())
+    assert [path.exists() for path in (mine, *left)] == [True, False, False]
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
     numbered = [f"step_0000000{step}.pt" for step in (6, 7, 8)]
     assert names == ["best.pt", "best.safetensors", "last.pt", *numbered]
 
@@ -356,25 +313,19 @@ def test_only_the_newest_checkpoints_are_kept(config: Config) -> None:
 def test_a_run_that_seldom_evaluates_saves_by_the_clock(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved, save, minutes = [], Checkpoints.save, iter(range(1, 1000))
-
-    def record(checkpoints: Checkpoints, state: TrainState, report: dict) -> None:
-        saved.append(state.step)
-        save(checkpoints, state, report)
-
-    monkeypatch.setattr(Checkpoints, "save", record)
+    minutes = iter(range(1, 1000))
     monkeypatch.setattr(checkpoint, "monotonic", lambda: 60.0 * next(minutes))
     monkeypatch.setattr(checkpoint, "SAVE_SECONDS", 150.0)
-    train(changed(config, run__evaluate_every_epochs=100.0))
-    assert saved == [3, 6, 8]  # the clock is asked once in a step
+    train(changed(config, run__evaluate_every_epochs=100.0, run__keep=9))
+    saved = sorted(path.stem for path in Path(config.run.dir, "checkpoints").glob("step_*.pt"))
+    assert saved == [f"step_0000000{step}" for step in (3, 6, 8)]  # it is asked once in a step
 
 
 @pytest.mark.parametrize("name", ["best.pt", "best.safetensors"])
-def test_weights_of_a_run_start_another(finished: Config, tmp_path: Path, name: str) -> None:
-    path = Path(finished.run.dir, "checkpoints", name)
-    one_step = changed(finished, optim__lr=0.0, optim__warmup_epochs=0, epochs=0.25)
-    other = changed(one_step, run__dir=str(tmp_path / "other"), run__init_from=str(path))
-    train(other)
+def test_weights_of_a_run_start_another(trained_once: Path, config: Config, name: str) -> None:
+    path = trained_once / "checkpoints" / name
+    other = changed(config, optim__lr=0.0, optim__warmup_epochs=0, epochs=0.25)
+    train(changed(other, run__init_from=str(path)))
     assert_same(final(other)["state"]["model"], load_best(path.with_name("best.pt")).weights)
 
 
