@@ -2,14 +2,15 @@
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import changed
+from test_faults import last, plant
+from test_resume import assert_same, train_until
 
-from image_classifier import train as train_module
 from image_classifier.config import Config
 from image_classifier.data.loader import (
     Batch,
@@ -17,7 +18,6 @@ from image_classifier.data.loader import (
     copy_ahead,
 )
 from image_classifier.errors import FaultError
-from image_classifier.models import read_checkpoint
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import (
@@ -50,15 +50,8 @@ def on_gpu(config: Config) -> Config:
 
 def trained_weights(config: Config, **knobs: object) -> dict[str, torch.Tensor]:
     """The weights that a run with other values of some options ends with."""
-    config = changed(config, **knobs)
-    train(config)
-    return read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))["state"]["model"]
-
-
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Both have the same bits."""
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+    train(changed(config, **knobs))
+    return last(changed(config, **knobs))["model"]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -117,43 +110,25 @@ def test_resident_host_and_streamed_images_train_alike(on_gpu: Config, tmp_path:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_deterministic_run_repeats_and_resumes_to_the_last_bit(
-    on_gpu: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    on_gpu: Config, tmp_path: Path, precision: str
 ) -> None:
     exact = changed(on_gpu, deterministic=True, precision=precision, run__save_every_steps=1)
     one, other = (trained_weights(exact, run__dir=str(tmp_path / name)) for name in "ab")
     assert_same(one, other)
-    batches = TrainData.batches
-
-    def cut_short(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
-        for step, batch in enumerate(batches(data, start, stop), start=start):
-            if step == 3:
-                raise KeyboardInterrupt
-            yield batch
-
-    monkeypatch.setattr(TrainData, "batches", cut_short)
-    with pytest.raises(KeyboardInterrupt):
-        train(exact)
-    monkeypatch.setattr(TrainData, "batches", batches)
+    train_until(exact, 3, kill=False)
     assert_same(trained_weights(exact), one)
 
 
 def test_the_profiler_sees_the_device(on_gpu: Config) -> None:
     train(changed(on_gpu, epochs=6, profile=True))
-    folder = Path(on_gpu.run.dir, "profile")
-    assert (folder / "trace.json.gz").stat().st_size > 1000
-    assert (folder / "memory.pickle").stat().st_size > 1000
+    for name in ("trace.json.gz", "memory.pickle"):
+        assert Path(on_gpu.run.dir, "profile", name).stat().st_size > 1000
 
 
 def test_a_loss_that_is_not_finite_is_found_on_the_device(
     on_gpu: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = train_module.build_loss
-
-    def build_faulty(*arguments: object) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        loss_of, calls = build(*arguments), iter(range(1, 1000))
-        return lambda *pair: loss_of(*pair) * (float("nan") if next(calls) == 3 else 1)
-
-    monkeypatch.setattr(train_module, "build_loss", build_faulty)
+    plant(monkeypatch, lambda step, loss: loss * (float("nan") if step == 3 else 1))
     with pytest.raises(FaultError, match="the loss is not finite in steps"):
         train(on_gpu)
 
@@ -170,20 +145,17 @@ def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu: Co
     unbroken = train(config)
     needed = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved() // 2
     total = torch.cuda.get_device_properties(0).total_memory
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(0.6 * needed / total)
     capped = changed(config, run__dir=f"{config.run.dir}-capped")
-    scores = []
+    scores, codes = [], [OutOfMemoryError.code]
     try:
-        codes = [attempt(lambda: scores.append(train(capped)))]
         while codes[-1] == OutOfMemoryError.code:
             gc.collect()
             torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(0.6 * needed / total)
             codes.append(attempt(lambda: scores.append(train(capped))))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert len(codes) > 1
+    assert codes[1:-1]  # it did run out of memory
     assert codes[-1] == 0
     assert abs(scores[0].loss - unbroken.loss) < 0.2
 
