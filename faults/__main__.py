@@ -63,7 +63,7 @@ ROWS = [
         "named; all start anew from the last save; same losses",
         ranks.rank_killed,
         4,
-        1,
+        0,
     ),
     Row(
         "the same under `torchrun --max-restarts`",

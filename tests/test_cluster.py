@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT, python
+from conftest import PROJECT
+from image_classifier.cli import main
 
 SCRIPT = PROJECT / "slurm.sh"
 # Starts its command as Slurm does: in a session of its own, where signals of a step go.
@@ -189,8 +190,7 @@ def test_a_job_of_two_processes_learns_what_one_learns(job: Job) -> None:
     run = Path("runs/slurm-4242")
     assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert asked() == []
-    alone = [*words.split(), "--run.dir", "runs/alone", "--run.processes", "1"]
-    python("train.py", *alone, folder=Path.cwd())
+    assert main(["train", *words.split(), "--run.dir", "runs/alone", "--run.processes", "1"]) == 0
     assert losses(run) == pytest.approx(losses(Path("runs/alone")), rel=1e-4)
 
 

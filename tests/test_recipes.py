@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import python
+from image_classifier.cli import main
 
 TINY = "--data.name shapes --data.root data --data.limit 16 --data.batch-size 8 --data.workers 0"
 TINY += " --epochs 1 --optim.warmup-epochs 0 --run.log-every-steps 1 --run.processes 1"
 TINY += " --run.trackers --compute.device cpu --precision fp32"
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,8 @@ TINY += " --run.trackers --compute.device cpu --precision fp32"
     ],
 )
 def test_a_recipe_for_imagenet_trains(tmp_path: Path, preset: str, words: str) -> None:
-    python("train.py", preset, *f"{TINY} {words}".split(), "--run.dir", str(tmp_path / "run"))
+    folder = ["--run.dir", str(tmp_path / "run")]
+    assert main(["train", preset, *f"{TINY} {words}".split(), *folder]) == 0
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     losses = [row["train/loss"] for row in map(json.loads, rows) if "train/loss" in row]
     assert len(losses) >= 2
