@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def place(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run on many images, and photographs of three of their ten classes."""
     here = tmp_path_factory.mktemp("transfer")
     train(donor(here))
