@@ -113,7 +113,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             Signals() as signals,
             log,
             Heartbeat(run, world, state),
-            micro_batch.halve_micro_batch_on_oom(state, train_data),
+            micro_batch.halve_micro_batch_on_oom(state),
             AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
             profiler(config, world) as profile,

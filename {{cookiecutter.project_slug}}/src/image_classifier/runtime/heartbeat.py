@@ -86,18 +86,17 @@ class Heartbeat:
         }
         text = json.dumps(row).encode()[: ROW_BYTES - 1].ljust(ROW_BYTES - 1) + b"\n"
         with suppress(OSError):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
-            try:
-                os.pwrite(descriptor, text, self.world.rank * ROW_BYTES)
-            finally:
-                os.close(descriptor)
+            self.path.touch()
+            with self.path.open("r+b") as file:
+                file.seek(self.world.rank * ROW_BYTES)
+                file.write(text)
 
     def account(self) -> str | None:
         """Which ranks are gone or hang, and where; None if each of them reported it itself.
 
         Empty on all remaining ranks but the first: one report is enough.
         """
-        rows = [row for rank, row in ranks_in(self.path).items() if rank < self.world.size]
+        rows = [row for row in rows_of(self.path) if row["rank"] < self.world.size]
         silent = [row for row in rows if row["how"] not in ("left", "waits")]
         if not silent:
             return None
@@ -107,33 +106,24 @@ class Heartbeat:
         return f"no answer from {ranks}. What was saved is kept. Run the same command to resume"
 
 
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows that `Heartbeat` wrote to a file, and no others."""
+    names = {"rank", "host", "process", "step", "line", "time", "how"}
+    with suppress(OSError):
+        return [row for row in read_rows(path) if row.keys() == names]
+    return []
+
+
 def describe(row: dict[str, Any]) -> str:
-    """A rank, its process, and where it was last."""
+    """A rank, what became of its process if that is on this machine, and where it was last."""
+    fate = "on another machine"
+    if row["host"] == socket.gethostname():
+        fate = "which has ended"
+        with suppress(OSError):
+            letter = Path(f"/proc/{row['process']}/stat").read_text().rpartition(")")[2].split()[0]
+            fate = {"Z": fate, "T": "which is stopped"}.get(letter, "which hangs")
     return (
-        f"rank {row['rank']} on {row['host']} (process {row['process']}, {fate(row)}): "
+        f"rank {row['rank']} on {row['host']} (process {row['process']}, {fate}): "
         f"last seen {time.time() - row['time']:.0f} s ago after step {row['step']}, "
         f"at {row['line']}"
     )
-
-
-def fate(row: dict[str, Any]) -> str:
-    """What became of the process of a row, as far as this machine can tell."""
-    if row["host"] != socket.gethostname():
-        return "on another machine"
-    try:
-        status = Path(f"/proc/{row['process']}/stat").read_text()
-    except OSError:
-        return "which has ended"
-    letter = status.rpartition(")")[2].split()[0]
-    return {"Z": "which has ended", "T": "which is stopped"}.get(letter, "which hangs")
-
-
-def ranks_in(path: Path) -> dict[int, dict[str, Any]]:
-    """The last row of each rank, by rank; rows that `Heartbeat` did not write are skipped."""
-    kinds = {"rank": int, "host": str, "process": int, "step": int, "line": str, "how": str}
-    kinds["time"] = float
-    rows: list[dict[str, Any]] = []
-    with suppress(OSError):
-        rows = read_rows(path)
-    sound = (row for row in rows if all(isinstance(row.get(k), kinds[k]) for k in kinds))
-    return {row["rank"]: row for row in sound}

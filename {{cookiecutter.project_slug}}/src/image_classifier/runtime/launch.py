@@ -58,9 +58,7 @@ def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
         return run.processes
     import torch
 
-    if compute.device in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return 1
+    return max(1, torch.cuda.device_count()) if compute.device in ("auto", "cuda") else 1
 
 
 def attempt(work: Callable[[], None]) -> int:
@@ -85,12 +83,11 @@ def attempt(work: Callable[[], None]) -> int:
         from .distributed import is_peer_failure
         from .machine import advice_on
 
-        account = traceback.format_exc()
+        account, where = traceback.format_exc(), f" on rank {rank}" if rank else ""
         if is_peer_failure(error):
-            time.sleep(3)  # until the rank that failed has reported why, and all are stopped
+            time.sleep(GRACE_SECONDS)  # the rank that failed reports why, and this one is stopped
             account = "the connection to another rank is lost"
         # In one write, so that the reports of several ranks do not mix.
-        where = f" on rank {rank}" if rank else ""
         print(f"{account}\nfailed{where}{advice_on(error)}", file=sys.stderr)
         return EXIT_FAULT
     return EXIT_DONE

@@ -1,11 +1,10 @@
-"""`--profile`: where the time of a step goes, and which lines of Python wait for the device.
+"""`--profile`: where the time of a step goes, and which lines of Python wait for the GPU.
 
 To read the trace: https://ui.perfetto.dev; the memory snapshot: https://docs.pytorch.org/memory_viz.
 """
 
 import gc
 import os
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from types import FrameType
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..config import Config
 from .console import printable
@@ -23,8 +21,6 @@ from .distributed import World
 
 PHASES = ("wait for data", "copy", "augment", "forward", "backward", "optimizer")
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
-# Operations whose result the host reads, so that it waits until the device has computed it.
-WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
 
 
 def phase(name: str) -> AbstractContextManager:
@@ -49,8 +45,8 @@ class Profile:
             return
         self.num_steps += 1
         self.counting.close()
-        if self.num_steps == SKIPPED_STEPS - 1:
-            self.counting.enter_context(count_waits(self.waits, is_cuda=self.is_cuda))
+        if self.is_cuda and self.num_steps == SKIPPED_STEPS - 1:
+            self.counting.enter_context(count_waits(self.waits))
         self.recorder.step()
 
 
@@ -59,24 +55,26 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
     """A block in which rank 0 records a few steps if `config.profile`; call `step` after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
-    the share of each phase, the most expensive operations and the lines that wait for the device.
+    the share of each phase, the most expensive operations and the lines that wait for the GPU.
     """
     if not config.profile or not world.is_main:
         yield Profile()
         return
     folder = Path(config.run.dir, "profile")
     folder.mkdir(exist_ok=True)
+    trace = str(folder / "trace.json.gz")
     is_cuda = world.device.type == "cuda"
 
     def finish(recorder: profile) -> None:
-        recorder.export_chrome_trace(str(folder / "trace.json.gz"))
+        recorder.export_chrome_trace(trace)
+        print(describe(recorder, is_cuda))
         if is_cuda:
             torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
-        print(describe(recorder, is_cuda))
-        print(describe_waits(steps.waits))
-        trace = printable(str(folder / "trace.json.gz"))
-        print(f"trace of {RECORDED_STEPS} steps: {trace} (ui.perfetto.dev)")
+            print("lines that wait for the GPU in a step:")
+            for line, count in steps.waits.most_common():
+                print(f"  {count} x {line}")
+        print(f"trace of {RECORDED_STEPS} steps: {printable(trace)} (ui.perfetto.dev)")
 
     if is_cuda:
         torch.cuda.memory._record_memory_history(max_entries=100_000)
@@ -119,48 +117,19 @@ def describe(recorded: profile, is_cuda: bool) -> str:
     return f"phases of a step:\n{shares}\n{table}"
 
 
-def describe_waits(waits: Counter[str]) -> str:
-    """The lines that wait for the device in a step, most often first."""
-    lines = [f"  {count} x {line}" for line, count in waits.most_common()]
-    return "\n".join(["lines that wait for the device in a step:", *(lines or ["  none"])])
-
-
 @contextmanager
-def count_waits(waits: Counter[str], *, is_cuda: bool = False) -> Iterator[None]:
-    """A block in which `waits` counts each line of Python that reads a value from the device.
-
-    On a GPU the driver tells. Elsewhere the operations of WAITING count, except in compiled code.
-    """
-    if not is_cuda:
-        with WaitCounter(waits):
-            yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
+def count_waits(waits: Counter[str]) -> Iterator[None]:
+    """A block in which `waits` counts each line of Python that waits for the GPU."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
         finally:
-            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.set_sync_debug_mode("default")
     for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
             waits[f"{Path(warning.filename).name}:{warning.lineno}"] += 1
-
-
-class WaitCounter(TorchDispatchMode):
-    """Counts the lines of Python that call an operation of WAITING."""
-
-    def __init__(self, waits: Counter[str]) -> None:
-        """Count them in `waits`."""
-        super().__init__()
-        self.waits = waits
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-        """Look at the operation, and do it."""
-        if func.overloadpacket.__name__ in WAITING:
-            self.waits[line_of(sys._getframe(1))] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def line_of(frame: FrameType | None) -> str:
