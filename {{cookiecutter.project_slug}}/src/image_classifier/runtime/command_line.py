@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..config import Config, flag, out_of_range
+from ..config import Config, check_ranges, flag
 from ..errors import UserError, choose
 from ..presets import PRESETS, shortened
 
@@ -39,7 +39,7 @@ def parse(
         default: values of the options that `words` do not set.
 
     Raises:
-        UserError: if `words` are no such options; it says in one line what is wrong.
+        UserError: if `words` are no such options, or a number is out of its range.
     """
     add_help(kind)
     if HELP & set(words):
@@ -57,20 +57,13 @@ def parse(
     for option in fields(kind):
         if is_positional(option.type) and not getattr(options, option.name):
             raise UserError(f"Missing from {prog}: {option.name.upper()}")
+    check_ranges(options)
     return options
 
 
 def check_flags(words: list[str], flags: list[str]) -> None:
-    """Reject an unknown flag.
-
-    A section, such as `--optimizer` for `optim`, stands for its first knob; otherwise the closest
-    flag is suggested, with or without its section.
-    """
-    forms: dict[str, str] = {}
-    for known in flags:
-        section, _, name = known.rpartition(".")
-        for form in (known, section, name):
-            forms.setdefault(form, known)
+    """Reject an unknown flag, and suggest the closest one, with or without its section."""
+    forms = {form: known for known in reversed(flags) for form in (known, *known.split("."))}
     for word in words:
         name = flag(word.partition("=")[0])  # tyro accepts underscores, too
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name) and name.removeprefix("--") not in flags:
@@ -109,18 +102,6 @@ def add_help(kind: type) -> None:
             if is_positional(hint):  # it is required, which tyro cannot be told
                 word = {"metavar": name.upper(), "help_behavior_hint": "(required)"}
             owner.__annotations__[name] = Annotated[hint, tyro.conf.arg(help=about, **word)]
-
-
-def check_ranges(options: object, **ranges: tuple[float, float]) -> None:
-    """Check that options are between their least and largest value, by name.
-
-    Raises:
-        UserError: naming the first that is not.
-    """
-    for name, (low, high) in ranges.items():
-        value = getattr(options, name)
-        if value != "auto" and not low <= value <= high:
-            raise out_of_range(name, value, f"{low} .. {high}")
 
 
 def sections(options: Config) -> dict[str, Any]:

@@ -5,10 +5,8 @@ To read the trace: https://ui.perfetto.dev; the memory snapshot: https://docs.py
 
 import gc
 import os
-import warnings
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -30,24 +28,20 @@ def phase(name: str) -> AbstractContextManager:
 
 
 class Profile:
-    """Tells torch's profiler of each step, and counts the lines that wait in one step before."""
+    """Tells torch's profiler of each step; lets the GPU warn of waits in one step before."""
 
     def __init__(self, recorder: profile | None = None, *, is_cuda: bool = False) -> None:
         """Without a `recorder`, `step` does nothing."""
         self.recorder, self.is_cuda = recorder, is_cuda
-        self.num_steps = 0
-        self.waits: Counter[str] = Counter()
-        self.counting = ExitStack()
 
     def step(self) -> None:
         """A training step has ended."""
         if self.recorder is None:
             return
-        self.num_steps += 1
-        self.counting.close()
-        if self.is_cuda and self.num_steps == SKIPPED_STEPS - 1:
-            self.counting.enter_context(count_waits(self.waits))
         self.recorder.step()
+        if self.is_cuda:  # a warning names each line of Python that waits for the GPU
+            is_last_skipped = self.recorder.step_num == SKIPPED_STEPS - 1
+            torch.cuda.set_sync_debug_mode("warn" if is_last_skipped else "default")
 
 
 @contextmanager
@@ -55,7 +49,7 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
     """A block in which rank 0 records a few steps if `config.profile`; call `step` after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
-    the share of each phase, the most expensive operations and the lines that wait for the GPU.
+    the share of each phase and the most expensive operations.
     """
     if not config.profile or not world.is_main:
         yield Profile()
@@ -71,9 +65,6 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
         if is_cuda:
             torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
-            print("lines that wait for the GPU in a step:")
-            for line, count in steps.waits.most_common():
-                print(f"  {count} x {line}")
         print(f"trace of {RECORDED_STEPS} steps: {printable(trace)} (ui.perfetto.dev)")
 
     if is_cuda:
@@ -89,11 +80,9 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
         with_stack=True,
         acc_events=True,  # otherwise torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
-        steps = Profile(recorder, is_cuda=is_cuda)
-        with steps.counting:
-            yield steps
+        yield Profile(recorder, is_cuda=is_cuda)
     needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
-    if steps.num_steps < needed:
+    if recorder.step_num < needed:
         print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
 
@@ -115,21 +104,6 @@ def describe(recorded: profile, is_cuda: bool) -> str:
     by = "self_device_time_total" if is_cuda else "self_cpu_time_total"
     table = averages.table(sort_by=by, row_limit=12, max_name_column_width=40)
     return f"phases of a step:\n{shares}\n{table}"
-
-
-@contextmanager
-def count_waits(waits: Counter[str]) -> Iterator[None]:
-    """A block in which `waits` counts each line of Python that waits for the GPU."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    for warning in caught:
-        if "synchronizing CUDA operation" in str(warning.message):
-            waits[f"{Path(warning.filename).name}:{warning.lineno}"] += 1
 
 
 def line_of(frame: FrameType | None) -> str:
