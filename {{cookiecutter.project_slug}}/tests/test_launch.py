@@ -45,12 +45,12 @@ class Background:
     def begin(self) -> Callable[[], None]:
         """Start it; what is to be called at the end."""
         self.temporary = tempfile.TemporaryDirectory()
-        self.folder = Path(self.temporary.name)
-        (self.folder / "broken.py").write_text(BROKEN)
+        folder = Path(self.temporary.name)
+        (folder / "broken.py").write_text(BROKEN)
         words = ["broken.py", *SMOKE.split(), "--run.processes", "2", "--run.dir", "broken"]
         self.process = subprocess.Popen(
             ["nice", sys.executable, *words],
-            cwd=self.folder,
+            cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -72,7 +72,7 @@ def test_processes_that_we_start_learn_until_one_fails_which_alone_says_why() ->
     _, complaint = BACKGROUND.process.communicate(timeout=600)  # beside whatever else is at work
     assert BACKGROUND.process.returncode == 2
     assert complaint == "error: the disk is on fire\n"
-    assert len(losses(BACKGROUND.folder / "broken")) == 1
+    assert len(losses(Path(BACKGROUND.temporary.name, "broken"))) == 1
 
 
 def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that() -> None:

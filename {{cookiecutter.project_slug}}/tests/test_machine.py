@@ -1,14 +1,10 @@
 """Cores and memory are the container's; a machine without a usable GPU says why."""
 
 import os
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
-from safetensors.torch import load_file
 
 from image_classifier.config import ComputeConfig
 from image_classifier.errors import UserError
@@ -17,8 +13,6 @@ from image_classifier.runtime.distributed import choose_device
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.machine import (
     host_memory_bytes,
-    is_in_memory,
-    map_pages,
     num_cores,
     num_threads,
 )
@@ -126,23 +120,3 @@ def test_a_fault_of_a_gpu_comes_with_what_to_do(
     *_, last = capsys.readouterr().err.splitlines(keepends=True)
     assert last.startswith("failed")
     assert advice in last
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the page cache of Linux")
-def test_a_file_in_memory_is_mapped_at_once_and_one_on_the_disk_is_not(tmp_path: Path) -> None:
-    import resource
-
-    path = tmp_path / "images.safetensors"
-    save_file({"images": np.ones(8_000_000, dtype=np.uint8)}, path)
-    assert is_in_memory(path)
-    images = load_file(path)["images"].numpy()
-    map_pages(images)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    assert images[::4096].all()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 20  # of 2,000 pages
-    del images
-    with path.open("rb") as file:
-        os.fdatasync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert not is_in_memory(path)
-    assert not is_in_memory(tmp_path / "missing")

@@ -72,12 +72,6 @@ def program(path: Path) -> None:
         torch.jit.script(nn.Linear(2, 2)).save(path)
 
 
-def hidden_record(path: Path) -> None:
-    torch.save({"state": torch.zeros(2)}, path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("last/evil.pkl", pickle.dumps(Payload(os.mkdir, OWNED)))
-
-
 def bomb(path: Path) -> None:
     torch.save({"state": torch.zeros(2)}, path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -103,7 +97,6 @@ HOSTILE = {
     by_name_on_the_terminal: r"plain values (\x1b[31mos.\x1b[2Jmkdir)",
     old_format: "'last.pt' is damaged: File is not a zip file",
     program: "refusing to load 'last.pt': it is a program (TorchScript)",
-    hidden_record: "'last.pt' is not a checkpoint of this project",
     bomb: "'last.pt' is damaged: more inside than it is long",
     lying_config: "'last.pt' is of another version of this project: --model.width",
     other_shape: "'last.pt' is not a checkpoint of this project",
@@ -115,13 +108,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to be in, where a payload leaves its trace."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("write", [by_call, old_format])
-def test_the_payloads_would_run_where_pickles_are_read(here: Path, write: Callable) -> None:
-    write(Path("last.pt"))
-    torch.load("last.pt", weights_only=False)
-    assert (here / OWNED).is_dir()
 
 
 def begin_with(path: str) -> None:
@@ -213,18 +199,15 @@ HOSTILE_NAMES = [
     b"<script>alert(1)<\xe2\x88\x95script>",
     b'"><img src=x onerror=alert(1)>',
     b"'; mkdir owned #",
-    b"$(mkdir owned)",
-    b"`mkdir owned`",
+    b"$(mkdir owned)`mkdir owned`",
     b"{" + b"{7*7}} ${facts} %s {0}",
     b"%2e%2e%2f..%5c",
-    b"-rf",
-    b"a\nb",
-    b"a\r\x1b]0;owned\x07\x1b[2J",
+    b"a\r\n\x1b]0;owned\x07\x1b[2J",
     "\u202egnp.exe".encode(),
     b"x" * 255,
     b"\xff\xfe",
 ]
-ESCAPED = {r"a\nb", r"a\r\x1b]0;owned\x07\x1b[2J", r"\u202egnp.exe", r"\xff\xfe"}
+ESCAPED = {r"a\r\n\x1b]0;owned\x07\x1b[2J", r"\u202egnp.exe", r"\xff\xfe"}
 
 
 def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
@@ -266,19 +249,14 @@ def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
     assert not (here / OWNED).exists()
 
 
-def test_a_name_that_a_checkpoint_brings_does_not_reach_the_terminal() -> None:
-    text = scores_text(
-        {"val/top1": 1.0, "val/top5": 1.0, "val/loss": 0.0},
-        torch.eye(2, dtype=torch.int64),
-        ("\x1b[2Jant", "bee\n\u2028"),
-    )
-    assert r"\x1b[2Jant" in text
-    assert r"bee\n\u2028" in text
-
-
-def test_names_of_all_scripts_are_shown_as_they_are() -> None:
+def test_names_of_all_scripts_are_shown_and_nothing_moves_the_cursor() -> None:
     for text in ("日本\u3000🦊", "👩\u200d🔬", 'Zoë\'s \\ "ant"', "a\u00a0b"):
         assert printable(text) == text
+    scores = {"val/top1": 1.0, "val/top5": 1.0, "val/loss": 0.0}
+    classes = ("\x1b[2Jant", "bee\n\u2028")  # as a checkpoint may bring them
+    text = scores_text(scores, torch.eye(2, dtype=torch.int64), classes)
+    assert r"\x1b[2Jant" in text
+    assert r"bee\n\u2028" in text
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,7 @@ class PrepareOptions:
 
     data: PrepareData = field(default_factory=PrepareData)
     splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
-    side: int = within(
-        PREPARED_SIDE, 8, 4096
-    )  # shorter side, in pixels; smaller images stay
+    side: int = within(PREPARED_SIDE, 8, 4096)  # shorter side, in pixels; smaller images stay
     format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
     quality: int = within(PREPARED_QUALITY, 1, 100)  # JPEG quality, up to 100
 
