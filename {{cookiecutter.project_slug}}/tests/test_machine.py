@@ -102,21 +102,11 @@ def test_each_process_has_a_device_of_its_own_or_is_refused(
     assert chosen == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("words", "advice"),
-    [
-        ("CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING=1"),
-        ("CUDA error: no kernel image is available for execution", "--torch-backend auto"),
-        ("of any other kind", "failed\n"),
-    ],
-)
-def test_a_fault_of_a_gpu_comes_with_what_to_do(
-    words: str, advice: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_comes_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
-        raise RuntimeError(words)
+        raise RuntimeError("planted")
 
     assert attempt(fail) == 1
-    *_, last = capsys.readouterr().err.splitlines(keepends=True)
-    assert last.startswith("failed")
-    assert advice in last
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.endswith("RuntimeError: planted\n\nfailed\n")

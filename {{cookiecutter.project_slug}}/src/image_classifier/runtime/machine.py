@@ -18,17 +18,6 @@ CGROUP = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
-# The command that installs the build of torch that fits the driver.
-RIGHT_BUILD = "uv pip install --reinstall --torch-backend auto torch torchvision"
-# What to do about errors of CUDA, which come late, so that their tracebacks do not show the cause.
-ADVICE = {
-    "device-side assert": "a check inside a kernel failed, most often of a label or an index that "
-    "is out of range: put CUDA_LAUNCH_BLOCKING=1 before the command to see the line, or take "
-    "--compute.device cpu to see the value",
-    "CUDNN_STATUS_NOT_INITIALIZED": "cuDNN could not start, most often because other programs use "
-    "the GPU's memory: see nvidia-smi",
-    "no kernel image is available": f"this torch is not built for this GPU: {RIGHT_BUILD}",
-}
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -155,7 +144,8 @@ def why_no_gpu() -> str:
     if torch.version.cuda is None and torch.version.hip is None:
         build = f"torch {torch.__version__} is built"
         if shutil.which("nvidia-smi"):
-            return f"there is an NVIDIA driver, but {build} without CUDA: {RIGHT_BUILD}"
+            install = "uv pip install --reinstall --torch-backend auto torch torchvision"
+            return f"there is an NVIDIA driver, but {build} without CUDA: {install}"
         return f"{build} for CPUs, and there is no NVIDIA driver"
     try:
         torch.cuda.init()
@@ -196,9 +186,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {num_cores()} cores" if device.type == "cpu" else device.type
-
-
-def advice_on(error: Exception) -> str:
-    """What to do about an error of the GPU, after a colon; empty for any other error."""
-    known = (advice for words, advice in ADVICE.items() if words in str(error))
-    return next((f": {advice}" for advice in known), "")
