@@ -26,7 +26,7 @@ from .precision import Precision, settle_precision
 from .preprocess import Normalize
 from .runtime.consensus import AsyncConsensus
 from .runtime.distributed import World, join_world
-from .runtime.heartbeat import Heartbeat
+from .runtime.heartbeat import heartbeat
 from .runtime.out_of_memory import MicroBatch
 from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
@@ -112,7 +112,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             closing(val_data),
             Signals() as signals,
             log,
-            Heartbeat(run, world, state),
+            heartbeat(run, world, state),
             micro_batch.halve_micro_batch_on_oom(state),
             AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,

@@ -90,7 +90,7 @@ def is_positional(hint: Any) -> bool:  # noqa: ANN401 - the type hint of a field
 
 @cache
 def add_help(kind: type) -> None:
-    """Make the whole comment of each field its help; tyro alone takes the first line only."""
+    """Make the whole comment of each field its help, of which tyro takes the first line only."""
     for owner in filter(is_dataclass, kind.__mro__):
         comments = dict(COMMENT.findall(inspect.getsource(owner)))
         for name, hint in owner.__annotations__.items():
@@ -131,12 +131,8 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
 
 def value_of(words: list[str], name: str) -> str:
     """What follows the last flag `name` of a command line; empty without such a flag."""
-    value = ""
-    for word, following in zip(words, [*words, ""][1:], strict=True):
-        known, equals, rest = word.partition("=")
-        if known == name:
-            value = rest if equals else following
-    return value
+    found = re.findall(rf"(?:^|\0){re.escape(name)}[=\0]([^\0]+)", "\0".join(words))
+    return found[-1] if found else ""
 
 
 def summary(function: Callable) -> str:
