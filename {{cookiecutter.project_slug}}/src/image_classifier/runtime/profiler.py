@@ -49,7 +49,7 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
     """A block in which rank 0 records a few steps if `config.profile`; call `step` after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
-    the share of each phase and the most expensive operations.
+    the time of each phase of a step, and the most expensive operations.
     """
     if not config.profile or not world.is_main:
         yield Profile()
@@ -61,7 +61,14 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
 
     def finish(recorder: profile) -> None:
         recorder.export_chrome_trace(trace)
-        print(describe(recorder, is_cuda))
+        averages = recorder.key_averages()
+        print("phases of a step:")
+        for name in PHASES:
+            events = (event for event in averages if event.key == name)
+            spent = max((e.device_time_total or e.cpu_time_total for e in events), default=0)
+            print(f"  {name:<14} {spent / 1000 / RECORDED_STEPS:8.2f} ms")
+        by = f"self_{'device' if is_cuda else 'cpu'}_time_total"
+        print(averages.table(sort_by=by, row_limit=12, max_name_column_width=40))
         if is_cuda:
             torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
@@ -85,25 +92,6 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
     if recorder.step_num < needed:
         print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
-
-
-def describe(recorded: profile, is_cuda: bool) -> str:
-    """Two tables: the time of each phase of a step, and the most expensive operations."""
-    averages = recorded.key_averages()
-    spent = dict.fromkeys(PHASES, 0.0)
-    for event in averages:
-        if event.key in PHASES:
-            on_device = event.device_time_total if is_cuda else 0
-            spent[event.key] = max(spent[event.key], on_device or event.cpu_time_total)
-    total = sum(spent.values()) or 1
-    shares = "\n".join(
-        f"  {phase:<14} {time / 1000 / RECORDED_STEPS:8.2f} ms  {time / total:4.0%}"
-        for phase, time in spent.items()
-        if time
-    )
-    by = "self_device_time_total" if is_cuda else "self_cpu_time_total"
-    table = averages.table(sort_by=by, row_limit=12, max_name_column_width=40)
-    return f"phases of a step:\n{shares}\n{table}"
 
 
 def line_of(frame: FrameType | None) -> str:
