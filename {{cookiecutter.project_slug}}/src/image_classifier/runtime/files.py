@@ -92,19 +92,19 @@ def give_name(path: Path, name: Path) -> None:
     sync_folder(name.parent)
 
 
-def lock_file(file: IO, is_taken: str) -> bool:
+def lock_file(file: IO, is_taken: str, lock: Callable[[IO, int], None] = fcntl.flock) -> bool:
     """Lock `file` until it is closed or this process ends; False where the system has no locks.
 
     Args:
         file: open for writing.
         is_taken: the message, if another process holds the lock.
+        lock: `fcntl.flock`, or `fcntl.lockf`, whose lock forked processes do not continue to hold.
 
     Raises:
         UserError: if another process holds the lock.
     """
     try:
-        # Not `flock`: data workers, which are forked, would continue to hold the lock.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise UserError(is_taken) from None
     except OSError:  # some file systems on a network
@@ -118,9 +118,13 @@ def open_plain(path: Path) -> BinaryIO:
     Raises:
         OSError: if that fails, or if it is a pipe or a device, some of which never end.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    # Without waiting for the other end of a pipe.
+    opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
+    file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
         raise OSError(errno.EINVAL, "not a plain file", os.fspath(path))
-    return open(path, "rb")
+    return file
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The run folder: made, checked and locked before any work; and what its environment is."""
 
+import fcntl
 import os
 import platform
 import shutil
@@ -71,7 +72,8 @@ def take(lock: TextIO, folder: Path) -> None:
         f"{str(folder)!a} is in use by another run ({lock.read().strip() or 'unnamed'}); "
         "take another --run.dir, or end that run first"
     )
-    if lock_file(lock, is_taken):
+    # Not `flock`: data workers, which are forked, would continue to hold the lock.
+    if lock_file(lock, is_taken, fcntl.lockf):
         remove_leftovers(folder / "checkpoints")
         for name in WRITTEN:
             remove_leftovers(folder, name)

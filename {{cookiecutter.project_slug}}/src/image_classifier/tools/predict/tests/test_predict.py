@@ -273,7 +273,7 @@ def test_a_list_on_standard_input_is_taken_as_it_is(
     assert listed("-", stdin=b"a\nb.jpg\0c\0", separator=b"\0") == [b"a\nb.jpg", b"c"]
     image = photos / "val/ant/12.jpg"
     os.mkfifo(tmp_path / "pipe.jpg")
-    odd = {str(photos): "not a plain file", "/dev/zero": "not a plain file"}
+    odd = {str(photos): "Is a directory", "/dev/zero": "not a plain file"}
     odd |= {str(tmp_path / "pipe.jpg"): "not a plain file"}  # which nobody writes to
     text = b"\0".join(map(os.fsencode, (image, *odd)))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
