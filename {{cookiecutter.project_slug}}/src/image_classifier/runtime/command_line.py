@@ -56,7 +56,7 @@ def parse(
         raise UserError(message) from None
     for option in fields(kind):
         if is_positional(option.type) and not getattr(options, option.name):
-            raise UserError(f"Missing from {prog}: {option.name.upper()}")
+            raise UserError(f"Missing from {prog}: {option.name.upper()}; see --help")
     check_ranges(options)
     return options
 
