@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import changed, run_ranks, write_photo
+from image_classifier.data.prepare import prepare_images
 from torch import Tensor
 
 from image_classifier.config import Config, OptimConfig
 from image_classifier.data import bad_images as bad_images_module
 from image_classifier.data import decode
 from image_classifier.data.loader import EvalData, TrainData
-from image_classifier.data.prepare import prepare_images
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError, UserError
 from image_classifier.evaluate import evaluate

@@ -153,22 +153,42 @@ class SharedMemoryLoader:
         self.workers: list[multiprocessing.Process] = []
         self.locked: list[Tensor] = []  # what is page-locked
 
-    def batches(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
-        """Images, labels and indices of each batch of `places`, which are epochs and indices.
+    def begin(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
+        """Begin a pass over the batches of `places`, which are epochs and indices.
 
-        (batch, size, size, 3) uint8 and twice (batch,) int64, in host memory, overwritten after
-        the next batch is asked for. An unreadable image is black and its label is `LEFT_OUT`.
-
-        Raises:
-            UserError: if an image is unreadable and `note` raises it.
-            FaultError: if a worker was killed or hangs, or too many images are unreadable.
+        Returns this loader, which gives images (batch, size, size, 3) uint8, labels and indices
+        (batch,) int64 of each batch, in host memory that is overwritten after the next batch is
+        asked for. An unreadable image is black and its label is `LEFT_OUT`. `next` raises what
+        `next_part` and `note` raise.
         """
         self.sampler.begin(places)
         if self.loader is None:
             self.start()
         else:
             self.parts = iter(self.loader)
-        return iter(self.next_batch, None)
+        return self
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """The rest of the pass."""
+        return self
+
+    def __next__(self) -> HostBatch:
+        """Wait for all parts of the next batch."""
+        part = self.next_part()
+        slot, count = self.sampler.sampled.popleft()
+        left = count
+        while True:
+            self.num_filled += part.count
+            self.busy_seconds += part.seconds
+            for row, reason in part.unreadable.items():
+                self.note(int(self.numbers[1, slot, row]), reason)
+                self.numbers[0, slot, row] = LEFT_OUT
+            left -= part.count
+            if not left:
+                break
+            part = self.next_part()
+        self.sampler.num_done += 1
+        return self.images[slot, :count], *self.numbers[:, slot, :count]
 
     def start(self) -> None:
         """Start the workers on the current pass."""
@@ -202,35 +222,18 @@ class SharedMemoryLoader:
         if self.pin:
             self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
-    def next_batch(self) -> HostBatch | None:
-        """Wait for all parts of the next batch; None after the last."""
-        if (part := self.next_part()) is None:
-            return None
-        slot, count = self.sampler.sampled.popleft()
-        left = count
-        while part is not None:
-            if part.error is not None:
-                raise part.error
-            self.num_filled += part.count
-            self.busy_seconds += part.seconds
-            for row, reason in part.unreadable.items():
-                self.note(int(self.numbers[1, slot, row]), reason)
-                self.numbers[0, slot, row] = LEFT_OUT
-            left -= part.count
-            part = self.next_part() if left else None
-        self.sampler.num_done += 1
-        return self.images[slot, :count], *self.numbers[:, slot, :count]
-
-    def next_part(self) -> Decoded | None:
-        """The next part in order; None after the last.
+    def next_part(self) -> Decoded:
+        """The next part in order.
 
         Raises:
+            StopIteration: after the last.
+            UserError: if an image is unreadable in a way that ends the run.
             FaultError: if a worker was killed, or all hang.
         """
         end = time.monotonic() + self.timeout_seconds
         while True:
             try:
-                return next(self.parts, None)
+                part = next(self.parts)
             except RuntimeError as error:
                 for worker in self.workers:
                     if worker.exitcode is not None:
@@ -238,6 +241,10 @@ class SharedMemoryLoader:
                         raise ended(worker) from None
                 if not str(error).startswith("DataLoader timed out"):
                     raise
+            else:
+                if part.error is not None:
+                    raise part.error
+                return part
             if time.monotonic() >= end:
                 self.close()
                 raise FaultError(

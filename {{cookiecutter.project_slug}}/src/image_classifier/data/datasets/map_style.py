@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ...errors import UserError
 from ..decode import to_rgb, unreadable
-from .source import Source, SourceError
+from .source import Source
 
 
 class DatasetReader:
@@ -41,11 +41,11 @@ def source_of(dataset: Dataset) -> Source:
     or their numbers.
 
     Raises:
-        SourceError: if it is no map-style dataset, or its labels are no numbers.
+        UserError: if it is no map-style dataset, or its labels are no numbers.
     """
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise SourceError(f"{name} should be map-style: with __len__ and __getitem__")
+        raise UserError(f"{name} should be map-style: with __len__ and __getitem__")
     labels, notes = getattr(dataset, "targets", None), ()
     if labels is None:
         labels = [dataset[index][1] for index in range(len(dataset))]
@@ -53,7 +53,7 @@ def source_of(dataset: Dataset) -> Source:
     try:
         labels = torch.as_tensor(np.asarray(labels)).long().flatten()
     except (TypeError, ValueError) as error:
-        raise SourceError(f"labels of {name} should be numbers of classes: {error}") from error
+        raise UserError(f"labels of {name} should be numbers of classes: {error}") from error
     classes = getattr(dataset, "classes", None) or range(int(labels.max()) + 1)
     return Source(
         labels=labels,
