@@ -35,19 +35,13 @@ def folder(data: DataConfig, split: str) -> Source:
         train = own if own is not None and own.is_dir() else undivided(root)
     classes = class_folders(train)
     place = own or train
-    if not place.is_dir():
-        raise UserError(f"{str(root)!a} has no folder {place.name!r}")
-    if unknown := sorted(set(class_folders(place)) - set(classes)):
-        names = ", ".join(repr(show(name)) for name in unknown[:5])
-        raise UserError(f"{str(place)!a} has classes that {str(train)!a} has not: {names}")
+    check_classes(place, train)
     is_divided = own is None and val is None
     paths: list[bytes] = []
     labels: list[int] = []
     empty = []
     for label, name in enumerate(classes):
-        start = os.path.join(os.fsencode(place), name)
-        skip = len(start) - len(name)
-        found = [path[skip:] for path in walk(start)] if os.path.isdir(start) else []
+        found = images_of(place, name)
         if is_divided:
             found = [p for p in found if is_val(p, data.val_fraction) == (split == "val")]
         if not found:
@@ -70,6 +64,26 @@ def folder(data: DataConfig, split: str) -> Source:
         paths=PathList(place, paths),
         notes=tuple(notes),
     )
+
+
+def check_classes(place: Path, train: Path) -> None:
+    """Check that all folders of classes in `place` are in `train`, too.
+
+    Raises:
+        UserError: if one is not, or there is no `place`.
+    """
+    if not place.is_dir():
+        raise UserError(f"{str(place.parent)!a} has no folder {place.name!r}")
+    if unknown := sorted(set(class_folders(place)) - set(class_folders(train))):
+        names = ", ".join(repr(show(name)) for name in unknown[:5])
+        raise UserError(f"{str(place)!a} has classes that {str(train)!a} has not: {names}")
+
+
+def images_of(place: Path, name: bytes) -> list[bytes]:
+    """The image files below `place/name`, from `place`, sorted; none without such a folder."""
+    top = os.path.join(os.fsencode(place), name)
+    skip = len(top) - len(name)
+    return [path[skip:] for path in walk(top)] if os.path.isdir(top) else []
 
 
 def splits_of(root: Path) -> list[str]:
