@@ -12,7 +12,7 @@ from .datasets.paths import PathList
 from .datasets.prepared import Recipe, cache_folder
 from .datasets.quarantine import quarantine_path, read_quarantine
 from .datasets.source import Source, are_replaced
-from .decode import BadImageError, highest_grey, is_dark, read_image
+from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
 from .loader import Batch, EvalData, Prefetcher, TrainData
 from .samples import LEFT_OUT, Samples
@@ -37,8 +37,6 @@ __all__ = [
     "fits_device",
     "fits_host",
     "has_suffix",
-    "highest_grey",
-    "is_dark",
     "open_dataset",
     "open_files",
     "open_loader",

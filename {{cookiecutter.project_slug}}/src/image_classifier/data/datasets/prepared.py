@@ -23,7 +23,7 @@ from ...errors import UserError
 from ...runtime.machine import is_in_memory, map_pages
 from .source import Source
 
-VERSION = "2"  # of the index; images with another are prepared again
+VERSION = 2  # of the index; images with another are prepared again
 INDEX = "index.safetensors"
 OFF = "off"  # as `data.cache`: read the files
 
@@ -81,10 +81,10 @@ class Prepared:
         try:
             with safe_open(path, "pt") as shard:
                 images = shard.get_tensor("images").numpy()
-                digest = (shard.metadata() or {}).get("blake2b")
+                about = (shard.metadata() or {}).get("about")
         except (OSError, SafetensorError) as error:
             raise damage(path, error) from error
-        if digest != self.digests[number]:
+        if about != self.digests[number]:
             raise UserError(f"{str(path)!a} was prepared anew since this run has begun")
         if is_in_memory(path):
             map_pages(images)
@@ -139,21 +139,21 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
 
 
 def read_index(path: Path) -> tuple[Recipe | None, list[str], dict[str, Tensor]]:
-    """Recipe, digests of the files of images, and arrays; no recipe if `prepare` has not finished.
+    """Recipe, digests of the files of images, arrays; no recipe if `prepare` has not finished.
 
     Raises:
         UserError: if it is damaged.
     """
     try:
         with safe_open(path, "pt") as file:
-            found = file.metadata() or {}
+            digest, _, about = file.metadata()["about"].partition(" ")
             index = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if found.get("version") != VERSION:
-            return None, [], {}
-        if digest_of(found["about"], index) != found["blake2b"]:
+        if digest_of(about, index) != digest:
             raise ValueError("wrong checksum")
-        about = json.loads(found["about"])
-        return Recipe(**about["recipe"]), about["digests"], index
+        found = json.loads(about)
+        if found["version"] != VERSION:
+            return None, [], {}
+        return Recipe(**found["recipe"]), found["digests"], index
     except FileNotFoundError:
         return None, [], {}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -111,11 +111,11 @@ def is_whole(path: Path, key: str) -> bool:
     """Whether a file of images has this key, and every byte is as it was written."""
     try:
         with safe_open(path, "pt") as shard:
-            about = shard.metadata() or {}
+            about = (shard.metadata() or {}).get("about")
             arrays = {name: shard.get_tensor(name) for name in ("ends", "sizes", "images")}
     except (OSError, SafetensorError):
         return False
-    return about == {"key": key, "blake2b": prepared.digest_of(key, arrays)}
+    return about == f"{key} {prepared.digest_of(key, arrays)}"
 
 
 def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
@@ -131,8 +131,8 @@ def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
         "sizes": torch.tensor(sizes, dtype=torch.int32),  # height, width
         "images": torch.frombuffer(content, dtype=torch.uint8),
     }
-    about = {"key": key, "blake2b": prepared.digest_of(key, arrays)}
-    write_whole(path, lambda file: file.write(save(arrays, about)))
+    about = f"{key} {prepared.digest_of(key, arrays)}"
+    write_whole(path, lambda file: file.write(save(arrays, {"about": about})))
 
 
 def encode(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, tuple[int, int]]:
@@ -161,11 +161,11 @@ def write_index(folder: Path, names: list[str], state: dict[str, Tensor], recipe
         with safe_open(folder / name, "pt") as shard:
             ends = shard.get_tensor("ends")
             sizes.append(shard.get_tensor("sizes"))
-            digests.append(shard.metadata()["blake2b"])
+            digests.append(shard.metadata()["about"])
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), ends[:-1]))
         places.append(torch.stack((torch.full_like(ends, number), starts, ends), dim=1))
-    about = json.dumps({"recipe": asdict(recipe), "digests": digests})
+    found = {"version": prepared.VERSION, "recipe": asdict(recipe), "digests": digests}
+    about = json.dumps(found)
     index = {"places": torch.cat(places), "sizes": torch.cat(sizes), **state}
-    digest = prepared.digest_of(about, index)
-    metadata = {"version": prepared.VERSION, "about": about, "blake2b": digest}
-    write_whole(folder / prepared.INDEX, lambda file: file.write(save(index, metadata)))
+    content = save(index, {"about": f"{prepared.digest_of(about, index)} {about}"})
+    write_whole(folder / prepared.INDEX, lambda file: file.write(content))
