@@ -177,9 +177,7 @@ def check_batch_size(batch_size: int, count: int, processes: int, accumulate: in
         )
     parts = processes * accumulate
     if batch_size % parts:
-        below = batch_size // parts * parts
-        near = " or ".join(str(size) for size in (below, below + parts) if size)
         raise UserError(
-            f"--data.batch-size {batch_size} can't be divided into {parts} equal parts "
-            f"({processes} processes x --optim.accumulate {accumulate}); take {near}"
+            f"--data.batch-size {batch_size} should be a multiple of {parts}: {processes} "
+            f"processes x --optim.accumulate {accumulate}"
         )

@@ -9,10 +9,8 @@ import gc
 import math
 import mmap
 import multiprocessing
-import os
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections import deque
@@ -156,10 +154,13 @@ class SharedMemoryLoader:
     def begin(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
         """Begin a pass over the batches of `places`, which are epochs and indices.
 
-        Returns this loader, which gives images (batch, size, size, 3) uint8, labels and indices
-        (batch,) int64 of each batch, in host memory that is overwritten after the next batch is
-        asked for. An unreadable image is black and its label is `LEFT_OUT`. `next` raises what
-        `next_part` and `note` raise.
+        Returns itself: images (batch, size, size, 3) uint8, labels and indices (batch,) int64 of
+        each batch, in host memory that is overwritten after the next batch is asked for. An
+        unreadable image is black and its label is `LEFT_OUT`.
+
+        Raises:
+            UserError: if an image is unreadable and `note` raises it.
+            FaultError: if a worker was killed or hangs, or too many images are unreadable.
         """
         self.sampler.begin(places)
         if self.loader is None:
@@ -203,7 +204,8 @@ class SharedMemoryLoader:
                 "multiprocessing_context": CONTEXT,
             }
         others = multiprocessing.active_children()
-        with warnings.catch_warnings(), default_sigchld():
+        handler = signal.getsignal(signal.SIGCHLD)
+        with warnings.catch_warnings():
             # These warn of locks in a fork (a worker takes none) and of more workers than cores.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -216,6 +218,10 @@ class SharedMemoryLoader:
                 **options,
             )
             self.parts = iter(self.loader)
+        # DataLoader's handler would raise in any line of the main thread; `next_part` checks the
+        # workers itself. In other threads DataLoader sets none.
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGCHLD, handler)
         self.workers = [child for child in multiprocessing.active_children() if child not in others]
         # They ignore SIGTERM, by which DataLoader, and Python at its exit, would end them.
         Finalize(self, kill_all, args=(self.workers,), exitpriority=1)
@@ -223,13 +229,7 @@ class SharedMemoryLoader:
             self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
     def next_part(self) -> Decoded:
-        """The next part in order.
-
-        Raises:
-            StopIteration: after the last.
-            UserError: if an image is unreadable in a way that ends the run.
-            FaultError: if a worker was killed, or all hang.
-        """
+        """The next part in order; StopIteration after the last."""
         end = time.monotonic() + self.timeout_seconds
         while True:
             try:
@@ -276,19 +276,6 @@ def begin_worker(_: int) -> None:
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # a collection would write to, and so copy, every shared object
-
-
-@contextlib.contextmanager
-def default_sigchld() -> Iterator[None]:
-    """Restore the handler of SIGCHLD after the block.
-
-    DataLoader's would raise in any line of the main thread; `next_part` checks the workers itself.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGCHLD) if is_main and os.name == "posix" else None
-    yield
-    if handler is not None:
-        signal.signal(signal.SIGCHLD, handler)
 
 
 def ended(worker: multiprocessing.Process) -> FaultError:
