@@ -7,7 +7,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 from .autotune import choose_workers, fits_device, fits_host, open_loader, worker_counts
 from .crops import BOX_DRAWS, centre_crop, random_boxes, resize
 from .datasets import open_dataset, open_files, prepared
-from .datasets.folder import has_suffix, splits_of, walk
+from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
 from .datasets.prepared import Recipe, cache_folder
 from .datasets.quarantine import quarantine_path, read_quarantine
@@ -48,7 +48,6 @@ __all__ = [
     "reflect",
     "resize",
     "shift_and_flip",
-    "splits_of",
     "walk",
     "worker_counts",
 ]

@@ -77,8 +77,7 @@ class TrainData:
             pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
-        self.order: tuple[int, Tensor] | None = None  # an epoch and its order
-        self.drawn = torch.empty(0)  # the same order with distinct numbers for repeated images
+        self.epoch, self.orders = -1, (torch.empty(0), torch.empty(0))  # of the last step
         self.waited_seconds = 0.0  # time that the training loop waited for batches
 
     def __len__(self) -> int:
@@ -113,13 +112,10 @@ class TrainData:
         """The number of steps in `epochs`, at least 1."""
         return max(1, round(epochs * self.steps_per_epoch))
 
-    def global_indices_at(self, step: int) -> Tensor:
-        """The images of batch `step` over all ranks: (data.batch_size,) int64."""
-        return self._part(self._order(step // self.steps_per_epoch), step)
-
     def indices_at(self, step: int) -> Tensor:
         """This rank's images of batch `step`: (batch,) int64."""
-        return self.global_indices_at(step)[self.world.local_slice(self.batch_size)]
+        order, _ = self._orders(step // self.steps_per_epoch)
+        return self._part(order, step)
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Epoch and images of each step in `range(start, stop)`.
@@ -128,8 +124,7 @@ class TrainData:
         """
         for step in range(start, stop):
             epoch = step // self.steps_per_epoch
-            self._order(epoch)
-            yield epoch, self._part(self.drawn, step)[self.world.local_slice(self.batch_size)]
+            yield epoch, self._part(self._orders(epoch)[1], step)
 
     def sample(self, count: int) -> Tensor:
         """Up to `count` evenly spread images, preprocessed for evaluation, equal on all ranks.
@@ -144,21 +139,21 @@ class TrainData:
         return as_nchw(pixels.to(self.world.device))
 
     def _part(self, order: Tensor, step: int) -> Tensor:
-        """Batch `step` in the order of its epoch."""
+        """This rank's part of batch `step` in the order of its epoch."""
         first = step % self.steps_per_epoch * self.batch_size
-        return order[first : first + self.batch_size]
+        return order[first : first + self.batch_size][self.world.local_slice(self.batch_size)]
 
-    def _order(self, epoch: int) -> Tensor:
-        """The order of the epoch, kept until another epoch is asked for."""
-        if self.order is None or self.order[0] != epoch:
+    def _orders(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """The order of the epoch, and the same with distinct numbers for repeated images."""
+        if self.epoch != epoch:
             if self.data.balance == "sampling":
-                self.drawn = seeding.balanced_order_at(self.seed, epoch, self.source.labels)
-                order = self.drawn % len(self)
+                drawn = seeding.balanced_order_at(self.seed, epoch, self.source.labels)
+                order = drawn % len(self)
             else:
-                self.drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
+                drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
             order = order.pin_memory() if self.home.type == "cuda" else order
-            self.order = epoch, order.to(self.home, non_blocking=True)
-        return self.order[1]
+            self.epoch, self.orders = epoch, (order.to(self.home, non_blocking=True), drawn)
+        return self.orders
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """This rank's part of each global batch in `range(start, stop)`.

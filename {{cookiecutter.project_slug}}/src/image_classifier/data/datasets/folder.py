@@ -29,7 +29,8 @@ def folder(data: DataConfig, split: str) -> Source:
     root = Path(data.root)
     if not root.is_dir():
         raise UserError(f"--data.root {data.root!a}: there is no such folder")
-    val, train = val_folder(root), root / "train"
+    val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
+    train = root / "train"
     own = {"train": None, "val": val, "test": root / "test"}[split]  # the split's own folder
     if not train.is_dir():
         train = own if own is not None and own.is_dir() else undivided(root)
@@ -84,20 +85,6 @@ def images_of(place: Path, name: bytes) -> list[bytes]:
     top = os.path.join(os.fsencode(place), name)
     skip = len(top) - len(name)
     return [path[skip:] for path in walk(top)] if os.path.isdir(top) else []
-
-
-def splits_of(root: Path) -> list[str]:
-    """The splits that `folder` finds in `root`."""
-    held_out = ["val"] * (val_folder(root) is not None) + ["test"] * (root / "test").is_dir()
-    others = {show(name) for name in class_folders(root)} - {"test", *VAL_NAMES}
-    if held_out and not others:
-        return held_out
-    return ["train", "val", *(["test"] if "test" in held_out else [])]
-
-
-def val_folder(root: Path) -> Path | None:
-    """The folder of validation images, if they have one of their own."""
-    return next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
 
 
 def undivided(root: Path) -> Path:

@@ -72,20 +72,17 @@ def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset return
     Raises:
         UserError: for any other.
     """
-    if isinstance(image, Image.Image):
-        image = np.array(to_rgb(image))
-    is_tensor = isinstance(image, Tensor)
-    pixels = torch.as_tensor(image) if isinstance(image, Tensor | np.ndarray) else torch.empty(0)
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-        is_tensor = False
-    axes = [axis for axis in ((0, 2) if is_tensor else (2, 0)) if pixels.ndim == 3]
-    channels = next((axis for axis in axes if pixels.shape[axis] in (1, 3)), None)
-    if channels is None or pixels.dtype != torch.uint8:
-        shape = f" {tuple(pixels.shape)} {pixels.dtype}" if pixels.numel() else ""
+    is_chw = isinstance(image, Tensor) and image.ndim == 3
+    array = np.array(to_rgb(image)) if isinstance(image, Image.Image) else np.asarray(image)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    axes = [axis for axis in ((0, 2) if is_chw else (2, 0)) if array.ndim == 3]
+    channels = next((axis for axis in axes if array.shape[axis] in (1, 3)), None)
+    if channels is None or array.dtype != np.uint8:
         raise UserError(
-            f"an image of a torch Dataset should be PIL or uint8 (height, width, 3), not a "
-            f"{type(image).__name__}{shape}: leave out ToTensor and Normalize, training does both"
+            "an image of a torch Dataset should be PIL or uint8 (height, width, 3), not a "
+            f"{type(image).__name__} {array.shape} {array.dtype}: leave out ToTensor and "
+            "Normalize, training does both"
         )
-    pixels = pixels.movedim(channels, 2).expand(-1, -1, 3)
-    return pixels.contiguous()
+    pixels = torch.from_numpy(np.moveaxis(array, channels, 2))
+    return pixels.expand(-1, -1, 3).contiguous()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...config import DataConfig
-from ...data import has_suffix, quarantine_path, read_quarantine, splits_of
+from ...data import has_suffix, quarantine_path, read_quarantine
 from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_json, write_text
@@ -50,7 +50,8 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     """
     began = time.monotonic()
     is_folder = data.name == "folder" and Path(data.root).is_dir()
-    images = Images(data, splits or (splits_of(Path(data.root)) if is_folder else ("train", "val")))
+    has_test = is_folder and Path(data.root, "test").is_dir()
+    images = Images(data, splits or ("train", "val", "test")[: 2 + has_test])
     if quarantine and images.sources[0].paths is None:
         raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
     with warnings.catch_warnings():
