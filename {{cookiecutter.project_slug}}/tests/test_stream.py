@@ -15,7 +15,7 @@ import torch
 from conftest import changed, is_alive, run_alone
 
 from image_classifier.config import Config
-from image_classifier.data import autotune
+from image_classifier.data import autotune, shared_memory
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
@@ -84,7 +84,7 @@ def private_bytes(pid: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
 def test_workers_have_no_copy_of_the_names_of_all_files(streamed: Config) -> None:
-    count = 200_000
+    count = 100_000
     picked = torch.arange(0, count, 16)  # some of each page, whatever it holds
     names = (b"n%07d/n%07d_%08d.JPEG" % (i % 1000, i % 1000, i) for i in range(count))
     paths = PathList(Path("/photos"), names)
@@ -102,7 +102,7 @@ def test_workers_have_no_copy_of_the_names_of_all_files(streamed: Config) -> Non
     for _ in loader.begin((epoch, picked) for epoch in (0, 1)):
         found.append(private_bytes(loader.workers[0].pid))
     loader.close()
-    assert found[1] - found[0] < 8 * 2**20  # a list of them would be half as much again
+    assert found[1] - found[0] < 4 * 2**20  # a list of them would be half as much again
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
@@ -140,7 +140,7 @@ def num_open_files() -> int:
 
 @pytest.mark.parametrize(
     ("workers", "batch_size", "prefetch"),
-    [(0, 20, 4), (1, 5, 1), (2, 20, 1), (3, 150, 1), (2, 150, 4)],
+    [(0, 20, 4), (1, 5, 1), (2, 150, 4)],
 )
 def test_no_slot_is_written_while_it_is_in_use(
     streamed: Config, workers: int, batch_size: int, prefetch: int
@@ -181,8 +181,9 @@ def test_no_slot_is_written_while_it_is_in_use(
     ],
 )
 def test_the_end_of_workers_is_told_with_a_hint(
-    streamed: Config, number: signal.Signals, words: str
+    streamed: Config, number: signal.Signals, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shared_memory, "POLL_SECONDS", 0.2)
     data = TrainData(changed(streamed, data__workers=2, run__timeout_seconds=1), CPU)
     handler = signal.getsignal(signal.SIGCHLD)
     batches = data.batches(0, 100)
