@@ -175,7 +175,7 @@ ROWS = [
         0,
     ),
     Row(
-        "damaged JSON beside a run: of metrics, config, status, measurements, manifests",
+        "damaged JSON beside a run: of metrics, config, status, measurements",
         "the run goes on without it, or it is refused in a line",
         tests_of(PROJECT, "tests/test_files.py"),
         1,
