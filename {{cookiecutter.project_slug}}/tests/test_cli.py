@@ -125,7 +125,7 @@ MISTAKES = {
     "smoke --epochs -1": "--epochs -1 is not in",
     "smoke --model.name resnt18": "did you mean resnet18",
     "smoke --data.batch-size 961": "more than there are training images: 960",
-    "smoke --data.batch-size 10 --optim.accumulate 3": "take 9 or 12",
+    "smoke --data.batch-size 10 --optim.accumulate 3": "should be a multiple of 3",
     "smoke --data.where device --augment.policy randaugment": "--data.where auto or stream",
     "smoke --epochs inf": "--epochs inf is not in",
     f"smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",

@@ -17,7 +17,7 @@ class CheckOptions:
     data: PrepareData = field(default_factory=PrepareData)
     splits: tuple[
         Literal["train", "val", "test"], ...
-    ] = ()  # default: train, val; test if it is there
+    ] = ()  # default: all that exist
     json: str = ""  # file for all findings
     quarantine: bool = False  # list unreadable, leaking and conflicting images in the cache folder:
     # training leaves them out
