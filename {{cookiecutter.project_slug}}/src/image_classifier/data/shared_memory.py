@@ -130,14 +130,9 @@ class SharedMemoryLoader:
     ) -> None:
         """Allocate slots for batches of up to `batch_size` images.
 
-        Args:
-            samples: Decodes the images.
-            batch_size: Images per batch of this process.
-            workers: Processes that decode; 0: this process decodes.
-            prefetch_batches: Batches to decode ahead of the one in use, over all workers.
-            pin: Whether to page-lock the slots, for a GPU to copy from.
-            note: Called with the index of an unreadable image and the reason; it may raise.
-            timeout_seconds: How long to wait for workers that show no sign of life.
+        `workers` is the number of processes that decode `prefetch_batches` ahead of the batch in
+        use (0: this process decodes); `pin`: page-lock the slots, for a GPU to copy from them.
+        `note` is called with the index of an unreadable image and the reason; it may raise.
         """
         self.samples, self.num_workers, self.pin = samples, workers, pin
         self.note, self.timeout_seconds = note, timeout_seconds

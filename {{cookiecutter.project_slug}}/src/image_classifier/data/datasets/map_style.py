@@ -1,5 +1,6 @@
 """Any map-style torch `Dataset` of (image, label) as a `Source`."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,27 +12,6 @@ from torch.utils.data import Dataset, IterableDataset
 from ...errors import UserError
 from ..decode import to_rgb, unreadable
 from .source import Source
-
-
-class DatasetReader:
-    """Reads the images of a torch `Dataset`."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        """`dataset[index]` is an image and its label."""
-        self.dataset = dataset
-
-    def __call__(self, index: int) -> Tensor:
-        """Image `index`: (height, width, 3) uint8.
-
-        Raises:
-            BadImageError: if the dataset can't read its file.
-            UserError: if it is no image of 8 bits.
-        """
-        try:
-            image, _ = self.dataset[index]
-        except (OSError, SyntaxError) as error:  # what Pillow raises on damaged files
-            raise unreadable(f"image {index}", error) from error
-        return to_pixels(image)
 
 
 def source_of(dataset: Dataset) -> Source:
@@ -58,10 +38,24 @@ def source_of(dataset: Dataset) -> Source:
     return Source(
         labels=labels,
         classes=tuple(map(str, classes)),
-        reader=DatasetReader(dataset),
+        reader=partial(read, dataset),
         notes=notes,
         is_random=True,
     )
+
+
+def read(dataset: Dataset, index: int) -> Tensor:
+    """Image `index` of `dataset`: (height, width, 3) uint8.
+
+    Raises:
+        BadImageError: if the dataset can't read its file.
+        UserError: if it is no image of 8 bits.
+    """
+    try:
+        image, _ = dataset[index]
+    except (OSError, SyntaxError) as error:  # what Pillow raises on damaged files
+        raise unreadable(f"image {index}", error) from error
+    return to_pixels(image)
 
 
 def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset returns

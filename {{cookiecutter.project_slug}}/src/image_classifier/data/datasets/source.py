@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -108,7 +109,7 @@ class Source:
             labels=self.labels[indices],
             pixels=None if self.pixels is None else self.pixels[indices],
             paths=self.paths and self.paths.picked(indices),
-            reader=self.reader and Picked(self.reader, indices.numpy()),
+            reader=self.reader and partial(read_picked, self.reader, indices.numpy()),
             sizes=None if self.sizes is None else self.sizes[indices],
         )
 
@@ -159,16 +160,9 @@ class Source:
             )
 
 
-@dataclass(frozen=True)
-class Picked:
-    """A reader of the images at `indices` of another reader."""
-
-    reader: Callable[[int], Tensor]
-    indices: np.ndarray  # (count,) int64
-
-    def __call__(self, index: int) -> Tensor:
-        """Picked image `index`."""
-        return self.reader(int(self.indices[index]))
+def read_picked(reader: Callable[[int], Tensor], indices: np.ndarray, index: int) -> Tensor:
+    """Image `indices[index]` of `reader`."""
+    return reader(int(indices[index]))
 
 
 def check(name: str, value: object, is_right: bool, wanted: str) -> None:

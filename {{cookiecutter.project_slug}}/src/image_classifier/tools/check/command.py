@@ -15,9 +15,7 @@ class CheckOptions:
     """What to check, and what to write."""
 
     data: PrepareData = field(default_factory=PrepareData)
-    splits: tuple[
-        Literal["train", "val", "test"], ...
-    ] = ()  # default: all that exist
+    splits: tuple[Literal["train", "val", "test"], ...] = ()  # default: all that exist
     json: str = ""  # file for all findings
     quarantine: bool = False  # list unreadable, leaking and conflicting images in the cache folder:
     # training leaves them out
