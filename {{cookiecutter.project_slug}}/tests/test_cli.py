@@ -104,7 +104,7 @@ MISTAKES = {
     f"train smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "train smoke --model.name resnt18": "did you mean resnet18",
     "train smoke --data.batch-size 961": "more than there are training images: 960",
-    "train smoke --data.batch-size 10 --optim.accumulate 3": "take 9 or 12",
+    "train smoke --data.batch-size 10 --optim.accumulate 3": "should be a multiple of 3",
     "train smoke --data.where device --augment.policy randaugment": "--data.where auto or stream",
     "train smoke --optim.warmup-epochs 9": "longer than the run: --epochs 3; about 0.6 is usual",
     "train smoke --optim.frozen-epochs 1": "on top of pretrained weights: --run.init-from",

@@ -1,7 +1,6 @@
 """Files beside a run that are damaged, or no files at all: it goes on without, or says so."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ from conftest import changed
 
 from image_classifier import precision as precision_module
 from image_classifier.config import Config
-from image_classifier.data.datasets.prepared import read_manifest
 from image_classifier.data.loader import TrainData
-from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.heartbeat import rows_of
 from image_classifier.train import train
@@ -54,17 +51,3 @@ def test_a_measured_precision_that_is_damaged_is_measured_again(
         (tmp_path / "precision.json").write_bytes(content)
         said = [precision_module.settle_precision(config, data, CPU)[1] for _ in range(2)]
         assert [line.split(", ")[1] for line in said] == ["measured now", "measured before"]
-
-
-def test_a_manifest_that_is_damaged_is_named(damaged: bytes, tmp_path: Path) -> None:
-    sound = {"version": 1, "recipe": {"format": "raw", "side": 8, "quality": 85}, "index": "00"}
-    sound["shards"] = [{"bytes": 1, "blake2b": "00"}]
-    (tmp_path / "manifest.json").write_text(json.dumps(sound))
-    assert read_manifest(tmp_path) == sound
-    for name in ("recipe", "index", "shards"):
-        (tmp_path / "manifest.json").write_text(json.dumps(sound | {name: [5]}))
-        with pytest.raises(UserError, match=r"manifest\.json' are damaged"):
-            read_manifest(tmp_path)
-    (tmp_path / "manifest.json").write_bytes(damaged)
-    with suppress(UserError):  # and nothing else
-        assert read_manifest(tmp_path) is None

@@ -56,7 +56,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         config, why_precision = settle_precision(config, train_data, world)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
-        val_data = EvalData(config.data, "val", world, run, micro_batch.size)
+        val_data = EvalData(train_data.data, "val", world, run, micro_batch.size)
 
         # Pretrained weights want images normalised as those that they were trained on.
         pretrained = load_pretrained(run, config.model, world)

@@ -36,7 +36,8 @@ def main(words: list[str]) -> int:
     config = Config(data=DataConfig(**asdict(options.data)))
 
     def work() -> None:
-        from ...data import Recipe, prepare_images
+        from ...data import Recipe
+        from .prepare import prepare_images
 
         recipe = Recipe(options.format, options.side, options.quality)
         prepare_images(config.data, options.splits, recipe)
