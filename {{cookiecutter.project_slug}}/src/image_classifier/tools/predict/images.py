@@ -41,8 +41,7 @@ class Images:
             workers=workers if workers == "auto" else min(workers, len(files) // FEW),
         )
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
-        source = Source(labels, trained.classes, paths=files)
-        samples = Samples(source, data)
+        samples = Samples(Source(labels, trained.classes, paths=files), data)
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
         self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
 
@@ -69,7 +68,7 @@ def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathL
     `./` before it.
 
     Raises:
-        UserError: if there is nothing at a path, or no image in it.
+        UserError: if there is nothing at a path, or no image at all.
     """
     found = (path for text in paths for path in files_of(text, stdin, separator))
     safe = (b"./" + path if path.startswith(FORMULAS) else path for path in found)
@@ -86,38 +85,20 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
     named is taken whatever its suffix.
 
     Raises:
-        UserError: if there are none.
+        UserError: if there is no such file or folder.
     """
     path = os.fsencode(text)
     if text == LIST:
-        try:
-            yield from filter(None, stdin.read().split(separator))
-        except OSError as error:
-            raise UserError(f"standard input cannot be read: {error.strerror}") from error
-        return
-    if os.path.isdir(path):
-        files = walk(path, set())
-    elif os.path.isfile(path) or os.path.islink(path):
-        files = iter((path,))  # a link to nothing is an unreadable image
+        yield from filter(None, stdin.read().split(separator))
+    elif os.path.isdir(path):
+        yield from walk(path, set())
     elif os.path.lexists(path):
-        raise UserError(f"{text!a} is neither a file nor a folder")
+        yield path
     elif glob.has_magic(text):
-        files = matches(text)
+        # Not `glob.glob`, whose `**` follows links to folders, some of which are loops.
+        pattern = Path(text + "/*" if text.endswith("**") else text)
+        found = Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor)))
+        shown = (os.fsencode(file) for file in found if file.name[0] != "." and file.is_file())
+        yield from sorted(filter(has_suffix, shown))
     else:
         raise UserError(f"there is no file or folder {text!a}")
-    first = next(files, None)
-    if first is None:
-        hint = "; ** stands for folders at any depth" if glob.has_magic(text) else ""
-        raise UserError(f"{text!a}: there are no images{hint}")
-    yield from chain((first,), files)
-
-
-def matches(pattern: str) -> Iterator[bytes]:
-    """The image files that a pattern such as `photos/**/*.jpg` matches, sorted.
-
-    `**` does not follow links to folders, some of which are loops.
-    """
-    path = Path(pattern + "/*" if pattern.endswith("**") else pattern)
-    found = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-    shown = (file for file in found if not file.name.startswith(".") and file.is_file())
-    yield from sorted(name for name in map(os.fsencode, shown) if has_suffix(name))
