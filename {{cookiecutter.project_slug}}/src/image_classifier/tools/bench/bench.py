@@ -30,7 +30,7 @@ from .tips import SLOW, TIPS
 MIN_BATCH_SIZE = 16  # that still tells what a larger batch would gain
 MIN_ROWS = 3  # that are measured however long it takes
 NO_TIME = "no time left"
-HEAD = [table_line("tip", "", "images/s", "memory", "gain"), "|---|---|--:|--:|---|"]
+HEAD = [table_line("tip", "", "images/s", "gain"), "|---|---|--:|---|"]
 
 
 def bench(

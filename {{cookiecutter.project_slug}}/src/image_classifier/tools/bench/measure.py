@@ -69,7 +69,6 @@ class Timing:
 
     batch_size: int
     seconds: list[float] = field(default_factory=list)  # per step, of each round
-    memory_bytes: int | None = None  # peak on a GPU; None on a CPU
     failure: str = ""  # why it was not measured
 
     @property
@@ -99,16 +98,15 @@ class Row:
         return gain(*pair) if all(pair) and before != after else None
 
     def lines(self) -> Iterator[str]:
-        """Rows of a Markdown table: tip, variant, images/s, memory, and gain over the first."""
+        """Rows of a Markdown table: tip, variant, images/s, and gain over the first."""
         if self.reason:
             yield table_line(self.name, self.reason)
         name = self.name
         for number, (variant, timing) in enumerate(self.timings.items()):
             rate = f"{timing.rate:,.0f}" if timing.rate else timing.failure
-            memory = f"{timing.memory_bytes / 2**30:.2f} GB" if timing.memory_bytes else ""
             found = self.gain(next(iter(self.timings)), variant)
             gain = str(found or "") if number else self.note
-            yield table_line("" if number else name, variant, rate, memory, gain)
+            yield table_line("" if number else name, variant, rate, gain)
 
     def json(self) -> dict[str, Any]:
         """Everything, for other programs."""
@@ -121,7 +119,6 @@ class Row:
                     "images_per_second": timing.rate and round(timing.rate, 1),
                     "gain": found and asdict(found) | {"is_effect": found.is_effect},
                     "seconds_per_step": timing.seconds,
-                    "memory_bytes": timing.memory_bytes,
                     "failure": timing.failure,
                 }
             )
@@ -130,7 +127,7 @@ class Row:
 
 def table_line(*cells: str) -> str:
     """A row of the table of results."""
-    padded = zip(cells, ("<19", "<24", ">9", ">8", ""), strict=False)
+    padded = zip(cells, ("<19", "<24", ">9", ""), strict=False)
     return f"| {' | '.join(f'{cell:{width}}' for cell, width in padded)} |"
 
 
@@ -142,22 +139,15 @@ def measure(
     timings = {name: Timing(v.config.data.batch_size) for name, v in variants.items()}
     runs: dict[str, TimedRun | MultiProcessRun] = {}
     paces: dict[str, float] = {}  # seconds per step
-    is_gpu = world.device.type == "cuda"
     try:
         for name, variant in variants.items():
             with noting_failure(timings[name]):
                 if variant.processes > 1:
                     runs[name] = MultiProcessRun(variant.config, variant.processes)
-                    paces[name] = warm_up(runs[name], budget)
-                    continue
-                data = datasets.open(variant.config)
-                before = torch.cuda.memory_allocated(world.device) if is_gpu else 0
-                runs[name] = TimedRun(variant.config, world, data, variant.change)
+                else:
+                    data = datasets.open(variant.config)
+                    runs[name] = TimedRun(variant.config, world, data, variant.change)
                 paces[name] = warm_up(runs[name], budget)
-                if is_gpu:
-                    used = torch.cuda.max_memory_allocated(world.device) - before
-                    used += data.pixels.nbytes if data.where == "device" else 0
-                    timings[name].memory_bytes = used
         steps = max(1, math.ceil(budget.round_seconds / fmean(paces.values() or [1])))
         round_seconds = steps * sum(paces.values()) or 1
         fewest, most = budget.rounds
@@ -174,7 +164,7 @@ def measure(
         runs.clear()
         torch._dynamo.reset()
         gc.collect()
-        if is_gpu:
+        if world.device.type == "cuda":
             torch.cuda.empty_cache()
     return timings
 
@@ -182,8 +172,6 @@ def measure(
 def warm_up(run: TimedRun | MultiProcessRun, budget: Budget) -> float:
     """Train until nothing happens for the first time any more; the seconds per step."""
     run.run(1)
-    if torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats()
     began = monotonic()
     pace = run.run(1)
     while monotonic() - began < budget.warmup_seconds:

@@ -204,7 +204,6 @@ def test_every_tip_works_or_says_what_it_needs(
         assert row["reason"] or len(row["variants"]) >= 2
         for variant in row["variants"]:
             assert not variant["failure"], (row["name"], variant)
-            assert device == "cpu" or variant["memory_bytes"] > 0
     written = {path.name for path in (tmp_path / "found").glob("[!.]*")}
     assert written == {"bench.json", "bench.md"}
 
