@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -75,24 +76,27 @@ def test_all_variants_of_loading_bring_the_same_images(config: Config) -> None:
                 torch.testing.assert_close(other, seen[0])
 
 
-def sleeping(config: Config, *seconds: float) -> Variant:
-    """Training steps that only sleep: the first ones as given, later ones as the last."""
-
-    def change(run: timing.TimedRun) -> None:
-        *pauses, last = seconds
-        pauses = iter(pauses)
+def test_an_effect_is_found_beside_variants_that_fail(config: Config) -> None:
+    def sleep(run: timing.TimedRun, *seconds: float) -> None:
+        pauses = chain(seconds, repeat(seconds[-1]))
         run.batches = lambda start, stop: iter(range(start, stop))
-        run.step = lambda _: time.sleep(next(pauses, last))
+        run.step = lambda _: time.sleep(next(pauses))
 
-    return Variant(config, change)
+    def exhaust(_: timing.TimedRun) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
+    def stumble(run: timing.TimedRun) -> None:
+        run.after_step = lambda: 1 // (run.state.step < 3)
 
-def test_a_planted_effect_is_found_and_the_first_step_is_not_measured(config: Config) -> None:
+    changes = {"slow": lambda run: sleep(run, 0.02), "large": exhaust, "broken": stumble}
+    changes["fast"] = lambda run: sleep(run, 0.2, 0.01)  # its first step is not measured
     with opened(config) as (setup, datasets):
-        pair = {"slow": (0.02,), "fast": (0.2, 0.01)}
-        pair = {name: sleeping(setup.config, *seconds) for name, seconds in pair.items()}
+        variants = {name: Variant(setup.config, change) for name, change in changes.items()}
         budget = replace(TINY, rounds=(8, 8))
-        row = measuring.Row("sleep", timings=measuring.measure(pair, datasets, budget, 0))
+        row = measuring.Row("row", timings=measuring.measure(variants, datasets, budget, 0))
+    assert row.timings["large"].failure.startswith("failed: CUDA out of memory")
+    assert "division" in row.timings["broken"].failure
+    assert [name for name in changes if row.gain("slow", name)] == ["fast"]
     gain = row.gain("slow", "fast")
     assert gain.is_faster
     assert 1.5 < gain.median < 2.5
@@ -105,22 +109,6 @@ def test_what_is_inside_the_noise_is_no_effect() -> None:
     assert not measuring.gain([1.01] * 9, [1.0] * 9).is_effect
     disturbed = measuring.gain([2.0] * 10 + [90.0], [1.0] * 11)
     assert str(disturbed) == "2.00 x (2.00 .. 2.00)"
-
-
-def test_a_variant_that_fails_does_not_stop_the_others(config: Config) -> None:
-    def exhaust(_: timing.TimedRun) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    def stumble(run: timing.TimedRun) -> None:
-        run.after_step = lambda: 1 // (run.state.step < 3)
-
-    changes = {"plain": None, "large": exhaust, "broken": stumble, "again": None}
-    with opened(config) as (setup, datasets):
-        variants = {name: Variant(setup.config, change) for name, change in changes.items()}
-        row = measuring.Row("row", timings=measuring.measure(variants, datasets, TINY, 0))
-    assert row.timings["large"].failure.startswith("failed: CUDA out of memory")
-    assert "division" in row.timings["broken"].failure
-    assert [name for name in changes if row.gain("plain", name)] == ["again"]
 
 
 def timed(row: measuring.Row, *seconds: float) -> measuring.Row:

@@ -209,18 +209,13 @@ def test_images_in_memory_are_checked_too(
     assert "mine has none: it is in memory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
+def test_a_mistake_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in (
         ("--data.root nowhere", "--data.root 'nowhere': there is no such folder"),
         ("--json /proc/x/y", "cannot write '/proc/x'"),
         ("--splits test", "has no folder 'test'"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    root: Path, capsys: pytest.CaptureFixture[str], words: str, expected: str
-) -> None:
-    assert main(["check", "--data.root", str(root), *words.split()]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert expected in said
+    ):
+        assert main(["check", "--data.root", str(root), *words.split()]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert expected in said

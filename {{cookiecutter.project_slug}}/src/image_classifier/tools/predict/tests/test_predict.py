@@ -168,26 +168,17 @@ def test_hostile_names_break_no_file_and_no_screen(
         shutil.copy(photos / "val/ant/12.jpg", os.fsdecode(os.fsencode(folder) + b"/" + name))
     assert predict(run, folder) == 0
     said = capsys.readouterr().out
-    assert said.count("\n") == len(HOSTILE)
-    assert all(line.isprintable() for line in said.splitlines())
-    for kind in ("csv", "jsonl"):
-        assert predict(run, folder, "--out", tmp_path / f"x.{kind}") == 0
-    shown = sorted(name.decode("utf-8", "backslashreplace") for name in HOSTILE)
-    lines = (tmp_path / "x.jsonl").read_text(encoding="ascii").splitlines()
-    assert sorted(Path(json.loads(line)["path"]).name for line in lines) == shown
-    text = (tmp_path / "x.csv").read_text(encoding="utf-8")
-    assert text.count("\n") == 1 + len(HOSTILE)
-    assert all(line.isprintable() for line in text.splitlines())
+    assert predict(run, folder, "--out", tmp_path / "x.csv") == 0
+    for text in (said, (tmp_path / "x.csv").read_text(encoding="utf-8").partition("\n")[2]):
+        assert text.count("\n") == len(HOSTILE)
+        assert all(line.isprintable() for line in text.splitlines())
     names = {Path(row["path"]).name for row in rows_of(tmp_path / "x.csv")}
-    assert names >= {r"a\nb.jpg", 'q",.jpg', r"\x1b[2J.jpg", r"\xff.jpg", "é 名.jpg", " .jpg"}
-
-
-def test_a_class_is_no_formula_of_a_spreadsheet() -> None:
+    assert names == {r"a\nb.jpg", 'q",.jpg', r"\x1b[2J.jpg", r"\xff.jpg", "é 名.jpg", " .jpg"}
     classes, file = ("=HYPERLINK(1)", "-1", "@x", 'a,"b', "\x1b[2J"), io.BytesIO()
     top = [{"label": name, "probability": 1e-12} for name in classes]
-    output.write_csv(iter([{"path": "x.jpg", **top[0], "top": top, "error": None}]), file, 5)
+    output.write_csv([{"path": "x.jpg", **top[0], "top": top, "error": None}], file, 5)
     (cells,) = list(csv.reader(file.getvalue().decode().splitlines()))[1:]
-    assert cells[1] == "'=HYPERLINK(1)"
+    assert cells[1] == "'=HYPERLINK(1)"  # a formula that no spreadsheet runs
     assert cells[3::2] == ["'=HYPERLINK(1)", "-1", "'@x", 'a,"b', r"\x1b[2J", ""]
     assert cells[12] == "1e-12"
 
@@ -224,10 +215,7 @@ def test_folders_patterns_and_lists_give_images(
 
 
 def test_a_mistake_is_answered_in_one_line(
-    run: str,
-    photos: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "there.csv").touch()
     for words, expected in (
