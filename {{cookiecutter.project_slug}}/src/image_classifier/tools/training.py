@@ -20,11 +20,7 @@ class Training:
     """A model, its data and its optimizer; a test compares its steps with those of `train`."""
 
     def __init__(self, config: Config, world: World, data: TrainData) -> None:
-        """Build what `config` says; all layers learn from the first step on.
-
-        Raises:
-            UserError: if there is no such model, or the device can't do what is asked for.
-        """
+        """Build what `config` says; all layers learn from the first step on."""
         self.config, self.world, self.data = config, world, data
         seed_everything(config.seed, config.deterministic, world.device)
         precision = Precision(config.precision, config.compute, config.optim, world.device)

@@ -95,9 +95,6 @@ def open_setup(
 
     Returns:
         The setup, and how many images per second the preset trains with.
-
-    Raises:
-        UserError: if the preset can't be trained here.
     """
     world = datasets.world
     data = datasets.open(with_knobs(config, data__workers=0))

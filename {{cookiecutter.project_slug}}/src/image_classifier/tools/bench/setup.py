@@ -45,10 +45,12 @@ def with_knobs(config: Config, **knobs: Any) -> Config:  # noqa: ANN401 - knobs 
     return unflatten(flatten(config) | dotted)
 
 
-def off_and_on(config: Config, knob: str, off: str = "off", on: str = "on") -> Variants:
+def off_and_on(
+    config: Config, knob: str, off: str = "off", on: str = "on", is_choice: bool = True
+) -> Variants:
     """A knob that is False in the first variant and True in the second."""
-    values = {off: False, on: True}
-    return {name: Variant(with_knobs(config, **{knob: value})) for name, value in values.items()}
+    configs = (with_knobs(config, **{knob: value}) for value in (False, True))
+    return {n: Variant(c, is_choice=is_choice) for n, c in zip((off, on), configs, strict=True)}
 
 
 def streamed(config: Config) -> Config:

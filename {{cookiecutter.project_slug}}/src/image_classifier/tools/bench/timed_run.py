@@ -53,11 +53,7 @@ class TimedRun(Training):
         data: TrainData,
         change: Callable[["TimedRun"], object] | None = None,
     ) -> None:
-        """Build what `config` says, and make a tip's `change` to it.
-
-        Raises:
-            UserError: if there is no such model, or the device can't do what is asked for.
-        """
+        """Build what `config` says, and make a tip's `change` to it."""
         with kept_switches():
             super().__init__(config, world, data)
             total_steps = data.steps_in(config.epochs)
@@ -125,11 +121,7 @@ class DatasetCache:
         self.known: dict[tuple[DataConfig, AugmentConfig, int], TrainData] = {}
 
     def open(self, config: Config) -> TrainData:
-        """The images for one run, with workers of its own.
-
-        Raises:
-            UserError: if the images or the batch size are unusable.
-        """
+        """The images for one run, with workers of its own."""
         plain = replace(config.data, workers=0, prefetch_batches=1)
         key = plain, config.augment, config.optim.accumulate
         if key not in self.known:

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 from ...data import Batch
-from .setup import Setup, Variant, Variants, need_gpu, with_knobs
+from .setup import Setup, Variant, Variants, need_gpu, off_and_on
 from .timed_run import TimedRun
 
 # Functions that create tensors, of those that augmentation uses.
@@ -131,10 +131,7 @@ def deterministic(setup: Setup) -> Variants:
     - Knob: `--deterministic`
     - Source: <https://docs.pytorch.org/docs/stable/notes/randomness.html>
     """
-    return {
-        name: Variant(with_knobs(setup.config, deterministic=value), is_choice=False)
-        for name, value in (("off", False), ("on", True))
-    }
+    return off_and_on(setup.config, "deterministic", is_choice=False)
 
 
 def profiler(setup: Setup) -> Variants:

@@ -34,11 +34,7 @@ class Images:
     """All images of some splits of a dataset, numbered consecutively."""
 
     def __init__(self, data: DataConfig, splits: Sequence[str]) -> None:
-        """Open `splits` of the dataset that `data` names, as the original files, and read all.
-
-        Raises:
-            UserError: if one can't be opened.
-        """
+        """Open `splits` of the dataset that `data` names, as the original files, and read all."""
         self.data, self.splits = data, tuple(splits)
         self.sources = [open_files(data, split) for split in splits]
         self.split_of = np.repeat(np.arange(len(splits)), [len(s) for s in self.sources])

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import tyro
 
 from ...config import ComputeConfig, RunConfig
-from ...errors import UserError
 from ...runtime.command_line import check_ranges, command, parse, summary
 from ...runtime.launch import run_in_processes
 
@@ -29,8 +28,6 @@ class ExportOptions:
 def main(words: list[str]) -> int:
     """Write a trained model for other programs: `export RUN [--format onnx pt2 safetensors]`."""
     options = parse(ExportOptions, words, prog=command("export"), about=summary(main))
-    if not options.format:
-        raise UserError("--format needs one or more of: onnx, pt2, safetensors")
     check_ranges(options, tolerance=(0, 1), images=(1, 10**9))
 
     def work() -> None:

@@ -74,11 +74,7 @@ class Reference(NamedTuple):
 
 @torch.inference_mode()
 def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
-    """Predict all images of `source` that can be read with the code of evaluation.
-
-    Raises:
-        UserError: if none can be read.
-    """
+    """Predict all images of `source` that can be read with the code of evaluation."""
     side, model, normalize = trained.config.data.eval_size, trained.model, trained.normalize
     inputs, squares, probabilities, num_right = [], [], [], 0
     for index, label in enumerate(source.labels.tolist()):

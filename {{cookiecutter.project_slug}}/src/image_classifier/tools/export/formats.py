@@ -79,11 +79,7 @@ FORMATS: dict[str, Format] = {"onnx": onnx, "pt2": pt2, "safetensors": safetenso
 
 
 def check_libraries() -> None:
-    """Check that the libraries for ONNX are installed.
-
-    Raises:
-        UserError: naming those that are missing.
-    """
+    """Check that the libraries for ONNX are installed."""
     missing = [name for name in ONNX_LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(

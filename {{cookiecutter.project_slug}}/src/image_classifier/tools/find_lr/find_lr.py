@@ -116,11 +116,7 @@ def smooth(losses: list[float], num_steps: int) -> list[float]:
 
 
 def analyse(lrs: list[float], losses: list[float]) -> RangeTest:
-    """Find where the loss stops falling and where it diverges.
-
-    Raises:
-        UserError: if the loss never falls.
-    """
+    """Find where the loss stops falling and where it diverges."""
     smoothed = smooth(losses, len(lrs))
     limit = DIVERGED_RATIO * smoothed[0]
     end = next((n for n, loss in enumerate(smoothed) if not loss < limit), None)

@@ -46,11 +46,7 @@ class Images:
         self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
 
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
-        """The batches from image `first` on, each with the number of its first image.
-
-        Raises:
-            FaultError: if a data worker fails.
-        """
+        """The batches from image `first` on, each with the number of its first image."""
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
@@ -83,9 +79,6 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
 
     In folders and patterns only files with the suffix of an image count, sorted; a file that is
     named is taken whatever its suffix.
-
-    Raises:
-        UserError: if there is no such file or folder.
     """
     path = os.fsencode(text)
     if text == LIST:

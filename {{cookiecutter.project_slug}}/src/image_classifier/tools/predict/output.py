@@ -87,11 +87,7 @@ def partial_of(path: Path) -> Path:
 
 
 def check_out(path: Path, fresh: bool) -> None:
-    """Check, before any work, that a file has a known suffix and does not replace one by mistake.
-
-    Raises:
-        UserError: if not.
-    """
+    """Raise `UserError` if `path` has no suffix of ours, or would replace a file by mistake."""
     if path.suffix not in FORMATS:
         raise UserError(f"--out {str(path)!a} ends in none of {', '.join(FORMATS)}")
     # Where a new one was begun, `--fresh` was given then.
