@@ -36,7 +36,7 @@ def test_a_project_with_long_names_and_no_options_tests_itself_and_trains(
     assert not list(long_and_bare.glob("runs/smoke/report.html"))
 
 
-def test_a_project_with_short_names_and_all_options_tests_its_tools_and_trains(
+def test_a_project_with_short_names_and_all_options_tests_its_tools(
     short_and_full: Path,
 ) -> None:
     make(short_and_full, "check")
@@ -44,8 +44,6 @@ def test_a_project_with_short_names_and_all_options_tests_its_tools_and_trains(
     tests = ["src", *(f"tests/test_{name}.py" for name in ("cli", "console", "security"))]
     tests += ["tests/test_house.py::test_every_command_of_the_readme_is_understood"]
     python("-m", "pytest", "-q", *tests, folder=short_and_full)
-    make(short_and_full, "train", f"ARGS={SMOKE}")
-    assert list(short_and_full.glob("runs/smoke/report.html"))
 
 
 def test_a_mistake_that_one_process_meets_is_one_line(short_and_full: Path, tmp_path: Path) -> None:

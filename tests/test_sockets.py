@@ -50,7 +50,8 @@ def test_one_process_opens_no_socket_and_writes_no_secret(project: Path) -> None
     environment = {"PYTHONPATH": str(project / "src"), **SECRETS}
     assert sockets_during(words, project, environment) == set()
     files = [path for path in (project / "runs").rglob("*") if path.is_file()]
-    assert {"environment.json", "config.json", "last.pt"} <= {path.name for path in files}
+    wanted = {"environment.json", "config.json", "last.pt", "report.html"}
+    assert wanted <= {path.name for path in files}
     planted = [*SECRETS.values(), REMOTE, FLAG, URL]
     assert len(planted) == 12
     for path in files:
