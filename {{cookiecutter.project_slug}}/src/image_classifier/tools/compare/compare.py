@@ -7,22 +7,14 @@ image.
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median, stdev
+from statistics import median
 from typing import Any
 
 from ...data import LEFT_OUT, are_replaced
 from ...errors import UserError
 from ...runtime.console import clock, printable
 from ...runtime.files import write_json
-from ..statistics import (
-    CONFIDENCE,
-    MOST_SEEDS,
-    Difference,
-    by_images,
-    by_seeds,
-    mcnemar,
-    seeds_needed,
-)
+from ..statistics import CONFIDENCE, Difference, by_images, by_seeds, mcnemar
 from .runs import Group, Run, open_groups
 
 HEADS = ("", "run", "seed", "top-1", "best", "loss", "training", "images/s")
@@ -65,22 +57,20 @@ def compare_groups(first: Group, second: Group) -> dict[str, Any]:
     Raises:
         UserError: if no runs can be paired, or their validation images differ.
     """
-    seeds = [seed for seed in first.runs if seed in second.runs]
-    pairs = [(first.runs[seed], second.runs[seed]) for seed in seeds]
+    pairs = [(first.runs[seed], second.runs[seed]) for seed in first.runs if seed in second.runs]
     if not pairs and len(first.runs) == len(second.runs) == 1:
         pairs = [(*first.runs.values(), *second.runs.values())]
     if not pairs:
         raise UserError(
-            f"{first.name} has the seeds {first.seeds}, {second.name} {second.seeds}: "
+            f"{first.name} has the seeds {[*first.runs]}, {second.name} {[*second.runs]}: "
             "nothing can be paired; train one of them with the seeds of the other"
         )
     for one, other in pairs:
         check_images(one, other)
     by_pairs = compare_models if len(pairs) == 1 else compare_recipes
-    found = by_pairs(first, second, pairs)
+    found = by_pairs(first.name, second.name, pairs)
     was, now = (run.knobs for run in pairs[0])
-    names = (name for name in was | now if was.get(name) != now.get(name))
-    knobs = {name: (was.get(name), now.get(name)) for name in names}
+    knobs = {n: (was.get(n), now.get(n)) for n in was | now if was.get(n) != now.get(n)}
     changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in knobs.items())
     ratios = [b.images_per_second / a.images_per_second for a, b in pairs if a.images_per_second]
     speed = median(ratios or [float("nan")])
@@ -93,7 +83,7 @@ def compare_groups(first: Group, second: Group) -> dict[str, Any]:
     return about | found | {"sentences": sentences}
 
 
-def compare_recipes(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
+def compare_recipes(first: str, second: str, pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
     """Compare two recipes, by two seeds or more."""
     known = [run.predictions for pair in pairs for run in pair if run.predictions]
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
@@ -101,11 +91,7 @@ def compare_recipes(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -
         by_seeds([getattr(a, what) for a, _ in pairs], [getattr(b, what) for _, b in pairs], grain)
         for what in ("top1", "best_top1")
     )
-    basis, more = f"{len(pairs)} seeds", ""
-    if final.mean and not final.is_real:
-        count = seeds_needed(final.mean, max(stdev([b.top1 - a.top1 for a, b in pairs]), grain))
-        enough = f"about {count}" if count < MOST_SEEDS else f"more than {MOST_SEEDS}"
-        more = f"; a difference of this size would show with {enough} seeds"
+    basis = f"{len(pairs)} seeds"
     return {
         "seeds": [one.seed for one, _ in pairs],
         "final_top1": asdict(final),
@@ -113,13 +99,13 @@ def compare_recipes(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -
         "p_value": None,
         "is_significant": final.is_real,
         "sentences": [
-            f"final top-1: {difference_text(first, second, final, basis, final.is_real)}{more}",
+            f"final top-1: {difference_text(first, second, final, basis, final.is_real)}",
             f"best top-1: {difference_text(first, second, best, basis, best.is_real)}",
         ],
     }
 
 
-def compare_models(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
+def compare_models(first: str, second: str, pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
     """Compare two models by their predictions on the same images.
 
     Raises:
@@ -149,8 +135,7 @@ def compare_models(first: Group, second: Group, pairs: list[tuple[Run, Run]]) ->
         "is_significant": is_significant,
         "sentences": [
             f"final top-1: {difference_text(first, second, final, basis, is_significant)}",
-            f"only {first.name} is right on {only_first:,} images, only {second.name} on "
-            f"{only_second:,}",
+            f"only {first} is right on {only_first:,} images, only {second} on {only_second:,}",
             "one seed of each: this compares two models, not two recipes; for recipes, train both "
             "with the same three seeds or more",
         ],
@@ -176,18 +161,17 @@ def check_images(one: Run, other: Run) -> None:
 
 
 def difference_text(
-    first: Group, second: Group, found: Difference, basis: str, is_significant: bool
+    first: str, second: str, found: Difference, basis: str, is_significant: bool
 ) -> str:
-    """A difference of two fractions in words."""
+    """A difference of two fractions in words; `first` and `second` name the groups."""
     sign = 1 if found.mean >= 0 else -1
-    better = (second if sign > 0 else first).name
+    better = second if sign > 0 else first
     mean, *ends = (100 * sign * value for value in (found.mean, found.low, found.high))
     low, high = sorted(ends)
     interval = f"({CONFIDENCE:.0%} interval: {low:.2f} .. {high:.2f}, {basis})"
     if is_significant:
         return f"{better} is better by {mean:.2f} points {interval}: significant"
-    ahead = f"{better} is ahead by {mean:.2f} points " if mean else ""
-    return f"no significant difference: {ahead}{interval}"
+    return f"no significant difference: {better} is ahead by {mean:.2f} points {interval}"
 
 
 def table_of_runs(groups: list[Group]) -> list[str]:
@@ -207,10 +191,4 @@ def table_of_runs(groups: list[Group]) -> list[str]:
         for seed, run in group.runs.items()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if number < 2 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

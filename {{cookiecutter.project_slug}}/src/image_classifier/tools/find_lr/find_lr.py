@@ -25,7 +25,7 @@ from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything, seed_layers
 from ...train import init_model, train_step, wrap_ddp
 from ...train_state import TrainState
-from ..html import PAGE, Line, line_chart
+from ..html import PAGE, line_chart
 
 CHECK_EVERY_STEPS = 10  # read the losses back so often: each time waits for the device
 SMOOTHED_SHARE = 0.05  # of all steps: how far a moving average reaches to each side
@@ -172,6 +172,6 @@ def page(result: RangeTest) -> str:
     """The smoothed loss over the learning rate, as an HTML page."""
     limit = DIVERGED_RATIO * result.losses[0]
     points = zip(result.lrs, (min(loss, limit) for loss in result.smoothed), strict=True)
-    chart = line_chart("loss", [Line("loss", [*points])], x_label="learning rate", is_log=True)
+    chart = line_chart("loss", {"loss": [*points]}, x_label="learning rate", is_log=True)
     note = f"<p>suggested learning rate: {result.suggested:.2g}</p>"
     return PAGE.substitute(title="Learning-rate range test", body=chart + note)
