@@ -92,7 +92,7 @@ def read_run(folder: Path) -> Run:
         rows = read_rows(folder / "metrics.jsonl")
         scored = [row for row in rows if isinstance(row.get("val/top1"), float)]
         if not scored:
-            raise UserError(f"{str(folder)!a} has no evaluation yet")
+            raise LookupError("it has no evaluation yet")
         predictions = read_predictions(folder / "predictions.safetensors")
         if predictions is not None and predictions.step != scored[-1]["step"]:
             predictions = None
@@ -119,4 +119,4 @@ def read_run(folder: Path) -> Run:
             predictions=predictions,
         )
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
-        raise UserError(f"{str(folder)!a} can't be read as a run: {error!r}") from error
+        raise UserError(f"{str(folder)!a} can't be read as a run: {error}") from error
