@@ -60,7 +60,7 @@ def test_a_missing_library_is_refused_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda _: None)
     check_installed(["tensorboard"])
-    with pytest.raises(UserError, match="pip install trackio$"):
+    with pytest.raises(UserError, match=r"pip install trackio$"):
         check_installed(["tensorboard", "trackio"])
 
 
