@@ -263,7 +263,7 @@ def test_a_run_folder_says_what_it_is(
     assert re.search(r"wait for the device in a step:\n(  .*\n)*  1 x test_cli\.py:\d+ in", said)
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second", "train/mfu"}
-    assert re.search(r"an image: [\d.]+ MFLOP forward", said)
+    assert re.search(r"an image: [\d.]+ GFLOP forward", said)
     assert re.search(r"is the limit: .* MFU \d+%\.", said)
     page = folder / "report.html"  # `tools/report` may be deleted
     assert not page.exists() or "MFU" in page.read_text()

@@ -85,9 +85,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, config: Config, split: str, **changes
 def test_sizes_and_heads_that_do_not_fit_are_refused(check: Check, knob: str) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32**2, 10))
     assert check(model=flat) == []
-    with pytest.raises(
-        UserError, match=r"can.t take images of 24 pixels.*: .*mat1"
-    ):
+    with pytest.raises(UserError, match=r"can.t take images of 24 pixels.*: .*mat1"):
         check(model=flat, **{knob: 24})
     assert check(**{knob: 24}) == []  # convolutions take both
     with pytest.raises(UserError, match=r"gives .7,. values.* 10 classes"):
