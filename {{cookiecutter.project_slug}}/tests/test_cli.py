@@ -73,7 +73,7 @@ def test_the_help_of_an_option_is_the_whole_of_its_comment(
     said = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
     assert said.startswith(f"usage: sort-photos {verb} ")
     expected = comments(options_of(verb))
-    assert len(expected) >= 2
+    assert len(expected) >= 1
     for option, comment in expected.items():
         assert comment, option
         about = rf" {option}\b" + r".{0,90}? " + re.escape(comment) + r" \((default|required)\b"
