@@ -98,7 +98,7 @@ def read_run(folder: Path) -> Run:
             predictions = None
         rates, seconds, last_step = [], 0.0, 0
         for row in rows:
-            if isinstance(rate := row.get("train/images_per_second"), float):
+            if rate := row.get("train/images_per_second"):  # 0 where a row is of the first step
                 seconds += (row["step"] - last_step) * config["data.batch_size"] / rate
                 rates.append(rate)
                 last_step = row["step"]

@@ -44,6 +44,7 @@ def write_run(
     config = changed(config, run__dir=str(folder), run__keep=1 + seed)
     top1 = right / COUNT
     rows = [
+        {"step": 1, "train/images_per_second": 0.0},
         {"step": 50, "train/images_per_second": rate},
         {"step": 50, "val/top1": top1 - 0.002, "val/loss": 0.5},
         {"step": 100, "train/images_per_second": rate},
