@@ -62,7 +62,7 @@ def check_classes(train: Source, val: Source) -> None:
 def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
     """The model takes all image sizes of the run, some of them hours later, and has all outputs."""
     data, name = config.data, config.model.name
-    for size in {data.image_size, data.eval_size, config.augment.min_size or data.image_size}:
+    for size in {data.image_size, data.test_size, config.augment.min_size} - {0}:
         try:
             shape = tuple(blank_logits(model, size).shape[1:])
         except (RuntimeError, AssertionError, UserError) as error:
