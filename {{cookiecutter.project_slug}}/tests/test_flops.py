@@ -10,7 +10,11 @@ from image_classifier.config import Config, ModelConfig
 from image_classifier.models import build_model
 from image_classifier.precision import Precision
 from image_classifier.tracking import RunLogger
-from image_classifier.tracking.flops import count_flops, datasheet, find_peak
+from image_classifier.tracking.flops import (
+    count_flops,
+    datasheet,
+    find_peak,
+)
 
 
 def test_flops_are_those_by_hand() -> None:

@@ -20,7 +20,11 @@ from image_classifier.data import loader, shared_memory
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
-from image_classifier.data.loader import EvalData, TrainData, copy_ahead
+from image_classifier.data.loader import (
+    EvalData,
+    TrainData,
+    copy_ahead,
+)
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.errors import UserError
