@@ -276,9 +276,8 @@ class RunLogger:
         if self.write_report is None or not self.world.is_main:
             return
         state = f"step {self.step_done:,} of {self.total_steps:,}"
-        warnings = [*self.warnings, *self.train_data.warnings]
         try:
-            self.write_report(self.folder, scores.predictions, state, warnings, self.samples)
+            self.write_report(self.folder, scores.predictions, state, self.warnings, self.samples)
         except Exception as error:  # a full disk, or files that were changed
             self.say(f"cannot write {self.folder}/report.html: {error!r}")
         self.page_written = time.monotonic()
