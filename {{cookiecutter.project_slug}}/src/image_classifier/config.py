@@ -214,7 +214,7 @@ class Config:
             raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
 
 
-def check_ranges(config: Config) -> None:
+def check_ranges(config: object) -> None:
     """Check that every number is in its range.
 
     Raises:

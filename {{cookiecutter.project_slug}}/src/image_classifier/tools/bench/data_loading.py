@@ -16,12 +16,11 @@ from ...augment import build_augment
 from ...config import PREPARED_QUALITY, PREPARED_SIDE
 from ...data import (
     Batch,
+    Prefetcher,
     Recipe,
     Samples,
-    copy_ahead,
     fits_device,
     fits_host,
-    prepare_images,
     worker_counts,
 )
 from ...runtime.machine import num_cores
@@ -183,7 +182,7 @@ def use_dataloader(
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             host_batches = iter(loader)
         if copy == "side stream":
-            yield from copy_ahead(host_batches, run.world)
+            yield from Prefetcher(host_batches, run.world)
         for host in host_batches:
             yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 
@@ -250,6 +249,10 @@ def prepared(setup: Setup) -> Variants:
         files = with_knobs(config, data__cache="off")
         configs = {"files": files, f"prepared, {source.recipe}": config}
         return {name: Variant(found, is_choice=False) for name, found in configs.items()}
+    try:
+        from ..prepare.prepare import prepare_images
+    except ModuleNotFoundError:
+        raise UnavailableError("needs the tool prepare, which was deleted") from None
     root = setup.folder / SAMPLE
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)

@@ -6,6 +6,7 @@ Each file is read once (`survey.py`); near-duplicates are found by `near_duplica
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from ...config import DataConfig
-from ...data import quarantine_path, read_quarantine, skipped_files, splits_of
+from ...data import has_suffix, quarantine_path, read_quarantine
 from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_json, write_text
@@ -49,7 +50,8 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     """
     began = time.monotonic()
     is_folder = data.name == "folder" and Path(data.root).is_dir()
-    images = Images(data, splits or (splits_of(Path(data.root)) if is_folder else ("train", "val")))
+    has_test = is_folder and Path(data.root, "test").is_dir()
+    images = Images(data, splits or ("train", "val", "test")[: 2 + has_test])
     if quarantine and images.sources[0].paths is None:
         raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
     with warnings.catch_warnings():
@@ -66,7 +68,7 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
         "root": data.root,
         "images": images.counts(),
         **summarise(images, survey),
-        "skipped": dict(skipped_files(Path(data.root))) if is_folder else {},
+        "skipped": dict(skipped_files(images)) if is_folder else {},
         "findings": {finding.name: finding.items for finding in findings},
         "quarantine": {os.fsdecode(images.name(n)): why for n, why in left_out.items()},
     }
@@ -82,6 +84,24 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     serious = sum(len(finding.items) for finding in findings if finding.is_serious)
     say(conclusion(images, serious, len(left_out), quarantine))
     return 0 if quarantine else serious
+
+
+def skipped_files(images: Images) -> Counter[str]:
+    """How many files below `data.root` are not taken for images, by suffix or place."""
+    skipped: Counter[str] = Counter()
+    root = Path(images.data.root)
+    parts = {root, *(source.paths.root for source in images.sources if source.paths)}
+    for path in root.rglob("*"):
+        if not path.is_file():
+            continue
+        if any(part.startswith((".", "__")) for part in path.relative_to(root).parts):
+            skipped["left behind by a system or tool"] += 1
+        elif not has_suffix(os.fsencode(path)):
+            suffix = path.suffix.lower()
+            skipped[f"of suffix {suffix!a}" if suffix else "without a suffix"] += 1
+        elif path.parent in parts:
+            skipped["in no folder of a class"] += 1
+    return skipped
 
 
 def group_duplicates(survey: Survey) -> list[np.ndarray]:

@@ -18,8 +18,6 @@ from ...config import DataConfig
 from ...data import (
     BadImageError,
     Source,
-    highest_grey,
-    is_dark,
     open_files,
     read_image,
     resize,
@@ -30,6 +28,7 @@ from .near_duplicates import SIDE
 
 CHUNK = 64  # images per task
 GRID = 64  # rows and columns of an image, about, whose colours are counted
+DARK = 64  # of 255: an image that stays below looks nearly black
 LIVE_SECONDS, LOG_SECONDS = 0.5, 10  # between lines of progress, on a terminal and in a log
 
 STATS = np.dtype(
@@ -176,7 +175,8 @@ def inspect_header(survey: Survey, index: int, path: Path) -> list[str]:
             "animated: only the first frame is used": is_animated,
             "transparent: shown over white": image.has_transparency_data,
         }
-    highest = highest_grey(path)
-    if highest is not None and is_dark(highest):
-        survey.dark[index] = highest
+        if image.mode.startswith("I"):  # 16-bit grey, of which `read_image` keeps the upper 8 bits
+            highest = int(image.convert("I").getextrema()[1])
+            if (highest >> 8 if highest > 255 else highest) < DARK:
+                survey.dark[index] = highest
     return [kind for kind, holds in is_kind.items() if holds]

@@ -112,7 +112,7 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     if world.is_main:
         print(f"{len(lrs)} steps, learning rates {lrs[0]:g} to {lrs[-1]:g}; {init_note}")
     try:
-        with micro_batch.halve_micro_batch_on_oom(state, data):
+        with micro_batch.halve_micro_batch_on_oom(state):
             for batch in data.batches(0, len(lrs)):
                 step = state.step
                 set_lr(optimizer, lrs[step])

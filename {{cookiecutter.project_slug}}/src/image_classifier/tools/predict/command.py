@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig
+from ...config import ComputeConfig, RunConfig, within
 from ...errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED
-from ...runtime.command_line import check_ranges, command, parse, summary
+from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import run_in_processes
 
 
@@ -21,9 +21,9 @@ class PredictOptions:
     paths: Annotated[tuple[str, ...], tyro.conf.Positional]  # files, folders, 'patterns' such as
     # 'photos/**/*.jpg'; -: a list on standard input
     out: str = ""  # file to write, .csv, .jsonl or .parquet; default: a table on the screen
-    top_k: int = 5  # number of most probable classes to name for each image
-    batch_size: int = 256  # images per forward pass
-    workers: int | Literal["auto"] = "auto"  # decoding processes
+    top_k: int = within(5, 1, 65536)  # number of most probable classes to name for each image
+    batch_size: int = within(256, 1, 65536)  # images per forward pass
+    workers: int | Literal["auto"] = within("auto", 0, 4096)  # decoding processes
     tta: Literal["as-trained", "none", "flip", "shift"] = "as-trained"  # test-time augmentation:
     # views of each image whose predictions are averaged, as --augment.tta of training
     null: bool = False  # names in the list end with NUL, as `find -print0` writes them
@@ -34,7 +34,6 @@ class PredictOptions:
 def main(words: list[str]) -> int:
     """Label images with a trained model: `predict RUN PATH... [--out FILE.csv]`."""
     options = parse(PredictOptions, words, prog=command("predict"), about=summary(main))
-    check_ranges(options, top_k=(1, 2**16), batch_size=(1, 2**16), workers=(0, 2**16))
     compute, num_read = ComputeConfig(device=options.device), 0
 
     def work() -> None:

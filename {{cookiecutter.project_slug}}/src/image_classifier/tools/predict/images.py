@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import torch
 
-from ...data import Batch, PathList, Samples, Source, copy_ahead, has_suffix, open_loader, walk
+from ...data import Batch, PathList, Prefetcher, Samples, Source, has_suffix, open_loader, walk
 from ...errors import UserError
 from ...evaluate import LoadedModel
 from ...runtime.distributed import World
@@ -55,7 +55,7 @@ class Images:
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        yield from zip(starts, copy_ahead(self.loader.batches(indices), self.world), strict=True)
+        yield from zip(starts, Prefetcher(self.loader.begin(indices), self.world), strict=True)
 
     def close(self) -> None:
         """End the workers."""
@@ -96,7 +96,7 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
             raise UserError(f"standard input cannot be read: {error.strerror}") from error
         return
     if os.path.isdir(path):
-        files = walk(path, set())
+        files = iter(walk(path))
     elif os.path.isfile(path) or os.path.islink(path):
         files = iter((path,))  # a link to nothing is an unreadable image
     elif os.path.lexists(path):

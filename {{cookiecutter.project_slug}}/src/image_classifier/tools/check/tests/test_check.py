@@ -216,7 +216,7 @@ def test_the_list_can_be_edited_by_hand(root: Path) -> None:
     path.parent.mkdir()
     path.write_text("train/ant/0.jpg\r\n\ntrain/ant/gone.jpg\tblurred\n")
     assert "ant/0.jpg" not in files(root)
-    assert "'train/ant/gone.jpg'" in opened(root).notes[-1]
+    assert opened(root).notes[-1].startswith("1 train images are left out, as '/")
     (root / "val/ant/12.jpg").write_bytes(b"")
     assert check(root, quarantine=True)[0] == 0
     assert "train/ant/gone.jpg\tblurred\n" in path.read_text()  # existing lines stay
