@@ -56,7 +56,7 @@ def obey(words: list[str]) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
-            print("\ninterrupted: the same command goes on from the last save", file=sys.stderr)
+            print("\ninterrupted: what was saved is kept; run the command again", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 

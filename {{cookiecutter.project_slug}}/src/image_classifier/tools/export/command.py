@@ -1,13 +1,12 @@
 """`export`: a trained model as a file for other programs."""
 
-import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
 from ...config import ComputeConfig, RunConfig, within
-from ...errors import EXIT_INTERRUPTED, UserError
+from ...errors import UserError
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import run_in_processes
 
@@ -38,8 +37,4 @@ def main(words: list[str]) -> int:
 
         export(options)
 
-    try:
-        return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
-    except KeyboardInterrupt:
-        print("\ninterrupted: every file that was named above is complete", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

@@ -1,14 +1,12 @@
 """`predict`: labels for new images."""
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from ...config import ComputeConfig, RunConfig, within
-from ...errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED
+from ...errors import EXIT_DONE, EXIT_FAULT
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import run_in_processes
 
@@ -42,12 +40,5 @@ def main(words: list[str]) -> int:
 
         num_read = predict(options, compute)
 
-    try:
-        code = run_in_processes(work, RunConfig(processes=1), compute)
-    except KeyboardInterrupt:
-        partial = f"{options.out}.partial"
-        is_kept = options.out and Path(partial).exists()
-        kept = f"{partial!a} is kept; run the same command (without --fresh) to resume"
-        print(f"\ninterrupted: {kept if is_kept else 'nothing was written'}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    code = run_in_processes(work, RunConfig(processes=1), compute)
     return code or (EXIT_DONE if num_read else EXIT_FAULT)
