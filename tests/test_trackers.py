@@ -32,7 +32,7 @@ for start in (0, 2):
     trackers.begin(config, folder, start)
     for step in (start + 1, start + 2):
         trackers.tell("log", step, {"val/top1": step / 10})
-    trackers.tell("images", step, {"confusion": np.zeros((4, 4, 3), np.uint8)})
+    trackers.tell("image", step, "confusion", np.zeros((4, 4, 3), np.uint8))
     trackers.tell("close", True)
 print(json.dumps({"said": said, "called": called}))
 """

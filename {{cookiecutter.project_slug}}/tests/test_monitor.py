@@ -1,7 +1,7 @@
 """The monitor reports what NVML says; a GPU that says nothing harms no run."""
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,86 +12,44 @@ from image_classifier.tracking.monitor import Monitor
 UUIDS = ("aaaa", "bbbb", "cccc")  # of a machine's GPUs, as NVML numbers them
 
 
-class Nvml(ModuleType):
-    """A driver of three GPUs: the power of each is 100 W x its number; what is `lost` fails."""
-
-    class NVMLError(Exception):
-        """Of the driver."""
-
-    def __init__(self) -> None:
-        """All is well."""
-        super().__init__("pynvml")
-        self.lost: set[str] = set()
-        self.millijoules = 5_000_000
-
-    def __getattr__(self, name: str) -> object:
-        """The function `name` of NVML."""
-
-        def answer(handle: object = None, *_: object) -> object:
-            if name in self.lost:
-                raise self.NVMLError("GPU is lost")
-            return {
-                "nvmlInit": lambda: None,
-                "nvmlDeviceGetHandleByUUID": lambda: UUIDS.index(handle.removeprefix("GPU-")),
-                "nvmlDeviceGetUtilizationRates": lambda: SimpleNamespace(gpu=90),
-                "nvmlDeviceGetMemoryInfo": lambda: SimpleNamespace(used=2**30),
-                "nvmlDeviceGetPowerUsage": lambda: 100_000 * handle,
-                "nvmlDeviceGetTemperature": lambda: 60 + handle,
-                "nvmlDeviceGetTotalEnergyConsumption": lambda: self.millijoules,
-            }[name]()
-
-        if not name.startswith("nvml"):
-            raise AttributeError(name)
-        return answer
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    """To torch there are the second and the third, as by `CUDA_VISIBLE_DEVICES=1,2`."""
-    driver = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=UUIDS[number + 1])
-    )
-    return driver
-
-
-def gpus(count: int = 1, local_rank: int = 0) -> World:
-    """A process of `count`, each with a GPU."""
-    return World(torch.device("cuda", local_rank), local_rank, count, local_rank, count)
-
-
-def test_the_first_process_reads_the_gpus_that_torch_sees(nvml: Nvml) -> None:
-    one, both = Monitor(gpus()), Monitor(gpus(2))
-    assert one.metrics() == {
-        "device/utilisation": 0.9,
-        "device/memory_bytes": 2**30,
-        "device/power_watts": 100,
-        "device/temperature_celsius": 61,
-        "energy_joules": 0,
-    }
-    assert both.phrase(both.metrics()) == "gpu 90% 300 W 62C"
-    assert Monitor(gpus(2, local_rank=1)).metrics() == {}
-    nvml.millijoules += 7_000
-    assert [monitor.metrics()["energy_joules"] for monitor in (one, both)] == [7, 14]
-
-
-def test_a_reading_that_fails_is_left_out(nvml: Nvml) -> None:
-    monitor = Monitor(gpus())
-    nvml.lost = {"nvmlDeviceGetTemperature", "nvmlDeviceGetTotalEnergyConsumption"}
-    assert monitor.phrase(monitor.metrics()) == "gpu 90% 100 W"
-    assert "energy_joules" not in monitor.metrics()
-
-
-def test_without_a_gpu_its_library_or_driver_there_are_no_readings(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nvml.lost = {"nvmlInit"}
-    lost = Monitor(gpus())
+    def lose(*_: object) -> None:
+        raise OSError("GPU is lost")
+
+    nvml = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: UUIDS.index(uuid.removeprefix("GPU-")),
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=90),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=2**30),
+        nvmlDeviceGetPowerUsage=lambda gpu: 100_000 * gpu,
+        nvmlDeviceGetTemperature=lambda gpu, _: 60 + gpu,
+        nvmlDeviceGetTotalEnergyConsumption=lambda _: 5_000_000,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    # To torch there are the second and the third, as by `CUDA_VISIBLE_DEVICES=1,2`.
+    see = lambda number: SimpleNamespace(uuid=UUIDS[number + 1])  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", see)
+    first = World(torch.device("cuda", 0), 0, 2, 0, 2)
+    monitor, other = Monitor(first), Monitor(World(torch.device("cuda", 1), 1, 2, 1, 2))
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda _: 5_007_000
+    readings = {
+        "device/utilisation": 0.9,
+        "device/memory_bytes": 2 * 2**30,
+        "device/power_watts": 300,
+        "device/temperature_celsius": 62,
+        "energy_joules": 14,
+    }
+    assert monitor.metrics() == readings
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lose
+    del readings["energy_joules"]
+    assert monitor.metrics() == readings
+    nvml.nvmlInit = lose
+    lost = Monitor(first)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    missing, cpu = Monitor(gpus()), Monitor(World(torch.device("cpu")))
+    missing, cpu = Monitor(first), Monitor(World(torch.device("cpu")))
     assert "GPU is lost" in lost.note
     assert "pip install nvidia-ml-py" in missing.note
-    assert cpu.note == ""
-    for monitor in (lost, missing, cpu):
-        assert (monitor.metrics(), monitor.phrase({})) == ({}, "")
+    assert [silent.metrics() for silent in (other, lost, missing, cpu)] == [{}] * 4

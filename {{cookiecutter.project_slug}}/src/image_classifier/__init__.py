@@ -1,9 +1,6 @@
 """Train an image classifier: `train.py` tells the story, `config.py` lists the knobs."""
 
 import os
-import time
-
-STARTED = time.monotonic()  # when this program began to import, for what its start-up took
 
 # Threads of torch that have nothing to do spin for about a millisecond before they sleep, on the
 # very cores that data workers decode on. libgomp reads this when torch is imported.

@@ -32,7 +32,7 @@ from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
-from .tracking import RunLogger, RunSetup, check_setup
+from .tracking import RunLogger, check_setup
 from .train_state import TrainState
 
 
@@ -82,7 +82,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
         loss_fn = build_loss(config.optim, micro_batch.share, train_data.class_weights)
-        warnings = check_setup(RunSetup(config, model, train_data, val_data))
+        warnings = check_setup(config, model, train_data, val_data)
 
         state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         checkpoints = Checkpoints(config, world, train_data.source)
@@ -92,7 +92,6 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             val_data,
             model,
             precision,
-            frozen=backbone,
             unfreeze_step=unfreeze_step,
             init_note=init_note,
             precision_note=f"{why_precision}; {reproducibility}",

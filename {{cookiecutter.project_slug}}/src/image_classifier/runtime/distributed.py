@@ -8,10 +8,9 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -35,7 +34,6 @@ class World:
     local_rank: int = 0
     local_size: int = 1  # processes on this machine
     why_cpu: str = ""  # why the device is the CPU although nobody asked for it
-    began: float = field(default_factory=time.monotonic)  # when the rank joined, in seconds
 
     @property
     def is_main(self) -> bool:

@@ -1,7 +1,7 @@
-"""What a run says of itself: log, trackers, device readings, bottleneck, FLOPs, sanity checks."""
+"""What a run says of itself: log, trackers, GPU readings, bottleneck, FLOPs, sanity checks."""
 
 from .logger import RunLogger
-from .sanity_checks import RunSetup, check_setup
+from .sanity_checks import check_setup
 from .trackers import TRACKERS
 
-__all__ = ["TRACKERS", "RunLogger", "RunSetup", "check_setup"]
+__all__ = ["TRACKERS", "RunLogger", "check_setup"]

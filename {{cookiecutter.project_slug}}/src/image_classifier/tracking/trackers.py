@@ -3,14 +3,13 @@
 To add a tracker: a function that returns a `Tracker`, its name in `TRACKERS` and `config.py`.
 """
 
-import contextlib
-import io
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,6 @@ from ..runtime.config_dict import flatten
 from ..runtime.console import printable
 
 Metrics = dict[str, float]
-Images = dict[str, np.ndarray]  # (height, width, 3) uint8, by name
 Knobs = dict[str, str | float | bool]
 
 PRIVATE = ("run.", "data.root", "data.cache")  # knobs with paths of this machine
@@ -36,7 +34,8 @@ class Tracker:
     """The functions of one tracker that a run calls."""
 
     log: Callable[[int, Metrics], object]  # after a step: its number, and metrics by name
-    images: Callable[[int, Images], object] = lambda *_: None  # the same with images
+    image: Callable[[int, str, np.ndarray], object] = lambda *_: None  # step, name, and an image:
+    # (height, width, 3) uint8
     close: Callable[[bool], object] = lambda _: None  # at the end: whether the run is complete
     note: str = ""  # a line that says where to look
 
@@ -57,7 +56,7 @@ class Trackers:
                 if note := self.open[name].note:
                     self.say(f"{name}: {printable(note)}")
 
-    def tell(self, event: Literal["log", "images", "close"], *arguments: object) -> None:
+    def tell(self, event: Literal["log", "image", "close"], *arguments: object) -> None:
         """Call one function of every open tracker, with the arguments that `Tracker` lists."""
         for name, tracker in list(self.open.items()):
             with self._dropped_on_failure(name):
@@ -107,9 +106,8 @@ def tensorboard(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    def images(step: int, named: Images) -> None:
-        for name, image in named.items():
-            writer.add_image(name, image, step, dataformats="HWC")
+    def image(step: int, name: str, pixels: np.ndarray) -> None:
+        writer.add_image(name, pixels, step, dataformats="HWC")
 
     def close(is_done: bool) -> None:
         if is_done:  # `add_hparams` would make a second run, and takes a bool for a number
@@ -118,7 +116,7 @@ def tensorboard(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
                 writer.file_writer.add_summary(summary)
         writer.close()
 
-    return Tracker(log, images, close)
+    return Tracker(log, image, close)
 
 
 def wandb(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noqa: ARG001 - its id tells
@@ -134,6 +132,8 @@ def wandb(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noqa: ARG0
         id_file.write_text(uuid.uuid4().hex[:8])
     # Without a key `init` would ask at the terminal, and wait.
     is_online = os.environ.get("WANDB_MODE") or library.login(prompt=False, verify=False)
+    disabled = ("disable_code", "disable_git", "x_disable_meta", "x_disable_machine_info")
+    disabled += ("x_disable_stats", "silent")
     run = library.init(
         dir=str(folder),
         project=os.environ.get("WANDB_PROJECT") or PROJECT,
@@ -143,21 +143,16 @@ def wandb(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noqa: ARG0
         config=knobs,
         mode=None if is_online else "offline",
         settings=library.Settings(
+            **dict.fromkeys(disabled, True),
             console="off",
-            silent=True,
-            init_timeout=30,  # seconds for its server to answer
-            disable_code=True,
-            disable_git=True,
-            x_disable_meta=True,
-            x_disable_machine_info=True,
-            x_disable_stats=True,
             x_save_requirements=False,
+            init_timeout=30,  # seconds for its server to answer
         ),
     )
     offline = f"kept offline; to upload: wandb sync {folder}/wandb/offline-run-*"
     return Tracker(
         log=lambda step, metrics: run.log(metrics, step=step),
-        images=lambda step, named: run.log(wrapped(library.Image, named), step=step),
+        image=lambda step, name, pixels: run.log({name: library.Image(pixels)}, step=step),
         close=lambda is_done: run.finish(exit_code=0 if is_done else 1),
         note=offline if run.offline else str(run.url),
     )
@@ -171,11 +166,8 @@ def trackio(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
     os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))
     import trackio as library
 
-    def close(_: bool) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            library.finish()
-
-    with contextlib.redirect_stdout(io.StringIO()):
+    quiet = redirect_stdout(StringIO())
+    with quiet:
         run = library.init(
             project=PROJECT,
             name=folder.resolve().name,
@@ -185,9 +177,14 @@ def trackio(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
             auto_log_gpu=False,  # our metrics have the device's readings
             auto_log_cpu=False,
         )
+
+    def close(_: bool) -> None:
+        with quiet:
+            library.finish()
+
     return Tracker(
         log=lambda step, metrics: run.log(metrics, step=step),
-        images=lambda step, named: run.log(wrapped(library.Image, named), step=step),
+        image=lambda step, name, pixels: run.log({name: library.Image(pixels)}, step=step),
         close=close,
         note=f"to view: TRACKIO_DIR={library.TRACKIO_DIR} trackio show --project {PROJECT}",
     )
@@ -196,11 +193,6 @@ def trackio(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
 TRACKERS: dict[str, Callable[[Path, Knobs, int], Tracker]] = {
     tracker.__name__: tracker for tracker in (tensorboard, wandb, trackio)
 }
-
-
-def wrapped(kind: Callable, images: Images) -> dict[str, object]:
-    """Each image as the library's own `kind` of image."""
-    return {name: kind(image) for name, image in images.items()}
 
 
 def confusion_image(confusion: Tensor) -> np.ndarray:

@@ -12,10 +12,9 @@ from ...runtime.launch import run_in_processes
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What to compare, and what to write."""
+    """What to compare."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or folders of runs
-    json: str = ""  # file to write all results to
 
 
 def main(words: list[str]) -> int:
@@ -25,6 +24,6 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from .compare import compare
 
-        compare(options.runs, options.json)
+        compare(options.runs)
 
     return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

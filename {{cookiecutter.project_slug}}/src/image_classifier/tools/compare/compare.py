@@ -5,121 +5,77 @@ image.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from statistics import median, stdev
-from typing import Any
+from statistics import median
 
 from ...data import LEFT_OUT, are_replaced
 from ...errors import UserError
 from ...runtime.console import clock, printable
-from ...runtime.files import write_json
-from ..statistics import (
-    CONFIDENCE,
-    MOST_SEEDS,
-    Difference,
-    by_images,
-    by_seeds,
-    mcnemar,
-    seeds_needed,
-)
+from ..statistics import CONFIDENCE, Difference, by_images, by_seeds, mcnemar
 from .runs import Group, Run, open_groups
 
 HEADS = ("", "run", "seed", "top-1", "best", "loss", "training", "images/s")
+Pairs = list[tuple[Run, Run]]  # runs of two groups
 
 
-def compare(folders: Sequence[str], json_file: str = "") -> None:
+def compare(folders: Sequence[str]) -> None:
     """Compare the runs in `folders`, or the folders of runs there, with the first, and print it.
 
     Raises:
-        UserError: if there are not two groups that can be compared, or a file cannot be written.
+        UserError: if there are not two groups that can be compared.
     """
     first, *others = groups = open_groups(folders)
-    comparisons = [compare_groups(first, other) for other in others]
     lines = table_of_runs(groups)
-    for found in comparisons:
-        lines += ["", "\n  ".join(map(printable, found["sentences"]))]
+    for other in others:
+        lines += ["", "\n  ".join(map(printable, compare_groups(first, other)))]
     if len(others) > 1:
         one_in = round(1 / (1 - CONFIDENCE))
         lines += ["", f"one in {one_in} comparisons finds a difference where there is none"]
     print("\n".join(lines))
-    names = ("seed", "state", "top1", "best_top1", "loss", "seconds", "images_per_second")
-    runs = [
-        {"group": group.name, "folder": str(run.folder)} | {n: getattr(run, n) for n in names}
-        for group in groups
-        for run in group.runs.values()
-    ]
-    try:
-        if json_file:
-            write_json(Path(json_file), {"runs": runs, "comparisons": comparisons})
-    except OSError as error:
-        raise UserError(f"cannot write {json_file!a}: {error.strerror}") from error
 
 
-def compare_groups(first: Group, second: Group) -> dict[str, Any]:
-    """Compare two groups by the seeds that both have, or two models where that is one.
-
-    Returns:
-        The result for `--json`; `sentences` say all of it.
+def compare_groups(first: Group, second: Group) -> list[str]:
+    """Sentences that compare two groups by the seeds that both have; of one seed, two models.
 
     Raises:
         UserError: if no runs can be paired, or their validation images differ.
     """
-    seeds = [seed for seed in first.runs if seed in second.runs]
-    pairs = [(first.runs[seed], second.runs[seed]) for seed in seeds]
+    pairs = [(first.runs[seed], second.runs[seed]) for seed in first.runs if seed in second.runs]
     if not pairs and len(first.runs) == len(second.runs) == 1:
         pairs = [(*first.runs.values(), *second.runs.values())]
     if not pairs:
         raise UserError(
-            f"{first.name} has the seeds {first.seeds}, {second.name} {second.seeds}: "
+            f"{first.name} has the seeds {[*first.runs]}, {second.name} {[*second.runs]}: "
             "nothing can be paired; train one of them with the seeds of the other"
         )
     for one, other in pairs:
         check_images(one, other)
-    by_pairs = compare_models if len(pairs) == 1 else compare_recipes
-    found = by_pairs(first, second, pairs)
     was, now = (run.knobs for run in pairs[0])
     names = (name for name in was | now if was.get(name) != now.get(name))
-    knobs = {name: (was.get(name), now.get(name)) for name in names}
-    changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in knobs.items())
+    changes = ", ".join(f"{name} {was.get(name)} -> {now.get(name)}" for name in names)
     ratios = [b.images_per_second / a.images_per_second for a, b in pairs if a.images_per_second]
     speed = median(ratios or [float("nan")])
-    sentences = [
+    compare_pairs = compare_models if len(pairs) == 1 else compare_recipes
+    return [
         f"{second.name} against {first.name}: {changes or 'the same config'}",
-        *found.pop("sentences"),
+        *compare_pairs(first.name, second.name, pairs),
         f"speed: {speed:.2f} x the images/s of {first.name}; `bench` measures in turns",
     ]
-    about = {"first": first.name, "second": second.name, "knobs": knobs, "speed": speed}
-    return about | found | {"sentences": sentences}
 
 
-def compare_recipes(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
-    """Compare two recipes, by two seeds or more."""
+def compare_recipes(first: str, second: str, pairs: Pairs) -> list[str]:
+    """Compare two recipes, by two seeds or more; `first` and `second` are names of groups."""
     known = [run.predictions for pair in pairs for run in pair if run.predictions]
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
-    final, best = (
-        by_seeds([getattr(a, what) for a, _ in pairs], [getattr(b, what) for _, b in pairs], grain)
-        for what in ("top1", "best_top1")
-    )
-    basis, more = f"{len(pairs)} seeds", ""
-    if final.mean and not final.is_real:
-        count = seeds_needed(final.mean, max(stdev([b.top1 - a.top1 for a, b in pairs]), grain))
-        enough = f"about {count}" if count < MOST_SEEDS else f"more than {MOST_SEEDS}"
-        more = f"; a difference of this size would show with {enough} seeds"
-    return {
-        "seeds": [one.seed for one, _ in pairs],
-        "final_top1": asdict(final),
-        "best_top1": asdict(best),
-        "p_value": None,
-        "is_significant": final.is_real,
-        "sentences": [
-            f"final top-1: {difference_text(first, second, final, basis, final.is_real)}{more}",
-            f"best top-1: {difference_text(first, second, best, basis, best.is_real)}",
-        ],
-    }
+    sentences = []
+    for what, name in (("final top-1", "top1"), ("best top-1", "best_top1")):
+        columns = ([getattr(run, name) for run in column] for column in zip(*pairs, strict=True))
+        found = by_seeds(*columns, grain)
+        text = difference_text(first, second, found, f"{len(pairs)} seeds", found.is_real)
+        sentences.append(f"{what}: {text}")
+    return sentences
 
 
-def compare_models(first: Group, second: Group, pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
+def compare_models(first: str, second: str, pairs: Pairs) -> list[str]:
     """Compare two models by their predictions on the same images.
 
     Raises:
@@ -138,23 +94,15 @@ def compare_models(first: Group, second: Group, pairs: list[tuple[Run, Run]]) ->
     only_first = int((right & ~other_right & counted).sum())
     only_second = int((other_right & ~right & counted).sum())
     p_value = mcnemar(only_first, only_second)
-    is_significant = p_value < 1 - CONFIDENCE
-    final = by_images(only_first, only_second, max(1, count))
+    found = by_images(only_first, only_second, max(1, count))
     basis = f"{count:,} images, McNemar's p {p_value:.2g}"
-    return {
-        "seeds": [],
-        "final_top1": asdict(final),
-        "best_top1": None,
-        "p_value": p_value,
-        "is_significant": is_significant,
-        "sentences": [
-            f"final top-1: {difference_text(first, second, final, basis, is_significant)}",
-            f"only {first.name} is right on {only_first:,} images, only {second.name} on "
-            f"{only_second:,}",
-            "one seed of each: this compares two models, not two recipes; for recipes, train both "
-            "with the same three seeds or more",
-        ],
-    }
+    text = difference_text(first, second, found, basis, p_value < 1 - CONFIDENCE)
+    return [
+        f"final top-1: {text}",
+        f"only {first} is right on {only_first:,} images, only {second} on {only_second:,}",
+        "one seed of each: this compares two models, not two recipes; for recipes, train both "
+        "with the same three seeds or more",
+    ]
 
 
 def check_images(one: Run, other: Run) -> None:
@@ -176,18 +124,17 @@ def check_images(one: Run, other: Run) -> None:
 
 
 def difference_text(
-    first: Group, second: Group, found: Difference, basis: str, is_significant: bool
+    first: str, second: str, found: Difference, basis: str, is_significant: bool
 ) -> str:
-    """A difference of two fractions in words."""
+    """A difference of two fractions in words; `first` and `second` are names of groups."""
     sign = 1 if found.mean >= 0 else -1
-    better = (second if sign > 0 else first).name
+    better = second if sign > 0 else first
     mean, *ends = (100 * sign * value for value in (found.mean, found.low, found.high))
     low, high = sorted(ends)
     interval = f"({CONFIDENCE:.0%} interval: {low:.2f} .. {high:.2f}, {basis})"
     if is_significant:
         return f"{better} is better by {mean:.2f} points {interval}: significant"
-    ahead = f"{better} is ahead by {mean:.2f} points " if mean else ""
-    return f"no significant difference: {ahead}{interval}"
+    return f"no significant difference: {better} is ahead by {mean:.2f} points {interval}"
 
 
 def table_of_runs(groups: list[Group]) -> list[str]:
@@ -207,10 +154,4 @@ def table_of_runs(groups: list[Group]) -> list[str]:
         for seed, run in group.runs.items()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if number < 2 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

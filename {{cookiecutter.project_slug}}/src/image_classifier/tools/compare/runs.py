@@ -1,10 +1,8 @@
 """Read runs, and group those that differ in nothing but the seed."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,11 +38,6 @@ class Group:
     name: str  # A, B, ... Z, 27, ...
     runs: dict[int, Run]  # in the order of the seeds
 
-    @property
-    def seeds(self) -> str:
-        """All seeds, as text."""
-        return ", ".join(map(str, self.runs))
-
 
 def open_groups(folders: Sequence[str]) -> list[Group]:
     """Read the groups in `folders`, in their order.
@@ -56,30 +49,33 @@ def open_groups(folders: Sequence[str]) -> list[Group]:
         UserError: if there are fewer than two groups, two runs of a group have the same seed, or a
             run cannot be read.
     """
-    groups: dict[str, list[Run]] = {}
+    members: dict[str, list[Run]] = {}
     for folder in map(Path, folders):
         if (folder / "config.json").exists():
             run = read_run(folder)
-            groups.setdefault(json.dumps(run.knobs, sort_keys=True), []).append(run)
+            members.setdefault(json.dumps(run.knobs, sort_keys=True), []).append(run)
         else:
             found = sorted(path.parent for path in folder.glob("*/config.json"))
             if not found:
                 raise UserError(f"{str(folder)!a} is not a run folder, and has none in it")
-            groups[str(folder)] = [read_run(path) for path in found]
-    members = list(groups.values())
-    if len(members) == 1 and len(folders) > 1:
-        members = [[run] for run in members[0]]
-    if len(members) < 2:
+            members[str(folder)] = [read_run(path) for path in found]
+    recipes = list(members.values())
+    if len(recipes) == 1 and len(folders) > 1:
+        recipes = [[run] for run in recipes[0]]
+    if len(recipes) < 2:
         raise UserError("there is nothing to compare with: name two runs, or two folders of runs")
-    found = [sorted(runs, key=lambda run: run.seed) for runs in members]
-    for one, other in (pair for runs in found for pair in pairwise(runs)):
-        if one.seed == other.seed:
-            raise UserError(
-                f"{str(one.folder)!a} and {str(other.folder)!a} are in one group, and both have "
-                f"--seed {one.seed}: leave one of them out"
-            )
-    names = [chr(ord("A") + n) if n < 26 else str(n + 1) for n in range(len(found))]
-    return [Group(n, {run.seed: run for run in g}) for n, g in zip(names, found, strict=True)]
+    groups = []
+    for number, runs in enumerate(recipes):
+        name = chr(ord("A") + number) if number < 26 else str(number + 1)
+        groups.append(Group(name, {}))
+        for run in sorted(runs, key=lambda run: run.seed):
+            other = groups[-1].runs.setdefault(run.seed, run)
+            if other is not run:
+                raise UserError(
+                    f"{str(other.folder)!a} and {str(run.folder)!a} are in one group, and both "
+                    f"have --seed {run.seed}: leave one of them out"
+                )
+    return groups
 
 
 def read_run(folder: Path) -> Run:
@@ -94,21 +90,21 @@ def read_run(folder: Path) -> Run:
     try:
         config = read_object(folder / "config.json")
         rows = read_rows(folder / "metrics.jsonl")
-        scored = [row for row in rows if isinstance(row.get("val/top1"), int | float)]
+        scored = [row for row in rows if isinstance(row.get("val/top1"), float)]
         if not scored:
-            raise UserError(f"{str(folder)!a} has no evaluation yet")
+            raise LookupError("it has no evaluation yet")
         predictions = read_predictions(folder / "predictions.safetensors")
         if predictions is not None and predictions.step != scored[-1]["step"]:
             predictions = None
-        timed = [row for row in rows if row.get("train/images_per_second")]
-        steps = [0, *(row["step"] for row in timed)]
-        seconds = sum(
-            (row["step"] - before) * config["data.batch_size"] / row["train/images_per_second"]
-            for before, row in zip(steps[:-1], timed, strict=True)
-        )
-        run = Run(
+        rates, seconds, last_step = [], 0.0, 0
+        for row in rows:
+            if rate := row.get("train/images_per_second"):  # 0 where a row is of the first step
+                seconds += (row["step"] - last_step) * config["data.batch_size"] / rate
+                rates.append(rate)
+                last_step = row["step"]
+        return Run(
             folder=folder,
-            seed=config["seed"],
+            seed=int(config["seed"]),
             state=str(read_object(folder / "status.json").get("state", "unknown")),
             knobs={
                 name: value
@@ -117,17 +113,10 @@ def read_run(folder: Path) -> Run:
             },
             top1=scored[-1]["val/top1"],
             best_top1=max(row["val/top1"] for row in scored),
-            loss=scored[-1]["val/loss"],
-            images_per_second=median([row["train/images_per_second"] for row in timed] or [0.0]),
+            loss=float(scored[-1]["val/loss"]),
+            images_per_second=median(rates or [0.0]),
             seconds=seconds,
             predictions=predictions,
         )
-        # Whatever the files hold: these are numbers, or it shows here.
-        math.fsum((run.top1, run.best_top1, run.loss, run.images_per_second))
-        if type(run.seed) is not int or not math.isfinite(seconds):
-            raise ValueError("seed, or seconds")
-    except OSError as error:
-        raise UserError(f"{error.filename!a} cannot be read: {error.strerror}") from error
-    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
-        raise UserError(f"{str(folder)!a} is not a run of this project: {error!r}") from error
-    return run
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        raise UserError(f"{str(folder)!a} can't be read as a run: {error}") from error

@@ -20,7 +20,7 @@ from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.out_of_memory import MicroBatch
 from ...runtime.run_dir import open_run
-from ..html import PAGE, Line, line_chart
+from ..html import PAGE, line_chart
 from ..training import Training
 
 CHECK_EVERY_STEPS = 10  # read the losses back so often: each time waits for the device
@@ -142,6 +142,6 @@ def page(result: RangeTest) -> str:
     """The smoothed loss over the learning rate, as an HTML page."""
     limit = DIVERGED_RATIO * result.losses[0]
     points = zip(result.lrs, (min(loss, limit) for loss in result.smoothed), strict=True)
-    chart = line_chart("loss", [Line("loss", [*points])], x_label="learning rate", is_log=True)
+    chart = line_chart("loss", {"loss": [*points]}, x_label="learning rate", is_log=True)
     note = f"<p>suggested learning rate: {result.suggested:.2g}</p>"
     return PAGE.substitute(title="Learning-rate range test", body=chart + note)

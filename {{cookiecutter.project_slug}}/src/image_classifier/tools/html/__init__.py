@@ -3,20 +3,17 @@
 All of it escapes text from outside, such as the names of classes.
 """
 
-from .images import SIDE, Picture, contact_sheet, gallery
+from .images import Picture, gallery
 from .style import PAGE
-from .svg import Line, line_chart, reliability_diagram
+from .svg import line_chart, reliability_diagram
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
 
 __all__ = [
     "PAGE",
-    "SIDE",
-    "Line",
     "Picture",
     "class_table",
     "confused_pairs",
     "confusion_matrix",
-    "contact_sheet",
     "definitions",
     "gallery",
     "line_chart",

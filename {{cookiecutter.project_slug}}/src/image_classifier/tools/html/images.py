@@ -2,18 +2,16 @@
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
-SIDE = 160  # pixels of the longer side, at most: 72 images of noise are 1.9 MB
+SIDE = 160  # pixels of the longer side, at most
 TINY = 64  # up to here every pixel is kept, in PNG
 QUALITY = 80  # of JPEG, beyond that
-SHEET_SIDE, SHEET_COLUMNS = 96, 8  # of the images in a contact sheet
 
 
 class Picture(NamedTuple):
@@ -24,19 +22,17 @@ class Picture(NamedTuple):
     lines: list[tuple[str, str, str]]  # each a class of the style sheet, a name, and a percentage
 
 
-def gallery(pictures: Iterable[Picture]) -> str:
+def gallery(pictures: Sequence[Picture]) -> str:
     """Images side by side."""
     tiles = []
-    for picture in pictures:
-        image = "<i></i>"
-        if picture.pixels is not None:
-            image = f'<img alt="" src="{data_uri(picture.pixels)}">'
+    for pixels, title, captions in pictures:
+        image = "<i></i>" if pixels is None else f'<img alt="" src="{data_uri(pixels)}">'
         lines = "".join(
             f'<span class="{style}"><b title="{escape(name)}">{escape(name)}</b> {share}</span>'
-            for style, name, share in picture.lines
+            for style, name, share in captions
         )
-        tiles.append(f'<div title="{escape(picture.title)}">{image}{lines}</div>')
-    return f'<div class="gallery">{"".join(tiles)}</div>'
+        tiles.append(f'<div title="{escape(title)}">{image}{lines}</div>')
+    return f'<div class="gallery">{"".join(tiles)}</div>' if tiles else "<p>None.</p>"
 
 
 def data_uri(pixels: Tensor) -> str:
@@ -47,15 +43,3 @@ def data_uri(pixels: Tensor) -> str:
     content = io.BytesIO()
     image.save(content, kind, quality=QUALITY)
     return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
-
-
-def contact_sheet(images: Sequence[Tensor]) -> np.ndarray:
-    """Images as squares in rows of one image: each and the result (height, width, 3) uint8."""
-    side = SHEET_SIDE
-    rows = -(-len(images) // SHEET_COLUMNS)
-    sheet = Image.new("RGB", (SHEET_COLUMNS * side, rows * side), "white")
-    for place, pixels in enumerate(images):
-        row, column = divmod(place, SHEET_COLUMNS)
-        square = ImageOps.fit(Image.fromarray(pixels.numpy()), (side, side))
-        sheet.paste(square, (column * side, row * side))
-    return np.asarray(sheet)

@@ -61,15 +61,12 @@ thead th { position: sticky; top: 0; max-width: 7rem; background: var(--paper); 
   text-orientation: sideways; rotate: 180deg; }
 .right { background: color-mix(in srgb, var(--right) var(--shade), var(--paper)); }
 .wrong { background: color-mix(in srgb, var(--wrong) var(--shade), var(--paper)); }
-.state { margin: 0; }
 .warning { color: var(--error); }
-.state:empty { display: none; }
 .reliability { display: flex; flex-wrap: wrap; align-items: center; gap: 0 3rem; }
 .reliability figure { flex: 0 1 24rem; }
-.reliability p { flex: 1 1 16rem; max-width: 34rem; color: var(--ink); }
+.reliability p { flex: 1 1 16rem; color: var(--ink); }
 .ideal { stroke: var(--ink); stroke-dasharray: 3 3; }
 .bar rect { fill: var(--right); stroke: none; }
-.count { text-anchor: end; font-size: 9px; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.5rem, 1fr));
   gap: 1.25rem 0.75rem; margin-top: 0.75rem; }
 .gallery div { min-width: 0; font-size: 0.75rem; line-height: 1.4; }
@@ -85,14 +82,6 @@ thead th { position: sticky; top: 0; max-width: 7rem; background: var(--paper); 
 .list dd { margin-left: auto; overflow-wrap: anywhere; white-space: pre-wrap; }
 .list .changed dd { font-weight: 600; }
 .environment { columns: 1; }
-.environment dt { flex: 0 0 6rem; }
-.environment dd { margin: 0; }
-@media (max-width: 30rem) {
-  th, td { max-width: 9rem; padding-left: 0.5rem; font-size: 0.75rem; }
-  .gallery { grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); }
-  .matrix th { max-width: 5rem; }
-  .matrix td { min-width: 1.6rem; padding: 0; }
-}
 </style>
 $body
 </html>

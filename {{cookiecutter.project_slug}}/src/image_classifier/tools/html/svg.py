@@ -4,9 +4,9 @@ Text from outside passes through `escape`. Values that are not finite are left o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
-from typing import NamedTuple
+from itertools import chain
 
 from ...predictions import BINS, Calibration
 
@@ -16,17 +16,9 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 262, 8, 174  # edges of the plot, in pixels
 MOST_POINTS = 400  # of a line: more than there are pixels
 
 
-class Line(NamedTuple):
-    """A line of a chart."""
-
-    name: str
-    points: Points
-    style: str = "val"  # a class of the style sheet
-
-
 def line_chart(
     title: str,
-    lines: Sequence[Line],
+    lines: dict[str, Points],
     *,
     unit: str = "",
     low: float | None = None,
@@ -37,22 +29,25 @@ def line_chart(
 
     Args:
         title: the caption.
-        lines: what to draw; a logarithmic x axis needs x > 0.
+        lines: points by the name of their line; a logarithmic x axis needs x > 0.
         unit: of y.
         low: where the y axis begins at the latest; None: near the lowest value.
         x_label: what x is.
         is_log: whether the x axis is logarithmic; else it begins at 0.
     """
-    finite = [(line, [p for p in line.points if all(map(math.isfinite, p))]) for line in lines]
-    finite = [(line, thinned(points)) for line, points in finite if points]
+    finite = {name: [p for p in lines[name] if all(map(math.isfinite, p))] for name in lines}
+    finite = {name: thinned(points) for name, points in finite.items() if points}
     if not finite:
         return ""
-    xs, ys = zip(*(point for _, points in finite for point in points), strict=True)
+    xs, ys = zip(*chain(*finite.values()), strict=True)
     levels = ticks(min(ys) if low is None else min(low, *ys), max(ys))
-    first, last = min(xs) if is_log else 0.0, max(xs) or 1.0
     if is_log:
+        first, last = min(xs), max(xs)
         powers = range(math.ceil(math.log10(first)), math.floor(math.log10(last)) + 1)
-    x_ticks = [10.0**n for n in powers] if is_log else [x for x in ticks(0, last) if x <= last]
+        x_ticks = [10.0**n for n in powers]
+    else:
+        first, last = 0.0, max(xs) or 1.0
+        x_ticks = [x for x in ticks(0, last) if x <= last]
     across = scale(first, last, LEFT, RIGHT, is_log)
     down = scale(levels[0], levels[-1], BOTTOM, TOP)
     parts = axes(
@@ -61,52 +56,44 @@ def line_chart(
         x_label,
     )
     free = BOTTOM + 18.0  # labels go from the lowest up, each above the one before
-    for line, points in sorted(finite, key=lambda pair: pair[1][-1][1]):
+    for name, points in sorted(finite.items(), key=lambda pair: pair[1][-1][1]):
         x, y = across(points[-1][0]), down(points[-1][1])
         path = " ".join(f"{across(x)},{down(y)}" for x, y in points)
-        name = f"{line.name} " if len(lines) > 1 else ""
         free = min(free - 14, y + 4)
-        value = f"{short(line.points[-1][1])}{unit}"
+        label = f"{name} " * (len(lines) > 1) + short(points[-1][1]) + unit
         parts.append(
-            f'<g class="{line.style}"><polyline points="{path}"/>'
+            f'<g class="{"train" if name == "train" else "val"}"><polyline points="{path}"/>'
             f'<circle cx="{x}" cy="{y}" r="2.5"/>'
-            f'<text x="{RIGHT + 8}" y="{free}">{escape(name)}{value}</text></g>'
+            f'<text x="{RIGHT + 8}" y="{free}">{escape(label)}</text></g>'
         )
-    return figure(title, parts, 196)
+    return figure(title, parts)
 
 
 def reliability_diagram(calibration: Calibration) -> str:
-    """Accuracy by predicted confidence, in bins; on the diagonal, the two are equal.
-
-    Below each bar is the number of images in the bin.
-    """
+    """Accuracy by predicted confidence, in bins; on the diagonal, the two are equal."""
     across, down = scale(0, 1, LEFT, RIGHT), scale(0, 1, BOTTOM, TOP)
+    levels = (0.0, 0.25, 0.5, 0.75, 1.0)
     parts = axes(
-        {f"{x:.0%}": across(x) for x in (0.0, 0.5, 1.0)},
-        {f"{y:.0%}": down(y) for y in (0.0, 0.25, 0.5, 0.75, 1.0)},
+        {f"{x:.0%}": across(x) for x in levels},
+        {f"{y:.0%}": down(y) for y in levels},
         "confidence",
     )
     columns = zip(calibration.counts, calibration.confidence, calibration.accuracy, strict=True)
     for number, (count, said, right) in enumerate(columns):
-        if not count:
-            continue
-        x, y, width = across(number / BINS), down(right), (RIGHT - LEFT) / BINS - 2
-        parts.append(
-            f'<g class="bar"><title>{count:,} images: confidence {said:.1%}, accuracy {right:.1%}'
-            f'</title><rect x="{x + 1}" y="{y}" width="{width:.1f}" height="{BOTTOM - y:.1f}"/>'
-            f'<text class="count" transform="translate({x + width / 2 + 4:.1f} {BOTTOM + 24}) '
-            f'rotate(-90)">{count:,}</text></g>'
-        )
+        if count:
+            parts.append(
+                f'<g class="bar"><title>{count:,} images: confidence {said:.1%}, accuracy '
+                f'{right:.1%}</title><rect x="{across(number / BINS) + 1}" y="{down(right)}" '
+                f'width="{(RIGHT - LEFT) / BINS - 2:.1f}" height="{BOTTOM - down(right):.1f}"/></g>'
+            )
     parts.append(f'<path class="ideal" d="M{LEFT} {BOTTOM}L{RIGHT} {TOP}"/>')
-    parts.append(f'<text x="{RIGHT + 20}" y="{BOTTOM + 40}">images</text>')
-    return figure("Accuracy by predicted confidence", parts, 236)
+    return figure("Accuracy by predicted confidence", parts)
 
 
-def figure(title: str, parts: list[str], height: int) -> str:
+def figure(title: str, parts: list[str]) -> str:
     """A drawing with its caption."""
     return (
-        f"<figure><figcaption>{escape(title)}</figcaption>"
-        f'<svg viewBox="0 0 352 {height}" role="img" '
+        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 352 196" role="img" '
         f'aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
     )
 

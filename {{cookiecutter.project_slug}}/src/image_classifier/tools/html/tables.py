@@ -15,8 +15,8 @@ MOST_CLASSES, MOST_PAIRS = 1000, 30  # rows of a table
 def confusion_matrix(classes: tuple[str, ...], confusion: Tensor) -> str:
     """Every class against every class; `confusion` (classes, classes), row: target."""
     names = [escape(name) for name in classes]
-    shares = confusion / confusion.sum(1, keepdim=True)
-    shades = shares.sqrt().tolist()  # the root, so that an error of one percent is visible
+    # The root of a share, so that an error of one percent is visible.
+    shades = (confusion / confusion.sum(1, keepdim=True)).sqrt().tolist()
     heads = "".join(f'<th scope="col" title="{name}"><span>{name}</span></th>' for name in names)
     lines = [f"<tr><td></td>{heads}</tr>"]
     for target, counts in enumerate(confusion.tolist()):
@@ -55,8 +55,7 @@ def class_table(classes: tuple[str, ...], confusion: Tensor) -> str:
     columns = (classes, *(tensor.tolist() for tensor in tensors), confused, times.tolist())
     rows = sorted(zip(*columns, strict=True), key=lambda row: (row[3] == 0, row[1], row[0]))
     heads = ("class", "recall", "precision", "images", "most often predicted as", "times")
-    more = f"<p>The {MOST_CLASSES:,} worst of {len(rows):,}.</p>" * (len(rows) > MOST_CLASSES)
-    return more + table(heads, rows[:MOST_CLASSES])
+    return table(heads, rows[:MOST_CLASSES])
 
 
 def errors(confusion: Tensor) -> Tensor:
@@ -73,18 +72,17 @@ def table(heads: tuple[str, ...], rows: Sequence[tuple[str | float, ...]]) -> st
         number = f"{value:,}" if isinstance(value, int) else f"{value:.1%}"
         return f'<td class="number">{"" if math.isnan(value) else number}</td>'
 
-    kinds = ["" if isinstance(value, str) else ' class="number"' for value in rows[0]]
-    head = "".join(f"<th{kind}>{name}</th>" for kind, name in zip(kinds, heads, strict=True))
+    head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     return f'<div class="long"><table><thead><tr>{head}</tr></thead>{body}</table></div>'
 
 
-def definitions(values: dict[str, Any], changed: Collection[tuple[str, Any]] = ()) -> str:
-    """Names with their values; the pairs in `changed` are bold."""
+def definitions(values: dict[str, Any], changed: Collection[str] = ()) -> str:
+    """Names with their values; those in `changed` are bold."""
     lines = []
     for name, value in values.items():
         text = shlex.join(map(str, value)) if isinstance(value, list) else value
         text = text if isinstance(text, str) else json.dumps(text)
-        mark = ' class="changed"' if (name, value) in changed else ""
+        mark = ' class="changed"' if name in changed else ""
         lines.append(f"<div{mark}><dt>{escape(name)}</dt><dd>{escape(text) or '-'}</dd></div>")
     return "".join(lines)

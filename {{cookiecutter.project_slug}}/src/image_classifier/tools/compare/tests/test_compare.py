@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HOSTILE, changed
+from conftest import changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config
@@ -18,11 +18,9 @@ from image_classifier.data.datasets.source import Source
 from image_classifier.predictions import Predictions
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.statistics import (
-    MOST_SEEDS,
     by_images,
     by_seeds,
     mcnemar,
-    seeds_needed,
     t_quantile,
 )
 
@@ -46,6 +44,7 @@ def write_run(
     config = changed(config, run__dir=str(folder), run__keep=1 + seed)
     top1 = right / COUNT
     rows = [
+        {"step": 1, "train/images_per_second": 0.0},
         {"step": 50, "train/images_per_second": rate},
         {"step": 50, "val/top1": top1 - 0.002, "val/loss": 0.5},
         {"step": 100, "train/images_per_second": rate},
@@ -56,12 +55,10 @@ def write_run(
     (folder / "status.json").write_text(json.dumps({"state": state}))
     pixels = torch.full((COUNT, 1, 1, 3), pixel, dtype=torch.uint8)
     source = Source(torch.ones(COUNT, dtype=torch.int64), ("ant", "bee"), pixels)
-    answer = (torch.arange(COUNT) < right).long()
-    share = torch.full((COUNT,), 0.9)
     if paths is not None:
         source = replace(source, pixels=None, paths=paths)
-    answers = Predictions(source, answer, share, share)
-    answers.save(folder / "predictions.safetensors", step=100)
+    answer, share = (torch.arange(COUNT) < right).long(), torch.full((COUNT,), 0.9)
+    Predictions(source, answer, share, share).save(folder / "predictions.safetensors", step=100)
     return str(folder)
 
 
@@ -80,7 +77,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_intervals_and_p_values_are_those_of_the_tables() -> None:
-    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 30: 2.042, 99: 1.984}
+    table = {1: 12.706, 2: 4.303, 11: 2.201, 12: 2.179, 20: 2.086, 30: 2.042, 99: 1.984}
     assert {n: round(t_quantile(n), 3) for n in table} == table
     assert mcnemar(9, 1) == mcnemar(1, 9) == pytest.approx(2 * 11 / 1024)
     assert mcnemar(0, 0) == mcnemar(5, 5) == mcnemar(6, 5) == 1
@@ -88,8 +85,6 @@ def test_intervals_and_p_values_are_those_of_the_tables() -> None:
     assert mcnemar(4950, 5050) == pytest.approx(normal, rel=0.01)
     assert not by_seeds([0.5, 0.6], [0.501, 0.601], grain=0.001).is_real  # less than an image
     assert by_seeds([0.5, 0.6], [0.52, 0.62], grain=0.001).is_real
-    assert seeds_needed(0.01, spread=0.01) == 7  # the first n with t(n - 1) < sqrt(n)
-    assert seeds_needed(0.01, spread=1.0) == MOST_SEEDS
 
 
 def test_without_a_difference_one_comparison_in_twenty_finds_one() -> None:
@@ -110,8 +105,7 @@ def test_recipes_are_paired_seed_by_seed(
         for lr, rate, gains in ((0.5, 500.0, (0, 0, 0)), (0.3, 250.0, (8, 10, 12)))
         for seed, gain in enumerate(gains)
     ]
-    json_file = tmp_path / "all.json"
-    lines = said(capsys, *runs, "--json", str(json_file))
+    lines = said(capsys, *runs)
     assert [line.split()[0] for line in lines[1:7]] == ["A"] * 3 + ["B"] * 3
     assert lines[4].split()[2:] == ["0", "85.80%", "85.80%", "0.4000", "0:40", "250"]
     reach = 100 * 4.303 * 0.002 / math.sqrt(3)
@@ -122,10 +116,6 @@ def test_recipes_are_paired_seed_by_seed(
         f"  best top-1: B is better by 1.00 {real}",
         "  speed: 0.50 x the images/s of A; `bench` measures in turns",
     ]
-    found = json.loads(json_file.read_text())
-    assert found["comparisons"][0]["is_significant"] is True
-    assert found["comparisons"][0]["knobs"] == {"optim.lr": [0.5, 0.3]}
-    assert [run["group"] for run in found["runs"]] == ["A"] * 3 + ["B"] * 3
     backwards = said(capsys, *runs[3:], *runs[:3])
     assert backwards[9] == f"  final top-1: A is better by 1.00 {real}"
 
@@ -145,15 +135,17 @@ def test_of_one_seed_two_models_are_compared_and_no_recipes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = (write_run(tmp_path / f"{n}", n, lr=n) for n in (900, 920))
-    c = write_run(tmp_path / "c", 902, state="running")
-    lines = "\n".join(said(capsys, a, b, c))
-    assert "B is better by 2.00 points (95% interval: " in lines
-    assert "1,000 images, McNemar's p 1.9e-06): significant" in lines
-    assert "only A is right on 0 images, only B on 20" in lines
-    assert lines.count("this compares two models, not two recipes") == 2
-    assert "no significant difference: C is ahead by 0.20 points" in lines
-    assert "c (running)" in lines
-    assert "one in 20 comparisons" in lines
+    c = write_run(tmp_path / "c\x1b[2J", 902, state="running")
+    lines = said(capsys, a, b, c)
+    assert all(line.isprintable() for line in lines)
+    text = "\n".join(lines)
+    assert "B is better by 2.00 points (95% interval: " in text
+    assert "1,000 images, McNemar's p 1.9e-06): significant" in text
+    assert "only A is right on 0 images, only B on 20" in text
+    assert text.count("this compares two models, not two recipes") == 2
+    assert "no significant difference: C is ahead by 0.20 points" in text
+    assert "c\\x1b[2J (running)" in text
+    assert "one in 20 comparisons" in text
 
 
 def test_what_can_not_be_compared_is_refused_in_a_line(
@@ -167,14 +159,13 @@ def test_what_can_not_be_compared_is_refused_in_a_line(
     assert "are not those of" in refused(capsys, a, other)
     far = [write_run(tmp_path / f"far{n}", 900, seed=n, lr=0.2) for n in (1, 2)]
     assert "nothing can be paired" in refused(capsys, a, *far)
-    assert "cannot write" in refused(capsys, a, b, "--json", str(tmp_path / "no" / "x.json"))
     with Path(b, "metrics.jsonl").open("a") as file:  # continued since it wrote its predictions
         file.write('{"step": 150, "epoch": 3.0, "val/top1": 0.95, "val/loss": 0.3}\n')
     assert "no predictions.safetensors of its last evaluation" in refused(capsys, a, b)
-    Path(b, "predictions.safetensors").unlink()
-    assert "no predictions.safetensors" in refused(capsys, a, b)
     Path(b, "predictions.safetensors").write_bytes(b"\x80\x04K\x01.")
     assert "predictions.safetensors' can" in refused(capsys, a, b)
+    Path(b, "metrics.jsonl").write_text("")
+    assert "it has no evaluation yet" in refused(capsys, a, b)
 
 
 def test_scores_on_images_that_were_replaced_are_not_compared(
@@ -194,26 +185,13 @@ def test_scores_on_images_that_were_replaced_are_not_compared(
     assert "no significant difference" in "".join(said(capsys, runs[2], prepared))
 
 
-def test_names_of_runs_do_not_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = [name.replace("/", "") for name in (*HOSTILE, "\x1b[2J\nB is better")]
-    runs = [write_run(tmp_path / name, 900 + n, lr=n) for n, name in enumerate(names)]
-    lines = said(capsys, *runs)
-    assert all(line.isprintable() for line in lines)
-    assert len([line for line in lines if line.startswith("B ")]) == 2  # its row, and against A
-
-
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "status.json"])
-def test_runs_are_compared_by_what_is_sound_or_refused_in_a_line(
-    name: str, damaged: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_runs_with_damaged_files_are_compared_by_what_is_sound_or_refused_in_a_line(
+    damaged: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = write_run(tmp_path / "a", 900), write_run(tmp_path / "b", 910, lr=0.3)
-    rows = Path(b, name).read_bytes() if name == "metrics.jsonl" else b""
-    Path(b, name).write_bytes(damaged + b"\n" + rows)
-    code = main(["compare", a, b])
-    said = capsys.readouterr()
-    assert code == (2 if name == "config.json" else 0)
-    assert said.err.count("\n") == (code == 2)
-    Path(b, name).write_bytes(damaged)
-    assert main(["compare", a, b]) in (0, 2)
+    for name in ("metrics.jsonl", "status.json", "config.json"):
+        rows = Path(b, name).read_bytes() if name == "metrics.jsonl" else b""
+        Path(b, name).write_bytes(damaged + b"\n" + rows)
+        code = main(["compare", a, b])
+        assert capsys.readouterr().err.count("\n") == (code == 2)
+        assert code == (2 if name == "config.json" else 0)
