@@ -71,7 +71,6 @@ class AugmentConfig:
     policy: str = "none"  # trivialaugment, or randaugment-m9-n2: magnitude 9 (of 30), 2 operations.
     # Works on single images, so they are streamed
     cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
-    random_erasing: float = within(0.0, 0, 1)  # probability that a random rectangle is blanked
     mixup: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
     cutmix: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
     min_size: int = within(0, 0, 4096)  # progressive resizing: side of training images at the start
@@ -92,8 +91,6 @@ class ModelConfig:
     stem: Literal["auto", "imagenet", "small"] = "auto"  # first layers of torchvision's models;
     # small: keep full resolution; auto: small up to 64 pixels
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
-    stochastic_depth: float = within(0.0, 0, 0.99)  # drop probability of the last residual branch;
-    # of earlier ones in proportion to their depth. 0: the model's own default
     blurpool: bool = False  # blur before each strided convolution: https://arxiv.org/abs/1904.11486
 
 
@@ -146,7 +143,6 @@ class RunConfig:
     patience: int = within(0, 0)  # early stopping: evaluations without a better top-1; 0: off
     save_every_steps: int = within(0, 0)  # between checkpoints; 0: with every evaluation. In any
     # case every 10 minutes
-    keep: int = within(2, 1, 1000)  # newest checkpoints kept beside the best
     trackers: tuple[TrackerName, ...] = ("tensorboard",)  # who gets the metrics beside
     # metrics.jsonl; the flag with nothing after it: nobody
     timeout_seconds: float = within(300.0, 1)  # without a sign of life from a process or a worker,
@@ -197,9 +193,6 @@ class Config:
                 f"--augment.min-size {augment.min_size} is not in {SMALLEST_SIDE} .. "
                 f"{data.image_size}, which is --data.image-size; 0: images of one size"
             )
-        begin, end = augment.growth
-        if begin > end:
-            raise UserError(f"--augment.growth {begin:g} {end:g}: it ends before it begins")
         if optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
+import torch
+
 from ...predictions import BINS, Calibration
 
 Points = list[tuple[float, float]]  # x and y
@@ -86,16 +88,16 @@ def reliability_diagram(calibration: Calibration) -> str:
         {f"{y:.0%}": down(y) for y in (0.0, 0.25, 0.5, 0.75, 1.0)},
         "confidence",
     )
-    columns = zip(calibration.counts, calibration.confidence, calibration.accuracy, strict=True)
-    for number, (count, said, right) in enumerate(columns):
+    columns = torch.stack((calibration.counts, calibration.confidence, calibration.accuracy), dim=1)
+    for number, (count, said, right) in enumerate(columns.tolist()):
         if not count:
             continue
         x, y, width = across(number / BINS), down(right), (RIGHT - LEFT) / BINS - 2
         parts.append(
-            f'<g class="bar"><title>{count:,} images: confidence {said:.1%}, accuracy {right:.1%}'
+            f'<g class="bar"><title>{count:,.0f} images: confidence {said:.1%}, accuracy {right:.1%}'
             f'</title><rect x="{x + 1}" y="{y}" width="{width:.1f}" height="{BOTTOM - y:.1f}"/>'
             f'<text class="count" transform="translate({x + width / 2 + 4:.1f} {BOTTOM + 24}) '
-            f'rotate(-90)">{count:,}</text></g>'
+            f'rotate(-90)">{count:,.0f}</text></g>'
         )
     parts.append(f'<path class="ideal" d="M{LEFT} {BOTTOM}L{RIGHT} {TOP}"/>')
     parts.append(f'<text x="{RIGHT + 20}" y="{BOTTOM + 40}">images</text>')
