@@ -83,12 +83,12 @@ class TrainState:
         self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))
-        own, theirs = self.optimizer.state_dict()["param_groups"], saved["optimizer"]["param_groups"]
-        groups = [
-            mine | {"params": group["params"]} for mine, group in zip(own, theirs, strict=True)
-        ]
-        state = saved["optimizer"]["state"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizer = saved["optimizer"]
+        pairs = zip(
+            self.optimizer.state_dict()["param_groups"], optimizer["param_groups"], strict=True
+        )
+        groups = [own | {"params": theirs["params"]} for own, theirs in pairs]
+        self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": groups})
         self.precision.load_state_dict(saved["scaler"])
 
 

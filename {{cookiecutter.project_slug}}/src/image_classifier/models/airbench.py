@@ -96,7 +96,7 @@ def norm(channels: int) -> nn.BatchNorm2d:
 
 
 def airbench(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """The network of the paper's 94 % recipe, for images of 32 pixels; call `fit` before training."""
+    """The network of the paper's 94 % recipe, for images of 32 pixels."""
     return build(model, num_classes, image_size, num_convs=2)
 
 

@@ -113,5 +113,5 @@ def vit_s(_model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
         UserError: if the images can't be cut into patches.
     """
     if image_size % PATCH:
-        raise UserError(f"vit_s takes a --data.image-size of multiples of {PATCH}, not {image_size}")
+        raise UserError(f"vit_s takes a --data.image-size in steps of {PATCH}, not {image_size}")
     return ViT(num_classes, image_size)

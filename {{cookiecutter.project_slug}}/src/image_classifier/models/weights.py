@@ -32,13 +32,14 @@ class DamagedError(UserError):
 class Best:
     """A trained model as its checkpoint has it: the weights, and what is needed to use them."""
 
+    path: Path  # of the checkpoint
+    digest: str  # of that file
     weights: dict[str, Tensor]  # those that were evaluated: the averaged ones where there are any
     config: Config
     step: int
     classes: tuple[str, ...]
     mean: Colours  # that training images were normalised by
     std: Colours
-    digest: str  # of the file
 
 
 def load_best(path: Path) -> Best:
@@ -93,7 +94,7 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
     # A plain dict: one of torch's may have metadata, which a model would act on.
     weights = dict(state["model"] if state["ema"] is None else state["ema"])
-    return Best(weights, config, state["step"], classes, mean, std, digest)
+    return Best(path, digest, weights, config, state["step"], classes, mean, std)
 
 
 def check_images(classes: tuple, mean: list[float], std: list[float]) -> tuple[Colours, Colours]:

@@ -94,8 +94,9 @@ def reliability_diagram(calibration: Calibration) -> str:
             continue
         x, y, width = across(number / BINS), down(right), (RIGHT - LEFT) / BINS - 2
         parts.append(
-            f'<g class="bar"><title>{count:,.0f} images: confidence {said:.1%}, accuracy {right:.1%}'
-            f'</title><rect x="{x + 1}" y="{y}" width="{width:.1f}" height="{BOTTOM - y:.1f}"/>'
+            f'<g class="bar"><title>{count:,.0f} images: confidence {said:.1%}, accuracy '
+            f'{right:.1%}</title><rect x="{x + 1}" y="{y}" width="{width:.1f}" '
+            f'height="{BOTTOM - y:.1f}"/>'
             f'<text class="count" transform="translate({x + width / 2 + 4:.1f} {BOTTOM + 24}) '
             f'rotate(-90)">{count:,.0f}</text></g>'
         )
