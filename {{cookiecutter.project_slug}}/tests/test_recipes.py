@@ -48,7 +48,7 @@ def test_features_are_blurred_before_each_stride_but_the_first() -> None:
     torch.testing.assert_close(blurred(nn.Identity(), (features,)), expected)
     with torch.device("meta"):
         model = build_model(ModelConfig(name="resnet18", blurpool=True), 3, 96)
-        with pytest.raises(UserError, match="--model.blurpool: airbench has no convolution"):
+        with pytest.raises(UserError, match=r"--model.blurpool: airbench has no convolution"):
             build_model(ModelConfig(name="airbench", blurpool=True), 3, 32)
     hooked = {name for name, m in model.named_modules() if m._forward_pre_hooks}
     assert hooked == {f"layer{n}.0.{last}" for n in (2, 3, 4) for last in ("conv1", "downsample.0")}

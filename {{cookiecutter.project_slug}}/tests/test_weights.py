@@ -32,7 +32,7 @@ def put(saved: dict[str, Any], place: str, value: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("state", {}, f"{OTHER}KeyError('model')"),
+        ("state", {}, f"{OTHER}KeyError('step')"),
         ("state", ["model"], f"{OTHER}TypeError"),
         ("state/step", -7, f"{OTHER}ValueError('state.step is -7')"),
         ("state/model", {}, f"{OTHER}ValueError('there are no weights')"),

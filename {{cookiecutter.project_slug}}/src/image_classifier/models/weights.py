@@ -152,7 +152,7 @@ def check_archive(file: BinaryIO, path: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
-            # We compress nothing: what would unpack to more than the file is a bomb.
+            # What would unpack to more than the file is a bomb; TorchScript is compressed, too.
             is_bomb = sum(record.file_size for record in records) >= os.fstat(file.fileno()).st_size
             is_bomb |= any(record.compress_type != zipfile.ZIP_STORED for record in records)
             wrong = None if is_bomb else archive.testzip()
@@ -160,7 +160,7 @@ def check_archive(file: BinaryIO, path: Path) -> None:
     except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
         raise DamagedError(f"{str(path)!a} is damaged: {error}") from error
     if wrong or is_bomb:
-        reason = f"wrong checksum of {wrong!a}" if wrong else "more inside than it is long"
+        reason = f"wrong checksum of {wrong!a}" if wrong else "it is compressed, as no checkpoint is"
         raise DamagedError(f"{str(path)!a} is damaged: {reason}")
 
 
