@@ -10,7 +10,11 @@ from image_classifier import evaluate
 from image_classifier import precision as precision_module
 from image_classifier.config import Config
 from image_classifier.data.loader import TrainData
-from image_classifier.precision import Rounds, measure, settle_precision
+from image_classifier.precision import (
+    Rounds,
+    measure,
+    settle_precision,
+)
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.runtime.machine import usual_precision
 from image_classifier.train import train

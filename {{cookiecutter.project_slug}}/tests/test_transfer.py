@@ -1,5 +1,6 @@
 """Fine-tuning: which weights a run can begin with, and which of them are trained when."""
 
+import json
 import re
 from argparse import Namespace
 from collections.abc import Callable
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 from image_classifier import checkpoint
 from image_classifier.config import Config, ModelConfig, RunConfig
 from image_classifier.errors import UserError
+from image_classifier.evaluate import evaluate_run
 from image_classifier.models import (
     PretrainedWeights,
     build_model,
     load_pretrained,
     read_checkpoint,
 )
+from image_classifier.models.airbench import Airbench
 from image_classifier.optim import build_optimizer, set_lr
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
@@ -75,6 +78,15 @@ def test_weights_are_read_as_other_programs_save_them(
     note = load(tmp_path / name).load_into(model, CLASSES)
     assert note == f"weights from {str(tmp_path / name)!a}"
     assert_same(model.state_dict(), donor.state_dict())
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])
+    with pytest.raises(UserError, match=re.escape(f"{name}'")):
+        load(tmp_path / name)
+
+
+def test_a_file_without_weights_is_named(tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"w.pth' is no state dict or checkpoint: there"):
+        load(tmp_path / "w.pth")
 
 
 def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
@@ -209,3 +221,15 @@ def test_lower_blocks_learn_more_slowly(donor: nn.Module, config: Config) -> Non
     assert rates[0] == 0.5 ** (len(rates) // 2 - 1)
     lowest = {weight for group in optimizer.param_groups[:2] for weight in group["params"]}
     assert donor.stem[0].weight in lowest
+
+
+def test_a_run_resumes_and_is_evaluated_with_the_first_layer_that_it_had(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = changed(config, model=AIRBENCH)
+    scores = train(fast)
+    monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())
+    assert train(fast).loss == scores.loss
+    best = evaluate_run(fast.run.dir, "val", "", fast.compute)
+    rows = Path(fast.run.dir, "metrics.jsonl").read_text().splitlines()
+    assert best.top1 == max(json.loads(row).get("val/top1", 0) for row in rows)

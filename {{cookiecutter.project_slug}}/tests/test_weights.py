@@ -14,9 +14,18 @@ from conftest import run_ranks
 
 from image_classifier import evaluate
 from image_classifier.cli import main
-from image_classifier.config import ComputeConfig, ModelConfig, RunConfig
+from image_classifier.config import (
+    ComputeConfig,
+    ModelConfig,
+    RunConfig,
+)
 from image_classifier.errors import UserError
-from image_classifier.models import Best, load_best, load_pretrained, read_checkpoint
+from image_classifier.models import (
+    Best,
+    load_best,
+    load_pretrained,
+    read_checkpoint,
+)
 from image_classifier.runtime.distributed import World, join_world
 
 OTHER = "is not a checkpoint of this project: "

@@ -160,7 +160,9 @@ def check_archive(file: BinaryIO, path: Path) -> None:
     except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
         raise DamagedError(f"{str(path)!a} is damaged: {error}") from error
     if wrong or is_bomb:
-        reason = f"wrong checksum of {wrong!a}" if wrong else "it is compressed, as no checkpoint is"
+        reason = (
+            f"wrong checksum of {wrong!a}" if wrong else "it is compressed, as no checkpoint is"
+        )
         raise DamagedError(f"{str(path)!a} is damaged: {reason}")
 
 
