@@ -156,7 +156,12 @@ class Checkpoints:
             OSError: if the disk fails otherwise.
         """
         step = saved["state"]["step"]
-        check_finite(saved["state"], step)
+        floats = [tensor for tensor in tensors_in(saved["state"]) if tensor.is_floating_point()]
+        if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
+            raise SaveError(
+                f"weights or optimizer have numbers that are not finite after step {step}: they are "
+                "not saved, and earlier checkpoints are kept; lower --optim.lr"
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"step_{step:08d}.pt"
@@ -213,21 +218,6 @@ class Checkpoints:
         self.writer.shutdown(wait=True)
         if error[0] is None:
             self.wait()
-
-
-def check_finite(state: dict[str, Any], step: int) -> None:
-    """Check that no saved number is inf or nan.
-
-    Raises:
-        SaveError: naming the part that has one.
-    """
-    for part in ("model", "ema", "optimizer"):
-        floats = [t for t in tensors_in(state[part]) if t.is_floating_point()]
-        if floats and not torch.stack(torch._foreach_norm(floats)).isfinite().all():
-            raise SaveError(
-                f"the {part} has numbers that are not finite after step {step}: they are not "
-                "saved, and earlier checkpoints are kept; lower --optim.lr"
-            )
 
 
 def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401 - any nesting of plain values

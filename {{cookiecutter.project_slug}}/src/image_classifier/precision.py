@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any
 
 import torch
@@ -170,33 +170,31 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
 
     In CPU time of one thread: other load on the machine hardly changes that.
     """
-    size = config.data.image_size
+    size, formats = config.data.image_size, []
 
-    def rounds_of(count: int, most: int) -> Rounds:
-        """Up to `most` rounds with `count` images; no further ones after ROUND_SECONDS."""
-        ends, rounds = perf_counter() + ROUND_SECONDS, []
-        while not rounds or (len(rounds) < most and perf_counter() < ends):
-            fp32, bf16 = (step_seconds(*one, count, size) / count for one in formats)
-            rounds.append((fp32, bf16))
-        return rounds
+    def once(count: int) -> tuple[float, float]:
+        fp32, bf16 = (step_seconds(*one, count, size) / count for one in formats)
+        return fp32, bf16
 
     with one_thread(), seeded(WEIGHTS, config.seed):  # leaves the random state as it was
         model = build_model(config.model, num_classes, size).train()
-        formats = []
         for name, network in (("fp32", model), ("bf16", with_small_weights(model))):
             precision = Precision(name, config.compute, config.optim, world.device)
             formats.append((precision, network.to(memory_format=precision.memory_format)))
-        first = rounds_of(LEAST_IMAGES, 1)  # builds the kernels, too
-        if LEAST_IMAGES * sum(first[0]) >= LONG_SECONDS:
-            return first
-        rounds = rounds_of(LEAST_IMAGES, 2)
-        count = int(STEP_SECONDS / min(fp32 for fp32, _ in rounds))
-        if DOUBTFUL < gain_of(rounds) < 1:
+        first = once(LEAST_IMAGES)  # builds the kernels, too
+        if LEAST_IMAGES * sum(first) >= LONG_SECONDS:
+            return [first]
+        few = once(LEAST_IMAGES)
+        count = int(STEP_SECONDS / few[0])
+        if DOUBTFUL < gain_of([few]) < 1:
             count = max(count, DOUBTFUL_IMAGES)
         count = min(count, most_images)
-        if count > LEAST_IMAGES:
-            rounds_of(count, 1)  # builds the kernels
-            rounds = rounds_of(count, 2)
+        if count <= LEAST_IMAGES:
+            return [few]
+        once(count)  # builds the kernels
+        rounds = [once(count)]
+        if count * sum(rounds[0]) < ROUND_SECONDS:
+            rounds.append(once(count))
         return rounds
 
 

@@ -159,11 +159,10 @@ def check_archive(file: BinaryIO, path: Path) -> None:
     # A hostile archive raises more than BadZipFile: of unknown compression, of a password.
     except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
         raise DamagedError(f"{str(path)!a} is damaged: {error}") from error
-    if wrong or is_bomb:
-        reason = (
-            f"wrong checksum of {wrong!a}" if wrong else "it is compressed, as no checkpoint is"
-        )
-        raise DamagedError(f"{str(path)!a} is damaged: {reason}")
+    if is_bomb:
+        raise DamagedError(f"{str(path)!a} is damaged: it is compressed, as no checkpoint is")
+    if wrong:
+        raise DamagedError(f"{str(path)!a} is damaged: wrong checksum of {wrong!a}")
 
 
 def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a file may hold
