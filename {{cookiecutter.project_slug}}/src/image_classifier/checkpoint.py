@@ -159,8 +159,8 @@ class Checkpoints:
         floats = [tensor for tensor in tensors_in(saved["state"]) if tensor.is_floating_point()]
         if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
             raise SaveError(
-                f"weights or optimizer have numbers that are not finite after step {step}: they are "
-                "not saved, and earlier checkpoints are kept; lower --optim.lr"
+                f"weights or optimizer have numbers that are not finite after step {step}: not "
+                "saved, and earlier checkpoints are kept; lower --optim.lr"
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -199,14 +199,15 @@ class Checkpoints:
         Raises:
             SaveError: if that step could not be saved.
         """
-        if self.world.is_main:
-            self.wait()
+        self.wait()
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
-        if not self.world.is_main:
-            return ""
         return (
-            f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}; "
-            "run the same command to resume"
+            ""
+            if not self.world.is_main
+            else (
+                f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}; "
+                "run the same command to resume"
+            )
         )
 
     def __enter__(self) -> "Checkpoints":

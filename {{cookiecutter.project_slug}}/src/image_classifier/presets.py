@@ -1,4 +1,4 @@
-"""Named experiments. To add one: a function that returns a `Config`, and its name in `PRESETS`.
+"""Named experiments. To add one: a function that returns a `Config`, and its name in `OURS`.
 
 The first line of its docstring says what it reaches, where and in how long, and is shown by
 `--help`. Derive one from another with `dataclasses.replace`.
@@ -204,21 +204,10 @@ def imagenet_vit_s() -> Config:
     )
 
 
+OURS = (smoke, shapes, cifar10, cifar10_speed, cifar10_best, cifar100, folder, finetune)
+PUBLISHED = (imagenet_rn50_16, imagenet_rn50_88, imagenet_vit_s)
 PRESETS: dict[str, Callable[[], Config]] = {
-    preset.__name__: preset
-    for preset in (
-        smoke,
-        shapes,
-        cifar10,
-        cifar10_speed,
-        cifar10_best,
-        cifar100,
-        folder,
-        finetune,
-        imagenet_rn50_16,
-        imagenet_rn50_88,
-        imagenet_vit_s,
-    )
+    preset.__name__: preset for preset in (*OURS, *PUBLISHED)
 }
 
 
@@ -229,18 +218,12 @@ def shortened(config: Config, epochs: float) -> Config:
     """
     if not 0 < epochs < config.epochs:
         return config
-    warmup_epochs, frozen_epochs, evaluate_every_epochs = (
-        round(value * epochs / config.epochs, 6)
-        for value in (
-            config.optim.warmup_epochs,
-            config.optim.frozen_epochs,
-            config.run.evaluate_every_epochs,
-        )
-    )
+    share, optim, run = epochs / config.epochs, config.optim, config.run
+    warmup, frozen = (round(n * share, 6) for n in (optim.warmup_epochs, optim.frozen_epochs))
     # Of a preset that evaluates every epoch, a shorter run does so too, and not more often.
-    every = min(max(1.0, evaluate_every_epochs), config.run.evaluate_every_epochs)
+    every = min(max(1.0, round(run.evaluate_every_epochs * share, 6)), run.evaluate_every_epochs)
     return replace(
         config,
-        optim=replace(config.optim, warmup_epochs=warmup_epochs, frozen_epochs=frozen_epochs),
-        run=replace(config.run, evaluate_every_epochs=every),
+        optim=replace(optim, warmup_epochs=warmup, frozen_epochs=frozen),
+        run=replace(run, evaluate_every_epochs=every),
     )

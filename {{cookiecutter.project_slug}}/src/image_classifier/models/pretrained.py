@@ -130,9 +130,7 @@ def read_weights(path: Path) -> PretrainedWeights:
         best = parse_checkpoint(saved, path, digest)
         return PretrainedWeights(note, best.weights, best.classes, best.mean, best.std)
     entries = next((saved[name] for name in ENTRIES if isinstance(saved.get(name), dict)), saved)
-    weights = {
-        n: w.detach() for n, w in entries.items() if isinstance(n, str) and isinstance(w, Tensor)
-    }
+    weights = {str(name): w.detach() for name, w in entries.items() if isinstance(w, Tensor)}
     try:
         check_weights(weights)
     except ValueError as error:
