@@ -201,14 +201,8 @@ class Checkpoints:
         """
         self.wait()
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
-        return (
-            ""
-            if not self.world.is_main
-            else (
-                f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}; "
-                "run the same command to resume"
-            )
-        )
+        last = f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}"
+        return f"{last}; run the same command to resume" if self.world.is_main else ""
 
     def __enter__(self) -> "Checkpoints":
         """A block in which checkpoints are saved."""
