@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,9 +26,9 @@ from .weights import (
     check_images,
     check_weights,
     first_reason,
+    load_best,
     newest_first,
     parse_checkpoint,
-    read_checkpoint,
     read_file,
 )
 
@@ -94,9 +95,11 @@ def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> Pretrai
     """
     if not run.init_from:
         return PretrainedWeights("random weights")
-    if (Path(run.dir, "checkpoints", "last.pt")).exists() and not run.fresh:
-        note = "weights of this run; --run.init-from was for its start"
-        return PretrainedWeights(note, **saved_normalisation(Path(run.dir, "checkpoints")))
+    saved = [] if run.fresh else newest_first(Path(run.dir, "checkpoints"))
+    for path in saved:
+        with suppress(DamagedError):  # `Checkpoints.resume` says so
+            best, note = load_best(path), "weights of this run; --run.init-from was for its start"
+            return PretrainedWeights(note, mean=best.mean, std=best.std)
     if run.init_from == PUBLISHED:
         found = PretrainedWeights(f"torchvision's weights of {model.name}", download(model, world))
     else:
@@ -144,17 +147,6 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     for wrapper in WRAPPERS:
         consume_prefix_in_state_dict_if_present(weights, wrapper)
     return {OLD_DENSENET.sub(r"\1\2.", name): weight for name, weight in weights.items()}
-
-
-def saved_normalisation(checkpoints: Path) -> dict[str, Colours]:
-    """Mean and std of the run with these checkpoints, from the newest that is not damaged."""
-    for path in newest_first(checkpoints):
-        try:
-            saved = read_checkpoint(path)
-        except DamagedError:  # `Checkpoints.resume` says so
-            continue
-        return {"mean": tuple(saved["mean"]), "std": tuple(saved["std"])}
-    return {}
 
 
 def usual_normalisation(name: str) -> dict[str, Colours]:
