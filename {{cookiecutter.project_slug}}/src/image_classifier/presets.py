@@ -1,4 +1,4 @@
-"""Named experiments. To add one: a function that returns a `Config`, and its name in `OURS`.
+"""Named experiments. To add one: a function that returns a `Config`, and its name in `PRESETS`.
 
 The first line of its docstring says what it reaches, where and in how long, and is shown by
 `--help`. Derive one from another with `dataclasses.replace`.
@@ -204,10 +204,21 @@ def imagenet_vit_s() -> Config:
     )
 
 
-OURS = (smoke, shapes, cifar10, cifar10_speed, cifar10_best, cifar100, folder, finetune)
-PUBLISHED = (imagenet_rn50_16, imagenet_rn50_88, imagenet_vit_s)
 PRESETS: dict[str, Callable[[], Config]] = {
-    preset.__name__: preset for preset in (*OURS, *PUBLISHED)
+    preset.__name__: preset
+    for preset in (
+        smoke,
+        shapes,
+        cifar10,
+        cifar10_speed,
+        cifar10_best,
+        cifar100,
+        folder,
+        finetune,
+        imagenet_rn50_16,
+        imagenet_rn50_88,
+        imagenet_vit_s,
+    )
 }
 
 
