@@ -97,33 +97,6 @@ def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name
     assert {names[weight] for weight in optimizer.hidden} == hidden
 
 
-class Odd(nn.Module):
-    """A network with weights of several dimensions that are no matrices."""
-
-    no_weight_decay = staticmethod(lambda: {"fourier.*"})  # as timm's models have it
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queries = nn.Parameter(torch.zeros(4, 6))
-        self.prompts = nn.ParameterList([torch.zeros(4, 6)])
-        self.stem = nn.Conv2d(3, 6, 2)
-        self.names = nn.Embedding(5, 6)
-        self.fourier = nn.Linear(2, 6)
-        self.gate = nn.Linear(6, 1, bias=False)
-        self.attention = nn.MultiheadAttention(6, 2)
-        self.last = nn.Linear(6, 3)
-
-
-def test_what_is_no_matrix_does_not_decay_whatever_its_shape() -> None:
-    model = Odd()
-    names = {weight: path for path, weight in model.named_parameters()}
-    optimizer = build_optimizer(OptimConfig(name="muon"), model)
-    hidden = {"attention.in_proj_weight", "attention.out_proj.weight"}
-    assert {names[weight] for weight in optimizer.hidden} == hidden
-    decaying = {names[weight] for weight in optimizer.param_groups[0]["params"]}
-    assert decaying == hidden | {"stem.weight", "last.weight"}
-
-
 def smooth(count: int) -> Tensor:
     """Images whose neighbouring pixels and colours are much alike: (count, 3, 12, 12)."""
     generator = torch.Generator().manual_seed(0)

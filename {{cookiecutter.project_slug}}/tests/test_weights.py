@@ -1,10 +1,8 @@
 """What a checkpoint holds is checked where it is read, and it is read at once."""
 
-import hashlib
 import math
 import os
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -74,24 +72,6 @@ def test_what_no_run_saved_is_refused_in_a_line(
     line = capsys.readouterr().err
     assert message in line
     assert line.count("\n") == 1
-
-
-def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_from_one_file(
-    trained_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, next_path = tmp_path / "best.pt", tmp_path / "next.pt"
-    content = (trained_once / "checkpoints" / "best.pt").read_bytes()
-    path.write_bytes(content)
-    saved, zip_file = read_checkpoint(path), zipfile.ZipFile
-    torch.save(put(saved, "state/step", 99), next_path)
-
-    def replace_and_open(*arguments: object) -> zipfile.ZipFile:
-        next_path.replace(path)
-        return zip_file(*arguments)
-
-    monkeypatch.setattr(zipfile, "ZipFile", replace_and_open)
-    best, digest = load_best(path), hashlib.blake2b(content).hexdigest()[:32]
-    assert (best.step, best.digest) == (saved["state"]["step"], digest)
 
 
 def opened_while_saved(folder: Path) -> tuple[int, int]:
