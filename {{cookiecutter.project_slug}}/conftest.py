@@ -26,9 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 from image_classifier.cli import commands
 from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
+from image_classifier.models import build_model
 from image_classifier.predictions import Predictions
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
+from image_classifier.runtime.config_dict import flatten
 from image_classifier.tracking import logger as report
 from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
@@ -241,6 +243,22 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_photos(config: Config, photos: Path) -> Config:
     """A tiny run on photographs, three batches an epoch."""
     return changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
+
+
+def untrained_run(config: Config, photos: Path) -> str:
+    """The folder of a run on photographs, whose model has random weights and is confident."""
+    config = changed(config, data__name="folder", data__root=str(photos), data__limit=0)
+    torch.manual_seed(0)
+    model = build_model(config.model, 2, config.data.image_size)
+    torch.nn.init.normal_(model.head.weight)
+    state = {"model": model.state_dict(), "ema": None, "step": 7, "best_top1": 0.5, "best_step": 7}
+    state |= {"optimizer": {"state": {}, "param_groups": []}, "scaler": {}}
+    saved = {"state": state, "config": flatten(config), "classes": ["ant", "bee"]}
+    saved |= {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.25], "fingerprint": ""}
+    path = Path(config.run.dir, "checkpoints", "best.pt")
+    path.parent.mkdir(parents=True)
+    torch.save(saved | {"report": {"loss": 0.0, "step": 7}}, path)
+    return config.run.dir
 
 
 HOSTILE = (

@@ -1,7 +1,6 @@
 """Files beside a run that are damaged, or no files at all: it goes on without, or says so."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ from conftest import changed
 
 from image_classifier import precision as precision_module
 from image_classifier.config import Config
-from image_classifier.data.datasets.prepared import read_manifest
 from image_classifier.data.loader import TrainData
-from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.heartbeat import ranks_in
+from image_classifier.runtime.heartbeat import rows_of
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -24,7 +21,7 @@ def test_a_run_goes_on_beside_what_is_damaged(finished: Config, damaged: bytes) 
     folder = Path(finished.run.dir)
     rows = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(damaged + b"\n" + rows + damaged)
-    for name in ("nonfinite.jsonl", "micro_batch.json", "config.json", "status.json", "heartbeats"):
+    for name in ("micro_batch.json", "config.json", "status.json", "heartbeats"):
         (folder / name).write_bytes(damaged)
     train(finished)
     assert json.loads((folder / "status.json").read_text())["state"] == "done"
@@ -37,7 +34,7 @@ def test_rows_of_ranks_are_those_that_are_whole(damaged: bytes, tmp_path: Path) 
     row = {"rank": 1, "host": "h", "process": 9, "step": 3, "line": "l", "time": 1.0, "how": "runs"}
     path = tmp_path / "heartbeats"
     path.write_bytes(damaged + b"\n" + json.dumps(row).encode() + b"\n")
-    assert ranks_in(path) == {1: row}
+    assert rows_of(path) == [row]
 
 
 def test_a_measured_precision_that_is_damaged_is_measured_again(
@@ -54,17 +51,3 @@ def test_a_measured_precision_that_is_damaged_is_measured_again(
         (tmp_path / "precision.json").write_bytes(content)
         said = [precision_module.settle_precision(config, data, CPU)[1] for _ in range(2)]
         assert [line.split(", ")[1] for line in said] == ["measured now", "measured before"]
-
-
-def test_a_manifest_that_is_damaged_is_named(damaged: bytes, tmp_path: Path) -> None:
-    sound = {"version": 1, "recipe": {"format": "raw", "side": 8, "quality": 85}, "index": "00"}
-    sound["shards"] = [{"bytes": 1, "blake2b": "00"}]
-    (tmp_path / "manifest.json").write_text(json.dumps(sound))
-    assert read_manifest(tmp_path) == sound
-    for name in ("recipe", "index", "shards"):
-        (tmp_path / "manifest.json").write_text(json.dumps(sound | {name: [5]}))
-        with pytest.raises(UserError, match=r"manifest\.json' are damaged"):
-            read_manifest(tmp_path)
-    (tmp_path / "manifest.json").write_bytes(damaged)
-    with suppress(UserError):  # and nothing else
-        assert read_manifest(tmp_path) is None

@@ -13,8 +13,8 @@ from image_classifier import train as train_module
 from image_classifier.config import Config
 from image_classifier.data.loader import (
     Batch,
+    Prefetcher,
     TrainData,
-    copy_ahead,
 )
 from image_classifier.errors import FaultError
 from image_classifier.models import read_checkpoint
@@ -98,7 +98,7 @@ def test_copies_that_overlap_bring_the_right_images() -> None:
     pairs = ((images.pin_memory(), torch.tensor([0])) for images in host)
     busy = torch.randn(2000, 2000, device=device)
     sums = []
-    for batch in copy_ahead(pairs, World(device)):
+    for batch in Prefetcher(pairs, World(device)):
         for _ in range(5):
             busy = busy @ busy / 2000  # the device falls behind the host
         sums.append(batch.images.float().mean())

@@ -1,14 +1,10 @@
 """Cores and memory are the container's; a machine without a usable GPU says why."""
 
 import os
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
-from safetensors.torch import load_file
 
 from image_classifier.config import ComputeConfig
 from image_classifier.errors import UserError
@@ -16,10 +12,7 @@ from image_classifier.runtime import distributed, machine
 from image_classifier.runtime.distributed import choose_device
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.machine import (
-    has_kernels,
     host_memory_bytes,
-    is_in_memory,
-    map_pages,
     num_cores,
     num_threads,
 )
@@ -59,21 +52,10 @@ def test_threads_are_those_that_the_user_asks_for(monkeypatch: pytest.MonkeyPatc
 
 def test_a_process_computes_on_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "num_threads", lambda processes: 3 // processes)
-    with machine.one_thread():  # restores the number of threads
-        with distributed.join_world(ComputeConfig(device="cpu")):
-            assert torch.get_num_threads() == 3
-        with machine.one_thread():
-            assert torch.get_num_threads() == 1
+    # The first block restores the number of threads.
+    with machine.one_thread(), distributed.join_world(ComputeConfig(device="cpu")):
         assert torch.get_num_threads() == 3
-
-
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine on which torch sees no GPU."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
+    assert torch.get_num_threads() != 3
 
 
 def refuse_to_start() -> None:
@@ -81,42 +63,28 @@ def refuse_to_start() -> None:
     raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have one")
 
 
-def test_a_run_on_the_cpu_says_why_there_is_no_gpu(no_gpu: pytest.MonkeyPatch) -> None:
-    no_gpu.setattr(torch.version, "cuda", None)
-    for has_driver, reason in (
-        (True, "is built without CUDA: uv pip install --reinstall --torch-backend auto torch"),
-        (False, "there is no NVIDIA driver"),
+def test_a_run_on_the_cpu_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for program, reason in (
+        ("/bin/nvidia-smi", "is built without CUDA: uv pip install --reinstall --torch-backend"),
+        (None, "there is no NVIDIA driver"),
     ):
-        no_gpu.setattr(machine, "has_nvidia_driver", lambda has_driver=has_driver: has_driver)
+        monkeypatch.setattr(machine.shutil, "which", lambda _, program=program: program)
         device, why = choose_device("auto", 0, 1)
         assert device.type == "cpu"
         assert reason in why
-    no_gpu.setattr(torch.version, "cuda", "13.0")
-    no_gpu.setattr(torch.cuda, "init", refuse_to_start)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", refuse_to_start)
     assert choose_device("auto", 0, 1)[1] == "Found no NVIDIA driver on your system"
-    for hidden in ("", "-1"):
-        no_gpu.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        expected = f"CUDA_VISIBLE_DEVICES is '{hidden}', which hides every GPU: unset it"
-        assert choose_device("auto", 0, 1)[1] == expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    expected = "CUDA_VISIBLE_DEVICES is '-1', which hides every GPU: unset it"
+    assert choose_device("auto", 0, 1)[1] == expected
     assert choose_device("cpu", 0, 1) == (torch.device("cpu"), "")  # it was asked for
     with pytest.raises(UserError, match=r"--compute.device cuda: CUDA_VISIBLE_DEVICES is"):
         choose_device("cuda", 0, 1)
-
-
-def test_a_gpu_without_kernels_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    archs = ["sm_75", "sm_80", "sm_86", "sm_90a", "compute_90"]
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: archs)
-    runs = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
-    assert all(has_kernels(*capability) for capability in runs)
-    assert not any(has_kernels(*capability) for capability in [(5, 2), (7, 0)])
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: cuda)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (5, 2))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GTX 980")
-    device, why = choose_device("auto", 0, 1)
-    assert device.type == "cpu"
-    assert "GTX 980 has compute capability 5.2, and torch" in why
 
 
 def test_each_process_has_a_device_of_its_own_or_is_refused(
@@ -134,42 +102,11 @@ def test_each_process_has_a_device_of_its_own_or_is_refused(
     assert chosen == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("words", "advice"),
-    [
-        ("CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING=1"),
-        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "CUDA_LAUNCH_BLOCKING=1"),
-        ("CUDA error: no kernel image is available for execution", "--torch-backend auto"),
-        ("of any other kind", "failed\n"),
-    ],
-)
-def test_a_fault_of_a_gpu_comes_with_what_to_do(
-    words: str, advice: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_comes_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
-        raise RuntimeError(words)
+        raise RuntimeError("planted")
 
     assert attempt(fail) == 1
-    *_, last = capsys.readouterr().err.splitlines(keepends=True)
-    assert last.startswith("failed")
-    assert advice in last
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the page cache of Linux")
-def test_a_file_in_memory_is_mapped_at_once_and_one_on_the_disk_is_not(tmp_path: Path) -> None:
-    import resource
-
-    path = tmp_path / "images.safetensors"
-    save_file({"images": np.ones(8_000_000, dtype=np.uint8)}, path)
-    assert is_in_memory(path)
-    images = load_file(path)["images"].numpy()
-    map_pages(images)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    assert images[::4096].all()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 20  # of 2,000 pages
-    del images
-    with path.open("rb") as file:
-        os.fdatasync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert not is_in_memory(path)
-    assert not is_in_memory(tmp_path / "missing")
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.endswith("RuntimeError: planted\n\nfailed\n")

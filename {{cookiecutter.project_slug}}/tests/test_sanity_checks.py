@@ -2,7 +2,6 @@
 
 import io
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
@@ -10,22 +9,20 @@ from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from conftest import changed
-from PIL import Image
 
 from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig
-from image_classifier.data import loader, shared_memory
+from image_classifier.data import shared_memory
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import (
     EvalData,
+    Prefetcher,
     TrainData,
-    copy_ahead,
 )
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
@@ -231,34 +228,6 @@ def test_a_warmup_that_is_left_of_a_longer_run_is_said(sound: RunSetup) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "top", "said"),
-    [
-        (".png", 4095, "15 of 255"),  # of a camera with 12 bits
-        (".tif", 40, "40 of 255"),
-        (".png", 255, ""),  # of 8 bits, saved as 16
-        (".png", 65535, ""),
-        (".jpg", 40, ""),  # has 8 bits, and may be dark
-    ],
-)
-def test_deep_greys_that_become_black_are_said(
-    photos: Path, tmp_path: Path, suffix: str, top: int, said: str
-) -> None:
-    root = shutil.copytree(photos, tmp_path / "photos")
-    config = changed(smoke(), data__name="folder", data__root=str(root), data__batch_size=4)
-    for path in root.glob("train/*/*.jpg"):
-        grey = np.random.default_rng(0).integers(top // 2, top, (40, 40)).astype(np.uint16)
-        grey[0, 0] = top
-        kind = np.uint8 if suffix == ".jpg" else np.uint16
-        path.unlink()
-        Image.fromarray(grey.astype(kind)).save(path.with_suffix(suffix))
-    lines = check_setup(setup_of(config))
-    assert len(lines) == bool(said)
-    for line in lines:
-        assert line.startswith("12 of 12 16-bit grey training images become almost black")
-        assert f"{suffix}' is {top:,} of 65,535, which is {said}. Scale" in line
-
-
-@pytest.mark.parametrize(
     ("name", "stem", "size", "times"),
     [
         ("resnet18", "auto", 64, "4"),
@@ -371,13 +340,9 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: is_pinned)
-    monkeypatch.setattr(loader.resource, "getrlimit", lambda _: (65536, 65536))
     world = World(torch.device("cuda"))
-    warnings = []
     for _ in range(2):
-        batches = copy_ahead(iter([(torch.zeros(1), torch.zeros(1))] * 3), world, warnings)
-        assert len(list(batches)) == 3
+        host_batches = iter([(torch.tensor(step), torch.zeros(1)) for step in range(3)])
+        assert [int(batch.pixels) for batch in Prefetcher(host_batches, world)] == [0, 1, 2]
     printed = capsys.readouterr().out
     assert printed.count("warning: batches are not page-locked") == (not is_pinned)
-    assert ("`ulimit -l`, now 64 KB" in printed) == (not is_pinned)
-    assert [f"warning: {line}\n" for line in set(warnings)] == [printed] * (not is_pinned)

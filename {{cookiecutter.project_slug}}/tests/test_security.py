@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pickle
-import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMOKE, Shown, changed, write_photo
+from conftest import Shown, changed, write_photo
 from safetensors import safe_open
 from torch import nn
 
@@ -32,7 +31,6 @@ from image_classifier.predictions import scores_text
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.runtime.console import printable
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.run_dir import without_secrets
 from image_classifier.train import train
 
 PACKAGE = Path(checkpoint.__file__).parent
@@ -51,16 +49,8 @@ class Payload:
         return self.call
 
 
-def by_mkdir(path: Path) -> None:
-    torch.save({"state": Payload(os.mkdir, OWNED)}, path)
-
-
-def by_shell(path: Path) -> None:
-    torch.save({"state": {"model": Payload(os.system, f"mkdir {OWNED}")}}, path)
-
-
-def by_eval(path: Path) -> None:
-    torch.save([Payload(eval, f"__import__('os').mkdir({OWNED!r})")], path)
+def by_call(path: Path) -> None:
+    torch.save({"state": {"model": Payload(os.mkdir, OWNED)}}, path)
 
 
 def by_name_on_the_terminal(path: Path) -> None:
@@ -72,40 +62,14 @@ def by_name_on_the_terminal(path: Path) -> None:
             archive.writestr(name, bad if name.endswith("data.pkl") else good.read(name))
 
 
-def bare(path: Path) -> None:
-    path.write_bytes(pickle.dumps(Payload(os.mkdir, OWNED)))
-
-
 def old_format(path: Path) -> None:
     torch.save(Payload(os.mkdir, OWNED), path, _use_new_zipfile_serialization=False)
-
-
-def oldest_format(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name in ("storages", "tensors", "pickle"):
-            content = pickle.dumps(Payload(os.mkdir, OWNED))
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
 
 
 def program(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and still read
         torch.jit.script(nn.Linear(2, 2)).save(path)
-
-
-def hidden_record(path: Path) -> None:
-    torch.save({"state": torch.zeros(2)}, path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("last/evil.pkl", pickle.dumps(Payload(os.mkdir, OWNED)))
-
-
-def two_pickles(path: Path) -> None:
-    hidden_record(path)
-    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name that is there already
-        archive.writestr("last/data.pkl", pickle.dumps(Payload(os.mkdir, OWNED)))
 
 
 def bomb(path: Path) -> None:
@@ -127,19 +91,12 @@ def other_shape(path: Path) -> None:
     torch.save({"state": ["model", "ema", "step"], "config": 1, "classes": None}, path)
 
 
-EXECUTES = (by_mkdir, by_shell, by_eval, bare, old_format)  # if it is read as pickles are
 HOSTILE = {
-    by_mkdir: "refusing to load 'last.pt': it holds objects other than tensors and plain values "
+    by_call: "refusing to load 'last.pt': it holds objects other than tensors and plain values "
     f"({os.mkdir.__module__}.mkdir)",
-    by_shell: f"plain values ({os.system.__module__}.system)",
-    by_eval: "refusing to load",
     by_name_on_the_terminal: r"plain values (\x1b[31mos.\x1b[2Jmkdir)",
-    bare: "'last.pt' is damaged: File is not a zip file",
     old_format: "'last.pt' is damaged: File is not a zip file",
-    oldest_format: "'last.pt' is damaged: File is not a zip file",
     program: "'last.pt' is damaged: it is compressed, as no checkpoint is",
-    hidden_record: "'last.pt' is not a checkpoint of this project",
-    two_pickles: "'last.pt' is not a checkpoint of this project",
     bomb: "'last.pt' is damaged: it is compressed, as no checkpoint is",
     lying_config: "'last.pt' is of another version of this project: --model.width",
     other_shape: "'last.pt' is not a checkpoint of this project",
@@ -151,16 +108,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to be in, where a payload leaves its trace."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("write", EXECUTES, ids=lambda write: write.__name__)
-def test_the_payloads_would_run_where_pickles_are_read(here: Path, write: Callable) -> None:
-    write(Path("last.pt"))
-    if write is bare:
-        pickle.loads(Path("last.pt").read_bytes())
-    else:
-        torch.load("last.pt", weights_only=False)
-    assert (here / OWNED).is_dir()
 
 
 def begin_with(path: str) -> None:
@@ -201,25 +148,21 @@ def test_a_hostile_checkpoint_is_refused_in_a_line(
     "content",
     [
         b"",
-        b"\xff" * 8,
         (2**62).to_bytes(8, "little") + b"{}",
-        (2).to_bytes(8, "little") + b"[]",
         b'\x40\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[999999999999],"data_offsets":[0,4]}}',
         pickle.dumps(Payload(os.mkdir, OWNED)),
     ],
-    ids=["empty", "ones", "endless header", "no header", "endless tensor", "pickle"],
+    ids=["empty", "endless header", "endless tensor", "pickle"],
 )
 def test_a_hostile_safetensors_is_refused(here: Path, content: bytes) -> None:
     Path("w.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"--run.init-from 'w.safetensors': "):
         begin_with("w.safetensors")
-    assert not (here / OWNED).exists()
-
-
-def test_weights_from_a_pipe_are_not_waited_for(here: Path) -> None:
-    os.mkfifo(here / "w.safetensors")
+    Path("w.safetensors").unlink()
+    os.mkfifo("w.safetensors")  # which is not waited for
     with pytest.raises(UserError, match="there is no checkpoint"):
         begin_with("w.safetensors")
+    assert not (here / OWNED).exists()
 
 
 def test_the_package_calls_nothing_that_runs_what_it_reads() -> None:
@@ -257,18 +200,15 @@ HOSTILE_NAMES = [
     b"<script>alert(1)<\xe2\x88\x95script>",
     b'"><img src=x onerror=alert(1)>',
     b"'; mkdir owned #",
-    b"$(mkdir owned)",
-    b"`mkdir owned`",
+    b"$(mkdir owned)`mkdir owned`",
     b"{" + b"{7*7}} ${facts} %s {0}",
     b"%2e%2e%2f..%5c",
-    b"-rf",
-    b"a\nb",
-    b"a\r\x1b]0;owned\x07\x1b[2J",
+    b"a\r\n\x1b]0;owned\x07\x1b[2J",
     "\u202egnp.exe".encode(),
     b"x" * 255,
     b"\xff\xfe",
 ]
-ESCAPED = {r"a\nb", r"a\r\x1b]0;owned\x07\x1b[2J", r"\u202egnp.exe", r"\xff\xfe"}
+ESCAPED = {r"a\r\n\x1b]0;owned\x07\x1b[2J", r"\u202egnp.exe", r"\xff\xfe"}
 
 
 def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
@@ -310,51 +250,17 @@ def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
     assert not (here / OWNED).exists()
 
 
-def test_a_name_that_a_checkpoint_brings_does_not_reach_the_terminal() -> None:
-    text = scores_text(
-        {"val/top1": 1.0, "val/top5": 1.0, "val/loss": 0.0},
-        torch.eye(2, dtype=torch.int64),
-        ("\x1b[2Jant", "bee\n\u2028"),
-    )
+def test_names_of_all_scripts_are_shown_and_nothing_moves_the_cursor() -> None:
+    for text in ("日本\u3000🦊", "👩\u200d🔬", 'Zoë\'s \\ "ant"', "a\u00a0b"):
+        assert printable(text) == text
+    scores = {"val/top1": 1.0, "val/top5": 1.0, "val/loss": 0.0}
+    classes = ("\x1b[2Jant", "bee\n\u2028")  # as a checkpoint may bring them
+    text = scores_text(scores, torch.eye(2, dtype=torch.int64), classes)
     assert r"\x1b[2Jant" in text
     assert r"bee\n\u2028" in text
 
 
-@pytest.mark.parametrize("text", ["日本 🦊", "👩\u200d🔬", 'Zoë\'s \\ "ant"', "a\u00a0b"])
-def test_names_of_all_scripts_are_shown_as_they_are(text: str) -> None:
-    assert printable(text) == text
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--model.name __import__('os').mkdir('owned')",
-        "--data.name $(mkdir${IFS}owned)",
-        "--data.name torch.hub",
-        "--epochs [].__class__",
-        "--data.workers `mkdir\towned`",
-    ],
-)
-def test_a_word_of_the_command_line_is_never_evaluated(
-    words: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flag, value = words.split(" ", 1)
-    assert main(["train", *SMOKE.split(), "--run.dir", "; mkdir owned", flag, value]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said[:-1].isprintable()
-    assert not (here / OWNED).exists()
-
-
-@pytest.mark.parametrize("name", ["list_models", "os.mkdir", "../../owned", "ResNet", "__loader__"])
+@pytest.mark.parametrize("name", ["list_models", "os.mkdir", "../../owned", "__loader__"])
 def test_a_model_is_looked_up_in_tables_alone(name: str) -> None:
     with pytest.raises(UserError, match=f"no model '{name}'"):
         build_model(changed(Config(), model__name=name).model, 2, 32)
-
-
-def test_a_secret_on_the_command_line_is_not_written_down() -> None:
-    words = "train.py --wandb.api-key K1 --token=K2 --hub_token K3 --data.root https://me:K4@host/x"
-    shown = without_secrets([*words.split(), "--passwordless", "--seed", "1", "--aws-secret"])
-    assert not [word for word in shown if "K" in word]
-    assert shown[-4:] == ["--passwordless", "--seed", "1", "--aws-secret"]
-    assert "https://***@host/x" in shown

@@ -1,6 +1,5 @@
 """What a dataset's function may return, and what is said of anything else."""
 
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -36,70 +35,48 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], 
         ({"paths": PathList("photos", FILES)}, "pixels or in paths, not in both"),
         ({"pixels": PIXELS[:5]}, "6 labels, but 5 images"),
         ({"pixels": PIXELS / 255}, r"uint8, not a Tensor \(6, 4, 5, 3\) torch\.float32$"),
-        (
-            {"pixels": PIXELS.permute(0, 3, 1, 2)},
-            r"uint8, not a Tensor \(6, 3, 4, 5\) torch\.uint8$",
-        ),
+        ({"pixels": PIXELS.permute(0, 3, 1, 2)}, r"uint8, not a Tensor \(6, 3, 4, 5\)"),
         ({"pixels": PIXELS.numpy()}, r"not a ndarray \(6, 4, 5, 3\) uint8$"),
-        ({"pixels": [*PIXELS]}, "not a list$"),
-        (
-            {"pixels": None, "paths": [*FILES]},
-            r"paths should be PathList\(folder, paths\), not a list",
-        ),
-        ({"classes": "ant"}, "a tuple of str, the name of each class, not 'ant'$"),
+        ({"pixels": None, "paths": [*FILES]}, r"should be PathList\(folder, paths\), not \["),
         ({"classes": ()}, "a tuple of str, the name of each class, not "),
-        ({"classes": [*CLASSES]}, "a tuple of str, the name of each class, not a list$"),
+        ({"classes": [*CLASSES]}, "a tuple of str, the name of each class, not "),
         (
             {"labels": LABELS.tolist()},
-            r"labels should be a CPU tensor \(count,\) int64, not a list$",
+            r"labels of a Source should be a CPU tensor",
         ),
         ({"labels": LABELS.int()}, r"int64, not a Tensor \(6,\) torch\.int32$"),
-        ({"labels": torch.eye(2)[LABELS]}, r"int64, not a Tensor \(6, 2\) torch\.float32$"),
-        ({"mean": 0.5}, "mean should be three numbers.* not 0.5$"),
-        ({"mean": (125.3, 123.0, 113.9)}, "mean should be three numbers.* from 0 to 1, not"),
-        ({"std": (0.2, 0.2)}, "std should be three numbers"),
-        ({"std": (0.2, 0.0, 0.2)}, "std should be three numbers"),
-        ({"std": (0.2, float("nan"), 0.2)}, "std should be three numbers"),
+        ({"mean": (125.3, 123.0, 113.9)}, "mean of a Source should be three .* from 0 to 1, not"),
+        ({"std": (0.2, 0.2)}, "std of a Source should be three numbers"),
+        ({"std": (0.2, 0.0, 0.2)}, "std of a Source should be three numbers"),
     ],
 )
-def test_what_no_source_can_hold_is_refused(opened: Callable, fields: dict, message: str) -> None:
+def test_what_no_source_can_hold_is_refused(fields: dict, message: str) -> None:
     right = {"labels": LABELS, "classes": CLASSES, "pixels": PIXELS}
     with pytest.raises(UserError, match=message) as caught:
-        opened(lambda: Source(**right | fields))
-    assert re.match(r"dataset 'mine', line \d+ of test_source\.py: ", str(caught.value))
+        Source(**right | fields)
     assert "\n" not in str(caught.value)
 
 
-def test_pixels_are_contiguous() -> None:  # else each batch would copy all images
+def test_fields_are_kept_as_batches_and_checkpoints_want_them() -> None:
     strided = PIXELS.permute(0, 2, 1, 3)
-    assert Source(LABELS, CLASSES, strided).pixels.is_contiguous()
+    source = Source(LABELS, CLASSES, strided, mean=np.zeros(3), std=torch.ones(3))
+    assert source.pixels.is_contiguous()  # else each batch would copy all images
+    assert (source.mean, source.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    assert {type(value) for value in source.mean + source.std} == {float}
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (None, "returned nothing"),
-        ((PIXELS, LABELS), "returned a tuple"),
-    ],
-)
+@pytest.mark.parametrize("returned", [None, (PIXELS, LABELS)])
 def test_a_dataset_that_is_no_source_is_told_what_to_return(
-    opened: Callable, returned: object, message: str
+    opened: Callable, returned: object
 ) -> None:
-    with pytest.raises(UserError, match=rf"dataset 'mine' {message}: .*`Source\(labels"):
+    words = rf"dataset 'mine' returned a {type(returned).__name__}: .*`Source\(labels"
+    with pytest.raises(UserError, match=words):
         opened(lambda: returned)
 
 
-def test_a_bug_in_a_dataset_is_told_with_its_name_and_line(opened: Callable) -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        opened(lambda: 1 / 0)
-    (note,) = caught.value.__notes__
-    assert note.startswith("dataset 'mine', line ")
-    assert note.endswith(" of test_source.py, asked for the split 'train'")
-
-
-def test_a_search_for_files_that_finds_none_is_told(opened: Callable) -> None:
+def test_a_search_for_files_that_finds_none_is_told() -> None:
     with pytest.raises(UserError, match="a PathList of no paths below 'photos'"):
-        opened(lambda: Source(LABELS, CLASSES, paths=PathList("photos", [])))
+        PathList("photos", [])
 
 
 def test_a_dataset_draws_the_same_whoever_asks(opened: Callable) -> None:
@@ -107,9 +84,3 @@ def test_a_dataset_draws_the_same_whoever_asks(opened: Callable) -> None:
         opened(lambda: Source(torch.randperm(6), CLASSES, PIXELS)).labels for _ in range(2)
     )
     assert torch.equal(one, other)
-
-
-def test_means_are_kept_as_a_checkpoint_keeps_them() -> None:
-    source = Source(LABELS, CLASSES, PIXELS, mean=np.zeros(3), std=torch.ones(3))
-    assert (source.mean, source.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    assert {type(value) for value in source.mean + source.std} == {float}

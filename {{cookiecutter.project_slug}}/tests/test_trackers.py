@@ -115,11 +115,10 @@ def test_wandb_is_offline_without_a_key_and_is_sent_nothing_of_the_machine(
     assert off >= {f"disable_{kind}" for kind in kinds}
 
 
-def test_knobs_are_public_without_paths_and_secrets(config: Config) -> None:
+def test_knobs_are_public_without_paths(config: Config) -> None:
     config = changed(config, data__root="/home/planted/images", run__init_from="planted.pt")
-    knobs = public_knobs(changed(config, model__name="https://user:planted@example.com/net"))
+    knobs = public_knobs(config)
     assert "planted" not in str(knobs)
-    assert knobs["model.name"] == "https://***@example.com/net"
     assert (knobs["optim.lr"], knobs["compute.compile"], knobs["data.workers"]) == (
         0.02,
         False,

@@ -27,14 +27,12 @@ from .runtime.launch import is_restart, run_in_processes
 
 # Verbs whose result is in files: they have done their work also where what they print is lost.
 WRITING = (["train"], ["prepare"], ["export"], ["find-lr"])
-ASKING = HELP | {"--version"}  # words with which no verb does anything
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says, and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    trains = words[:1] == ["train"] and not ASKING & set(words)
-    promise = "; the run goes on, metrics.jsonl has all" if trains else ""
+    promise = "; the run goes on, metrics.jsonl has all" if words[:1] == ["train"] else ""
     with lasting_output(promise) as output:
         code = obey(words)
     is_lost = output.error is not None and words[:1] not in WRITING
@@ -58,7 +56,7 @@ def obey(words: list[str]) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
-            print("\ninterrupted: the same command goes on from the last save", file=sys.stderr)
+            print("\ninterrupted: what was saved is kept; run the command again", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 

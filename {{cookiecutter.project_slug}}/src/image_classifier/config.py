@@ -202,7 +202,7 @@ class Config:
             )
 
 
-def check_ranges(config: Config) -> None:
+def check_ranges(config: object) -> None:
     """Check that every number is in its range.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import ComputeConfig, RunConfig
-from .data import LEFT_OUT, EvalData
+from .data import LEFT_OUT, EvalData, Source
 from .errors import UserError
 from .models import Best, build_model, load_best, misfit
 from .precision import Precision
@@ -144,6 +144,19 @@ class LoadedModel(Best):
     normalize: Normalize
     precision: Precision
 
+    def check_images(self, source: Source, split: str) -> None:
+        """Check that images have labels, and the classes of the model.
+
+        Raises:
+            UserError: if not.
+        """
+        if source.classes != self.classes:
+            raise UserError(
+                f"{str(self.path)!a} knows the classes {some(self.classes)}, which are "
+                f"not those of the images: {some(source.classes)}"
+            )
+        source.check_labels(split)
+
 
 def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
     """Load the trained model of a run folder or checkpoint, on the device of `world`.
@@ -184,12 +197,7 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         data = replace(loaded.config.data, root=root or loaded.config.data.root)
         folder = run if Path(run).is_dir() else ""
         images = EvalData(data, split, world, RunConfig(dir=folder))
-        if images.source.classes != loaded.classes:
-            raise UserError(
-                f"{str(loaded.path)!a} knows the classes {some(loaded.classes)}, which are "
-                f"not those of the images: {some(images.source.classes)}"
-            )
-        images.source.check_labels(split)
+        loaded.check_images(images.source, split)
         scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
         if world.is_main:
             for note in images.source.notes:

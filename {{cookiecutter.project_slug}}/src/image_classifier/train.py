@@ -26,7 +26,7 @@ from .precision import Precision, settle_precision
 from .preprocess import Normalize
 from .runtime.consensus import AsyncConsensus
 from .runtime.distributed import World, join_world
-from .runtime.heartbeat import Heartbeat
+from .runtime.heartbeat import heartbeat
 from .runtime.out_of_memory import MicroBatch
 from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
@@ -56,7 +56,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         config, why_precision = settle_precision(config, train_data, world)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
-        val_data = EvalData(config.data, "val", world, run, micro_batch.size)
+        val_data = EvalData(train_data.data, "val", world, run, micro_batch.size)
 
         # Pretrained weights want images normalised as those that they were trained on.
         pretrained = load_pretrained(run, config.model, world)
@@ -112,8 +112,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             closing(val_data),
             Signals() as signals,
             log,
-            Heartbeat(run, world, state),
-            micro_batch.halve_micro_batch_on_oom(state, train_data),
+            heartbeat(run, world, state),
+            micro_batch.halve_micro_batch_on_oom(state),
             AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
             profiler(config, world) as profile,

@@ -6,16 +6,15 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 
 from .autotune import choose_workers, fits_device, fits_host, open_loader, worker_counts
 from .crops import BOX_DRAWS, centre_crop, random_boxes, resize
-from .datasets import open_dataset, open_files
-from .datasets.folder import has_suffix, skipped_files, splits_of, walk
+from .datasets import open_dataset, open_files, prepared
+from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
 from .datasets.prepared import Recipe, cache_folder
 from .datasets.quarantine import quarantine_path, read_quarantine
 from .datasets.source import Source, are_replaced
-from .decode import BadImageError, highest_grey, is_dark, read_image
+from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
-from .loader import Batch, EvalData, TrainData, copy_ahead
-from .prepare import prepare_images
+from .loader import Batch, EvalData, Prefetcher, TrainData
 from .samples import LEFT_OUT, Samples
 
 __all__ = [
@@ -25,6 +24,7 @@ __all__ = [
     "Batch",
     "EvalData",
     "PathList",
+    "Prefetcher",
     "Recipe",
     "Samples",
     "Source",
@@ -34,16 +34,13 @@ __all__ = [
     "cache_folder",
     "centre_crop",
     "choose_workers",
-    "copy_ahead",
     "fits_device",
     "fits_host",
     "has_suffix",
-    "highest_grey",
-    "is_dark",
     "open_dataset",
     "open_files",
     "open_loader",
-    "prepare_images",
+    "prepared",
     "quarantine_path",
     "random_boxes",
     "read_image",
@@ -51,8 +48,6 @@ __all__ = [
     "reflect",
     "resize",
     "shift_and_flip",
-    "skipped_files",
-    "splits_of",
     "walk",
     "worker_counts",
 ]

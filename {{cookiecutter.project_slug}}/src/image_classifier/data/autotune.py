@@ -3,11 +3,12 @@
 Options decide, or else the memory of this machine and a short measurement.
 """
 
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from ..config import AugmentConfig, DataConfig, RunConfig
 from ..errors import UserError
@@ -50,29 +51,39 @@ def open_loader(
     data: DataConfig,
     world: World,
     note: Callable[[int, str], object],
-    *,
-    timeout_seconds: float = RunConfig.timeout_seconds,
-    batch_size: int = 0,
+    run: RunConfig | None = None,
 ) -> tuple[SharedMemoryLoader, str]:
     """A loader with workers and prefetching as `data` says or this machine allows, and why so.
 
     Args:
         samples: Decodes the images.
-        data: Its `workers`, `prefetch_batches`, `batch_size`, and sizes of images.
+        data: Its `workers`, `prefetch_batches` and `batch_size`.
         world: The processes that share the batches and this machine.
         note: Called with the index of an unreadable image and the reason; it may raise.
-        timeout_seconds: How long to wait for workers that show no sign of life.
-        batch_size: Images per batch; by default this rank's share of `data.batch_size`.
+        run: Its `timeout_seconds`: how long to wait for workers that show no sign of life.
 
     Raises:
         UserError: if there is no memory for a single batch.
     """
     workers, why = choose_workers(data, samples, world)
-    depth, less = choose_depth(data, workers, world)
-    size = batch_size or max(1, data.batch_size // world.size)
-    pin = world.device.type == "cuda"
+    batch_size = max(1, data.batch_size // world.size)
+
+    def needed(depth: int) -> int:
+        return world.local_size * slots_bytes(batch_size, samples.size, workers, depth)
+
+    free, depth = host_memory_bytes(), data.prefetch_batches
+    while depth > 1 and needed(depth) > MEMORY_SHARE * free:
+        depth -= 1
+    if needed(depth) > free:
+        raise UserError(
+            f"batches of {data.batch_size} images of {samples.size} x {samples.size} need "
+            f"{needed(depth) / 2**20:,.0f} MB of memory, {free / 2**20:,.0f} MB are free: "
+            "lower --data.batch-size or --data.image-size"
+        )
+    less = f"; prefetch-batches {depth}: memory is short" if depth < data.prefetch_batches else ""
+    pin, timeout_seconds = world.device.type == "cuda", (run or RunConfig()).timeout_seconds
     loader = SharedMemoryLoader(
-        samples, size, workers, depth, pin, note=note, timeout_seconds=timeout_seconds
+        samples, batch_size, workers, depth, pin, note=note, timeout_seconds=timeout_seconds
     )
     return loader, f"; {workers} worker{'s' * (workers != 1)}: {why}{less}"
 
@@ -88,12 +99,12 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
     seconds = seconds_per_image(samples) * len(samples.source) / world.size
     if seconds < WORTH_SECONDS:
         return most, f"decoding takes only {seconds:.1f} s per epoch"
+    if most == 1:
+        return most, "the model needs the other cores"
     rates = {count: round(rate(samples, count)) for count in worker_counts(most)}
-    highest = max(rates.values())
-    chosen = min(count for count, images in rates.items() if images >= GOOD_ENOUGH * highest)
+    chosen = min(n for n in rates if rates[n] >= GOOD_ENOUGH * max(rates.values()))
     table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
-    half = "; at most half of the cores, as the model needs them" * (most < cores)
-    return chosen, f"the fewest near the best of images/s measured: {table}{half}"
+    return chosen, f"the fewest near the best of images/s measured: {table}"
 
 
 def worker_counts(most: int) -> list[int]:
@@ -115,20 +126,13 @@ def rate(samples: Samples, workers: int) -> float:
     """Images per second that this many workers decode, without their start."""
     loader = SharedMemoryLoader(samples, PROBED_TOGETHER, workers, prefetch_batches=4, pin=False)
     order = torch.randperm(len(samples.source), generator=torch.Generator().manual_seed(0))
-    batches = order.split(PROBED_TOGETHER)
-    end: list[float] = []
-
-    def places() -> Iterator[tuple[int, Tensor]]:
-        number = 0
-        while not end or time.perf_counter() < end[0]:
-            yield 0, batches[number % len(batches)]
-            number += 1
-
-    ready = loader.batches(places())
-    next(ready)
+    end = math.inf
+    batches = itertools.cycle((0, part) for part in order.split(PROBED_TOGETHER))
+    loader.begin(itertools.takewhile(lambda _: time.perf_counter() < end, batches))
+    next(loader)
     began, filled = time.perf_counter(), loader.num_filled
-    end.append(began + PROBE_SECONDS)
-    for _ in ready:
+    end = began + PROBE_SECONDS
+    for _ in loader:
         pass
     seconds = time.perf_counter() - began
     loader.close()
@@ -146,52 +150,18 @@ def fits_host(needed_bytes: int, world: World) -> bool:
     return needed_bytes < MEMORY_SHARE * host_memory_bytes() / world.local_size
 
 
-def choose_depth(data: DataConfig, workers: int, world: World) -> tuple[int, str]:
-    """The number of batches to decode ahead, and why, if memory holds fewer than asked for.
-
-    Training and evaluation each have their own slots.
-
-    Raises:
-        UserError: if there is no memory for a single one.
-    """
-    share = max(1, data.batch_size // world.size)
-
-    def needed(depth: int) -> int:
-        sizes = data.image_size, data.eval_size
-        return world.local_size * sum(slots_bytes(share, size, workers, depth) for size in sizes)
-
-    free, depth = host_memory_bytes(), data.prefetch_batches
-    while depth > 1 and needed(depth) > MEMORY_SHARE * free:
-        depth -= 1
-    if needed(depth) > free:
-        raise UserError(
-            f"batches of {data.batch_size} images of {data.image_size} x {data.image_size} need "
-            f"{needed(depth) / 2**20:,.0f} MB of memory, {free / 2**20:,.0f} MB are free: "
-            "lower --data.batch-size or --data.image-size"
-        )
-    if depth == data.prefetch_batches:
-        return depth, ""
-    wanted = f"{needed(data.prefetch_batches) / 2**20:,.0f} MB for {data.prefetch_batches}"
-    batches = "1 batch" if depth == 1 else f"{depth} batches"
-    return depth, f"; {batches} ahead: {wanted} are too many of {free / 2**20:,.0f} MB"
-
-
 def common_side(source: Source, probes: int = 256) -> int | None:
     """The side in pixels if all images (or all probed files) are equal squares, else None."""
     if source.pixels is not None:
-        height, width = source.pixels.shape[1:3]
-        return height if height == width else None
-    if source.sizes is not None:
-        height, width = source.sizes[0].tolist()
-        return height if (source.sizes == height).all() else None
-    if source.paths is None:
+        sizes = {tuple(source.pixels.shape[1:3])}
+    elif source.sizes is not None:
+        sizes = {tuple(size) for size in source.sizes.unique(dim=0).tolist()}
+    elif source.paths is not None:
+        picked = {len(source) * probe // probes for probe in range(probes)}
+        sizes = {image_size(source.paths[index]) for index in picked} - {None}
+    else:
         return None
-    count = len(source)
-    picked = {count * probe // probes for probe in range(probes)}
-    sizes = {image_size(source.paths[index]) for index in sorted(picked)} - {None}
-    if len(sizes) != 1:
-        return None
-    height, width = sizes.pop()  # type: ignore[misc]
+    height, width = sizes.pop() if len(sizes) == 1 else (0, 1)
     return height if height == width else None
 
 
@@ -207,9 +177,7 @@ def check_batch_size(batch_size: int, count: int, processes: int, accumulate: in
         )
     parts = processes * accumulate
     if batch_size % parts:
-        below = batch_size // parts * parts
-        near = " or ".join(str(size) for size in (below, below + parts) if size)
         raise UserError(
-            f"--data.batch-size {batch_size} can't be divided into {parts} equal parts "
-            f"({processes} processes x --optim.accumulate {accumulate}); take {near}"
+            f"--data.batch-size {batch_size} should be a multiple of {parts}: {processes} "
+            f"processes x --optim.accumulate {accumulate}"
         )

@@ -30,7 +30,6 @@ class BadImages:
         self.path = Path(folder) / LIST if folder else None
         self.most = max(MOST, int(MOST_SHARE * len(source)))
         self.reasons: dict[int, str] = {}  # by index
-        self.listed: set[bytes] = set()  # names on the list, those of other processes too
         self.lock = Lock()  # for threads that load images
 
     def note(self, index: int, reason: str) -> None:
@@ -42,43 +41,29 @@ class BadImages:
         """
         if not self.is_skipping:
             raise BadImageError(self.source.name(index), reason)
-        if index in self.reasons:
-            return
         with self.lock:
+            if index in self.reasons:
+                return
             self.reasons[index] = reason
-            self.write_list()
+            if self.path and (name := self.name(index)) not in self.listed():
+                # A full disk is no reason to stop.
+                with contextlib.suppress(OSError), self.path.open("ab") as file:
+                    file.write(name + b"\t" + reason.encode() + b"\n")
         if len(self.reasons) > self.most:
             where = f"; {os.fspath(self.path)!a} lists them" if self.path else ""
             raise FaultError(
-                f"{len(self.reasons)} of {len(self.source):,} images can't be read, more than "
-                f"{self.most}, which is as many as are skipped{where}. The last: {reason}"
+                f"{len(self.reasons)} of {len(self.source)} images can't be read{where}"
             )
 
+    def listed(self) -> set[bytes]:
+        """The names on the list, those of other processes and splits too."""
+        if self.path is None or not self.path.exists():
+            return set()
+        return {line.partition(b"\t")[0] for line in self.path.read_bytes().splitlines()}
+
     def count(self) -> int:
-        """The number of files on the list, after missing ones are added."""
-        with self.lock:
-            self.write_list()
-        return max(len(self.listed), len(self.reasons))
-
-    def write_list(self) -> None:
-        """Read what other processes have listed, and append what is missing by one write."""
-        if self.path is None or not (self.reasons or self.path.exists()):
-            return
-        # A full disk is no reason to stop.
-        with contextlib.suppress(OSError), self.path.open("ab+") as file:
-            # Windows has no such locks, nor have some network file systems.
-            with contextlib.suppress(ImportError, OSError):
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            self.listed = {line.partition(b"\t")[0] for line in file.read().splitlines()}
-            lines = {self.name(index): reason for index, reason in self.reasons.items()}
-            new = [name for name in lines if name not in self.listed]
-            if new:
-                added = b"".join(name + b"\t" + lines[name].encode() + b"\n" for name in new)
-                os.write(file.fileno(), added)
-            self.listed.update(new)
+        """The bad images that are known: of all processes, if they are listed."""
+        return max(len(self.listed()), len(self.reasons))
 
     def name(self, index: int) -> bytes:
         """The image on the list: its path below `data.root`, or its number."""

@@ -29,7 +29,6 @@ TURNS = {  # by EXIF orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-DARK = 64  # of 255: an image that stays below looks nearly black
 
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START, JPEG_EXIF, JPEG_SCAN = b"\xff\xd8\xff", 0xE1, 0xDA
@@ -182,7 +181,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         lowest, highest = grey.getextrema()
         if lowest < 0 or highest >= 2**16:
             raise ValueError("its pixels are numbers of 32 bits; save it with 8 bits per channel")
-        image = grey.point(lambda value: value * scale_of_grey(highest)).convert("L")
+        scale = 1 / 256 if highest > 255 else 1
+        image = grey.point(lambda value: value * scale).convert("L")
     turn = TURNS.get(orientation_in(exif)) if exif else None
     if turn is not None:
         image = image.transpose(turn)
@@ -193,25 +193,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     return image.convert("RGB")
-
-
-def scale_of_grey(highest: int) -> float:
-    """The factor from 16-bit grey to 8 bits, for an image with this highest value."""
-    return 1 / 256 if highest > 255 else 1
-
-
-def highest_grey(path: Path) -> int | None:
-    """The highest value of a 16-bit grey image file; None for others, which are not decoded."""
-    with contextlib.suppress(Exception), Image.open(path, formats=FORMATS) as image:
-        check_size(image.height, image.width)
-        if image.mode.startswith("I"):
-            return int(image.convert("I").getextrema()[1])
-    return None  # `read_image` says what is wrong
-
-
-def is_dark(highest: int) -> bool:
-    """Whether a 16-bit grey image with this highest value becomes nearly black."""
-    return highest * scale_of_grey(highest) < DARK
 
 
 def image_size(path: Path) -> tuple[int, int] | None:

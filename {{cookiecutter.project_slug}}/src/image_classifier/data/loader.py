@@ -5,9 +5,8 @@ worker processes for every batch. Either way the step alone decides which images
 `batches(start, stop)` can start at any step, whatever the number of processes and workers.
 """
 
-import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -69,18 +68,16 @@ class TrainData:
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
             samples = Samples(self.source, data, config.seed, augment)
-            note, timeout = self.bad_images.note, config.run.timeout_seconds
-            self.loader, why = open_loader(samples, data, world, note, timeout_seconds=timeout)
+            self.loader, why = open_loader(samples, data, world, self.bad_images.note, config.run)
             self.workers = self.loader.num_workers
+            self.data = replace(data, workers=self.workers)  # evaluation has as many
             self.reason += why
         else:
             side = (augment.crop == "resized" and side) or data.image_size
             pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
-        self.order: tuple[int, Tensor] | None = None  # an epoch and its order
-        self.drawn = torch.empty(0)  # the same order with distinct numbers for repeated images
-        self.warnings: list[str] = []  # about batches
+        self.epoch, self.orders = -1, (torch.empty(0), torch.empty(0))  # of the last step
         self.waited_seconds = 0.0  # time that the training loop waited for batches
 
     def __len__(self) -> int:
@@ -115,13 +112,10 @@ class TrainData:
         """The number of steps in `epochs`, at least 1."""
         return max(1, round(epochs * self.steps_per_epoch))
 
-    def global_indices_at(self, step: int) -> Tensor:
-        """The images of batch `step` over all ranks: (data.batch_size,) int64."""
-        return self._part(self._order(step // self.steps_per_epoch), step)
-
     def indices_at(self, step: int) -> Tensor:
         """This rank's images of batch `step`: (batch,) int64."""
-        return self.global_indices_at(step)[self.world.local_slice(self.batch_size)]
+        order, _ = self._orders(step // self.steps_per_epoch)
+        return self._part(order, step)
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Epoch and images of each step in `range(start, stop)`.
@@ -130,8 +124,7 @@ class TrainData:
         """
         for step in range(start, stop):
             epoch = step // self.steps_per_epoch
-            self._order(epoch)
-            yield epoch, self._part(self.drawn, step)[self.world.local_slice(self.batch_size)]
+            yield epoch, self._part(self._orders(epoch)[1], step)
 
     def sample(self, count: int) -> Tensor:
         """Up to `count` evenly spread images, preprocessed for evaluation, equal on all ranks.
@@ -146,21 +139,21 @@ class TrainData:
         return as_nchw(pixels.to(self.world.device))
 
     def _part(self, order: Tensor, step: int) -> Tensor:
-        """Batch `step` in the order of its epoch."""
+        """This rank's part of batch `step` in the order of its epoch."""
         first = step % self.steps_per_epoch * self.batch_size
-        return order[first : first + self.batch_size]
+        return order[first : first + self.batch_size][self.world.local_slice(self.batch_size)]
 
-    def _order(self, epoch: int) -> Tensor:
-        """The order of the epoch, kept until another epoch is asked for."""
-        if self.order is None or self.order[0] != epoch:
+    def _orders(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """The order of the epoch, and the same with distinct numbers for repeated images."""
+        if self.epoch != epoch:
             if self.data.balance == "sampling":
-                self.drawn = seeding.balanced_order_at(self.seed, epoch, self.source.labels)
-                order = self.drawn % len(self)
+                drawn = seeding.balanced_order_at(self.seed, epoch, self.source.labels)
+                order = drawn % len(self)
             else:
-                self.drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
+                drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
             order = order.pin_memory() if self.home.type == "cuda" else order
-            self.order = epoch, order.to(self.home, non_blocking=True)
-        return self.order[1]
+            self.epoch, self.orders = epoch, (order.to(self.home, non_blocking=True), drawn)
+        return self.orders
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """This rank's part of each global batch in `range(start, stop)`.
@@ -172,12 +165,12 @@ class TrainData:
         if self.where == "device":
             batches = map(self._resident, range(start, stop))
         else:
-            host_batches: Iterable[HostBatch] = (
-                self.loader.batches(self.places(start, stop))
+            host_batches = (
+                self.loader.begin(self.places(start, stop))
                 if self.where == "stream"
                 else map(self._gathered, range(start, stop))
             )
-            batches = copy_ahead(host_batches, self.world, self.warnings)
+            batches = Prefetcher(host_batches, self.world)
         while True:
             began = time.perf_counter()
             with phase("wait for data"):
@@ -240,14 +233,8 @@ class EvalData:
         needed = len(self.indices) * data.image_size**2 * 3
         if data.where == "stream" or not fits_device(needed, world):
             samples, note = Samples(self.source, data), self.bad_images.note
-            self.loader, _ = open_loader(
-                samples,
-                data,
-                world,
-                note,
-                timeout_seconds=run.timeout_seconds,
-                batch_size=self.batch_size,
-            )
+            data = replace(data, batch_size=self.batch_size * world.size)
+            self.loader, _ = open_loader(samples, data, world, note, run)
 
     def __len__(self) -> int:
         """The number of images over all ranks."""
@@ -262,7 +249,7 @@ class EvalData:
         """
         if self.loader is not None:
             places = ((0, part) for part in self.indices.split(self.batch_size) if len(part))
-            for batch in copy_ahead(self.loader.batches(places), self.world):
+            for batch in Prefetcher(self.loader.begin(places), self.world):
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
@@ -287,64 +274,60 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
         return open_dataset(data, split)
 
 
-def copy_ahead(
-    batches: Iterable[HostBatch], world: World, warnings: list[str] | None = None
-) -> Iterator[Batch]:
-    """Batches on the device; a GPU copies each batch while it computes with the one before.
+class Prefetcher:
+    """Batches on the device; a GPU copies each batch while it computes with the one before."""
 
-    Args:
-        batches: Batches in host memory, which may be overwritten when the next is asked for.
-        world: Its device gets the batches.
-        warnings: A list that gets warnings about them.
-    """
-    host_batches, device = iter(batches), world.device
-    if device.type != "cuda":
-        for host in host_batches:
-            yield Batch(*(tensor.to(device) for tensor in host))
-        return
-    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
+    def __init__(self, host_batches: Iterator[HostBatch], world: World) -> None:
+        """Of batches in host memory, which may be overwritten when the next is asked for."""
+        self.host_batches, self.world = host_batches, world
+        self.side_stream: torch.cuda.Stream | None = None  # once the first batch is copied
+        self.ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
 
-    def copy_next() -> tuple[Tensor, ...] | None:
-        if (host := next(host_batches, None)) is None:
-            return None
-        if here is None and not all(tensor.is_pinned() for tensor in host):
-            warning = warn_not_pinned(world)
-            if warnings is not None:
-                warnings.append(warning)
-        with torch.cuda.stream(side_stream), phase("copy"):
-            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
-            copied.record()
-        return copies
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the batches."""
+        return self
 
-    here: tuple[Tensor, ...] | None = None
-    here = copy_next()
-    while here is not None:
+    def __next__(self) -> Batch:
+        """The next batch, on the device."""
+        device = self.world.device
+        if device.type != "cuda":
+            return Batch(*(tensor.to(device) for tensor in next(self.host_batches)))
+        if self.side_stream is None:
+            self.side_stream, self.copied = torch.cuda.Stream(device), torch.cuda.Event()
+            self.ahead = self.copy_next()
+        if (here := self.ahead) is None:
+            raise StopIteration
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
-        computing.wait_stream(side_stream)
+        computing.wait_stream(self.side_stream)
         for tensor in here:
             tensor.record_stream(computing)
         # The next batch may overwrite this one in host memory. This copy began a step ago.
-        copied.synchronize()
-        ahead = copy_next()
-        yield Batch(*here)
-        here = ahead
+        self.copied.synchronize()
+        self.ahead = self.copy_next()
+        return Batch(*here)
+
+    def copy_next(self) -> tuple[Tensor, ...] | None:
+        """Begin to copy the next batch in the side stream; None after the last."""
+        if (host := next(self.host_batches, None)) is None:
+            return None
+        if self.ahead is None and not all(tensor.is_pinned() for tensor in host):
+            warn_not_pinned(self.world)
+        with torch.cuda.stream(self.side_stream), phase("copy"):
+            copies = tuple(tensor.to(self.world.device, non_blocking=True) for tensor in host)
+            self.copied.record()
+        return copies
 
 
 @cache
-def warn_not_pinned(world: World) -> str:
+def warn_not_pinned(world: World) -> None:
     """Warn, once in a run, that batches are not page-locked, so `non_blocking` has no effect.
 
-    Returns the warning. https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+    https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
     """
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    is_limited = limit != resource.RLIM_INFINITY
-    why = f"; raise `ulimit -l`, now {limit // 1024:,} KB" if is_limited else ""
-    warning = f"batches are not page-locked: the GPU waits for each to be copied{why}"
     if world.is_main:
-        print(f"warning: {warning}")
-    return warning
+        print("warning: batches are not page-locked: the GPU waits for each copy; see `ulimit -l`")
 
 
 def as_nchw(pixels: Tensor) -> Tensor:

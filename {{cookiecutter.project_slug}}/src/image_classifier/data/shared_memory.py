@@ -9,10 +9,8 @@ import gc
 import math
 import mmap
 import multiprocessing
-import os
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections import deque
@@ -132,14 +130,9 @@ class SharedMemoryLoader:
     ) -> None:
         """Allocate slots for batches of up to `batch_size` images.
 
-        Args:
-            samples: Decodes the images.
-            batch_size: Images per batch of this process.
-            workers: Processes that decode; 0: this process decodes.
-            prefetch_batches: Batches to decode ahead of the one in use, over all workers.
-            pin: Whether to page-lock the slots, for a GPU to copy from.
-            note: Called with the index of an unreadable image and the reason; it may raise.
-            timeout_seconds: How long to wait for workers that show no sign of life.
+        `workers` is the number of processes that decode `prefetch_batches` ahead of the batch in
+        use (0: this process decodes); `pin`: page-lock the slots, for a GPU to copy from them.
+        `note` is called with the index of an unreadable image and the reason; it may raise.
         """
         self.samples, self.num_workers, self.pin = samples, workers, pin
         self.note, self.timeout_seconds = note, timeout_seconds
@@ -153,11 +146,12 @@ class SharedMemoryLoader:
         self.workers: list[multiprocessing.Process] = []
         self.locked: list[Tensor] = []  # what is page-locked
 
-    def batches(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
-        """Images, labels and indices of each batch of `places`, which are epochs and indices.
+    def begin(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
+        """Begin a pass over the batches of `places`, which are epochs and indices.
 
-        (batch, size, size, 3) uint8 and twice (batch,) int64, in host memory, overwritten after
-        the next batch is asked for. An unreadable image is black and its label is `LEFT_OUT`.
+        Returns itself: images (batch, size, size, 3) uint8, labels and indices (batch,) int64 of
+        each batch, in host memory that is overwritten after the next batch is asked for. An
+        unreadable image is black and its label is `LEFT_OUT`.
 
         Raises:
             UserError: if an image is unreadable and `note` raises it.
@@ -168,7 +162,29 @@ class SharedMemoryLoader:
             self.start()
         else:
             self.parts = iter(self.loader)
-        return iter(self.next_batch, None)
+        return self
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """The rest of the pass."""
+        return self
+
+    def __next__(self) -> HostBatch:
+        """Wait for all parts of the next batch."""
+        part = self.next_part()
+        slot, count = self.sampler.sampled.popleft()
+        left = count
+        while True:
+            self.num_filled += part.count
+            self.busy_seconds += part.seconds
+            for row, reason in part.unreadable.items():
+                self.note(int(self.numbers[1, slot, row]), reason)
+                self.numbers[0, slot, row] = LEFT_OUT
+            left -= part.count
+            if not left:
+                break
+            part = self.next_part()
+        self.sampler.num_done += 1
+        return self.images[slot, :count], *self.numbers[:, slot, :count]
 
     def start(self) -> None:
         """Start the workers on the current pass."""
@@ -183,7 +199,8 @@ class SharedMemoryLoader:
                 "multiprocessing_context": CONTEXT,
             }
         others = multiprocessing.active_children()
-        with warnings.catch_warnings(), default_sigchld():
+        handler = signal.getsignal(signal.SIGCHLD)
+        with warnings.catch_warnings():
             # These warn of locks in a fork (a worker takes none) and of more workers than cores.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -196,41 +213,22 @@ class SharedMemoryLoader:
                 **options,
             )
             self.parts = iter(self.loader)
+        # DataLoader's handler would raise in any line of the main thread; `next_part` checks the
+        # workers itself. In other threads DataLoader sets none.
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGCHLD, handler)
         self.workers = [child for child in multiprocessing.active_children() if child not in others]
         # They ignore SIGTERM, by which DataLoader, and Python at its exit, would end them.
         Finalize(self, kill_all, args=(self.workers,), exitpriority=1)
         if self.pin:
             self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
-    def next_batch(self) -> HostBatch | None:
-        """Wait for all parts of the next batch; None after the last."""
-        if (part := self.next_part()) is None:
-            return None
-        slot, count = self.sampler.sampled.popleft()
-        left = count
-        while part is not None:
-            if part.error is not None:
-                raise part.error
-            self.num_filled += part.count
-            self.busy_seconds += part.seconds
-            for row, reason in part.unreadable.items():
-                self.note(int(self.numbers[1, slot, row]), reason)
-                self.numbers[0, slot, row] = LEFT_OUT
-            left -= part.count
-            part = self.next_part() if left else None
-        self.sampler.num_done += 1
-        return self.images[slot, :count], *self.numbers[:, slot, :count]
-
-    def next_part(self) -> Decoded | None:
-        """The next part in order; None after the last.
-
-        Raises:
-            FaultError: if a worker was killed, or all hang.
-        """
+    def next_part(self) -> Decoded:
+        """The next part in order; StopIteration after the last."""
         end = time.monotonic() + self.timeout_seconds
         while True:
             try:
-                return next(self.parts, None)
+                part = next(self.parts)
             except RuntimeError as error:
                 for worker in self.workers:
                     if worker.exitcode is not None:
@@ -238,6 +236,10 @@ class SharedMemoryLoader:
                         raise ended(worker) from None
                 if not str(error).startswith("DataLoader timed out"):
                     raise
+            else:
+                if part.error is not None:
+                    raise part.error
+                return part
             if time.monotonic() >= end:
                 self.close()
                 raise FaultError(
@@ -269,19 +271,6 @@ def begin_worker(_: int) -> None:
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # a collection would write to, and so copy, every shared object
-
-
-@contextlib.contextmanager
-def default_sigchld() -> Iterator[None]:
-    """Restore the handler of SIGCHLD after the block.
-
-    DataLoader's would raise in any line of the main thread; `next_part` checks the workers itself.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGCHLD) if is_main and os.name == "posix" else None
-    yield
-    if handler is not None:
-        signal.signal(signal.SIGCHLD, handler)
 
 
 def ended(worker: multiprocessing.Process) -> FaultError:

@@ -1,6 +1,5 @@
 """Words of a command line to options; a mistake becomes a line that says what is right."""
 
-import ast
 import contextlib
 import inspect
 import io
@@ -9,24 +8,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from itertools import takewhile
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from ..config import Config, flag, out_of_range
+from ..config import Config, check_ranges, flag
 from ..errors import UserError, choose
 from ..presets import PRESETS, shortened
 
-# Words without a flag, by their fields: their name in the help, and an example.
-POSITIONALS = {
-    "run": ("RUN", "runs/folder"),
-    "paths": ("PATH", "photos"),
-    "runs": ("RUNS", "runs/a runs/b"),
-}
 HELP = {"-h", "--help"}
-FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
+COMMENT = re.compile(r"^    (\w+): [^#\n]*((?:# .*)?(?:\n    # .*)*)", re.MULTILINE)  # of a field
 
 
 def parse(
@@ -46,14 +39,13 @@ def parse(
         default: values of the options that `words` do not set.
 
     Raises:
-        UserError: if `words` are no such options; it says in one line what is wrong.
+        UserError: if `words` are no such options, or a number is out of its range.
     """
+    add_help(kind)
     if HELP & set(words):
-        add_help(kind)
         return tyro.cli(kind, default=default, args=words, prog=prog, description=about)
     check_flags(words, flags_of(kind))
     account = io.StringIO()
-    options = None
     try:
         with contextlib.redirect_stdout(account), contextlib.redirect_stderr(account):
             options = tyro.cli(kind, default=default, args=words, prog=prog)
@@ -61,30 +53,20 @@ def parse(
         _, message, *_ = re.split(r"\n *[-─]{8,} *\n?", account.getvalue())
         message = " ".join(message.split()).removeprefix(f"Error parsing {kind.__name__}: ")
         message = message.replace("Unrecognized options:", "values follow their flags; unexpected:")
-        if not (positionals_of(kind) and message.startswith("Missing from")):
-            raise UserError(message) from None
-    for name in positionals_of(kind):
-        if not getattr(options, name, None):
-            word, about = POSITIONALS[name][0], comments_of(kind)[name]
-            example = " ".join(POSITIONALS[option][1] for option in positionals_of(kind))
-            raise UserError(f"{prog}: {word} is missing ({about}); for example: {prog} {example}")
+        raise UserError(message) from None
+    for option in fields(kind):
+        if is_positional(option.type) and not getattr(options, option.name):
+            raise UserError(f"Missing from {prog}: {option.name.upper()}; see --help")
+    check_ranges(options)
     return options
 
 
 def check_flags(words: list[str], flags: list[str]) -> None:
-    """Reject an unknown flag.
-
-    A section, such as `--optimizer` for `optim`, stands for its first knob; otherwise the closest
-    flag is suggested, with or without its section.
-    """
-    forms: dict[str, str] = {}
-    for known in flags:
-        section, _, name = known.rpartition(".")
-        for form in (known, section, name):
-            forms.setdefault(form, known)
-    for word in takewhile(lambda word: word != "--", words):
+    """Reject an unknown flag, and suggest the closest one, with or without its section."""
+    forms = {form: known for known in reversed(flags) for form in (known, *known.split("."))}
+    for word in words:
         name = flag(word.partition("=")[0])  # tyro accepts underscores, too
-        if FLAG.fullmatch(name) and name.removeprefix("--") not in flags:
+        if re.fullmatch(r"--?[A-Za-z][\w.-]*", name) and name.removeprefix("--") not in flags:
             near = get_close_matches(name.lstrip("-").lower(), forms, 1, cutoff=0.7)
             hints = [f"; did you mean --{forms[form]}?" for form in near]
             raise UserError(f"there is no {name}{''.join(hints)}")
@@ -101,55 +83,25 @@ def flags_of(kind: type) -> list[str]:
     return flags
 
 
-def positionals_of(kind: type) -> list[str]:
-    """The names of the positional fields."""
-    return [option.name for option in fields(kind) if is_positional(option.type)]
-
-
 def is_positional(hint: Any) -> bool:  # noqa: ANN401 - the type hint of a field
     """Whether a field is positional: a word without a flag."""
     return tyro.conf.Positional in getattr(hint, "__metadata__", ())
 
 
+@cache
 def add_help(kind: type) -> None:
-    """Make the whole comment of each field its help; tyro alone takes the first line only."""
-    for owner in (owner for owner in kind.__mro__ if is_dataclass(owner)):
-        for name, comment in comments_of(owner).items():
-            hint = owner.__annotations__[name]
+    """Make the whole comment of each field its help, of which tyro takes the first line only."""
+    for owner in filter(is_dataclass, kind.__mro__):
+        comments = dict(COMMENT.findall(inspect.getsource(owner)))
+        for name, hint in owner.__annotations__.items():
+            if is_dataclass(hint):
+                add_help(hint)
+                continue
+            about = re.sub(r"\s*# ", " ", comments.get(name, "")).strip()
             word = {}
             if is_positional(hint):  # it is required, which tyro cannot be told
-                word = {"metavar": POSITIONALS[name][0], "help_behavior_hint": "(required)"}
-            about = tyro.conf.arg(help=comment, **word)
-            owner.__annotations__[name] = Annotated[hint, about]
-    for option in fields(kind):
-        if is_dataclass(option.type):
-            add_help(option.type)
-
-
-def comments_of(kind: type) -> dict[str, str]:
-    """The comment of each field of a class: behind it, and in the lines of comment below that."""
-    source = inspect.getsource(kind)
-    lines, comments = source.splitlines(), {}
-    for node in ast.parse(source).body[0].body:
-        if isinstance(node, ast.AnnAssign):
-            behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
-            below = takewhile(lambda line: line.lstrip().startswith("#"), lines[node.end_lineno :])
-            parts = (part.strip().removeprefix("#").strip() for part in (behind, *below))
-            if comment := " ".join(filter(None, parts)):
-                comments[node.target.id] = comment
-    return comments
-
-
-def check_ranges(options: object, **ranges: tuple[float, float]) -> None:
-    """Check that options are between their least and largest value, by name.
-
-    Raises:
-        UserError: naming the first that is not.
-    """
-    for name, (low, high) in ranges.items():
-        value = getattr(options, name)
-        if value != "auto" and not low <= value <= high:
-            raise out_of_range(name, value, f"{low} .. {high}")
+                word = {"metavar": name.upper(), "help_behavior_hint": "(required)"}
+            owner.__annotations__[name] = Annotated[hint, tyro.conf.arg(help=about, **word)]
 
 
 def sections(options: Config) -> dict[str, Any]:
@@ -179,12 +131,8 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
 
 def value_of(words: list[str], name: str) -> str:
     """What follows the last flag `name` of a command line; empty without such a flag."""
-    value = ""
-    for word, following in zip(words, [*words, ""][1:], strict=True):
-        known, equals, rest = word.partition("=")
-        if known == name:
-            value = rest if equals else following
-    return value
+    found = re.findall(rf"(?:^|\0){re.escape(name)}[=\0]([^\0]+)", "\0".join(words))
+    return found[-1] if found else ""
 
 
 def summary(function: Callable) -> str:

@@ -5,7 +5,6 @@ started with the same environment variables.
 """
 
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -24,8 +23,6 @@ from ..config import ComputeConfig, RunConfig
 from ..errors import UserError
 from .launch import STORE
 from .machine import end_with_parent, find_accelerator, keep_freed_memory, num_threads
-
-STALE_SECONDS = 24 * 60 * 60  # age at which the store of a dead job is removed
 
 
 @dataclass(frozen=True)
@@ -166,28 +163,11 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if STORE in os.environ:
             return dist.FileStore(f"/proc/self/fd/{os.environ[STORE]}", size)
-        if rank == 0:
-            sweep(Path(tempfile.gettempdir()))
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         name = f"store-{job}-{os.getppid()}-{os.environ['MASTER_PORT']}-{attempt}"
         return dist.FileStore(str(Path(tempfile.gettempdir(), name)), size)
     store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=patience))
     return dist.PrefixStore(f"attempt{attempt}", store)
-
-
-def sweep(folder: Path) -> None:
-    """Remove stale stores of jobs that were killed together with their launchers.
-
-    Only old ones: a container that shares the folder has other process ids.
-    """
-    for path in folder.glob("store-*"):
-        with suppress(OSError):
-            parent = re.fullmatch(r"store-.*-(\d{1,9})-\d+-\d+", path.name)
-            if parent and time.time() - path.stat().st_mtime > STALE_SECONDS:
-                try:
-                    os.kill(int(parent[1]), 0)
-                except ProcessLookupError:
-                    path.unlink()
 
 
 def is_peer_failure(error: Exception) -> bool:

@@ -6,7 +6,9 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,107 +35,95 @@ class LostError(FaultError):
     code = EXIT_PEER_LOST
 
 
-class Heartbeat:
-    """Writes where this rank stands while a block runs; explains why another rank is silent."""
+@contextmanager
+def heartbeat(run: RunConfig, world: World, progress: Stepping) -> Iterator[None]:
+    """A block in which each rank writes where it stands; a process that is alone writes nothing.
 
-    def __init__(self, run: RunConfig, world: World, progress: Stepping) -> None:
-        """A rank at step `progress.step`; a process that is alone writes nothing."""
-        self.path, self.world, self.progress = Path(run.dir, FILE), world, progress
-        self.main_thread = threading.get_ident()
-        self.is_over = threading.Event()
+    Raises:
+        LostError: in place of an error that only says that another rank is gone; it names the rank.
+    """
+    if world.size == 1:
+        yield
+        return
+    path, is_over, lost = Path(run.dir, FILE), threading.Event(), None
+    beat = partial(write_row, path, world, progress, threading.get_ident())
 
-    def __enter__(self) -> "Heartbeat":
-        """Start the thread that writes."""
-        if self.world.size > 1:
-            self.beat("runs")
-            self.thread = threading.Thread(target=self.beat_on, daemon=True)
-            self.thread.start()
-        return self
+    def beat_on() -> None:
+        while not is_over.wait(BEAT_SECONDS):
+            beat("runs")
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
-        """Write how the block ended, and name the ranks for which this one waited in vain.
-
-        Raises:
-            LostError: in place of an error that only says that another rank is gone.
-        """
-        if self.world.size == 1:
-            return
-        self.is_over.set()
-        self.thread.join()
-        if not (isinstance(error, Exception) and is_peer_failure(error)):
-            self.beat("left")
-            return
-        self.beat("waits")
+    beat("runs")
+    thread = threading.Thread(target=beat_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as error:
+        if not is_peer_failure(error):
+            raise
+        lost = error
+    finally:
+        is_over.set()
+        thread.join()
+        beat("waits" if lost else "left")
+    if lost:
         time.sleep(2 * BEAT_SECONDS)  # until all ranks have written how they stand
-        if (account := self.account()) is not None:
-            raise LostError(account) from error
+        if (account := account_of(path, world)) is not None:
+            raise LostError(account) from lost
+        raise lost
 
-    def beat_on(self) -> None:
-        """Write once per second until the block ends."""
-        while not self.is_over.wait(BEAT_SECONDS):
-            self.beat("runs")
 
-    def beat(self, how: str) -> None:
-        """Write this rank's row; a full disk must not end the run."""
-        row = {
-            "rank": self.world.rank,
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "step": self.progress.step,
-            "line": line_of(sys._current_frames().get(self.main_thread)),
-            "time": time.time(),
-            "how": how,
-        }
-        text = json.dumps(row).encode()[: ROW_BYTES - 1].ljust(ROW_BYTES - 1) + b"\n"
-        with suppress(OSError):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
-            try:
-                os.pwrite(descriptor, text, self.world.rank * ROW_BYTES)
-            finally:
-                os.close(descriptor)
+def write_row(path: Path, world: World, progress: Stepping, thread: int, how: str) -> None:
+    """Write this rank's row: where its main `thread` is; a full disk must not end the run."""
+    row = {
+        "rank": world.rank,
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "step": progress.step,
+        "line": line_of(sys._current_frames().get(thread)),
+        "time": time.time(),
+        "how": how,
+    }
+    text = json.dumps(row).encode()[: ROW_BYTES - 1].ljust(ROW_BYTES - 1) + b"\n"
+    with suppress(OSError):
+        path.touch()
+        with path.open("r+b") as file:
+            file.seek(world.rank * ROW_BYTES)
+            file.write(text)
 
-    def account(self) -> str | None:
-        """Which ranks are gone or hang, and where; None if each of them reported it itself.
 
-        Empty on all remaining ranks but the first: one report is enough.
-        """
-        rows = [row for rank, row in ranks_in(self.path).items() if rank < self.world.size]
-        silent = [row for row in rows if row["how"] not in ("left", "waits")]
-        if not silent:
-            return None
-        if self.world.rank != min(set(range(self.world.size)) - {row["rank"] for row in silent}):
-            return ""
-        ranks = "; ".join(map(describe, silent))
-        return f"no answer from {ranks}. What was saved is kept. Run the same command to resume"
+def account_of(path: Path, world: World) -> str | None:
+    """Which ranks are gone or hang, and where; None if each of them reported it itself.
+
+    Empty on all remaining ranks but the first: one report is enough.
+    """
+    rows = [row for row in rows_of(path) if row["rank"] < world.size]
+    silent = [row for row in rows if row["how"] not in ("left", "waits")]
+    if not silent:
+        return None
+    if world.rank != min(set(range(world.size)) - {row["rank"] for row in silent}):
+        return ""
+    ranks = "; ".join(map(describe, silent))
+    return f"no answer from {ranks}. What was saved is kept. Run the same command to resume"
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows that `write_row` wrote to a file, and no others."""
+    names = {"rank", "host", "process", "step", "line", "time", "how"}
+    with suppress(OSError):
+        return [row for row in read_rows(path) if row.keys() == names]
+    return []
 
 
 def describe(row: dict[str, Any]) -> str:
-    """A rank, its process, and where it was last."""
+    """A rank, what became of its process if that is on this machine, and where it was last."""
+    fate = "on another machine"
+    if row["host"] == socket.gethostname():
+        fate = "which has ended"
+        with suppress(OSError):
+            letter = Path(f"/proc/{row['process']}/stat").read_text().rpartition(")")[2].split()[0]
+            fate = {"Z": fate, "T": "which is stopped"}.get(letter, "which hangs")
     return (
-        f"rank {row['rank']} on {row['host']} (process {row['process']}, {fate(row)}): "
+        f"rank {row['rank']} on {row['host']} (process {row['process']}, {fate}): "
         f"last seen {time.time() - row['time']:.0f} s ago after step {row['step']}, "
         f"at {row['line']}"
     )
-
-
-def fate(row: dict[str, Any]) -> str:
-    """What became of the process of a row, as far as this machine can tell."""
-    if row["host"] != socket.gethostname():
-        return "on another machine"
-    try:
-        status = Path(f"/proc/{row['process']}/stat").read_text()
-    except OSError:
-        return "which has ended"
-    letter = status.rpartition(")")[2].split()[0]
-    return {"Z": "which has ended", "T": "which is stopped"}.get(letter, "which hangs")
-
-
-def ranks_in(path: Path) -> dict[int, dict[str, Any]]:
-    """The last row of each rank, by rank; rows that `Heartbeat` did not write are skipped."""
-    kinds = {"rank": int, "host": str, "process": int, "step": int, "line": str, "how": str}
-    kinds["time"] = float
-    rows: list[dict[str, Any]] = []
-    with suppress(OSError):
-        rows = read_rows(path)
-    sound = (row for row in rows if all(isinstance(row.get(k), kinds[k]) for k in kinds))
-    return {row["rank"]: row for row in sound}

@@ -58,9 +58,7 @@ def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
         return run.processes
     import torch
 
-    if compute.device in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return 1
+    return max(1, torch.cuda.device_count()) if compute.device in ("auto", "cuda") else 1
 
 
 def attempt(work: Callable[[], None]) -> int:
@@ -83,15 +81,13 @@ def attempt(work: Callable[[], None]) -> int:
         raise
     except Exception as error:
         from .distributed import is_peer_failure
-        from .machine import advice_on
 
-        account = traceback.format_exc()
+        account, where = traceback.format_exc(), f" on rank {rank}" if rank else ""
         if is_peer_failure(error):
-            time.sleep(3)  # until the rank that failed has reported why, and all are stopped
+            time.sleep(GRACE_SECONDS)  # the rank that failed reports why, and this one is stopped
             account = "the connection to another rank is lost"
         # In one write, so that the reports of several ranks do not mix.
-        where = f" on rank {rank}" if rank else ""
-        print(f"{account}\nfailed{where}{advice_on(error)}", file=sys.stderr)
+        print(f"{account}\nfailed{where}", file=sys.stderr)
         return EXIT_FAULT
     return EXIT_DONE
 
@@ -102,9 +98,6 @@ def launch(processes: int) -> int:
     When one fails, the others are stopped. All start again from the last checkpoint if it asks for
     that (as often as it asks), or was killed (MAX_RESTARTS times).
     """
-    from .machine import num_threads
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads(processes)))
     lost = 0
     while True:
         with meeting_place() as (variables, descriptors):
@@ -150,7 +143,7 @@ def launch_once(
                     command, env=environment, start_new_session=True, pass_fds=descriptors
                 )
             )
-        while not (failed := [rank for rank in range(processes) if ranks[rank].poll()]):
+        while not (failed := [process for process in ranks if process.poll()]):
             if all(process.returncode == 0 for process in ranks):
                 return EXIT_DONE, ""
             time.sleep(POLL_SECONDS)
@@ -161,13 +154,13 @@ def launch_once(
             process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-    code = ranks[failed[0]].returncode
+    code = failed[0].returncode
     if code >= 0:
         return code, "a rank was lost" if code == EXIT_PEER_LOST else ""
     name = signal.Signals(-code).name
     memory = " (out of memory?)" if name == "SIGKILL" else ""
-    process = ranks[failed[0]].pid
-    return 128 - code, f"rank {failed[0]} (process {process}) was ended by {name}{memory}"
+    rank = ranks.index(failed[0])
+    return 128 - code, f"rank {rank} (process {failed[0].pid}) was ended by {name}{memory}"
 
 
 def end(ranks: list[subprocess.Popen]) -> None:

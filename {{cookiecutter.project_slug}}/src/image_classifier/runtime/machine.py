@@ -18,18 +18,6 @@ CGROUP = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
-# The command that installs the build of torch that fits the driver.
-RIGHT_BUILD = "uv pip install --reinstall --torch-backend auto torch torchvision"
-# CUDA reports errors late, so their tracebacks do not show the cause: what to do instead.
-ADVICE = {
-    "device-side assert": "a check inside a kernel failed, most often of a label or an index that "
-    "is out of range: put CUDA_LAUNCH_BLOCKING=1 before the command to see the line, or take "
-    "--compute.device cpu to see the value",
-    "CUDNN_STATUS_NOT_INITIALIZED": "cuDNN could not start, most often because other programs use "
-    "the GPU's memory (see nvidia-smi), or because it does not fit the driver: put "
-    "CUDA_LAUNCH_BLOCKING=1 before the command to see what failed first",
-    "no kernel image is available": f"this torch is not built for this GPU: {RIGHT_BUILD}",
-}
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -142,37 +130,9 @@ def call_libc(name: str, *arguments: object) -> None:
 
 
 def find_accelerator() -> tuple[str, str]:
-    """The kind of device to train on: cuda, mps, ... or cpu; if cpu, also why there is no GPU.
-
-    A GPU counts only if this build of torch has kernels for it.
-    """
+    """The kind of device to train on: cuda, mps, ... or cpu; if cpu, also why there is no GPU."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
-        return "cpu", why_no_gpu()
-    if found.type != "cuda" or has_kernels(*(capability := torch.cuda.get_device_capability(0))):
-        return found.type, ""
-    return "cpu", (
-        f"{torch.cuda.get_device_name(0)} has compute capability {capability[0]}.{capability[1]}, "
-        f"and torch {torch.__version__} has kernels for {', '.join(torch.cuda.get_arch_list())} "
-        f"only: install another build of torch ({RIGHT_BUILD})"
-    )
-
-
-def has_kernels(major: int, minor: int) -> bool:
-    """Whether this build of torch supports NVIDIA GPUs of that compute capability.
-
-    Kernels for `sm_86` run on 8.6 and later 8.x; `compute_90` is compiled for 9.0 and all later.
-    https://docs.nvidia.com/cuda/blackwell-compatibility-guide/
-    """
-    if torch.version.cuda is None:  # ROCm
-        return True
-    for arch in torch.cuda.get_arch_list():
-        kind, _, number = arch.partition("_")
-        number = number.rstrip("af")  # `sm_90a`
-        built = int(number[:-1]), int(number[-1])
-        if built <= (major, minor) and (kind == "compute" or built[0] == major):
-            return True
-    return False
+    return (found.type, "") if found else ("cpu", why_no_gpu())
 
 
 def why_no_gpu() -> str:
@@ -183,19 +143,15 @@ def why_no_gpu() -> str:
             return f"{name} is {value!a}, which hides every GPU: unset it"
     if torch.version.cuda is None and torch.version.hip is None:
         build = f"torch {torch.__version__} is built"
-        if has_nvidia_driver():
-            return f"there is an NVIDIA driver, but {build} without CUDA: {RIGHT_BUILD}"
+        if shutil.which("nvidia-smi"):
+            install = "uv pip install --reinstall --torch-backend auto torch torchvision"
+            return f"there is an NVIDIA driver, but {build} without CUDA: {install}"
         return f"{build} for CPUs, and there is no NVIDIA driver"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, no GPU
         return str(error).partition(". ")[0]
     return "torch finds no GPU"
-
-
-def has_nvidia_driver() -> bool:
-    """Whether the system has a driver for NVIDIA GPUs."""
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def usual_precision(device: torch.device) -> str:
@@ -230,9 +186,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {num_cores()} cores" if device.type == "cpu" else device.type
-
-
-def advice_on(error: Exception) -> str:
-    """What to do about an error of the GPU, after a colon; empty for any other error."""
-    known = (advice for words, advice in ADVICE.items() if words in str(error))
-    return next((f": {advice}" for advice in known), "")

@@ -8,33 +8,16 @@ rank that fails writes down half of its micro-batch, all start again, and read i
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
 
 from ..config import Config
 from ..errors import EXIT_RESTART, FaultError
 from .distributed import World
 from .files import read_object, write_json
+from .heartbeat import Stepping
 
 FILE = "micro_batch.json"  # in the run folder, to the end of the run
-
-
-class Training(Protocol):
-    """What a run trains, which takes memory whatever the micro-batch is."""
-
-    step: int
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    ema: nn.Module | None
-
-
-class Images(Protocol):
-    """Training images; `pixels` if they are in memory."""
-
-    where: str
-    pixels: Tensor
 
 
 class OutOfMemoryError(FaultError):
@@ -57,19 +40,22 @@ class MicroBatch:
         self.size = world.all_reduce_min(size)
 
     @contextmanager
-    def halve_micro_batch_on_oom(self, state: Training, data: Images) -> Iterator[None]:
+    def halve_micro_batch_on_oom(self, state: Stepping) -> Iterator[None]:
         """A block that, if it runs out of memory, halves the micro-batch of the next start.
 
         Raises:
             OutOfMemoryError: in place of torch's, if there is a smaller micro-batch.
-            FaultError: if there is none; it says what the memory is used for.
+            FaultError: if there is none.
         """
         try:
             yield
         except torch.OutOfMemoryError as error:
             place = f"out of memory at step {state.step + 1} with micro-batch {self.size}"
             if self.size == 1:
-                raise FaultError(f"{place}: {holdings(state, data)}") from error
+                raise FaultError(
+                    f"{place}: not even one image at a time fits; a smaller --data.image-size or "
+                    "--model.name, or --data.where host, needs less"
+                ) from error
             half = self.size // 2
             with suppress(FileNotFoundError):  # another rank has renamed our file
                 write_json(self.path, {"micro_batch": half, "was": self.size, "step": state.step})
@@ -77,25 +63,3 @@ class MicroBatch:
                 f"{place}: started again from the last save with {half} "
                 f"(the batch stays {self.share * self.world.size})"
             ) from error
-
-
-def holdings(state: Training, data: Images) -> str:
-    """The memory that does not depend on the micro-batch, by what uses it; and what to do."""
-    kept = (value for values in state.optimizer.state.values() for value in values.values())
-    used = {
-        "weights": [*state.model.parameters()],
-        "gradients": [*state.model.parameters()],
-        "optimizer": [value for value in kept if isinstance(value, Tensor)],
-        "averaged weights": [*state.ema.state_dict().values()] if state.ema else [],
-        "resident images": [data.pixels] if data.where == "device" else [],
-    }
-    account = ", ".join(
-        f"{name} {sum(tensor.nbytes for tensor in tensors) / 2**20:,.0f} MB"
-        for name, tensors in used.items()
-        if tensors
-    )
-    remedy = " or --data.where host" if data.where == "device" else ""
-    return (
-        f"{account}, the rest is what one image needs on its way through the model; "
-        f"a smaller --data.image-size or --model{remedy} needs less"
-    )

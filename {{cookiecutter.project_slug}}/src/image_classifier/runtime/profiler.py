@@ -1,21 +1,17 @@
-"""`--profile`: where the time of a step goes, and which lines of Python wait for the device.
+"""`--profile`: where the time of a step goes, and which lines of Python wait for the GPU.
 
 To read the trace: https://ui.perfetto.dev; the memory snapshot: https://docs.pytorch.org/memory_viz.
 """
 
 import gc
 import os
-import sys
-import warnings
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..config import Config
 from .console import printable
@@ -23,8 +19,6 @@ from .distributed import World
 
 PHASES = ("wait for data", "copy", "augment", "forward", "backward", "optimizer")
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
-# Operations whose result the host reads, so that it waits until the device has computed it.
-WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
 
 
 def phase(name: str) -> AbstractContextManager:
@@ -34,24 +28,20 @@ def phase(name: str) -> AbstractContextManager:
 
 
 class Profile:
-    """Tells torch's profiler of each step, and counts the lines that wait in one step before."""
+    """Tells torch's profiler of each step; lets the GPU warn of waits in one step before."""
 
     def __init__(self, recorder: profile | None = None, *, is_cuda: bool = False) -> None:
         """Without a `recorder`, `step` does nothing."""
         self.recorder, self.is_cuda = recorder, is_cuda
-        self.num_steps = 0
-        self.waits: Counter[str] = Counter()
-        self.counting = ExitStack()
 
     def step(self) -> None:
         """A training step has ended."""
         if self.recorder is None:
             return
-        self.num_steps += 1
-        self.counting.close()
-        if self.num_steps == SKIPPED_STEPS - 1:
-            self.counting.enter_context(count_waits(self.waits, is_cuda=self.is_cuda))
         self.recorder.step()
+        if self.is_cuda:  # a warning names each line of Python that waits for the GPU
+            is_last_skipped = self.recorder.step_num == SKIPPED_STEPS - 1
+            torch.cuda.set_sync_debug_mode("warn" if is_last_skipped else "default")
 
 
 @contextmanager
@@ -59,24 +49,30 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
     """A block in which rank 0 records a few steps if `config.profile`; call `step` after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
-    the share of each phase, the most expensive operations and the lines that wait for the device.
+    the time of each phase of a step, and the most expensive operations.
     """
     if not config.profile or not world.is_main:
         yield Profile()
         return
     folder = Path(config.run.dir, "profile")
     folder.mkdir(exist_ok=True)
+    trace = str(folder / "trace.json.gz")
     is_cuda = world.device.type == "cuda"
 
     def finish(recorder: profile) -> None:
-        recorder.export_chrome_trace(str(folder / "trace.json.gz"))
+        recorder.export_chrome_trace(trace)
+        averages = recorder.key_averages()
+        print("phases of a step:")
+        for name in PHASES:
+            events = (event for event in averages if event.key == name)
+            spent = max((e.device_time_total or e.cpu_time_total for e in events), default=0)
+            print(f"  {name:<14} {spent / 1000 / RECORDED_STEPS:8.2f} ms")
+        by = f"self_{'device' if is_cuda else 'cpu'}_time_total"
+        print(averages.table(sort_by=by, row_limit=12, max_name_column_width=40))
         if is_cuda:
             torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
-        print(describe(recorder, is_cuda))
-        print(describe_waits(steps.waits))
-        trace = printable(str(folder / "trace.json.gz"))
-        print(f"trace of {RECORDED_STEPS} steps: {trace} (ui.perfetto.dev)")
+        print(f"trace of {RECORDED_STEPS} steps: {printable(trace)} (ui.perfetto.dev)")
 
     if is_cuda:
         torch.cuda.memory._record_memory_history(max_entries=100_000)
@@ -91,76 +87,11 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
         with_stack=True,
         acc_events=True,  # otherwise torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
-        steps = Profile(recorder, is_cuda=is_cuda)
-        with steps.counting:
-            yield steps
+        yield Profile(recorder, is_cuda=is_cuda)
     needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
-    if steps.num_steps < needed:
+    if recorder.step_num < needed:
         print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
-
-
-def describe(recorded: profile, is_cuda: bool) -> str:
-    """Two tables: the time of each phase of a step, and the most expensive operations."""
-    averages = recorded.key_averages()
-    spent = dict.fromkeys(PHASES, 0.0)
-    for event in averages:
-        if event.key in PHASES:
-            on_device = event.device_time_total if is_cuda else 0
-            spent[event.key] = max(spent[event.key], on_device or event.cpu_time_total)
-    total = sum(spent.values()) or 1
-    shares = "\n".join(
-        f"  {phase:<14} {time / 1000 / RECORDED_STEPS:8.2f} ms  {time / total:4.0%}"
-        for phase, time in spent.items()
-        if time
-    )
-    by = "self_device_time_total" if is_cuda else "self_cpu_time_total"
-    table = averages.table(sort_by=by, row_limit=12, max_name_column_width=40)
-    return f"phases of a step:\n{shares}\n{table}"
-
-
-def describe_waits(waits: Counter[str]) -> str:
-    """The lines that wait for the device in a step, most often first."""
-    lines = [f"  {count} x {line}" for line, count in waits.most_common()]
-    return "\n".join(["lines that wait for the device in a step:", *(lines or ["  none"])])
-
-
-@contextmanager
-def count_waits(waits: Counter[str], *, is_cuda: bool = False) -> Iterator[None]:
-    """A block in which `waits` counts each line of Python that reads a value from the device.
-
-    On a GPU the driver tells. Elsewhere the operations of WAITING count, except in compiled code.
-    """
-    if not is_cuda:
-        with WaitCounter(waits):
-            yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-    for warning in caught:
-        if "synchronizing CUDA operation" in str(warning.message):
-            waits[f"{Path(warning.filename).name}:{warning.lineno}"] += 1
-
-
-class WaitCounter(TorchDispatchMode):
-    """Counts the lines of Python that call an operation of WAITING."""
-
-    def __init__(self, waits: Counter[str]) -> None:
-        """Count them in `waits`."""
-        super().__init__()
-        self.waits = waits
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-        """Look at the operation, and do it."""
-        if func.overloadpacket.__name__ in WAITING:
-            self.waits[line_of(sys._getframe(1))] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def line_of(frame: FrameType | None) -> str:

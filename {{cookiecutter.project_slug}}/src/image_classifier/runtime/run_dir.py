@@ -3,13 +3,11 @@
 import fcntl
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,21 +16,13 @@ import torch
 from ..config import Config
 from ..errors import UserError
 from .distributed import World
-from .files import lock_file, remove_leftovers, write_json
+from .files import lock_file, remove_leftovers
 from .machine import device_name
 
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
-WRITTEN += ("micro_batch.json", "nonfinite.jsonl", "heartbeats", "bad_images.txt")
-WRITTEN += ("predictions.safetensors",)
+WRITTEN += ("micro_batch.json", "heartbeats", "bad_images.txt", "predictions.safetensors")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile")
-
-# In words joined by zeros: a flag that names a secret, which its value follows; the user in a URL.
-SECRET = re.compile(
-    r"((?:^|\0)-[^\0=]*(?:token|secret|passw|api[-_]?key|credential)[^\0=]*(?:=|\0(?!-)))[^\0]+",
-    re.IGNORECASE,
-)
-USER_OF_URL = re.compile(r"(?<=://)[^/@\s\0]+@")
 
 
 @contextmanager
@@ -49,19 +39,16 @@ def open_run(config: Config, world: World) -> Iterator[None]:
         return
     folder = Path(config.run.dir)
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / ".writable", None)
-        (folder / ".writable").unlink()
-        lock = (folder / ".lock").open("a+")
-    except OSError as error:
-        remove_unused(made)
-        raise UserError(
-            f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
-            "set --run.dir to a folder that can be written"
-        ) from error
-    with lock:
-        take(lock, folder)
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            take(stack.enter_context((folder / ".lock").open("a+")), folder)
+        except OSError as error:
+            remove_unused(made)
+            raise UserError(
+                f"cannot write to the run folder {str(folder)!a}: {error.strerror}; "
+                "set --run.dir to a folder that can be written"
+            ) from error
         try:
             yield
         except BaseException:
@@ -118,16 +105,9 @@ def environment(world: World) -> dict[str, Any]:
         "device": device_name(world.device),
         "processes": world.size,
         "threads": torch.get_num_threads(),
-        "command": without_secrets(sys.argv),
         "commit": git("rev-parse", "HEAD"),
         "changed": git("status", "--porcelain", "--untracked-files=no"),
     }
-
-
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line with `***` for the values of flags such as `--api-key`, and in URLs."""
-    text = SECRET.sub(r"\1***", "\0".join(words))
-    return USER_OF_URL.sub("***@", text).split("\0")
 
 
 def git(*command: str) -> str | None:

@@ -10,7 +10,6 @@ from ..errors import FaultError
 
 # What schedulers, terminals and `kill` send to a job that should end.
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-END = b"\0"  # no signal has this number
 
 
 def obeyed() -> list[signal.Signals]:
@@ -38,46 +37,29 @@ class Signals:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        """Note signals from here on; only the main thread can, elsewhere nothing changes.
-
-        A thread notes them: Python calls handlers between two lines of the main thread, which may
-        be busy in C code, and calls them once for several signals.
-        """
+        """Note signals from here on; only the main thread can, elsewhere nothing changes."""
         if threading.current_thread() is threading.main_thread():
-            receive, send = os.pipe()
-            os.set_blocking(send, False)
-            self.before = {number: signal.signal(number, do_nothing) for number in obeyed()}
-            self.wakeup = signal.set_wakeup_fd(send, warn_on_full_buffer=False), send
-            self.thread = threading.Thread(target=self.note_all, args=(receive,), daemon=True)
-            self.thread.start()
+            self.before = {number: signal.signal(number, self.note) for number in obeyed()}
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Let signals act as before."""
-        if self.before:
-            wakeup, send = self.wakeup
-            signal.set_wakeup_fd(wakeup)
-            os.write(send, END)  # closing it is not enough: data workers hold this end too
-            self.thread.join()
-            os.close(send)
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Let signals act as before.
+
+        Raises:
+            StoppedError: in place of an error that only says that another rank is gone, if this one
+                was told to end: the other rank reports why.
+        """
+        from .distributed import is_peer_failure  # torch, without which `launch` can be imported
+
         for number, handler in self.before.items():
             signal.signal(number, handler)
+        if self.number and isinstance(error, Exception) and is_peer_failure(error):
+            raise StoppedError(self.number, "") from error
 
-    def note_all(self, receive: int) -> None:
-        """Note signals as they come, until END."""
-        with os.fdopen(receive, "rb", buffering=0) as arrivals:
-            while (arrived := arrivals.read(1)) != END:
-                if arrived[0] in NUMBERS:
-                    self.note(arrived[0])
-
-    def note(self, number: int) -> None:
+    def note(self, number: int, _: FrameType | None) -> None:
         """Remember `number`; the run continues to the end of its step."""
         # Other signals come twice by themselves: from a cluster and from our launcher, or from each
         # thread of a launcher that is killed.
         if self.number and number == signal.SIGINT:
             os._exit(128 + number)
         self.number = self.number or number
-
-
-def do_nothing(_: int, __: FrameType | None) -> None:
-    """A handler; without one, Python would not pass the signal on."""

@@ -294,7 +294,7 @@ class RunLogger:
         """
         if self.world.is_main:
             try:
-                self.page.warnings = [*self.warnings, *self.train_data.warnings]
+                self.page.warnings = self.warnings
                 self.page.write(scores.predictions, self.state_text("running"))
             except (OSError, ValueError, LookupError, TypeError) as error:
                 reason = getattr(error, "strerror", None) or repr(error)

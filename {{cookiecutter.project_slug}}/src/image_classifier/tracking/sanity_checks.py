@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..config import Config, flag
-from ..data import EvalData, TrainData, highest_grey, is_dark, read_image
+from ..data import EvalData, TrainData
 from ..errors import UserError
 from ..runtime.console import some
 from .flops import blank_forward
@@ -27,9 +27,7 @@ USUAL_LR = {
 FAR = 20  # times the usual learning rate, or a part of it; published recipes are within 10
 SMALL_FOR_BATCHNORM = 8  # images: https://arxiv.org/abs/1803.08494, figure 5
 LONG_WARMUP = 0.5  # share of the run
-NUM_PROBES = 64  # training files that are opened
 COSTLY = 1.5  # times an image of 128 pixels
-DEEP_SUFFIXES = (".png", ".tif", ".tiff")  # of files that may have 16 bits per pixel
 SKEWED = 10  # times as many images as the smallest class has
 
 
@@ -187,26 +185,6 @@ def costly_stem(setup: RunSetup) -> str:
     )
 
 
-def dark_images(setup: RunSetup) -> str:
-    """A 16-bit grey image keeps its upper 8 bits, and many cameras fill only the lower ones."""
-    paths = setup.train_data.source.paths
-    if paths is None:
-        return ""
-    count = min(NUM_PROBES, len(paths))
-    picked = paths.picked(torch.arange(count) * len(paths) // count)
-    files = [path for path in picked if path.suffix.lower() in DEEP_SUFFIXES]
-    highest = {path: high for path in files if (high := highest_grey(path)) is not None}
-    dark = {path: high for path, high in highest.items() if is_dark(high)}
-    if 2 * len(dark) <= len(highest):
-        return ""
-    path, high = max(dark.items(), key=lambda pair: pair[1])
-    return (
-        f"{len(dark)} of {len(highest)} 16-bit grey training images become almost black: the "
-        f"highest value in {str(path)!a} is {high:,} of 65,535, which is "
-        f"{read_image(path).max()} of 255. Scale them to 65,535, or save them with 8 bits"
-    )
-
-
 ERRORS = (wrong_classes, single_value_batchnorm, unfit_image_sizes)
 WARNINGS = (
     unusual_lr,
@@ -215,7 +193,6 @@ WARNINGS = (
     imbalanced_classes,
     other_normalisation,
     costly_stem,
-    dark_images,
 )
 
 

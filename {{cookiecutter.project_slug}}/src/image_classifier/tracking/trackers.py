@@ -21,7 +21,6 @@ from ..config import Config, flag
 from ..errors import UserError
 from ..runtime.config_dict import flatten
 from ..runtime.console import printable
-from ..runtime.run_dir import without_secrets
 
 Metrics = dict[str, float]
 Images = dict[str, np.ndarray]  # (height, width, 3) uint8, by name
@@ -86,9 +85,9 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 def public_knobs(config: Config) -> Knobs:
-    """The knobs that a result depends on, without paths of this machine and without secrets."""
+    """The knobs that a result depends on, without paths of this machine."""
     return {
-        flag(knob): value if isinstance(value, int | float) else without_secrets([str(value)])[0]
+        flag(knob): value if isinstance(value, int | float) else str(value)
         for knob, value in flatten(config).items()
         if not knob.startswith(PRIVATE)
     }

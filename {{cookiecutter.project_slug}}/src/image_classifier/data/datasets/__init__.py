@@ -11,14 +11,12 @@ from torch, `random` or NumPy is the same for each split, and whichever command 
 `Dataset` draws for an image depends on the seed, the epoch and the number of the image.
 """
 
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from torch.utils.data import Dataset
 
 from ...config import DataConfig
-from ...errors import FaultError, UserError, choose
+from ...errors import UserError, choose
 from ...runtime.seeding import DATASET, seeded
 from .cifar import cifar10, cifar100
 from .folder import folder
@@ -26,7 +24,7 @@ from .map_style import source_of
 from .prepared import with_prepared
 from .quarantine import without_quarantine
 from .shapes import shapes
-from .source import Source, SourceError
+from .source import Source
 
 DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
     dataset.__name__: dataset for dataset in (shapes, cifar10, cifar100, folder)
@@ -62,27 +60,13 @@ def call_dataset(data: DataConfig, split: str) -> Source:
         UserError: if there is no such function, or it returns something else.
     """
     function = choose("dataset", data.name, DATASETS)
-    try:
-        with seeded(DATASET):
-            found = function(data, split)
-            source = source_of(found) if isinstance(found, Dataset) else found
-    except SourceError as error:
-        raise UserError(f"dataset {data.name!r}, {line_of(error)}: {error}") from error
-    except (UserError, FaultError):
-        raise
-    except Exception as error:
-        error.add_note(f"dataset {data.name!r}, {line_of(error)}, asked for the split {split!r}")
-        raise
-    if isinstance(source, Source):
-        return source
-    returned = "nothing" if source is None else f"a {type(source).__name__}"
-    raise UserError(
-        f"dataset {data.name!r} returned {returned}: it should return a torch Dataset, "
-        "`Source(labels, classes, pixels=images)`, or one with `paths=PathList(folder, paths)`"
-    )
-
-
-def line_of(error: Exception) -> str:
-    """The line of a dataset's function in which something went wrong."""
-    *_, frame = traceback.extract_tb(error.__traceback__)[:2]  # the first is that which asked
-    return f"line {frame.lineno} of {Path(frame.filename).name}"
+    with seeded(DATASET):
+        found = function(data, split)
+        source = source_of(found) if isinstance(found, Dataset) else found
+    if not isinstance(source, Source):
+        raise UserError(
+            f"dataset {data.name!r} returned a {type(source).__name__}: it should return a torch "
+            "Dataset, `Source(labels, classes, pixels=images)`, or one with "
+            "`paths=PathList(folder, paths)`"
+        )
+    return source

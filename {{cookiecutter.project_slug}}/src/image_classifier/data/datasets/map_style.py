@@ -1,5 +1,6 @@
 """Any map-style torch `Dataset` of (image, label) as a `Source`."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,28 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ...errors import UserError
 from ..decode import to_rgb, unreadable
-from .source import Source, SourceError
-
-
-class DatasetReader:
-    """Reads the images of a torch `Dataset`."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        """`dataset[index]` is an image and its label."""
-        self.dataset = dataset
-
-    def __call__(self, index: int) -> Tensor:
-        """Image `index`: (height, width, 3) uint8.
-
-        Raises:
-            BadImageError: if the dataset can't read its file.
-            UserError: if it is no image of 8 bits.
-        """
-        try:
-            image, _ = self.dataset[index]
-        except (OSError, SyntaxError) as error:  # what Pillow raises on damaged files
-            raise unreadable(f"image {index}", error) from error
-        return to_pixels(image)
+from .source import Source
 
 
 def source_of(dataset: Dataset) -> Source:
@@ -41,11 +21,11 @@ def source_of(dataset: Dataset) -> Source:
     or their numbers.
 
     Raises:
-        SourceError: if it is no map-style dataset, or its labels are no numbers.
+        UserError: if it is no map-style dataset, or its labels are no numbers.
     """
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise SourceError(f"{name} should be map-style: with __len__ and __getitem__")
+        raise UserError(f"{name} should be map-style: with __len__ and __getitem__")
     labels, notes = getattr(dataset, "targets", None), ()
     if labels is None:
         labels = [dataset[index][1] for index in range(len(dataset))]
@@ -53,15 +33,29 @@ def source_of(dataset: Dataset) -> Source:
     try:
         labels = torch.as_tensor(np.asarray(labels)).long().flatten()
     except (TypeError, ValueError) as error:
-        raise SourceError(f"labels of {name} should be numbers of classes: {error}") from error
+        raise UserError(f"labels of {name} should be numbers of classes: {error}") from error
     classes = getattr(dataset, "classes", None) or range(int(labels.max()) + 1)
     return Source(
         labels=labels,
         classes=tuple(map(str, classes)),
-        reader=DatasetReader(dataset),
+        reader=partial(read, dataset),
         notes=notes,
         is_random=True,
     )
+
+
+def read(dataset: Dataset, index: int) -> Tensor:
+    """Image `index` of `dataset`: (height, width, 3) uint8.
+
+    Raises:
+        BadImageError: if the dataset can't read its file.
+        UserError: if it is no image of 8 bits.
+    """
+    try:
+        image, _ = dataset[index]
+    except (OSError, SyntaxError) as error:  # what Pillow raises on damaged files
+        raise unreadable(f"image {index}", error) from error
+    return to_pixels(image)
 
 
 def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset returns
@@ -72,20 +66,17 @@ def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset return
     Raises:
         UserError: for any other.
     """
-    if isinstance(image, Image.Image):
-        image = np.array(to_rgb(image))
-    is_tensor = isinstance(image, Tensor)
-    pixels = torch.as_tensor(image) if isinstance(image, Tensor | np.ndarray) else torch.empty(0)
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-        is_tensor = False
-    axes = [axis for axis in ((0, 2) if is_tensor else (2, 0)) if pixels.ndim == 3]
-    channels = next((axis for axis in axes if pixels.shape[axis] in (1, 3)), None)
-    if channels is None or pixels.dtype != torch.uint8:
-        shape = f" {tuple(pixels.shape)} {pixels.dtype}" if pixels.numel() else ""
+    is_chw = isinstance(image, Tensor) and image.ndim == 3
+    array = np.array(to_rgb(image)) if isinstance(image, Image.Image) else np.asarray(image)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    axes = [axis for axis in ((0, 2) if is_chw else (2, 0)) if array.ndim == 3]
+    channels = next((axis for axis in axes if array.shape[axis] in (1, 3)), None)
+    if channels is None or array.dtype != np.uint8:
         raise UserError(
-            f"an image of a torch Dataset should be PIL or uint8 (height, width, 3), not a "
-            f"{type(image).__name__}{shape}: leave out ToTensor and Normalize, training does both"
+            "an image of a torch Dataset should be PIL or uint8 (height, width, 3), not a "
+            f"{type(image).__name__} {array.shape} {array.dtype}: leave out ToTensor and "
+            "Normalize, training does both"
         )
-    pixels = pixels.movedim(channels, 2).expand(-1, -1, 3)
-    return pixels.contiguous()
+    pixels = torch.from_numpy(np.moveaxis(array, channels, 2))
+    return pixels.expand(-1, -1, 3).contiguous()

@@ -42,6 +42,10 @@ class PathList:
         """The number of paths."""
         return len(self.ends)
 
+    def __getitem__(self, index: int) -> Path:
+        """The path of image `index`."""
+        return self.root / os.fsdecode(self.relative(index))
+
     def relative(self, index: int) -> bytes:
         """The path of image `index`, relative to `root`."""
         start = int(self.ends[index - 1]) if index else 0
@@ -56,9 +60,9 @@ class PathList:
         """Only the paths at `indices`, (count,) int64."""
         return PathList(self.root, [self.relative(index) for index in indices.tolist()])
 
-    def __getitem__(self, index: int) -> Path:
-        """The path of image `index`."""
-        return self.root / os.fsdecode(self.relative(index))
+    def state(self) -> dict[str, Tensor]:
+        """All that shows whether files were added, removed or changed."""
+        return {"paths": self.bytes, "path_ends": self.ends, "stats": self.stats()}
 
     def stats(self) -> Tensor:
         """Size in bytes and time of change in ns of each file, or -1: (count, 2) int64."""
@@ -68,7 +72,7 @@ class PathList:
             found = []
             for index in range(first, min(first + STAT_TOGETHER, len(self))):
                 try:
-                    status = os.stat(root + b"/" + self.relative(index))
+                    status = os.stat(os.path.join(root, self.relative(index)))
                     found.append((status.st_size, status.st_mtime_ns))
                 except OSError:
                     found.append((-1, -1))

@@ -6,7 +6,6 @@ Each line is a path below `data.root`, a tab, and a reason. Bytes that cannot be
 as `\xff`, and a backslash as two.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +13,15 @@ import torch
 
 from ...config import DataConfig
 from ...errors import UserError
-from ...runtime.console import path_of, printable_path
+from ...runtime.console import path_of
 from ...runtime.files import open_plain
 from .prepared import cache_folder
 from .source import Source
 
-NAME = "quarantine.txt"
-
 
 def quarantine_path(data: DataConfig) -> Path:
     """The path of the list, in the dataset's cache."""
-    return cache_folder(data) / NAME
+    return cache_folder(data) / "quarantine.txt"
 
 
 def read_quarantine(data: DataConfig) -> dict[bytes, str]:
@@ -50,33 +47,20 @@ def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:
     """The images of `source` that are not on the list; a note says how many are left out.
 
     Raises:
-        UserError: if the list is unreadable, or leaves out a whole class or split.
+        UserError: if the list is unreadable, or leaves out a whole training class or split.
     """
     listed = read_quarantine(data)
     if not listed or source.paths is None:
         return source
     paths = source.paths
-    kept = torch.tensor(
-        [paths.from_folder(data.root, index) not in listed for index in range(len(paths))]
-    )
-    where, notes = ascii(str(quarantine_path(data))), []
-    had = source.labels.bincount(minlength=len(source.classes))
-    has = source.labels[kept].bincount(minlength=len(source.classes))
-    emptied = ((had > 0) & (has == 0)).nonzero()[:, 0].tolist()
-    if emptied and (split == "train" or not kept.any()):
-        raise UserError(
-            f"class {source.classes[emptied[0]]!a} has no {split} images: "
-            f"all {int(had[emptied[0]])} are left out, as {where} says"
-        )
-    if num_out := int((~kept).sum()):
-        images = "image is" if num_out == 1 else "images are"
-        notes.append(f"{num_out:,} {split} {images} left out, as {where} says")
-    root = os.fsencode(data.root)
-    asked = sorted(listed) if split == "train" else []  # once is enough
-    gone = [path for path in asked if not os.path.lexists(os.path.join(root, path))]
-    if gone:
-        notes.append(
-            f"{where}: {len(gone):,} of its lines name no file: {printable_path(gone[0])!a}"
-        )
-    left = source if kept.all() else source.picked(kept.nonzero()[:, 0])
-    return replace(left, notes=(*source.notes, *notes))
+    is_kept = [paths.from_folder(data.root, index) not in listed for index in range(len(paths))]
+    kept = torch.tensor(is_kept).nonzero()[:, 0]
+    if len(kept) == len(source):
+        return source
+    said = f"{len(source) - len(kept):,} {split} images are left out, as "
+    said += f"{str(quarantine_path(data))!a} says"
+    had, has = (labels.unique() for labels in (source.labels, source.labels[kept]))
+    if len(has) < len(had) and (split == "train" or not len(kept)):
+        gone = next(label for label in had.tolist() if label not in has)
+        raise UserError(f"class {source.classes[gone]!a} has no {split} images: {said}")
+    return replace(source.picked(kept), notes=(*source.notes, said))

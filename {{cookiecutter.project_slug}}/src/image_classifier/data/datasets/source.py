@@ -2,10 +2,9 @@
 
 import contextlib
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,10 +17,6 @@ from .paths import PathList
 
 READ_FILES = 64  # files whose contents are compared when a run resumes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-class SourceError(UserError):
-    """A field of a `Source` is not what it should be."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +42,37 @@ class Source:
         """Check types, shapes and lengths.
 
         Raises:
-            SourceError: naming the first wrong field.
+            UserError: naming the first wrong field.
         """
-        labels, pixels = self.labels, self.pixels
-        if not is_tensor(labels, torch.int64, 1):
-            raise misfit("labels", labels, "a CPU tensor (count,) int64")
+        labels, pixels, paths = self.labels, self.pixels, self.paths
+        is_labels = isinstance(labels, Tensor) and labels.dtype == torch.int64 and labels.ndim == 1
+        check("labels", labels, is_labels, "a CPU tensor (count,) int64")
         # A checkpoint with NumPy's strings could not be read.
         names = self.classes if type(self.classes) is tuple else ()
-        if not names or any(type(name) is not str for name in names):
-            raise misfit("classes", self.classes, "a tuple of str, the name of each class")
-        if pixels is not None and not (is_tensor(pixels, torch.uint8, 4) and pixels.shape[3] == 3):
-            raise misfit("pixels", pixels, "a CPU tensor (count, height, width, 3) uint8")
-        if self.paths is not None and not isinstance(self.paths, PathList):
-            raise misfit("paths", self.paths, "PathList(folder, paths)")
-        if (pixels is None) == (self.paths is None and self.reader is None):
-            both = "neither" if pixels is None else "both"
-            raise SourceError(f"images should be in pixels or in paths, not in {both}")
-        images = self.paths if pixels is None else pixels
-        if images is not None and len(images) != len(labels):
-            raise SourceError(f"there are {len(labels):,} labels, but {len(images):,} images")
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, three_floats(name, getattr(self, name)))
+        is_names = len(names) > 0 and all(type(name) is str for name in names)
+        check("classes", self.classes, is_names, "a tuple of str, the name of each class")
         if pixels is not None:
+            is_pixels = isinstance(pixels, Tensor) and pixels.dtype == torch.uint8
+            is_pixels = is_pixels and pixels.ndim == 4 and pixels.shape[3] == 3
+            check("pixels", pixels, is_pixels, "a CPU tensor (count, height, width, 3) uint8")
             # Batches gather rows; if the pixels were only permuted, each step would copy them all.
             object.__setattr__(self, "pixels", pixels.contiguous())
+        is_paths = paths is None or isinstance(paths, PathList)
+        check("paths", paths, is_paths, "PathList(folder, paths)")
+        if (pixels is None) == (paths is None and self.reader is None):
+            both = "neither" if pixels is None else "both"
+            raise UserError(f"images of a Source should be in pixels or in paths, not in {both}")
+        images = paths if pixels is None else pixels
+        if images is not None and len(images) != len(labels):
+            raise UserError(
+                f"a Source has {len(labels):,} labels, but {len(images):,} images: one label each"
+            )
+        for name in ("mean", "std"):
+            numbers = tuple(map(float, getattr(self, name)))
+            is_share = len(numbers) == 3 and all(0 <= value <= 1 for value in numbers)
+            is_share = is_share and (name == "mean" or min(numbers) > 0)
+            check(name, numbers, is_share, "three numbers: red, green and blue, from 0 to 1")
+            object.__setattr__(self, name, numbers)
 
     def __len__(self) -> int:
         """How many images there are."""
@@ -107,7 +109,7 @@ class Source:
             labels=self.labels[indices],
             pixels=None if self.pixels is None else self.pixels[indices],
             paths=self.paths and self.paths.picked(indices),
-            reader=self.reader and Picked(self.reader, indices.numpy()),
+            reader=self.reader and partial(read_picked, self.reader, indices.numpy()),
             sizes=None if self.sizes is None else self.sizes[indices],
         )
 
@@ -158,48 +160,18 @@ class Source:
             )
 
 
-@dataclass(frozen=True)
-class Picked:
-    """A reader of the images at `indices` of another reader."""
-
-    reader: Callable[[int], Tensor]
-    indices: np.ndarray  # (count,) int64
-
-    def __call__(self, index: int) -> Tensor:
-        """Picked image `index`."""
-        return self.reader(int(self.indices[index]))
+def read_picked(reader: Callable[[int], Tensor], indices: np.ndarray, index: int) -> Tensor:
+    """Image `indices[index]` of `reader`."""
+    return reader(int(indices[index]))
 
 
-def is_tensor(value: Any, dtype: torch.dtype, ndim: int) -> bool:  # noqa: ANN401 - people have all kinds
-    """Whether it is a CPU tensor of this dtype and number of dimensions."""
-    is_here = isinstance(value, Tensor) and value.device.type == "cpu"
-    return is_here and value.dtype == dtype and value.ndim == ndim
-
-
-def misfit(name: str, value: Any, wanted: str) -> SourceError:  # noqa: ANN401
-    """The error for a wrong field."""
-    if isinstance(value, np.ndarray | Tensor):
-        found = f"a {type(value).__name__} {tuple(value.shape)} {value.dtype}"
-        found += f" on {value.device}" if isinstance(value, Tensor) and value.is_cuda else ""
-    elif isinstance(value, str | int | float | tuple) or value is None:
-        found = f"{value!a:.60}"
-    else:
-        found = f"a {type(value).__name__}"
-    return SourceError(f"{name} should be {wanted}, not {found}")
-
-
-def three_floats(name: str, numbers: Any) -> tuple[float, float, float]:  # noqa: ANN401
-    """The mean or standard deviation of each colour, as plain numbers.
-
-    Raises:
-        SourceError: if they are not three numbers that pixels from 0 to 1 can have.
-    """
-    with contextlib.suppress(TypeError, ValueError):
-        red, green, blue = map(float, numbers)
-        low = 0 if name == "std" else -math.inf
-        if all(math.isfinite(value) and low < value <= 1 for value in (red, green, blue)):
-            return red, green, blue
-    raise misfit(name, numbers, "three numbers: red, green and blue, of pixels from 0 to 1")
+def check(name: str, value: object, is_right: bool, wanted: str) -> None:
+    """Raise `UserError` for a field of a `Source` that is not what it should be."""
+    if not is_right:
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        kind = type(value).__name__
+        found = f"{value!a:.60}" if shape is None else f"a {kind} {tuple(shape)} {dtype}"
+        raise UserError(f"{name} of a Source should be {wanted}, not {found}")
 
 
 def are_replaced(was: dict[str, str], now: dict[str, str]) -> bool:

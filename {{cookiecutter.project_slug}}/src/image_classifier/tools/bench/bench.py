@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ from ...runtime.config_dict import flatten, words_of
 from ...runtime.distributed import join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes
+from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
 from .data_loading import SAMPLE
-from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure
-from .results import describe, markdown, row_json, terminal_lines
+from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure, table_line
 from .setup import Setup, UnavailableError, Variant, Variants, with_knobs
 from .timed_run import DatasetCache, kept_switches
 from .tips import SLOW, TIPS
@@ -31,7 +30,7 @@ from .tips import SLOW, TIPS
 MIN_BATCH_SIZE = 16  # that still tells what a larger batch would gain
 MIN_ROWS = 3  # that are measured however long it takes
 NO_TIME = "no time left"
-OWN_KNOBS = ("data.name", "data.root", "data.cache")  # of images that only `bench` has
+HEAD = [table_line("tip", "", "images/s", "gain"), "|---|---|--:|---|"]
 
 
 def bench(
@@ -60,79 +59,69 @@ def bench(
     with kept_switches(), join_world(config.compute) as world, open_run(here, world):
         datasets, best = DatasetCache(world), Row("best")
         try:
-            setup, pace = open_affordable(config, datasets, folder, budget)
+            setup, rate = open_setup(config, datasets, folder, budget)
             rows = [plan_row(name, setup, name in names, budget) for name in names or TIPS]
-            introduce(setup, rows, budget, pace)
+            text = [introduce(setup, rows, budget, rate), "", *HEAD]
+            print("\n".join(text), flush=True)
             about = {"command": command, "environment": environment(world)}
             about |= {"config": flatten(setup.config)}
             for number, row in enumerate([*rows, best]):
                 spare = budget.total_seconds - (time.monotonic() - began)
                 if row is best:
                     row.variants = combine(setup, rows)
-                elif spare < budget.row_seconds / 2 and sum(map(is_measured, rows)) >= MIN_ROWS:
-                    row.variants, row.reason = {}, row.reason or f"{NO_TIME}: --rows {row.name}"
+                elif row.variants and spare < budget.row_seconds / 2 and count(rows) >= MIN_ROWS:
+                    row.variants, row.reason = {}, f"{NO_TIME}: --rows {row.name}"
                 if row.variants:
                     left = 1 + sum(not other.reason for other in rows[number:])
                     seconds = min(budget.row_seconds, spare / left)
                     row.timings = measure(row.variants, datasets, budget, seconds)
-                for line in terminal_lines(row):
+                for line in row.lines():
+                    text.append(line)
                     print(line, flush=True)
-                write_json(folder / "bench.json", about | {"rows": list(map(row_json, rows))})
+                about |= {"rows": [row.json() for row in rows], "best": best.json()}
+                write_json(folder / "bench.json", about)
         finally:
             shutil.rmtree(folder / SAMPLE, ignore_errors=True)
         sentence = conclude(best, rows, setup, config, preset, command)
-        about |= {"rows": list(map(row_json, rows)), "best": row_json(best), "verdict": sentence}
-        write_json(folder / "bench.json", about)
-        write_text(folder / "bench.md", markdown(setup, rows, sentence))
+        write_json(folder / "bench.json", about | {"verdict": sentence})
+        write_text(folder / "bench.md", "\n".join([*text, "", sentence, ""]))
         print(f"\nwritten: {folder}/bench.md and bench.json\n{sentence}")
 
 
-def open_affordable(
+def open_setup(
     config: Config, datasets: DatasetCache, folder: Path, budget: Budget
 ) -> tuple[Setup, float]:
-    """The setup, with fewer images per step if steps take too long; and seconds per step.
+    """Open the images, settle every `auto` as training does, and shrink batches that take too long.
 
-    Raises:
-        UserError: if the preset can't be trained here.
-    """
-    once = replace(budget, rounds=(1, 1))
-    while True:
-        setup = open_setup(config, datasets, folder)
-        timing = measure({"preset": Variant(setup.config)}, datasets, once, 0)["preset"]
-        if timing.failure:
-            raise UserError(f"the preset can't be trained as it stands: {timing.failure}")
-        pace = median(timing.seconds)
-        batch_size = affordable_batch_size(config, pace, budget)
-        if batch_size == config.data.batch_size:
-            return setup, pace
-        print(f"a step takes {pace:.2f} s: here with {batch_size} images", flush=True)
-        config = with_knobs(config, data__batch_size=batch_size)
-
-
-def open_setup(config: Config, datasets: DatasetCache, folder: Path) -> Setup:
-    """Open the images, and settle every `auto` as training does.
-
-    Raises:
-        UserError: if that fails.
+    Returns:
+        The setup, and how many images per second the preset trains with.
     """
     world = datasets.world
-    share = max(1, config.data.batch_size // num_processes(config.run, config.compute))
     data = datasets.open(with_knobs(config, data__workers=0))
     config, _ = settle_precision(config, data, world)
     samples = Samples(data.source, config.data, config.seed, config.augment)
     workers, _ = choose_workers(config.data, samples, world)
-    whole = with_knobs(config, data__where=data.where, data__workers=workers)
-    part = with_knobs(whole, data__batch_size=share)
-    num_gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
-    return Setup(part, whole, world, datasets.open(part), folder, num_gpus)
+    share = max(1, config.data.batch_size // num_processes(config.run, config.compute))
+    while True:
+        config = with_knobs(
+            config, data__where=data.where, data__workers=workers, data__batch_size=share
+        )
+        once = replace(budget, rounds=(1, 1))
+        timing = measure({"preset": Variant(config)}, datasets, once, 0)["preset"]
+        if not timing.rate:
+            raise UserError(f"the preset can't be trained as it stands: {timing.failure}")
+        less = affordable_batch_size(share, config.optim.accumulate, timing.rate, budget)
+        if less == share:
+            return Setup(config, world, datasets.open(config), folder), timing.rate
+        print(f"a step takes {share / timing.rate:.2f} s: here with {less} images", flush=True)
+        share = less
 
 
-def affordable_batch_size(config: Config, pace: float, budget: Budget) -> int:
-    """The batch size, halved until a step, which takes `pace` seconds now, fits the budget."""
-    parts = num_processes(config.run, config.compute) * config.optim.accumulate
-    size = config.data.batch_size
-    while pace > budget.step_seconds and size % (4 * parts) == 0 and size >= 2 * MIN_BATCH_SIZE:
-        size, pace = size // 2, pace / 2  # each part stays even, as mixing needs pairs
+def affordable_batch_size(size: int, parts: int, rate: float, budget: Budget) -> int:
+    """The batch size, halved until a step fits the budget at `rate` images per second."""
+    is_long = lambda size: size / rate > budget.step_seconds  # noqa: E731
+    while is_long(size) and size % (4 * parts) == 0 and size >= 2 * MIN_BATCH_SIZE:
+        size //= 2  # each of `parts` stays even, as mixing needs pairs
     return size
 
 
@@ -144,31 +133,29 @@ def plan_row(name: str, setup: Setup, is_asked: bool, budget: Budget) -> Row:
         variants = TIPS[name](setup)
     except UnavailableError as error:
         return Row(name, reason=str(error))
-    first, *others = (changed_knobs(setup.config, v.config) for v in variants.values())
-    shared = {
-        knob: value
-        for knob, value in first.items()
-        if knob not in OWN_KNOBS and all((knob, value) in o.items() for o in others)
-    }
-    return Row(name, note=" ".join(words_of(shared)), variants=variants)
+    first = next(iter(variants.values()))
+    note = " ".join(words_of(changed_knobs(setup.config, first.config)))
+    return Row(name, note=note, variants=variants)
 
 
-def introduce(setup: Setup, rows: list[Row], budget: Budget, pace: float) -> None:
-    """Print what is measured, and about how long that takes."""
-    planned = [row for row in rows if not row.reason]
+def introduce(setup: Setup, rows: list[Row], budget: Budget, rate: float) -> str:
+    """What is measured, on which machine, and about how long that takes."""
+    config, planned = setup.config, [row for row in rows if not row.reason]
     seconds = min((len(planned) + 1) * budget.row_seconds, budget.total_seconds)
     seconds += 60 * sum(row.name in SLOW for row in planned)
-    print(
-        f"{describe(setup)}: {setup.config.data.batch_size / pace:,.0f} images/s\n"
+    return (
+        f"{config.model.name} on {config.data.name}, {config.data.batch_size} images per step, "
+        f"{config.precision}, images: {config.data.where}; {device_name(setup.world.device)}, "
+        f"torch {torch.__version__}: {rate:,.0f} images/s.\n"
         f"{len(planned)} of {len(rows)} tips can be measured here, in about "
-        f"{math.ceil(seconds / 60)} min. Each gain is over the first variant of the tip: the "
-        f"median of the ratios, and its interval of {CONFIDENCE:.0%} confidence.\n"
+        f"{math.ceil(seconds / 60)} min. Gain: the median ratio of times that were taken\nin turn "
+        f"with the first variant of a tip, and its interval of {CONFIDENCE:.0%} confidence."
     )
 
 
-def is_measured(row: Row) -> bool:
-    """Whether a variant of a tip was timed."""
-    return any(timing.seconds for timing in row.timings.values())
+def count(rows: list[Row]) -> int:
+    """How many tips were measured."""
+    return sum(row.is_measured for row in rows)
 
 
 def changed_knobs(before: Config, after: Config) -> dict[str, Any]:
@@ -184,13 +171,13 @@ def combine(setup: Setup, rows: list[Row]) -> Variants:
         plain = {
             name: variant.config
             for name, variant in row.variants.items()
-            if variant.change is None and variant.is_choice and row.timings[name].seconds
+            if variant.change is None and variant.is_choice
         }
         current = next((name for name, config in plain.items() if config == setup.config), None)
         if current is None:  # the preset itself was not measured
             continue
         gains = {name: row.gain(current, name) for name in plain}
-        better = {name: gain.median for name, gain in gains.items() if gain.is_faster}
+        better = {name: gain.median for name, gain in gains.items() if gain and gain.is_faster}
         if better:
             knobs |= changed_knobs(setup.config, plain[max(better, key=better.__getitem__)])
     best = {"best": Variant(with_knobs(setup.config, **knobs))}
@@ -201,13 +188,13 @@ def conclude(  # noqa: PLR0917 - the measurements, and the words for them
     best: Row, rows: list[Row], setup: Setup, config: Config, preset: Config, command: str
 ) -> str:
     """The last line: the command line of the best setting that was measured."""
-    gain, knobs = best.gains().get("best"), {}
-    if gain is not None and gain.is_faster:
+    gain, knobs = best.gain("preset", "best") if best.timings else None, {}
+    if gain and gain.is_faster:
         knobs = changed_knobs(setup.config, best.variants["best"].config)
     changed = changed_knobs(preset, with_knobs(config, **knobs))
     line = shlex.join([*shlex.split(command), *words_of(changed)])
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
-    found = f"of {sum(map(is_measured, rows))} measured tips"
+    found = f"of {count(rows)} measured tips"
     found += f" ({skipped} skipped for lack of time)" * bool(skipped)
     result = f"best setting {found}, {gain} against the preset" if knobs else f"{found}, none helps"
     return f"{result}: {line}"

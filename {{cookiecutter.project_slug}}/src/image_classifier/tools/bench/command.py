@@ -1,11 +1,9 @@
 """`bench`: measure what each performance tip gains."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...config import ComputeConfig, Config, RunConfig
-from ...errors import EXIT_INTERRUPTED
 from ...runtime.command_line import command, parse, sections, summary, take_preset
 from ...runtime.launch import run_in_processes
 
@@ -40,8 +38,4 @@ def main(words: list[str]) -> int:
         budget = QUICK if options.quick else FULL
         bench(config, preset, training, Path(options.dir), names=options.rows, budget=budget)
 
-    try:
-        return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
-    except KeyboardInterrupt:
-        print(f"\ninterrupted: {options.dir}/bench.json has what was measured", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

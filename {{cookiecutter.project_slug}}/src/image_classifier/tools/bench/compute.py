@@ -1,15 +1,12 @@
 """Tips on how the model is computed."""
 
-import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 
 from ...config import Config
-from ...runtime.machine import keep_freed_memory
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, off_and_on, with_knobs
 from .timed_run import TimedRun
 
@@ -135,44 +132,12 @@ def data_parallel(setup: Setup) -> Variants:
     def use_threads(run: TimedRun) -> None:
         run.ddp_model = nn.DataParallel(run.ddp_model)
 
-    if setup.num_gpus < 2 or setup.world.device.type != "cuda":
+    count = torch.cuda.device_count() if setup.world.device.type == "cuda" else 0
+    if count < 2:
         raise UnavailableError("needs 2 GPUs")
-    config = with_knobs(setup.whole, compute__compile=False)
+    whole = count * setup.config.data.batch_size
+    config = with_knobs(setup.config, data__batch_size=whole, compute__compile=False)
     return {
         "DataParallel": Variant(config, use_threads),
-        f"DDP, {setup.num_gpus} processes": Variant(config, processes=setup.num_gpus),
+        f"DDP, {count} processes": Variant(config, processes=count),
     }
-
-
-def keep_memory(setup: Setup) -> Variants:
-    """Let the process keep the memory that it frees, on a CPU.
-
-    - Why: glibc returns freed blocks of 32 MB and more to the kernel, which fills every page with
-      zeros when the next step asks for it again.
-    - When it hurts: the process never gets smaller, so others on the machine have less.
-    - Knob: none, always on for a CPU with glibc; for other programs,
-      `GLIBC_TUNABLES=glibc.malloc.mmap_threshold=...`.
-    - Source: <https://man7.org/linux/man-pages/man3/mallopt.3.html>
-    """
-
-    def change(run: TimedRun, keeps: bool) -> None:
-        run.uncounted_steps = 1  # it asks for what the other variant returned
-        if not keeps:
-            run.around = returned_memory
-
-    if setup.world.device.type != "cpu" or platform.libc_ver()[0] != "glibc":
-        raise UnavailableError("needs training on a CPU with glibc")
-    return {
-        "returned": Variant(setup.config, partial(change, keeps=False)),
-        "kept": Variant(setup.config, partial(change, keeps=True)),
-    }
-
-
-@contextmanager
-def returned_memory() -> Iterator[None]:
-    """A block in which glibc returns memory as it does by default."""
-    keep_freed_memory(keeps=False)
-    try:
-        yield
-    finally:
-        keep_freed_memory()

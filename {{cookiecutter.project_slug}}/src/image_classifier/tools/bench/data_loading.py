@@ -16,12 +16,11 @@ from ...augment import build_augment
 from ...config import PREPARED_QUALITY, PREPARED_SIDE
 from ...data import (
     Batch,
+    Prefetcher,
     Recipe,
     Samples,
-    copy_ahead,
     fits_device,
     fits_host,
-    prepare_images,
     worker_counts,
 )
 from ...runtime.machine import num_cores
@@ -43,9 +42,10 @@ def num_workers(setup: Setup) -> Variants:
     - Knob: `--data.workers`; `auto` chooses for your machine.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
-    config, cores = streamed(setup), num_cores()
+    config, cores = streamed(setup.config), num_cores()
     counts = {0, int(config.data.workers), *worker_counts(cores)}
-    rule = {4: " (4 x GPUs)"} if setup.num_gpus else {}  # of them, this process has one
+    # This process has one of the GPUs.
+    rule = {4: " (4 x GPUs)"} if setup.world.device.type == "cuda" else {}
     return {
         f"{count}{rule.get(count, '')}": Variant(with_knobs(config, data__workers=count))
         for count in sorted(counts | {*rule})
@@ -61,7 +61,7 @@ def prefetch(setup: Setup) -> Variants:
       is per worker.
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
     """
-    config = streamed(setup)
+    config = streamed(setup.config)
     depths = sorted({1, 4, 16, config.data.prefetch_batches})
     return {f"{n} ahead": Variant(with_knobs(config, data__prefetch_batches=n)) for n in depths}
 
@@ -126,13 +126,13 @@ def shared_batches(setup: Setup) -> Variants:
     - Knob: none, always on.
     - Source: <https://docs.pytorch.org/docs/stable/data.html>
     """
-    config = streamed(setup)
+    config = streamed(setup.config)
     return {"collated": Variant(config, use_dataloader), "shared": Variant(config)}
 
 
 def compare_loaders(setup: Setup, option: str, values: dict[str, Any]) -> Variants:
     """Variants that differ in an option of `use_dataloader`."""
-    config = streamed(setup)
+    config = streamed(setup.config)
     return {n: Variant(config, partial(use_dataloader, **{option: v})) for n, v in values.items()}
 
 
@@ -183,7 +183,7 @@ def use_dataloader(
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             host_batches = iter(loader)
         if copy == "side stream":
-            yield from copy_ahead(host_batches, run.world)
+            yield from Prefetcher(host_batches, run.world)
         for host in host_batches:
             yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 
@@ -210,27 +210,17 @@ def resident(setup: Setup) -> Variants:
     if config.data.where == "stream" and source.pixels is None and count > RESIDENT_IMAGES:
         count = max(RESIDENT_IMAGES, config.data.batch_size)
         config = with_knobs(config, data__limit=count)
-    needed_bytes = count * config.data.image_size**2 * 3
+    needed_bytes, where = count * config.data.image_size**2 * 3, config.data.where
     fits = {
-        "stream": True,
-        "host": fits_host(needed_bytes, setup.world),
-        "device": fits_device(needed_bytes, setup.world),
+        "host": where == "host" or fits_host(needed_bytes, setup.world),
+        "device": where == "device" or fits_device(needed_bytes, setup.world),
     }
-    fits[setup.config.data.where] = True  # it is there already
-    if sum(fits.values()) == 1:
+    if not any(fits.values()):
         raise UnavailableError(f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory")
-    plain = config.data.workers
-    configs = {
-        where: with_knobs(
-            config,
-            data__where=where,
-            data__workers=max(1, int(plain)) if where == "stream" else plain,
-        )
-        for where in fits
-        if fits[where]
-    }
+    configs = {"stream": streamed(config)}
+    configs |= {name: with_knobs(config, data__where=name) for name, fit in fits.items() if fit}
     is_same = config.augment.crop != "resized"  # else the pixels change
-    return {where: Variant(changed, is_choice=is_same) for where, changed in configs.items()}
+    return {name: Variant(changed, is_choice=is_same) for name, changed in configs.items()}
 
 
 def prepared(setup: Setup) -> Variants:
@@ -243,13 +233,17 @@ def prepared(setup: Setup) -> Variants:
     - Knob: the `prepare` command, with `--format raw` or `jpeg`; training uses what it wrote.
     - Source: <https://arxiv.org/abs/2306.12517>
     """
-    source, data, config = setup.data.source, setup.config.data, streamed(setup)
+    source, data, config = setup.data.source, setup.config.data, streamed(setup.config)
     if source.paths is None:
         raise UnavailableError("needs photographs in files; these images are in memory")
     if source.recipe:
         files = with_knobs(config, data__cache="off")
         configs = {"files": files, f"prepared, {source.recipe}": config}
         return {name: Variant(found, is_choice=False) for name, found in configs.items()}
+    try:
+        from ..prepare.prepare import prepare_images
+    except ModuleNotFoundError:
+        raise UnavailableError("needs the tool prepare, which was deleted") from None
     root = setup.folder / SAMPLE
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)

@@ -7,13 +7,13 @@ import contextlib
 import gc
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from time import monotonic
+from typing import Any
 
 import torch
 
-from ...runtime.distributed import World
 from .setup import Variants
 from .timed_run import DatasetCache, MultiProcessRun, TimedRun
 
@@ -69,13 +69,12 @@ class Timing:
 
     batch_size: int
     seconds: list[float] = field(default_factory=list)  # per step, of each round
-    memory_bytes: int | None = None  # peak on a GPU; None on a CPU
     failure: str = ""  # why it was not measured
 
     @property
-    def rate(self) -> float:
-        """Images per second."""
-        return self.batch_size / median(self.seconds)
+    def rate(self) -> float | None:
+        """Images per second; None if it was not measured."""
+        return self.batch_size / median(self.seconds) if self.seconds else None
 
 
 @dataclass
@@ -84,20 +83,52 @@ class Row:
 
     name: str
     reason: str = ""  # why it can't be measured here
-    note: str = ""  # knobs of all its variants that are not the preset's
+    note: str = ""  # knobs of its first variant that are not the preset's
     variants: Variants = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)  # by variant
 
-    def gain(self, before: str, after: str) -> Gain:
-        """The gain of one variant over another; both were measured."""
-        return gain(self.timings[before].seconds, self.timings[after].seconds)
+    @property
+    def is_measured(self) -> bool:
+        """Whether a variant was timed."""
+        return any(timing.seconds for timing in self.timings.values())
 
-    def gains(self) -> dict[str, Gain]:
-        """The gain of each measured variant over the first."""
-        names = [name for name, timing in self.timings.items() if timing.seconds]
-        if not names or names[0] != next(iter(self.timings)):
-            return {}
-        return {name: self.gain(names[0], name) for name in names[1:]}
+    def gain(self, before: str, after: str) -> Gain | None:
+        """The gain of one variant over another; None unless both were measured."""
+        pair = self.timings[before].seconds, self.timings[after].seconds
+        return gain(*pair) if all(pair) and before != after else None
+
+    def lines(self) -> Iterator[str]:
+        """Rows of a Markdown table: tip, variant, images/s, and gain over the first."""
+        if self.reason:
+            yield table_line(self.name, self.reason)
+        name = self.name
+        for number, (variant, timing) in enumerate(self.timings.items()):
+            rate = f"{timing.rate:,.0f}" if timing.rate else timing.failure
+            found = self.gain(next(iter(self.timings)), variant)
+            gain = str(found or "") if number else self.note
+            yield table_line("" if number else name, variant, rate, gain)
+
+    def json(self) -> dict[str, Any]:
+        """Everything, for other programs."""
+        variants = []
+        for name, timing in self.timings.items():
+            found = self.gain(next(iter(self.timings)), name)
+            variants.append(
+                {
+                    "name": name,
+                    "images_per_second": timing.rate and round(timing.rate, 1),
+                    "gain": found and asdict(found) | {"is_effect": found.is_effect},
+                    "seconds_per_step": timing.seconds,
+                    "failure": timing.failure,
+                }
+            )
+        return {"name": self.name, "reason": self.reason, "note": self.note, "variants": variants}
+
+
+def table_line(*cells: str) -> str:
+    """A row of the table of results."""
+    padded = zip(cells, ("<19", "<24", ">9", ""), strict=False)
+    return f"| {' | '.join(f'{cell:{width}}' for cell, width in padded)} |"
 
 
 def measure(
@@ -108,19 +139,15 @@ def measure(
     timings = {name: Timing(v.config.data.batch_size) for name, v in variants.items()}
     runs: dict[str, TimedRun | MultiProcessRun] = {}
     paces: dict[str, float] = {}  # seconds per step
-    held = dict.fromkeys(variants, 0)  # bytes on a GPU between rounds
     try:
         for name, variant in variants.items():
             with noting_failure(timings[name]):
                 if variant.processes > 1:
                     runs[name] = MultiProcessRun(variant.config, variant.processes)
-                    paces[name] = warm_up(runs[name], budget)
-                    continue
-                data, before = datasets.open(variant.config), allocated_bytes(world)
-                runs[name] = TimedRun(variant.config, world, data, variant.change)
+                else:
+                    data = datasets.open(variant.config)
+                    runs[name] = TimedRun(variant.config, world, data, variant.change)
                 paces[name] = warm_up(runs[name], budget)
-                held[name] = allocated_bytes(world) - before
-                held[name] += data.pixels.nbytes if data.where == "device" else 0
         steps = max(1, math.ceil(budget.round_seconds / fmean(paces.values() or [1])))
         round_seconds = steps * sum(paces.values()) or 1
         fewest, most = budget.rounds
@@ -128,17 +155,9 @@ def measure(
         for number in range(rounds):
             # There and back, so that none always comes after the same other.
             for name in list(variants)[:: -1 if number % 2 else 1]:
-                if timings[name].failure:
-                    continue
-                before = allocated_bytes(world)
-                with noting_failure(timings[name]):
-                    timings[name].seconds.append(runs[name].run(steps))
-                if world.device.type == "cuda" and isinstance(runs[name], TimedRun):
-                    used = held[name] + torch.cuda.max_memory_allocated(world.device) - before
-                    timings[name].memory_bytes = max(timings[name].memory_bytes or 0, used)
-        for timing in timings.values():
-            # Ratios are of rounds that all variants have.
-            timing.seconds = [] if timing.failure else timing.seconds
+                if not timings[name].failure:
+                    with noting_failure(timings[name]):
+                        timings[name].seconds.append(runs[name].run(steps))
     finally:
         for run in runs.values():
             run.close()
@@ -166,18 +185,8 @@ def noting_failure(timing: Timing) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = next(iter(str(error).strip().splitlines()), "")
-        is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        is_memory |= "allocate memory" in text
-        timing.failure = "out of memory" if is_memory else f"failed: {text or type(error).__name__}"
-
-
-def allocated_bytes(world: World) -> int:
-    """Bytes of tensors on a GPU, from which on a new peak is counted."""
-    if world.device.type != "cuda":
-        return 0
-    torch.cuda.reset_peak_memory_stats(world.device)
-    return torch.cuda.memory_allocated(world.device)
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        timing.seconds, timing.failure = [], f"failed: {reason}"
 
 
 def gain(before: list[float], after: list[float]) -> Gain:

@@ -21,11 +21,9 @@ class Setup:
     """The user's preset, images and machine."""
 
     config: Config  # of one process; no knob that a tip changes is `auto`
-    whole: Config  # of all processes together
     world: World
     data: TrainData  # the images as the preset uses them
     folder: Path  # to write to
-    num_gpus: int
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,18 @@ def with_knobs(config: Config, **knobs: Any) -> Config:  # noqa: ANN401 - knobs 
     return unflatten(flatten(config) | dotted)
 
 
-def off_and_on(config: Config, knob: str, off: str = "off", on: str = "on") -> Variants:
+def off_and_on(
+    config: Config, knob: str, off: str = "off", on: str = "on", is_choice: bool = True
+) -> Variants:
     """A knob that is False in the first variant and True in the second."""
-    values = {off: False, on: True}
-    return {name: Variant(with_knobs(config, **{knob: value})) for name, value in values.items()}
+    configs = (with_knobs(config, **{knob: value}) for value in (False, True))
+    return {n: Variant(c, is_choice=is_choice) for n, c in zip((off, on), configs, strict=True)}
 
 
-def streamed(setup: Setup) -> Config:
-    """The user's config, with images that workers decode for every batch."""
-    workers = max(1, int(setup.config.data.workers))
-    return with_knobs(setup.config, data__where="stream", data__workers=workers)
+def streamed(config: Config) -> Config:
+    """`config`, with images that workers decode for every batch."""
+    workers = max(1, int(config.data.workers))
+    return with_knobs(config, data__where="stream", data__workers=workers)
 
 
 def need_gpu(setup: Setup) -> None:

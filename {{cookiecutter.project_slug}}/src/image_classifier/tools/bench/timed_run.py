@@ -1,4 +1,4 @@
-"""A training run, built to be timed: it makes the steps of `train`, which a test compares."""
+"""A training run, built to be timed."""
 
 import copy
 import multiprocessing
@@ -9,44 +9,27 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from ...augment import build_augment
 from ...config import AugmentConfig, Config, DataConfig
-from ...data import Batch, TrainData, open_loader
-from ...optim import build_loss, build_optimizer, build_schedule, set_lr
-from ...precision import Precision
-from ...preprocess import Normalize
+from ...data import TrainData, open_loader
+from ...optim import build_schedule
 from ...runtime.distributed import World, join_world
-from ...runtime.seeding import seed_everything, seed_layers
-from ...train import init_model, train_step, wrap_ddp
-from ...train_state import TrainState
-
-CUDNN = torch.backends.cudnn
-FLAGS = [(CUDNN, name) for name in ("benchmark", "deterministic", "allow_tf32")]
-FLAGS += [(torch.utils.deterministic, "fill_uninitialized_memory")]
+from ..training import Training
 
 
-def read_switches() -> list[Any]:
-    """The process-wide settings of torch that a config or a tip may change."""
+def read_switches() -> list[partial]:
+    """What sets the process-wide settings of torch that variants change to what they are now."""
+    cudnn = torch.backends.cudnn
     return [
-        torch.get_num_threads(),
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        *(getattr(owner, name) for owner, name in FLAGS),
+        partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
+        partial(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()),
+        partial(setattr, cudnn, "benchmark", cudnn.benchmark),
+        partial(setattr, cudnn, "allow_tf32", cudnn.allow_tf32),
     ]
-
-
-def set_switches(values: list[Any]) -> None:
-    """Set all of them."""
-    threads, precision, deterministic, *flags = values
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
-    torch.use_deterministic_algorithms(deterministic)
-    for (owner, name), value in zip(FLAGS, flags, strict=True):
-        setattr(owner, name, value)
 
 
 @contextmanager
@@ -56,10 +39,11 @@ def kept_switches() -> Iterator[None]:
     try:
         yield
     finally:
-        set_switches(before)
+        for switch in before:
+            switch()
 
 
-class TimedRun:
+class TimedRun(Training):
     """A model in training; `run` times some of its steps. A tip may replace any attribute."""
 
     def __init__(
@@ -69,54 +53,25 @@ class TimedRun:
         data: TrainData,
         change: Callable[["TimedRun"], object] | None = None,
     ) -> None:
-        """Build what `config` says, and make a tip's `change` to it.
-
-        Raises:
-            UserError: if there is no such model, or the device can't do what is asked for.
-        """
-        self.config, self.world, self.data = config, world, data
+        """Build what `config` says, and make a tip's `change` to it."""
         with kept_switches():
-            seed_everything(config.seed, config.deterministic, world.device)
-            precision = Precision(config.precision, config.compute, config.optim, world.device)
-            self.normalize = normalize = Normalize(
-                data.source, config.data.max_size, precision, config.augment
-            )
-            self.augment = build_augment(config.augment, data, normalize, world, config.seed)
-            model = init_model(config, data, normalize)
-            model = model.to(world.device, memory_format=precision.memory_format)
-            ema = copy.deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
-            if config.compute.compile:
-                model.compile()
-            share = config.data.batch_size // world.size
-            self.micro_batch_size = share // config.optim.accumulate
-            self.loss_fn = build_loss(config.optim, share, data.class_weights)
-            optimizer = build_optimizer(config.optim, model)
-            self.total_steps = data.steps_in(config.epochs)
-            self.lr_at = build_schedule(config.optim, data.steps_per_epoch, self.total_steps)
-            self.state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
-            self.ddp_model = wrap_ddp(model, world)
+            super().__init__(config, world, data)
+            total_steps = data.steps_in(config.epochs)
+            lr_at = build_schedule(config.optim, data.steps_per_epoch, total_steps)
+            self.lr_at = lambda step: lr_at(step % total_steps)
             self.loss = torch.zeros((), device=world.device)  # summed, as the log does
             self.batches: Callable[[int, int], Iterator[Any]] = data.batches
-            self.step: Callable[[Any], None] = self.train_step
+            self.step: Callable[[Any], None] = self.sum_loss
             self.after_step: Callable[[], object] = lambda: None
             self.around: Callable[[], AbstractContextManager] = nullcontext  # of a round
             self.restarts_workers = False  # `batches` starts them, as each epoch would
-            self.uncounted_steps = 0  # at the start of each round
             if change is not None:
                 change(self)
             self.switches = read_switches()
 
-    def train_step(self, batch: Batch) -> None:
-        """Train on one batch, as `train` does."""
-        state = self.state
-        set_lr(state.optimizer, self.lr_at(state.step % self.total_steps))
-        seed_layers(self.config.seed, state.step, self.world.rank, self.world.device)
-        images, labels = self.augment(batch, state.step)
-        self.loss += train_step(
-            self.ddp_model, images, labels, self.loss_fn, state.precision, self.micro_batch_size
-        )
-        state.precision.step(state.optimizer)
-        state.advance()
+    def sum_loss(self, batch: Any) -> None:  # noqa: ANN401 - what `batches` yields
+        """Train on one batch."""
+        self.loss += self.train_step(batch, self.lr_at(self.state.step))
 
     def run(self, steps: int) -> float:
         """Train for `steps`; the seconds per step.
@@ -125,14 +80,14 @@ class TimedRun:
         as many batches are loaded as are trained on, however many are loaded ahead.
         """
         with kept_switches(), self.around():
-            set_switches(self.switches)
+            for switch in self.switches:
+                switch()
             called, start = time.perf_counter(), self.state.step
-            batches = iter(self.batches(start, start + self.uncounted_steps + steps + 1))
+            batches = iter(self.batches(start, start + steps + 1))
             batch = next(batches)
-            for step in range(-self.uncounted_steps, steps):
-                if step == 0:
-                    synchronize(self.world)
-                    began = time.perf_counter()
+            synchronize(self.world)
+            began = time.perf_counter()
+            for _ in range(steps):
                 self.step(batch)
                 self.after_step()
                 batch = next(batches)
@@ -166,11 +121,7 @@ class DatasetCache:
         self.known: dict[tuple[DataConfig, AugmentConfig, int], TrainData] = {}
 
     def open(self, config: Config) -> TrainData:
-        """The images for one run, with workers of its own.
-
-        Raises:
-            UserError: if the images or the batch size are unusable.
-        """
+        """The images for one run, with workers of its own."""
         plain = replace(config.data, workers=0, prefetch_batches=1)
         key = plain, config.augment, config.optim.accumulate
         if key not in self.known:
@@ -180,7 +131,6 @@ class DatasetCache:
         data = copy.copy(self.known[key])
         data.data = config.data
         if data.where == "stream":
-            assert config.data.workers != "auto"
             samples, note = data.loader.samples, data.bad_images.note
             data.loader, _ = open_loader(samples, config.data, self.world, note)
             data.workers = data.loader.num_workers
@@ -195,12 +145,8 @@ class MultiProcessRun:
         job = {"MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
         job |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        self.ranks = [
-            ProcessPoolExecutor(
-                1, context, start_rank, (config, job | {"RANK": str(n), "LOCAL_RANK": str(n)})
-            )
-            for n in range(size)
-        ]
+        ranks = (job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size))
+        self.ranks = [ProcessPoolExecutor(1, context, start_rank, (config, v)) for v in ranks]
 
     def run(self, steps: int) -> float:
         """Train for `steps`; the seconds per step of the slowest process."""

@@ -20,7 +20,6 @@ TIPS: dict[str, Callable[[Setup], Variants]] = {
         compute.cudnn_benchmark,
         compute.tf32,
         compute.data_parallel,
-        compute.keep_memory,
         data_loading.resident,
         data_loading.prepared,
         data_loading.num_workers,

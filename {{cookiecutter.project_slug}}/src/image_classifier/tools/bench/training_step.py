@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 from ...data import Batch
-from .setup import Setup, Variant, Variants, need_gpu, with_knobs
+from .setup import Setup, Variant, Variants, need_gpu, off_and_on
 from .timed_run import TimedRun
 
 # Functions that create tensors, of those that augmentation uses.
@@ -26,6 +26,16 @@ def on_device(setup: Setup) -> Variants:
       `torch.rand(size).to(device)`.
     - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
     """
+
+    def create_on_cpu(run: TimedRun) -> None:
+        augment = run.augment
+
+        def slow_augment(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+            with CreateOnCPU():
+                return augment(batch, step)
+
+        run.augment = slow_augment
+
     need_gpu(setup)
     slow = Variant(setup.config, create_on_cpu)
     return {"created on the CPU": slow, "on the device": Variant(setup.config)}
@@ -42,17 +52,6 @@ class CreateOnCPU(TorchFunctionMode):
             rest = {k: v for k, v in kwargs.items() if k not in ("device", "generator")}
             return func(*args, **rest).to(device)
         return func(*args, **kwargs)
-
-
-def create_on_cpu(run: TimedRun) -> None:
-    """Let augmentation create its tensors on the CPU."""
-    augment = run.augment
-
-    def slow_augment(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        with CreateOnCPU():
-            return augment(batch, step)
-
-    run.augment = slow_augment
 
 
 def item(setup: Setup) -> Variants:
@@ -132,10 +131,7 @@ def deterministic(setup: Setup) -> Variants:
     - Knob: `--deterministic`
     - Source: <https://docs.pytorch.org/docs/stable/notes/randomness.html>
     """
-    return {
-        name: Variant(with_knobs(setup.config, deterministic=value), is_choice=False)
-        for name, value in (("off", False), ("on", True))
-    }
+    return off_and_on(setup.config, "deterministic", is_choice=False)
 
 
 def profiler(setup: Setup) -> Variants:

@@ -1,11 +1,10 @@
 """`check`: find unreadable files, leakage between splits and conflicting labels."""
 
-import sys
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from ...config import ComputeConfig, Config, DataConfig, RunConfig
-from ...errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED
+from ...errors import EXIT_DONE, EXIT_FAULT
 from ...runtime.command_line import PrepareData, command, parse, summary, take_images
 from ...runtime.launch import run_in_processes
 
@@ -36,9 +35,5 @@ def main(words: list[str]) -> int:
 
         serious = check(config.data, options.splits, options.json, options.quarantine)
 
-    try:
-        code = run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
-    except KeyboardInterrupt:
-        print("\ninterrupted: nothing was written", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    code = run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
     return code or (EXIT_FAULT if serious else EXIT_DONE)

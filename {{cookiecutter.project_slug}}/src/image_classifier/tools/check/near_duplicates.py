@@ -27,22 +27,16 @@ def find_near_duplicates(greys: np.ndarray, chosen: np.ndarray) -> Tensor:
         greys: (count, SIDE, SIDE) uint8, all images.
         chosen: (num_chosen,) int64, in rising order: the images to compare.
     """
-    hashes = torch.cat(
-        [dhash(as_floats(greys[part])) for part in np.split(chosen, range(4096, len(chosen), 4096))]
-    )
-    pairs = torch.from_numpy(chosen)[nearest_pairs(hashes)]
+    images, numbers = torch.from_numpy(greys), torch.from_numpy(chosen)
+    hashes = torch.cat([dhash(images[part].float()) for part in numbers.split(4096)])
+    pairs = numbers[nearest_pairs(hashes)]
     if not len(pairs):
         return pairs
     agree = [
-        correlation(*(as_floats(greys[side.numpy()]) for side in part.T)) > MIN_CORRELATION
+        correlation(*(images[side].float() for side in part.T)) > MIN_CORRELATION
         for part in pairs.split(4096)
     ]
     return pairs[torch.cat(agree)]
-
-
-def as_floats(greys: np.ndarray) -> Tensor:
-    """(count, side, side) uint8 -> float32."""
-    return torch.from_numpy(greys).float()
 
 
 def dhash(greys: Tensor) -> Tensor:

@@ -1,36 +1,23 @@
-"""Reads every image once, as training does, and keeps statistics and a small grey image of each."""
+"""All images of a dataset, each read once: statistics and a small grey image of each."""
 
-import contextlib
 import hashlib
 import os
 import sys
-import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import Image
 
 from ...config import DataConfig
-from ...data import (
-    BadImageError,
-    Source,
-    highest_grey,
-    is_dark,
-    open_files,
-    read_image,
-    resize,
-)
-from ...runtime.console import clock, printable_path, say
+from ...data import BadImageError, open_files, read_image, resize
+from ...runtime.console import Progress, printable_path
 from ...runtime.machine import num_cores, one_thread
 from .near_duplicates import SIDE
 
 CHUNK = 64  # images per task
 GRID = 64  # rows and columns of an image, about, whose colours are counted
-LIVE_SECONDS, LOG_SECONDS = 0.5, 10  # between lines of progress, on a terminal and in a log
+DARK = 64  # of 255: an image that stays below looks nearly black
 
 STATS = np.dtype(
     [
@@ -48,38 +35,70 @@ class Images:
     """All images of some splits of a dataset, numbered consecutively."""
 
     def __init__(self, data: DataConfig, splits: Sequence[str]) -> None:
-        """Open `splits` of the dataset that `data` names, as the original files.
-
-        Raises:
-            UserError: if one can't be opened.
-        """
+        """Open `splits` of the dataset that `data` names, as the original files, and read all."""
         self.data, self.splits = data, tuple(splits)
         self.sources = [open_files(data, split) for split in splits]
-        self.ends = np.cumsum([len(source) for source in self.sources])
-        # A class has the same number in all splits, also where each has folders of its own.
-        names = dict.fromkeys(name for source in self.sources for name in source.classes)
-        self.classes = tuple(names)
-        number_of = {name: number for number, name in enumerate(names)}
-        numbers = [np.array([number_of[name] for name in s.classes]) for s in self.sources]
-        parts = zip(numbers, self.sources, strict=True)
-        self.labels = np.concatenate([n[source.labels.numpy()] for n, source in parts])
         self.split_of = np.repeat(np.arange(len(splits)), [len(s) for s in self.sources])
+        self.number = np.concatenate([np.arange(len(s)) for s in self.sources])  # in its split
+        # A class has the same number in all splits, also where each has folders of its own.
+        self.classes = tuple(dict.fromkeys(name for s in self.sources for name in s.classes))
+        places = {name: number for number, name in enumerate(self.classes)}
+        self.labels = np.concatenate(
+            [np.array([places[name] for name in s.classes])[s.labels.numpy()] for s in self.sources]
+        )
 
-    def __len__(self) -> int:
-        """The number of images."""
-        return int(self.ends[-1])
+        count = len(self.labels)
+        self.stats = np.zeros(count, STATS)
+        self.greys = np.zeros((count, SIDE, SIDE), np.uint8)
+        self.kinds = [""] * count  # format and mode of each file
+        self.unreadable: dict[int, str] = {}  # reasons by image number
+        self.dark: dict[int, int] = {}  # highest values of dark 16-bit images, likewise
+        starts, progress = range(0, count, CHUNK), Progress(count)
+        # In threads: decoding does not hold Python's lock.
+        with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
+            for start, _ in zip(starts, pool.map(self.read_chunk, starts), strict=True):
+                progress.show(start)
+        self.unreadable = dict(sorted(self.unreadable.items()))
 
-    def find(self, index: int) -> tuple[Source, int]:
-        """The source of image `index`, and its number there."""
-        split = self.split_of[index]
-        return self.sources[split], int(index - self.ends[split] + len(self.sources[split]))
+    def read_chunk(self, start: int) -> None:
+        """Read the images of a task."""
+        for index in range(start, min(start + CHUNK, len(self.labels))):
+            self.read(index)
+
+    def read(self, index: int) -> None:
+        """Read an image as training does, and keep what is checked."""
+        source, number = self.sources[self.split_of[index]], int(self.number[index])
+        if source.paths is None:
+            pixels = source.read(number)
+            content = pixels.numpy().tobytes()
+        else:
+            path = source.paths[number]
+            try:
+                pixels, content = read_image(path), path.read_bytes()
+                with Image.open(path) as image:
+                    self.kinds[index] = sys.intern(f"{image.format} {image.mode}")
+                    if image.mode.startswith("I"):  # 16-bit gray, which keeps its upper 8 bits
+                        highest = int(image.convert("I").getextrema()[1])
+                        if (highest >> 8 if highest > 255 else highest) < DARK:
+                            self.dark[index] = highest
+            except (BadImageError, OSError) as error:
+                self.unreadable[index] = getattr(error, "reason", str(error))
+                return
+        height, width = pixels.shape[:2]
+        grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
+        planes = grid.T.astype(np.float64, order="C")  # one per colour: a row is fast to sum
+        spread = (planes.max(1) - planes.min(1)).max()
+        digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        mean, square = planes.mean(1), np.square(planes).mean(1)
+        self.stats[index] = digest, height, width, mean, square, spread
+        self.greys[index] = grey(resize(pixels, SIDE, SIDE).numpy())
 
     def name(self, index: int) -> bytes:
         """The file's path from `data.root`, or such as `train[5]` for an image in memory."""
-        source, number = self.find(index)
-        if source.paths is None:
-            return f"{self.splits[self.split_of[index]]}[{number}]".encode()
-        return source.paths.from_folder(self.data.root, number)
+        split, number = self.split_of[index], int(self.number[index])
+        if (paths := self.sources[split].paths) is None:
+            return f"{self.splits[split]}[{number}]".encode()
+        return paths.from_folder(self.data.root, number)
 
     def shown(self, index: int) -> str:
         """The path as the quarantine list has it."""
@@ -87,9 +106,8 @@ class Images:
 
     def entry(self, index: int) -> dict[str, str]:
         """The image as a finding lists it."""
-        split, label = self.split_of[index], self.labels[index]
-        path = os.fsdecode(self.name(index))
-        return {"path": path, "split": self.splits[split], "class": self.classes[label]}
+        split, label = self.splits[self.split_of[index]], self.classes[self.labels[index]]
+        return {"path": os.fsdecode(self.name(index)), "split": split, "class": label}
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images per class, by split."""
@@ -99,84 +117,6 @@ class Images:
         return {split: dict(zip(self.classes, row, strict=True)) for split, row in rows}
 
 
-@dataclass
-class Survey:
-    """What is kept of all images; dicts are by image number."""
-
-    stats: np.ndarray  # (count,) of STATS
-    greys: np.ndarray  # (count, SIDE, SIDE) uint8
-    unreadable: dict[int, str] = field(default_factory=dict)  # the reason
-    dark: dict[int, int] = field(default_factory=dict)  # highest 16-bit value
-    kinds: Counter[str] = field(default_factory=Counter)  # format, mode and the like
-
-
-def survey_images(images: Images) -> Survey:
-    """Read every image once, in threads: decoding does not hold Python's lock."""
-    count, began = len(images), time.monotonic()
-    survey = Survey(np.zeros(count, STATS), np.zeros((count, SIDE, SIDE), np.uint8))
-    starts, said, is_live = range(0, count, CHUNK), began, sys.stdout.isatty()
-
-    def read(start: int) -> list[str]:
-        indices = range(start, min(start + CHUNK, count))
-        return [kind for index in indices for kind in read_into(survey, images, index)]
-
-    with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
-        for start, kinds in zip(starts, pool.map(read, starts), strict=True):
-            survey.kinds.update(kinds)
-            now = time.monotonic()
-            if start and now - said > (LIVE_SECONDS if is_live else LOG_SECONDS):
-                said, eta = now, clock((now - began) / start * (count - start))
-                say(f"read: {start / count:.0%}, ETA {eta}", is_last=not is_live)
-    found = (survey.unreadable, survey.dark)  # threads fill them in any order
-    survey.unreadable, survey.dark = (dict(sorted(by_image.items())) for by_image in found)
-    return survey
-
-
-def read_into(survey: Survey, images: Images, index: int) -> list[str]:
-    """Read one image into `survey`, and return what kind of file it is."""
-    (source, number), kinds = images.find(index), []
-    if source.paths is None:
-        pixels = source.read(number)
-        content = pixels.numpy().tobytes()
-    else:
-        path = source.paths[number]
-        try:
-            pixels = read_image(path)
-            content = path.read_bytes()
-        except (BadImageError, OSError) as error:
-            survey.unreadable[index] = getattr(error, "reason", str(error))
-            return []
-        with contextlib.suppress(Exception):  # the image was decoded; this only counts
-            kinds = inspect_header(survey, index, path)
-    height, width = pixels.shape[:2]
-    grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
-    planes = grid.T.astype(np.float64, order="C")  # one per colour: a row is fast to sum
-    spread = (planes.max(1) - planes.min(1)).max()
-    digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-    mean, square = planes.mean(1), np.square(planes).mean(1)
-    survey.stats[index] = digest, height, width, mean, square, spread
-    survey.greys[index] = grey(resize(pixels, SIDE, SIDE).numpy())
-    return kinds
-
-
 def grey(pixels: np.ndarray) -> np.ndarray:
     """(height, width, 3) uint8 -> (height, width) uint8, with the weights of JPEG."""
     return (pixels @ np.array([77, 150, 29], np.uint32) >> 8).astype(np.uint8)
-
-
-def inspect_header(survey: Survey, index: int, path: Path) -> list[str]:
-    """Note what is odd about a file, and return what kind it is."""
-    with Image.open(path) as image:
-        form = "JPEG" if image.format == "MPO" else str(image.format)  # with a second picture
-        has_exif = "exif" in image.info or form == "TIFF"
-        is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
-        is_kind = {
-            f"{form} {image.mode}": True,
-            "rotated by EXIF": has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) != 1,
-            "animated: only the first frame is used": is_animated,
-            "transparent: shown over white": image.has_transparency_data,
-        }
-    highest = highest_grey(path)
-    if highest is not None and is_dark(highest):
-        survey.dark[index] = highest
-    return [kind for kind, holds in is_kind.items() if holds]

@@ -1,14 +1,13 @@
 """`export`: a trained model as a file for other programs."""
 
-import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig
-from ...errors import EXIT_INTERRUPTED, UserError
-from ...runtime.command_line import check_ranges, command, parse, summary
+from ...config import ComputeConfig, RunConfig, within
+from ...errors import UserError
+from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import run_in_processes
 
 
@@ -21,9 +20,9 @@ class ExportOptions:
     # files to write, as `model.<format>`
     out: str = ""  # folder to write them to; default: `export` in the run folder
     raw: bool = False  # normalised float images to logits, in place of pixels to probabilities
-    tolerance: float = 1e-3  # largest difference from a probability of the model
+    tolerance: float = within(1e-3, 0, 1)  # largest difference from a probability of the model
     split: Literal["val", "test", "train"] = "val"  # images to verify with
-    images: int = 256  # number of images to verify with
+    images: int = within(256, 1)  # number of images to verify with
     root: str = ""  # folder of these images, if not the one of the training
 
 
@@ -32,15 +31,10 @@ def main(words: list[str]) -> int:
     options = parse(ExportOptions, words, prog=command("export"), about=summary(main))
     if not options.format:
         raise UserError("--format needs one or more of: onnx, pt2, safetensors")
-    check_ranges(options, tolerance=(0, 1), images=(1, 10**9))
 
     def work() -> None:
         from .export import export
 
         export(options)
 
-    try:
-        return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
-    except KeyboardInterrupt:
-        print("\ninterrupted: every file that was named above is complete", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

@@ -1,18 +1,23 @@
 """Write a trained model as files that do not need this package, each verified against the model."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ...config import ComputeConfig
+from ...data import BadImageError, Source, centre_crop, open_dataset
 from ...errors import FaultError, UserError
-from ...evaluate import load_model
+from ...evaluate import LoadedModel, load_model
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
 from .command import ExportOptions
 from .export_graph import ExportModule
-from .formats import FORMATS, check_libraries
-from .verify_export import open_images, predict_with_model, verify
+from .formats import FORMATS, Predict, check_libraries
+
+BATCH = 7  # images that are predicted together
 
 
 def export(options: ExportOptions) -> None:
@@ -20,8 +25,7 @@ def export(options: ExportOptions) -> None:
 
     Raises:
         UserError: if there is no such run, its images cannot be read, or a library is missing.
-        FaultError: if a file cannot be written or predicts otherwise than the model, or torch makes
-            no graph of the model.
+        FaultError: if a file cannot be written, or predicts otherwise than the model.
     """
     if "onnx" in options.format:
         check_libraries()
@@ -30,16 +34,16 @@ def export(options: ExportOptions) -> None:
     with join_world(compute) as world:
         trained = load_model(options.run, compute, world)
     torch.set_float32_matmul_precision("highest")  # some processors round on the way otherwise
-    source = open_images(trained, options.split, options.root)
+    data = replace(trained.config.data, root=options.root or trained.config.data.root)
+    source = open_dataset(data, options.split)
+    trained.check_images(source, options.split)
     run = Path(options.run)
     folder = Path(options.out or (run if run.is_dir() else run.parent) / "export")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder, "model.*")
     except OSError as error:
-        raise UserError(
-            f"cannot write to {str(folder)!a}: {error.strerror}; set --out to another folder"
-        ) from error
+        raise UserError(f"cannot write to {str(folder)!a}: {error.strerror}") from error
     source = source.thinned(min(options.images, len(source)))
     reference = predict_with_model(trained, source, options.raw)
     print(
@@ -56,3 +60,66 @@ def export(options: ExportOptions) -> None:
         except OSError as error:
             raise FaultError(f"cannot write {str(path)!a}: {error.strerror}") from error
         print(f"{str(path)!a}: {len(content) / 1e6:,.1f} MB; {result}")
+
+
+class Reference(NamedTuple):
+    """Real images as an exported file takes them, and the predictions of the model itself."""
+
+    inputs: list[Tensor]  # of one image each: (1, ...)
+    batch: Tensor  # (BATCH, ...): the first images, cut to squares; repeated if there are fewer
+    probabilities: Tensor  # (count, classes) float32
+    top1: float  # fraction of the images whose most probable class is right
+    is_raw: bool  # the inputs are normalised, and the file is to give logits
+
+
+@torch.inference_mode()
+def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
+    """Predict all images of `source` that can be read with the code of evaluation."""
+    side, model, normalize = trained.config.data.eval_size, trained.model, trained.normalize
+    inputs, squares, probabilities, num_right = [], [], [], 0
+    for index, label in enumerate(source.labels.tolist()):
+        try:
+            pixels = source.read(index)
+        except BadImageError:
+            continue
+        square = torch.empty((side, side, 3), dtype=torch.uint8)
+        centre_crop(pixels, square)
+        planes = square[None].permute(0, 3, 1, 2)
+        if is_raw:
+            given = crop = normalize(planes)
+            logits = model(crop)
+        else:
+            given, crop = pixels[None], square[None]
+            logits = sum(weight * model(view) for view, weight in normalize.views(planes))
+        inputs.append(given)
+        squares.append(crop)
+        probabilities.append(logits.softmax(1))
+        num_right += int(logits.argmax()) == label
+    if not inputs:
+        raise UserError("there are no images that can be read, to verify the files with")
+    batch = torch.cat([squares[n % len(squares)] for n in range(BATCH)])
+    return Reference(inputs, batch, torch.cat(probabilities), num_right / len(inputs), is_raw)
+
+
+@torch.inference_mode()
+def verify(predict: Predict, reference: Reference, tolerance: float) -> str:
+    """Compare a file with the model, image by image and on a batch; returns the result in words.
+
+    Raises:
+        FaultError: if a probability differs by more than `tolerance`, or is not a number.
+    """
+    expected = reference.probabilities
+    found = torch.cat([*map(predict, reference.inputs), predict(reference.batch)])
+    found = found.softmax(1) if reference.is_raw else found
+    wanted = torch.cat([expected, expected[torch.arange(BATCH) % len(expected)]])
+    largest = (found - wanted).abs().max()
+    num_same = int((found[: len(expected)].argmax(1) == expected.argmax(1)).sum())
+    result = (
+        f"probabilities within {largest.item():.1e} of the model's, the same class for "
+        f"{num_same:,} of {len(expected):,} images"
+    )
+    if not largest <= tolerance:  # also true for nan
+        raise FaultError(
+            f"not written, as its predictions differ: {result}; --tolerance {tolerance:g}"
+        )
+    return result

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ...data import reflect
-from ...errors import FaultError
 from ...evaluate import LoadedModel
 from ...preprocess import VIEWS
 
@@ -72,11 +71,7 @@ class ExportModule(nn.Module):
 
     @cached_property
     def program(self) -> ExportedProgram:
-        """The graph, for batches of any size, and images of any size unless raw.
-
-        Raises:
-            FaultError: if torch cannot make a graph of the model.
-        """
+        """The graph, for batches of any size, and images of any size unless raw."""
         sizes: dict[int, Any] = {0: Dim("batch", min=1)}
         # An example with different sizes in all dimensions: torch takes equal ones for the same.
         example = torch.zeros(2, 3, self.side, self.side)
@@ -84,14 +79,8 @@ class ExportModule(nn.Module):
             sizes[1] = Dim("height", min=1, max=MAX_SIDE)
             sizes[2] = Dim("width", min=1, max=MAX_SIDE)
             example = torch.zeros((2, self.side + 8, self.side + 16, 3), dtype=torch.uint8)
-        try:
-            with torch.no_grad():
-                program = torch.export.export(self, (example,), dynamic_shapes=(sizes,))
-        except Exception as error:  # of as many kinds as there are ways to write a network
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise FaultError(
-                f"torch.export cannot make a graph of the model: {reason[:300]}"
-            ) from error
+        with torch.no_grad():
+            program = torch.export.export(self, (example,), dynamic_shapes=(sizes,))
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # paths of this machine
         return program

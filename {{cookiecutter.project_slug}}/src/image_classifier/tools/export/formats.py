@@ -18,22 +18,15 @@ from .export_graph import ExportModule
 
 OPSET = 18  # what torch writes without a conversion
 ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
-MOST_BYTES = 2**31  # of a protocol buffer, and so of an ONNX file
 
 Predict = Callable[[Tensor], Tensor]  # images -> (batch, classes), as `ExportModule.forward`
 
 
 def onnx(module: ExportModule) -> tuple[bytes, Predict]:
-    """An ONNX graph with the weights in it; ONNX Runtime predicts, on the CPU.
-
-    Raises:
-        UserError: if the model is too large for such a file.
-    """
+    """An ONNX graph with the weights in it; ONNX Runtime predicts, on the CPU."""
     from onnx.checker import check_model
     from onnxruntime import InferenceSession
 
-    if sum(weight.nbytes for weight in module.state_dict().values()) > 0.99 * MOST_BYTES:
-        raise UserError("the model is larger than an ONNX file can be (2 GB): take --format pt2")
     graph = torch.onnx.export(
         module.program,
         dynamo=True,
@@ -86,11 +79,7 @@ FORMATS: dict[str, Format] = {"onnx": onnx, "pt2": pt2, "safetensors": safetenso
 
 
 def check_libraries() -> None:
-    """Check that the libraries for ONNX are installed.
-
-    Raises:
-        UserError: naming those that are missing.
-    """
+    """Check that the libraries for ONNX are installed."""
     missing = [name for name in ONNX_LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(

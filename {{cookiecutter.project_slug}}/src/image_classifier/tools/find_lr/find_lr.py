@@ -4,28 +4,24 @@ https://arxiv.org/abs/1506.01186
 """
 
 import math
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch.nn.functional import avg_pool1d
 
-from ...augment import build_augment
 from ...config import Config
 from ...data import TrainData
 from ...errors import UserError
 from ...models import load_pretrained
-from ...optim import build_loss, build_optimizer, set_lr
-from ...precision import Precision, settle_precision
-from ...preprocess import Normalize
+from ...precision import settle_precision
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.out_of_memory import MicroBatch
 from ...runtime.run_dir import open_run
-from ...runtime.seeding import seed_everything, seed_layers
-from ...train import init_model, train_step, wrap_ddp
-from ...train_state import TrainState
 from ..html import PAGE, Line, line_chart
+from ..training import Training
 
 CHECK_EVERY_STEPS = 10  # read the losses back so often: each time waits for the device
 SMOOTHED_SHARE = 0.05  # of all steps: how far a moving average reaches to each side
@@ -57,8 +53,8 @@ def find_lr(config: Config, command: str, folder: Path, lrs: list[float]) -> Ran
         UserError: if no learning rate lets the loss fall, or the config or the data is unusable.
         FaultError: if memory does not suffice.
     """
-    # All layers learn from the first step on, and the run folder is that of the test.
-    optim = replace(config.optim, frozen_epochs=0.0)
+    # No average of weights is needed, and the run folder is that of the test.
+    optim = replace(config.optim, ema_decay=0.0)
     config = replace(config, run=replace(config.run, dir=str(folder)), optim=optim)
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
         result = analyse(lrs, losses_at(lrs, config, world))
@@ -89,47 +85,25 @@ def geometric_lrs(low: float, high: float, steps: int) -> list[float]:
 
 def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     """Train one step with each of `lrs`, and return the losses up to where it diverges."""
-    seed_everything(config.seed, config.deterministic, world.device)
-    data = TrainData(config, world)
+    data, micro_batch = TrainData(config, world), MicroBatch(config, world)
     config, _ = settle_precision(config, data, world)
-    precision = Precision(config.precision, config.compute, config.optim, world.device)
     pretrained = load_pretrained(config.run, config.model, world)
     if pretrained.mean:
         data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
-    micro_batch = MicroBatch(config, world)
-    normalize = Normalize(data.source, config.data.image_size, precision, config.augment)
-    augment = build_augment(config.augment, data, normalize, world, config.seed)
-    model = init_model(config, data, normalize)
-    init_note = pretrained.load_into(model, data.source.classes)
-    model = model.to(world.device, memory_format=precision.memory_format)
-    if config.compute.compile:
-        model.compile()
-    loss_fn = build_loss(config.optim, micro_batch.share, data.class_weights)
-    optimizer = build_optimizer(config.optim, model)
-    ddp_model = wrap_ddp(model.train(), world)
-    state = TrainState(model, optimizer, precision)
+    training = Training(config, world, data)
+    training.micro_batch_size = micro_batch.size
+    init_note = pretrained.load_into(training.state.model, data.source.classes)
     losses = torch.zeros(len(lrs), device=world.device)
     if world.is_main:
         print(f"{len(lrs)} steps, learning rates {lrs[0]:g} to {lrs[-1]:g}; {init_note}")
-    try:
-        with micro_batch.halve_micro_batch_on_oom(state, data):
-            for batch in data.batches(0, len(lrs)):
-                step = state.step
-                set_lr(optimizer, lrs[step])
-                seed_layers(config.seed, step, world.rank, world.device)
-                images, labels = augment(batch, step)
-                losses[step] = train_step(
-                    ddp_model, images, labels, loss_fn, precision, micro_batch.size
-                )
-                precision.step(optimizer)
-                state.advance()
-                if state.step % CHECK_EVERY_STEPS == 0 or state.step == len(lrs):
-                    total = world.all_reduce_sum(losses[: state.step].clone())
-                    seen = (total / world.size).tolist()
-                    if not smooth(seen, len(lrs))[-1] < DIVERGED_RATIO * seen[0]:
-                        break
-    finally:
-        data.close()
+    with closing(data), micro_batch.halve_micro_batch_on_oom(training.state):
+        for step, batch in enumerate(data.batches(0, len(lrs))):
+            losses[step] = training.train_step(batch, lrs[step])
+            done = step + 1
+            if done % CHECK_EVERY_STEPS == 0 or done == len(lrs):
+                seen = (world.all_reduce_sum(losses[:done].clone()) / world.size).tolist()
+                if not smooth(seen, len(lrs))[-1] < DIVERGED_RATIO * seen[0]:
+                    break
     return seen
 
 
@@ -142,11 +116,7 @@ def smooth(losses: list[float], num_steps: int) -> list[float]:
 
 
 def analyse(lrs: list[float], losses: list[float]) -> RangeTest:
-    """Find where the loss stops falling and where it diverges.
-
-    Raises:
-        UserError: if the loss never falls.
-    """
+    """Find where the loss stops falling and where it diverges."""
     smoothed = smooth(losses, len(lrs))
     limit = DIVERGED_RATIO * smoothed[0]
     end = next((n for n, loss in enumerate(smoothed) if not loss < limit), None)

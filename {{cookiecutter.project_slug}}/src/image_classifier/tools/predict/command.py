@@ -1,15 +1,13 @@
 """`predict`: labels for new images."""
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig
-from ...errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED
-from ...runtime.command_line import check_ranges, command, parse, summary
+from ...config import ComputeConfig, RunConfig, within
+from ...errors import EXIT_DONE, EXIT_FAULT
+from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import run_in_processes
 
 
@@ -21,9 +19,9 @@ class PredictOptions:
     paths: Annotated[tuple[str, ...], tyro.conf.Positional]  # files, folders, 'patterns' such as
     # 'photos/**/*.jpg'; -: a list on standard input
     out: str = ""  # file to write, .csv, .jsonl or .parquet; default: a table on the screen
-    top_k: int = 5  # number of most probable classes to name for each image
-    batch_size: int = 256  # images per forward pass
-    workers: int | Literal["auto"] = "auto"  # decoding processes
+    top_k: int = within(5, 1, 65536)  # number of most probable classes to name for each image
+    batch_size: int = within(256, 1, 65536)  # images per forward pass
+    workers: int | Literal["auto"] = within("auto", 0, 4096)  # decoding processes
     tta: Literal["as-trained", "none", "flip", "shift"] = "as-trained"  # test-time augmentation:
     # views of each image whose predictions are averaged, as --augment.tta of training
     null: bool = False  # names in the list end with NUL, as `find -print0` writes them
@@ -34,7 +32,6 @@ class PredictOptions:
 def main(words: list[str]) -> int:
     """Label images with a trained model: `predict RUN PATH... [--out FILE.csv]`."""
     options = parse(PredictOptions, words, prog=command("predict"), about=summary(main))
-    check_ranges(options, top_k=(1, 2**16), batch_size=(1, 2**16), workers=(0, 2**16))
     compute, num_read = ComputeConfig(device=options.device), 0
 
     def work() -> None:
@@ -43,12 +40,5 @@ def main(words: list[str]) -> int:
 
         num_read = predict(options, compute)
 
-    try:
-        code = run_in_processes(work, RunConfig(processes=1), compute)
-    except KeyboardInterrupt:
-        partial = f"{options.out}.partial"
-        is_kept = options.out and Path(partial).exists()
-        kept = f"{partial!a} is kept; run the same command (without --fresh) to resume"
-        print(f"\ninterrupted: {kept if is_kept else 'nothing was written'}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    code = run_in_processes(work, RunConfig(processes=1), compute)
     return code or (EXIT_DONE if num_read else EXIT_FAULT)

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import torch
 
-from ...data import Batch, PathList, Samples, Source, copy_ahead, has_suffix, open_loader, walk
+from ...data import Batch, PathList, Prefetcher, Samples, Source, has_suffix, open_loader, walk
 from ...errors import UserError
 from ...evaluate import LoadedModel
 from ...runtime.distributed import World
@@ -41,21 +41,16 @@ class Images:
             workers=workers if workers == "auto" else min(workers, len(files) // FEW),
         )
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
-        source = Source(labels, trained.classes, paths=files)
-        samples = Samples(source, data)
+        samples = Samples(Source(labels, trained.classes, paths=files), data)
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
         self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
 
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
-        """The batches from image `first` on, each with the number of its first image.
-
-        Raises:
-            FaultError: if a data worker fails.
-        """
+        """The batches from image `first` on, each with the number of its first image."""
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        yield from zip(starts, copy_ahead(self.loader.batches(indices), self.world), strict=True)
+        yield from zip(starts, Prefetcher(self.loader.begin(indices), self.world), strict=True)
 
     def close(self) -> None:
         """End the workers."""
@@ -69,7 +64,7 @@ def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathL
     `./` before it.
 
     Raises:
-        UserError: if there is nothing at a path, or no image in it.
+        UserError: if there is nothing at a path, or no image at all.
     """
     found = (path for text in paths for path in files_of(text, stdin, separator))
     safe = (b"./" + path if path.startswith(FORMULAS) else path for path in found)
@@ -84,40 +79,19 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
 
     In folders and patterns only files with the suffix of an image count, sorted; a file that is
     named is taken whatever its suffix.
-
-    Raises:
-        UserError: if there are none.
     """
     path = os.fsencode(text)
     if text == LIST:
-        try:
-            yield from filter(None, stdin.read().split(separator))
-        except OSError as error:
-            raise UserError(f"standard input cannot be read: {error.strerror}") from error
-        return
-    if os.path.isdir(path):
-        files = walk(path, set())
-    elif os.path.isfile(path) or os.path.islink(path):
-        files = iter((path,))  # a link to nothing is an unreadable image
+        yield from filter(None, stdin.read().split(separator))
+    elif os.path.isdir(path):
+        yield from walk(path)
     elif os.path.lexists(path):
-        raise UserError(f"{text!a} is neither a file nor a folder")
+        yield path
     elif glob.has_magic(text):
-        files = matches(text)
+        # Not `glob.glob`, whose `**` follows links to folders, some of which are loops.
+        pattern = Path(text + "/*" if text.endswith("**") else text)
+        found = Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor)))
+        shown = (os.fsencode(file) for file in found if file.name[0] != "." and file.is_file())
+        yield from sorted(filter(has_suffix, shown))
     else:
         raise UserError(f"there is no file or folder {text!a}")
-    first = next(files, None)
-    if first is None:
-        hint = "; ** stands for folders at any depth" if glob.has_magic(text) else ""
-        raise UserError(f"{text!a}: there are no images{hint}")
-    yield from chain((first,), files)
-
-
-def matches(pattern: str) -> Iterator[bytes]:
-    """The image files that a pattern such as `photos/**/*.jpg` matches, sorted.
-
-    `**` does not follow links to folders, some of which are loops.
-    """
-    path = Path(pattern + "/*" if pattern.endswith("**") else pattern)
-    found = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-    shown = (file for file in found if not file.name.startswith(".") and file.is_file())
-    yield from sorted(name for name in map(os.fsencode, shown) if has_suffix(name))

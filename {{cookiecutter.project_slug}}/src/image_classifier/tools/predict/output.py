@@ -10,17 +10,14 @@ import io
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...errors import FaultError, UserError
+from ...errors import UserError
 from ...runtime.console import printable
 from ...runtime.files import open_plain, parse_object, remove_leftovers, write_whole
 
-GROUP_ROWS = 1024  # of a row group in Parquet
 FORMULA = re.compile(r"[=+@-](?![\d.]+$)")  # how one begins in a spreadsheet; a number is none
 
 Row = dict[str, Any]  # path, label, probability, top: a list of these two, error; None: unknown
@@ -47,7 +44,7 @@ class Output:
             path.parent.mkdir(parents=True, exist_ok=True)
             remove_leftovers(path.parent, glob.escape(path.name))
             if fresh or not self.partial.exists():
-                write_whole(self.partial, lambda file: write_jsonl(iter((command,)), file, 0))
+                write_whole(self.partial, lambda file: write_jsonl([command], file, 0))
             with open_plain(self.partial) as file:
                 begun = parse_object(file.readline())
                 size = end = file.tell()
@@ -57,61 +54,31 @@ class Output:
                     size += len(line)
                     if count % batch_size == 0:
                         self.num_done, end = count, size
-            for name, value in command.items():
-                if begun.get(name) != value:
-                    values = f": {begun.get(name)}, not {value}" if name.startswith("--") else ""
-                    raise UserError(
-                        f"cannot resume {str(self.partial)!a}: it was begun with other "
-                        f"{name}{values}; --fresh starts over, and another --out leaves it alone"
-                    )
+            if other := [name for name, value in command.items() if begun.get(name) != value]:
+                raise UserError(
+                    f"cannot resume {str(self.partial)!a}: it was begun with other {other[0]}; "
+                    "--fresh starts over, and another --out leaves it alone"
+                )
             os.truncate(self.partial, end)
         except OSError as error:
             raise UserError(f"cannot write {str(self.partial)!a}: {error.strerror}") from error
 
     def add(self, rows: list[Row]) -> None:
-        """Add the rows of the next batch.
-
-        Raises:
-            FaultError: if they cannot be written; the rows before are kept.
-        """
-        try:
-            with self.partial.open("ab") as file:
-                write_jsonl(iter(rows), file, 0)
-        except OSError as error:
-            raise self.fault(self.partial, error) from error
+        """Add the rows of the next batch."""
+        with self.partial.open("ab") as file:
+            write_jsonl(rows, file, 0)
         self.num_done += len(rows)
 
-    def finish(self, top_k: int) -> Counter[str | None]:
-        """Write the output file from the rows, and remove these.
+    def rows(self) -> Iterator[Row]:
+        """The rows that are written."""
+        with self.partial.open("rb") as file:
+            file.readline()
+            yield from map(json.loads, file)
 
-        Returns:
-            How many images have which label; None: cannot be read.
-
-        Raises:
-            FaultError: if it cannot be written; the rows are kept.
-        """
-        counts: Counter[str | None] = Counter()
-
-        def rows() -> Iterator[Row]:
-            with self.partial.open("rb") as file:
-                file.readline()
-                for row in map(json.loads, file):
-                    counts[row["label"]] += 1
-                    yield row
-
-        try:
-            write_whole(self.path, lambda file: FORMATS[self.path.suffix](rows(), file, top_k))
-        except OSError as error:
-            raise self.fault(self.path, error) from error
+    def finish(self, top_k: int) -> None:
+        """Write the output file from the rows, and remove these."""
+        write_whole(self.path, lambda file: FORMATS[self.path.suffix](self.rows(), file, top_k))
         self.partial.unlink()
-        return counts
-
-    def fault(self, path: Path, error: OSError) -> FaultError:
-        """What to raise if a file cannot be written."""
-        return FaultError(
-            f"cannot write {str(path)!a}: {error.strerror}; {self.num_done:,} rows are kept; "
-            "run the same command to resume"
-        )
 
 
 def partial_of(path: Path) -> Path:
@@ -120,18 +87,9 @@ def partial_of(path: Path) -> Path:
 
 
 def check_out(path: Path, fresh: bool) -> None:
-    """Check, before any work, that a file can be written and does not replace one by mistake.
-
-    Raises:
-        UserError: if not.
-    """
+    """Raise `UserError` if `path` has no suffix of ours, or would replace a file by mistake."""
     if path.suffix not in FORMATS:
         raise UserError(f"--out {str(path)!a} ends in none of {', '.join(FORMATS)}")
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401 - to know that it is installed
-        except ImportError as error:
-            raise UserError(f"--out {str(path)!a} needs pyarrow: pip install pyarrow") from error
     # Where a new one was begun, `--fresh` was given then.
     if path.exists() and not fresh and not partial_of(path).exists():
         raise UserError(f"{str(path)!a} exists already: --fresh replaces it when all is done")
@@ -139,15 +97,14 @@ def check_out(path: Path, fresh: bool) -> None:
 
 def flat(row: Row, top_k: int) -> dict[str, Any]:
     """A row by the columns of a table: text in one line, which moves no cursor."""
-    nothing = {"label": None, "probability": None}
     found = {"path": row["path"], "label": row["label"], "probability": row["probability"]}
-    for number, pair in enumerate(row["top"] or [nothing] * top_k, 1):
+    for number, pair in enumerate(row["top"] or [NO_ROW] * top_k, 1):
         found |= {f"class_{number}": pair["label"], f"probability_{number}": pair["probability"]}
     found["error"] = row["error"]
     return {k: printable(v) if isinstance(v, str) else v for k, v in found.items()}
 
 
-def write_csv(rows: Iterator[Row], file: BinaryIO, top_k: int) -> None:
+def write_csv(rows: Iterable[Row], file: BinaryIO, top_k: int) -> None:
     """Write CSV; classes that a spreadsheet would run get a ' before them, as OWASP advises."""
     text = io.TextIOWrapper(file, "utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -159,23 +116,12 @@ def write_csv(rows: Iterator[Row], file: BinaryIO, top_k: int) -> None:
     text.detach()
 
 
-def write_jsonl(rows: Iterator[Row], file: BinaryIO, _: int) -> None:
+def write_jsonl(rows: Iterable[Row], file: BinaryIO, _: int) -> None:
     """Write a line of JSON for each image."""
     file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-def write_parquet(rows: Iterator[Row], file: BinaryIO, top_k: int) -> None:
-    """Write the columns of CSV as Parquet."""
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
-
-    names = flat(NO_ROW, top_k)
-    kinds = {name: pa.float32() if "probability" in name else pa.string() for name in names}
-    schema = pa.schema(kinds.items())
-    with ParquetWriter(file, schema) as writer:
-        while group := [flat(row, top_k) for row in islice(rows, GROUP_ROWS)]:
-            writer.write_table(pa.Table.from_pylist(group, schema))
-
-
-Format = Callable[[Iterator[Row], BinaryIO, int], None]
-FORMATS: dict[str, Format] = {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}
+FORMATS: dict[str, Callable[[Iterable[Row], BinaryIO, int], None]] = {
+    ".csv": write_csv,
+    ".jsonl": write_jsonl,
+}

@@ -2,9 +2,7 @@
 
 import hashlib
 import sys
-import time
 from collections.abc import Iterator
-from math import isnan
 from pathlib import Path
 
 import torch
@@ -13,14 +11,11 @@ from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError
 from ...evaluate import LoadedModel, load_model, predict_logits
-from ...runtime.console import clock, is_reader_gone, printable, say
+from ...runtime.console import Progress, is_reader_gone, printable, say
 from ...runtime.distributed import join_world
 from .command import PredictOptions
 from .images import Images, list_files
 from .output import NO_ROW, Output, Row, check_out
-
-LIVE_SECONDS, LOG_SECONDS = 0.5, 10  # between lines of progress, on a terminal and in a log
-MOST_CLASSES = 20  # in the summary
 
 
 def predict(options: PredictOptions, compute: ComputeConfig) -> int:
@@ -86,19 +81,16 @@ def predictions(
     for start, batch in images.batches(first):
         logits = predict_logits(trained.model, batch.images, trained.normalize, trained.precision)
         best = logits.softmax(1).topk(top_k)
-        paths = [images.files.relative(start + row) for row in range(len(logits))]
-        columns = zip(paths, best.values.tolist(), best.indices.tolist(), strict=True)
         rows: list[Row] = []
-        for index, (path, probabilities, classes) in enumerate(columns, start):
-            row: Row = NO_ROW | {"path": path.decode("utf-8", "backslashreplace")}
-            if index in images.errors:
-                row["error"] = images.errors.pop(index)
-            else:
-                # Nine digits tell a float32 from the next; JSON has no nan.
-                shares = [None if isnan(p) else float(f"{p:.9g}") for p in probabilities]
+        found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        for index, (shares, classes) in enumerate(found, start):
+            path = images.files.relative(index).decode("utf-8", "backslashreplace")
+            row: Row = NO_ROW | {"path": path, "error": images.errors.pop(index, None)}
+            if not row["error"]:
+                # Nine digits tell a float32 from the next.
                 pairs = zip((trained.classes[n] for n in classes), shares, strict=True)
-                row["top"] = [{"label": label, "probability": share} for label, share in pairs]
-                row |= row["top"][0]
+                top = [{"label": name, "probability": float(f"{p:.9g}")} for name, p in pairs]
+                row |= {"top": top, **top[0]}
             rows.append(row)
         yield rows
 
@@ -108,7 +100,7 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
     num_bad, width = 0, max(len(printable(name)) for name in trained.classes)
     for rows in predictions(trained, images, top_k, 0):
         for row in rows:
-            pairs = [(printable(p["label"]), f"{p['probability'] or 0:.1%}") for p in row["top"]]
+            pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
             label, share = pairs[0] if pairs else ("", "")
             more = row["error"] and f"cannot be read: {printable(row['error'])}"
             more = more or ", ".join(map(" ".join, pairs[1:]))
@@ -121,30 +113,26 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
 
 
 def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int) -> int:
-    """Write the output file, after the rows that are there; returns how many cannot be read."""
-    out, count, first = ascii(str(output.path)), len(images.files), output.num_done
-    if first:
-        print(f"{out}: {first:,} of {count:,} rows are there", flush=True)
-    done, began = first, time.perf_counter()
-    told, is_live = began, sys.stdout.isatty()
-    for rows in predictions(trained, images, top_k, first):
-        done += len(rows)
-        output.add(rows)
-        now = time.perf_counter()
-        if now - told > (LIVE_SECONDS if is_live else LOG_SECONDS):
-            told, rate = now, (done - first) / (now - began)
-            line = f"{done:,} of {count:,} images; {rate:,.0f} images/s; "
-            say(f"{line}ETA {clock((count - done) / rate)}", is_last=not is_live)
-    took = max(1e-9, time.perf_counter() - began)
-    counts = output.finish(top_k)
-    num_bad = counts.pop(None, 0)
-    width = max((len(printable(name)) for name, _ in counts.most_common(MOST_CLASSES)), default=0)
-    for name, found in counts.most_common(MOST_CLASSES):
-        say(f"  {printable(name):<{width}} {found:>9,} {found / counts.total():7.2%}")
-    if len(counts) > MOST_CLASSES:
-        print(f"  and {len(counts) - MOST_CLASSES} rarer classes")
-    say(
-        f"{out}: {count:,} rows; {clock(took)}, {(done - first) / took:,.0f} images/s; "
-        f"weights of step {trained.step} from {str(trained.path)!a}"
-    )
+    """Write the output file, after the rows that are there; returns how many cannot be read.
+
+    Raises:
+        FaultError: if a file cannot be written; the rows before are kept.
+    """
+    out, count = ascii(str(output.path)), len(images.files)
+    if output.num_done:
+        print(f"{out}: {output.num_done:,} of {count:,} rows are there", flush=True)
+    progress = Progress(count, output.num_done)
+    try:
+        for rows in predictions(trained, images, top_k, output.num_done):
+            output.add(rows)
+            progress.show(output.num_done)
+        num_bad = sum(row["label"] is None for row in output.rows())
+        output.finish(top_k)
+    except OSError as error:
+        raise FaultError(
+            f"cannot write {out}: {error.strerror}; {output.num_done:,} rows are kept; "
+            "run the same command to resume"
+        ) from error
+    step, weights = trained.step, ascii(str(trained.path))
+    say(f"{out}: {count:,} rows, with the weights of step {step} from {weights}")
     return num_bad

@@ -10,8 +10,9 @@ from ...config import (
     Config,
     DataConfig,
     RunConfig,
+    within,
 )
-from ...runtime.command_line import PrepareData, check_ranges, command, parse, summary, take_images
+from ...runtime.command_line import PrepareData, command, parse, summary, take_images
 from ...runtime.launch import run_in_processes
 
 
@@ -21,9 +22,9 @@ class PrepareOptions:
 
     data: PrepareData = field(default_factory=PrepareData)
     splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
-    side: int = PREPARED_SIDE  # pixels of the shorter side; smaller images stay as they are
+    side: int = within(PREPARED_SIDE, 8, 4096)  # shorter side, in pixels; smaller images stay
     format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
-    quality: int = PREPARED_QUALITY  # JPEG quality, up to 100
+    quality: int = within(PREPARED_QUALITY, 1, 100)  # JPEG quality, up to 100
 
 
 def main(words: list[str]) -> int:
@@ -32,11 +33,11 @@ def main(words: list[str]) -> int:
     default, about = PrepareOptions(images), summary(main)
     prog = f"{command('prepare')} {name}"
     options = parse(PrepareOptions, words, prog=prog, about=about, default=default)
-    check_ranges(options, side=(8, 4096), quality=(1, 100))
     config = Config(data=DataConfig(**asdict(options.data)))
 
     def work() -> None:
-        from ...data import Recipe, prepare_images
+        from ...data import Recipe
+        from .prepare import prepare_images
 
         recipe = Recipe(options.format, options.side, options.quality)
         prepare_images(config.data, options.splits, recipe)

@@ -1,11 +1,11 @@
 """Bench measures what training does, finds what is there, and says what it can't measure."""
 
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ def opened(config: Config) -> Iterator[tuple[Setup, timing.DatasetCache]]:
     """What tips are measured on."""
     with timing.kept_switches(), join_world(config.compute) as world:
         datasets = timing.DatasetCache(world)
-        yield benching.open_setup(config, datasets, Path(config.run.dir)), datasets
+        yield benching.open_setup(config, datasets, Path(config.run.dir), TINY)[0], datasets
 
 
 def bench(config: Config, folder: Path, *names: str, **budget: float) -> tuple[list[dict], str]:
@@ -56,45 +56,48 @@ def test_a_timed_run_makes_the_steps_of_training(config: Config) -> None:
             assert torch.equal(tensor, saved[part][name]), name
 
 
-LOADING = ["num_workers", "prefetch", "persistent_workers", "shared_batches", "uint8", "resident"]
+LOADING = ("num_workers", "prefetch", "persistent_workers", "shared_batches", "uint8", "resident")
 
 
-@pytest.mark.parametrize("name", LOADING)
-def test_all_variants_of_loading_bring_the_same_images(config: Config, name: str) -> None:
-    seen, others = [], multiprocessing.active_children()
+def test_all_variants_of_loading_bring_the_same_images(config: Config) -> None:
     with opened(config) as (setup, datasets):
-        for variant in TIPS[name](setup).values():
-            data = datasets.open(variant.config)
-            run = timing.TimedRun(variant.config, setup.world, data, variant.change)
-            batches = enumerate(run.batches(0, 2))  # each may be overwritten by a later one
-            pairs = (run.augment(batch, step) for step, batch in batches)
-            seen.append([(images.clone(), labels.clone()) for images, labels in pairs])
-            run.close()
-            assert not {*multiprocessing.active_children()} - {*others}
-    assert len(seen) >= 2
-    for other in seen[1:]:
-        torch.testing.assert_close(other, seen[0])
+        for name in LOADING:
+            seen = []
+            for variant in TIPS[name](setup).values():
+                data = datasets.open(variant.config)
+                run = timing.TimedRun(variant.config, setup.world, data, variant.change)
+                batches = enumerate(run.batches(0, 2))  # each may be overwritten by a later one
+                pairs = (run.augment(batch, step) for step, batch in batches)
+                seen.append([(images.clone(), labels.clone()) for images, labels in pairs])
+                assert run.run(1) > 0
+                run.close()
+            assert len(seen) >= 2
+            for other in seen[1:]:
+                torch.testing.assert_close(other, seen[0])
 
 
-def sleeping(*seconds: float) -> Variant:
-    """Training steps that only sleep: the first ones as given, later ones as the last."""
-
-    def change(run: timing.TimedRun) -> None:
-        *pauses, last = seconds
-        pauses = iter(pauses)
+def test_an_effect_is_found_beside_variants_that_fail(config: Config) -> None:
+    def sleep(run: timing.TimedRun, *seconds: float) -> None:
+        pauses = chain(seconds, repeat(seconds[-1]))
         run.batches = lambda start, stop: iter(range(start, stop))
-        run.step = lambda _: time.sleep(next(pauses, last))
+        run.step = lambda _: time.sleep(next(pauses))
 
-    return Variant(Config(), change)
+    def exhaust(_: timing.TimedRun) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
+    def stumble(run: timing.TimedRun) -> None:
+        run.after_step = lambda: 1 // (run.state.step < 3)
 
-def test_a_planted_effect_is_found_and_the_first_step_is_not_measured(config: Config) -> None:
-    budget = replace(TINY, rounds=(8, 8))
+    changes = {"slow": lambda run: sleep(run, 0.02), "large": exhaust, "broken": stumble}
+    changes["fast"] = lambda run: sleep(run, 0.2, 0.01)  # its first step is not measured
     with opened(config) as (setup, datasets):
-        pair = {"slow": sleeping(0.04), "fast": sleeping(0.3, 0.02)}
-        pair = {name: replace(variant, config=setup.config) for name, variant in pair.items()}
-        found = measuring.Row("sleep", timings=measuring.measure(pair, datasets, budget, 0))
-    gain = found.gains()["fast"]
+        variants = {name: Variant(setup.config, change) for name, change in changes.items()}
+        budget = replace(TINY, rounds=(8, 8))
+        row = measuring.Row("row", timings=measuring.measure(variants, datasets, budget, 0))
+    assert row.timings["large"].failure.startswith("failed: CUDA out of memory")
+    assert "division" in row.timings["broken"].failure
+    assert [name for name in changes if row.gain("slow", name)] == ["fast"]
+    gain = row.gain("slow", "fast")
     assert gain.is_faster
     assert 1.5 < gain.median < 2.5
     assert gain.low <= gain.median <= gain.high
@@ -108,26 +111,11 @@ def test_what_is_inside_the_noise_is_no_effect() -> None:
     assert str(disturbed) == "2.00 x (2.00 .. 2.00)"
 
 
-def test_a_variant_that_fails_does_not_stop_the_others(config: Config) -> None:
-    def exhaust(_: timing.TimedRun) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    def stumble(run: timing.TimedRun) -> None:
-        run.after_step = lambda: 1 // (run.state.step < 3)
-
-    changes = {"plain": None, "large": exhaust, "broken": stumble, "again": None}
-    with opened(config) as (setup, datasets):
-        variants = {name: Variant(setup.config, change) for name, change in changes.items()}
-        row = measuring.Row("row", timings=measuring.measure(variants, datasets, TINY, 0))
-    assert row.timings["large"].failure == "out of memory"
-    assert "division" in row.timings["broken"].failure
-    assert list(row.gains()) == ["again"]
-
-
 def timed(row: measuring.Row, *seconds: float) -> measuring.Row:
     """`row`, whose variants took so many seconds."""
     pairs = zip(row.variants, seconds, strict=False)
-    row.timings = {name: measuring.Timing(16, [each] * 9) for name, each in pairs}
+    row.timings = {name: measuring.Timing(16) for name in row.variants}
+    row.timings |= {name: measuring.Timing(16, [each] * 9) for name, each in pairs}
     return row
 
 
@@ -147,10 +135,10 @@ def test_faster_knobs_are_recommended_together(config: Config) -> None:
 def test_without_time_a_few_tips_are_measured_and_the_others_named(
     config: Config, tmp_path: Path
 ) -> None:
-    names = ["tf32", "item", "deterministic", "inference_mode", "profiler", "channels_last"]
+    names = ["tf32", "item", "deterministic", "inference_mode", "profiler"]
     rows, conclusion = bench(config, tmp_path, *names, total_seconds=0)
-    assert "of 3 measured tips (2 skipped for lack of time)" in conclusion
-    assert [len(row["variants"]) for row in rows] == [0, 2, 2, 3, 0, 0]
+    assert "of 3 measured tips (1 skipped for lack of time)" in conclusion
+    assert [len(row["variants"]) for row in rows] == [0, 2, 2, 3, 0]
     assert rows[4]["reason"] == "no time left: --rows profiler"
 
 
@@ -159,27 +147,31 @@ def test_without_time_a_few_tips_are_measured_and_the_others_named(
     [(256, 1, 0.1, 256), (256, 1, 0.5, 64), (256, 1, 99.0, 16), (84, 3, 99.0, 42)],
 )
 def test_long_steps_are_measured_with_fewer_images(
-    config: Config, size: int, parts: int, pace: float, expected: int
+    size: int, parts: int, pace: float, expected: int
 ) -> None:
-    config = changed(config, data__batch_size=size, optim__accumulate=parts)
     budget = replace(TINY, step_seconds=0.15)
-    assert benching.affordable_batch_size(config, pace, budget) == expected
+    assert benching.affordable_batch_size(size, parts, size / pace, budget) == expected
 
 
-def test_the_results_are_written_and_every_switch_is_restored(
-    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_quick_measurement_of_two_tips_writes_its_files_and_restores_every_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, names = timing.read_switches(), ("tf32", "deterministic", "item")
-    rows, conclusion = bench(config, tmp_path, *names)
-    assert timing.read_switches() == before
-    assert capsys.readouterr().out.splitlines()[-1] == conclusion
-    assert conclusion.endswith("python train.py smoke")
-    assert [row["name"] for row in rows] == list(names)
-    off, on = rows[1]["variants"]
+    monkeypatch.setattr(measuring, "QUICK", TINY)
+    before = [(switch.args, switch.func) for switch in timing.read_switches()]
+    words = f"bench smoke --quick --rows tf32 deterministic --data.limit 64 --dir {tmp_path}"
+    assert main([*words.split(), "--data.batch-size", "16"]) == 0
+    assert [(switch.args, switch.func) for switch in timing.read_switches()] == before
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["tf32", "deterministic"]
+    assert found["rows"][0]["reason"] == "needs a GPU"
+    off, on = found["rows"][1]["variants"]
     assert (off["name"], on["name"], len(on["seconds_per_step"])) == ("off", "on", 2)
     assert on["gain"]["low"] <= on["gain"]["median"] <= on["gain"]["high"]
+    conclusion = found["verdict"]
+    assert conclusion.endswith("python train.py smoke --data.limit 64 --data.batch-size 16")
+    assert capsys.readouterr().out.splitlines()[-1] == conclusion
     table = (tmp_path / "bench.md").read_text()
-    assert all(text in table for text in (conclusion, *(f"| {name} |" for name in names)))
+    assert all(text in table for text in (conclusion, "| tf32 ", "| deterministic "))
 
 
 GPU = [
@@ -193,16 +185,13 @@ def test_every_tip_works_or_says_what_it_needs(
     on_photos: Config, tmp_path: Path, device: str
 ) -> None:
     config = changed(on_photos, compute__device=device, run__processes=1, data__where="stream")
-    names = [name for name in TIPS if device == "cuda" or name not in SLOW]
+    names = [name for name in TIPS if device == "cuda" or name not in SLOW + LOADING]
     for row in bench(config, tmp_path / "found", *names)[0]:
         assert not row["reason"] or row["reason"].startswith("needs ")
-        assert (
-            not row["reason"] or device == "cpu" or row["name"] in ("data_parallel", "keep_memory")
-        )
+        assert not row["reason"] or device == "cpu" or row["name"] == "data_parallel"
         assert row["reason"] or len(row["variants"]) >= 2
         for variant in row["variants"]:
             assert not variant["failure"], (row["name"], variant)
-            assert device == "cpu" or row["name"] == "data_parallel" or variant["memory_bytes"] > 0
     written = {path.name for path in (tmp_path / "found").glob("[!.]*")}
     assert written == {"bench.json", "bench.md"}
 

@@ -5,24 +5,15 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import changed
+from conftest import changed, run_ranks
 
 from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.errors import UserError
-from image_classifier.runtime.distributed import World
-from image_classifier.tools.find_lr import (
-    find_lr as find_lr_module,
-)
-from image_classifier.tools.find_lr.find_lr import (
-    analyse,
-    find_lr,
-    geometric_lrs,
-    losses_at,
-)
+from image_classifier.runtime.distributed import join_world
+from image_classifier.tools.find_lr import find_lr as finding
 
-LRS = geometric_lrs(1e-6, 10, 100)
+LRS = finding.geometric_lrs(1e-6, 10, 100)
 
 
 def curve(best: float, diverged: float = math.inf) -> list[float]:
@@ -35,13 +26,13 @@ def curve(best: float, diverged: float = math.inf) -> list[float]:
 
 @pytest.mark.parametrize("best", [1e-4, 1e-3, 1e-1])
 def test_the_suggestion_lies_where_the_loss_falls_and_below_divergence(best: float) -> None:
-    result = analyse(LRS, curve(best, diverged=30 * best))
+    result = finding.analyse(LRS, curve(best, diverged=30 * best))
     assert result.lr_diverge == pytest.approx(30 * best, rel=1.5)
     assert best / 3 < result.suggested < 10 * best
 
 
 def test_nan_losses_count_as_divergence() -> None:
-    result = analyse(LRS, curve(1e-3)[:55] + [math.nan] * 5)
+    result = finding.analyse(LRS, curve(1e-3)[:55] + [math.nan] * 5)
     assert result.lr_diverge == pytest.approx(LRS[55], rel=3)
     assert all(map(math.isfinite, result.smoothed))
 
@@ -49,40 +40,38 @@ def test_nan_losses_count_as_divergence() -> None:
 @pytest.mark.parametrize("slope", [0, 1])
 def test_losses_that_never_fall_give_no_suggestion(slope: float) -> None:
     with pytest.raises(UserError, match="lets the loss fall"):
-        analyse(LRS, [2.3 + slope * step for step in range(100)])
+        finding.analyse(LRS, [2.3 + slope * step for step in range(100)])
 
 
-def test_the_test_writes_two_files_and_prints_the_command(
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_command_writes_two_files_and_prints_how_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "find-lr"
-    monkeypatch.setattr(find_lr_module, "losses_at", lambda *_: curve(1e-3, 1e-1))
-    result = find_lr(config, "python train.py mine", folder, LRS)
-    assert f"python train.py mine --optim.lr {result.suggested:.2g}\n" in capsys.readouterr().out
-    assert {path.name for path in folder.iterdir()} == {"lr.json", "lr.html", ".lock"}
-    assert json.loads((folder / "lr.json").read_text())["suggested"] == result.suggested
-    page = (folder / "lr.html").read_text()
+    monkeypatch.setattr(finding, "losses_at", lambda *_: curve(1e-3, 1e-1))
+    words = "--data.root;my photos;--epochs;2;--optim.lr=3;--compute.compile;--run.trackers"
+    words += f";--dir;{tmp_path};--low;1e-6;--steps;100"
+    assert main(["find-lr", *words.split(";")]) == 0
+    suggested = json.loads((tmp_path / "lr.json").read_text())["suggested"]
+    flags = "--epochs 2.0 --data.root 'my photos' --compute.compile --run.trackers"
+    expected = f"try: python train.py folder {flags} --optim.lr {suggested:.2g}\n"
+    assert capsys.readouterr().out.endswith(expected)
+    page = (tmp_path / "lr.html").read_text()
     assert all(f">{text}</text>" in page for text in ("1e-06", "0.001", "1", "learning rate"))
 
 
-def test_training_stops_when_it_diverges_and_repeats_exactly(config: Config) -> None:
+def losses_of(config: Config, lrs: list[float]) -> list[float]:
+    """The losses of a range test, on the ranks that there are."""
+    with join_world(config.compute) as world:
+        return finding.losses_at(lrs, config, world)
+
+
+def test_training_stops_when_it_diverges_and_repeats_on_two_ranks(config: Config) -> None:
     config = changed(config, data__batch_size=8, optim__accumulate=2)
-    lrs = geometric_lrs(1e-2, 1e8, 40)
-    losses = losses_at(lrs, config, World(torch.device("cpu")))
+    lrs = finding.geometric_lrs(1e-2, 1e8, 40)
+    losses = losses_of(config, lrs)
     assert len(losses) in (10, 20, 30)
-    assert losses == losses_at(lrs, config, World(torch.device("cpu")))
-
-
-def test_the_printed_command_has_the_knobs_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-    monkeypatch.setattr(find_lr_module, "find_lr", lambda _, command, *__: tried.append(command))
-    words = "--data.root;my photos;--epochs;2;--optim.lr=3;--compute.compile;--run.trackers"
-    assert main(["find-lr", *words.split(";")]) == 0
-    flags = "--epochs 2.0 --data.root 'my photos' --compute.compile --run.trackers"
-    assert tried == [f"python train.py folder {flags}"]
+    first, second = run_ranks(2, losses_of, config, lrs)
+    assert first == second
+    assert first[:8] == pytest.approx(losses[:8], rel=1e-3)
 
 
 @pytest.mark.parametrize("words", ["--low 0", "--high 1e-6", "--steps 3"])

@@ -1,0 +1,171 @@
+"""Images written once at the size that training needs; `data/datasets/prepared.py` reads them.
+
+A file of images has a key, a digest of the settings and of the state of the images' own files, and
+a checksum. Each file that is damaged, missing or has another key is written, the others are kept:
+so a second call finishes what a kill interrupted and what changes made necessary.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import simplejpeg
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ...config import DataConfig
+from ...data import PathList, Recipe, cache_folder, open_files, prepared, read_image, resize
+from ...errors import UserError
+from ...runtime.console import clock, say
+from ...runtime.files import lock_file, remove_leftovers, write_whole
+from ...runtime.machine import num_cores, one_thread
+
+SHARD_BYTES = 2**26  # of a file of images, about; each thread holds one in memory, several times
+MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
+MIN_IMAGES = 16  # in a file, of which there are fewer then
+LOG_SECONDS = 10  # between lines of progress in a log
+
+
+def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
+    """Write all images of `splits` as `recipe` says, or what is missing of them.
+
+    Raises:
+        UserError: if the dataset has no files, one can't be read, or these can't be written.
+    """
+    for split in splits:
+        folder, paths = cache_folder(data) / split, open_files(data, split).paths
+        if paths is None:
+            raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
+        try:
+            with alone_in(folder):
+                prepare_split(paths, folder, recipe)
+        except OSError as error:
+            raise UserError(
+                f"cannot write prepared images to {str(folder)!a}: {error.strerror}; "
+                "what is written is kept; --data.cache is another place"
+            ) from error
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A block in which no other process prepares `folder`, which is created."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        if lock_file(file, f"{str(folder)!a} is being prepared by another process"):
+            remove_leftovers(folder)
+        yield
+
+
+def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
+    """Write the images of one split, and last the index that makes them usable."""
+    began = said = time.monotonic()
+    state = paths.state()  # before the files are read: training finds a later change
+    parts = torch.arange(len(paths)).split(images_per_shard(recipe, len(paths)))
+    names = [prepared.shard_name(number) for number in range(len(parts))]
+    for path in folder.glob("images-*"):
+        if path.name not in names:
+            path.unlink()
+
+    def make(name: str, part: Tensor) -> bool:
+        """Write a file of images, unless it is there; whether it was written."""
+        files, path = paths.picked(part), folder / name
+        files_state = {"ends": files.ends, "paths": files.bytes, "stats": state["stats"][part]}
+        key = prepared.digest_of(f"{prepared.VERSION} {recipe}", files_state)
+        if is_whole(path, key):
+            return False
+        (folder / prepared.INDEX).unlink(missing_ok=True)
+        write_shard(path, files, recipe, key)
+        return True
+
+    # Threads suffice: decoders, encoders and checksums do not hold Python's lock.
+    num_written, is_live = 0, sys.stdout.isatty()
+    with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
+        for number, is_new in enumerate(pool.map(make, names, parts), start=1):
+            num_written, now = num_written + is_new, time.monotonic()
+            if is_live or now - said > LOG_SECONDS:
+                said, eta = now, clock((now - began) / number * (len(parts) - number))
+                say(f"{folder}: {number} of {len(parts)} files, ETA {eta}", is_last=not is_live)
+    write_index(folder, names, state, recipe)
+    done = "all checksums are right, nothing to do"
+    if num_written:
+        kept = len(parts) - num_written
+        done = f"written in {clock(time.monotonic() - began)}, {kept} of {len(parts)} files kept"
+    say(f"{folder}: {len(paths):,} images, {recipe}: {done}")
+
+
+def images_per_shard(recipe: Recipe, count: int) -> int:
+    """The number of images in a file: a power of 2, so that a few more images do not change it."""
+    image_bytes = 4 * recipe.side**2 // (1 if recipe.format == "raw" else 8)  # of 4:3, about
+    most = max(1, min(SHARD_BYTES // image_bytes, max(MIN_IMAGES, count // MIN_SHARDS)))
+    return 1 << (most.bit_length() - 1)
+
+
+def is_whole(path: Path, key: str) -> bool:
+    """Whether a file of images has this key, and every byte is as it was written."""
+    try:
+        with safe_open(path, "pt") as shard:
+            about = (shard.metadata() or {}).get("about")
+            arrays = {name: shard.get_tensor(name) for name in ("ends", "sizes", "images")}
+    except (OSError, SafetensorError):
+        return False
+    return about == f"{key} {prepared.digest_of(key, arrays)}"
+
+
+def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
+    """Write the images of `files` to one file: `images`, where each ends, and their sizes."""
+    content, ends, sizes = bytearray(), [], []
+    for number in range(len(files)):
+        image, size = encode(files[number], recipe)
+        content += image
+        ends.append(len(content))
+        sizes.append(size)
+    arrays = {
+        "ends": torch.tensor(ends),
+        "sizes": torch.tensor(sizes, dtype=torch.int32),  # height, width
+        "images": torch.frombuffer(content, dtype=torch.uint8),
+    }
+    about = f"{key} {prepared.digest_of(key, arrays)}"
+    write_whole(path, lambda file: file.write(save(arrays, {"about": about})))
+
+
+def encode(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, tuple[int, int]]:
+    """An image as it is stored, and its height and width.
+
+    Raises:
+        UserError: if its file can't be read.
+    """
+    pixels = read_image(path)
+    height, width = pixels.shape[:2]
+    scale = min(1, recipe.side / min(height, width))
+    height, width = round(height * scale), round(width * scale)
+    rows = resize(pixels, height, width).contiguous().numpy()
+    if recipe.format == "raw":
+        return rows.reshape(-1).data, (height, width)
+    jpeg = simplejpeg.encode_jpeg(
+        rows, recipe.quality, colorspace="RGB", colorsubsampling="420", fastdct=False
+    )
+    return jpeg, (height, width)
+
+
+def write_index(folder: Path, names: list[str], state: dict[str, Tensor], recipe: Recipe) -> None:
+    """Write where each image is, and of which files and how it was made."""
+    places, sizes, digests = [], [], []
+    for number, name in enumerate(names):
+        with safe_open(folder / name, "pt") as shard:
+            ends = shard.get_tensor("ends")
+            sizes.append(shard.get_tensor("sizes"))
+            digests.append(shard.metadata()["about"])
+        starts = torch.cat((torch.zeros(1, dtype=torch.int64), ends[:-1]))
+        places.append(torch.stack((torch.full_like(ends, number), starts, ends), dim=1))
+    found = {"version": prepared.VERSION, "recipe": asdict(recipe), "digests": digests}
+    about = json.dumps(found)
+    index = {"places": torch.cat(places), "sizes": torch.cat(sizes), **state}
+    content = save(index, {"about": f"{prepared.digest_of(about, index)} {about}"})
+    write_whole(folder / prepared.INDEX, lambda file: file.write(content))
