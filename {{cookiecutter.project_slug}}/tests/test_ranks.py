@@ -86,7 +86,6 @@ def opened(folder: Path) -> tuple[list[str], str, bool, list[Path | str]]:
     Returns what was opened; what is said of the last, and whether another rank is to say it; and
     what is left of the ranks' meeting.
     """
-    torch.hub.set_dir(folder)
 
     def download(path: Path) -> Path:
         if not path.exists():
@@ -101,11 +100,12 @@ def opened(folder: Path) -> tuple[list[str], str, bool, list[Path | str]]:
         return download(folder / split).read_text()
 
     loader.open_dataset = open_dataset
-    torch.hub.download_url_to_file = lambda _, path, *__, **___: download(Path(path))
+    published = SimpleNamespace(get_state_dict=lambda **_: download(folder / "w.pth").read_text())
+    pretrained.published_weights = lambda _: published
     data, said = Config().data, UserError()
     with suppress(Exception), join_world(Config().compute, PATIENCE.seconds) as world:
         found = [loader.open_source(data, "train", world)]
-        found.append(pretrained.download("resnet18", world).read_text())
+        found.append(pretrained.download(Config().model, world))
         try:
             loader.open_source(data, "lost", world)
         except Exception as error:
