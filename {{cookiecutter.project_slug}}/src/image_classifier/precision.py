@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -176,6 +176,10 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
         fp32, bf16 = (step_seconds(*one, count, size) / count for one in formats)
         return fp32, bf16
 
+    def twice(count: int) -> Rounds:
+        ends, rounds = perf_counter() + ROUND_SECONDS, [once(count)]
+        return rounds if perf_counter() >= ends else [*rounds, once(count)]
+
     with one_thread(), seeded(WEIGHTS, config.seed):  # leaves the random state as it was
         model = build_model(config.model, num_classes, size).train()
         for name, network in (("fp32", model), ("bf16", with_small_weights(model))):
@@ -184,18 +188,15 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
         first = once(LEAST_IMAGES)  # builds the kernels, too
         if LEAST_IMAGES * sum(first) >= LONG_SECONDS:
             return [first]
-        few = once(LEAST_IMAGES)
-        count = int(STEP_SECONDS / few[0])
-        if DOUBTFUL < gain_of([few]) < 1:
+        rounds = twice(LEAST_IMAGES)
+        count = int(STEP_SECONDS / min(fp32 for fp32, _ in rounds))
+        if DOUBTFUL < gain_of(rounds) < 1:
             count = max(count, DOUBTFUL_IMAGES)
         count = min(count, most_images)
         if count <= LEAST_IMAGES:
-            return [few]
-        once(count)  # builds the kernels
-        rounds = [once(count)]
-        if count * sum(rounds[0]) < ROUND_SECONDS:
-            rounds.append(once(count))
-        return rounds
+            return rounds
+        once(count)
+        return twice(count)
 
 
 def with_small_weights(model: nn.Module) -> nn.Module:
