@@ -32,7 +32,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "flip": "none",
         "policy": "none",
         "cutout": 0,
-        "random_erasing": 0.0,
         "mixup": 0.0,
         "cutmix": 0.0,
         "min_size": 0,
@@ -44,7 +43,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "width": 64,
         "stem": "auto",
         "dropout": 0.0,
-        "stochastic_depth": 0.0,
         "blurpool": False,
     },
     "optim": {
@@ -75,7 +73,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "evaluate_every_epochs": 1e6,
         "patience": 0,
         "save_every_steps": 0,
-        "keep": 2,
         "trackers": (),
         "timeout_seconds": 300.0,
     },

@@ -99,7 +99,7 @@ ROWS = [
     ),
     Row(
         "disk full while saving (a small tmpfs)",
-        "what was saved is whole; the run goes on, and fails if its last save does",
+        "what was saved is whole; the run ends, and the same command resumes it",
         disks.full,
         3,
         1,

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from image_classifier import checkpoint
 from image_classifier.checkpoint import SaveError
 from image_classifier.config import Config
 from image_classifier.models import read_checkpoint
@@ -29,7 +30,7 @@ def full(scratch: Path, tries: int) -> str:
         finally:
             subprocess.run(["umount", "-l", str(disk)], check=True)
     return (
-        "training went on; the run ended with exit code 1 as its last save failed; every file is "
+        "the run ended with exit code 1 at the first save that failed; every file is "
         "whole; with space again, the same command ended it"
     )
 
@@ -37,7 +38,8 @@ def full(scratch: Path, tries: int) -> str:
 def fill(disk: Path) -> None:
     """Train until the disk is full, and on when it is not any more."""
     knobs = {"epochs": 4, "run__log_every_steps": 1}
-    config = small(disk / "run", run__save_every_steps=10, run__keep=100, **knobs)
+    checkpoint.KEEP = 100
+    config = small(disk / "run", run__save_every_steps=10, **knobs)
     code = wait(fork(fail_by_itself, config))
     expect(code == 0, f"it ended with {code}, and not for want of space")
     folder = Path(config.run.dir)
@@ -47,14 +49,15 @@ def fill(disk: Path) -> None:
         read_checkpoint(path)
     expect(not list(folder.glob("checkpoints/.*")), "half a file is left")
     (folder / "checkpoints" / "step_00000020.pt").unlink()  # somebody makes space
-    train_whole(small(disk / "run", run__save_every_steps=10, run__keep=1, **knobs))
+    checkpoint.KEEP = 1
+    train_whole(small(disk / "run", run__save_every_steps=10, **knobs))
     expect(status(folder)["state"] == "done", "it did not go on")
     steps = [row["step"] for row in read_rows(folder / "metrics.jsonl") if "train/loss" in row]
     expect(steps == list(range(1, 41)), f"rows are missing: {steps}")
 
 
 def fail_by_itself(config: Config) -> None:
-    """Train, and expect to be told that the last save failed."""
+    """Train, and expect to be told that a save failed."""
     try:
         train(config)
     except SaveError:

@@ -109,9 +109,7 @@ def test_a_comparison_has_no_tricks_but_those_that_it_names(tmp_path: Path) -> N
     for name, config in configs(tmp_path).items():
         augment, optim, run = config.augment, config.optim, config.run
         assert augment.policy == "none", name
-        assert augment.mixup == augment.cutmix == augment.cutout == augment.random_erasing == 0, (
-            name
-        )
+        assert augment.mixup == augment.cutmix == augment.cutout == 0, name
         assert (augment.min_size, augment.tta) == (0, "none"), name
         assert (optim.name, optim.schedule, optim.warmup_epochs) == ("sgd", "constant", 0), name
         assert optim.ema_decay == optim.label_smoothing == optim.frozen_epochs == 0, name

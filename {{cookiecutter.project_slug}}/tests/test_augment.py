@@ -7,18 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, run_ranks
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 from torchvision import transforms
 
 from image_classifier.augment import (
-    ERASING_DRAWS,
     build_augment,
-    build_size,
     cutout,
-    erase,
     mixup_cutmix,
     resized_crop,
 )
@@ -37,8 +34,8 @@ from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import build_policy
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
-from image_classifier.preprocess import Normalize
-from image_classifier.runtime.distributed import World
+from image_classifier.preprocess import VIEWS, Normalize
+from image_classifier.runtime.distributed import World, join_world
 
 CPU = World(torch.device("cpu"))
 
@@ -74,11 +71,9 @@ def test_an_image_is_padded_cropped_and_mirrored(images: Tensor, margin: int, fl
     assert torch.equal(rows, shift_and_flip(images, shifts, mirrored, numbers))
 
 
-def augmented(config: Config, steps: range, is_one_image: bool = False) -> list[Tensor]:
-    """The images of these steps, as a model sees them; or the first of them in all places."""
+def augmented(config: Config, steps: range) -> list[Tensor]:
+    """The images of these steps, as a model sees them."""
     data = TrainData(config, CPU)
-    if is_one_image:
-        data.pixels = data.pixels[:1].repeat(len(data.pixels), 1, 1, 1)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
     normalize = Normalize(data.source, config.data.max_size, precision)
     augment = build_augment(config.augment, data, normalize, CPU, config.seed)
@@ -86,19 +81,10 @@ def augmented(config: Config, steps: range, is_one_image: bool = False) -> list[
     return [augment(batch, step)[0] for step, batch in batches]
 
 
-@pytest.mark.parametrize("flip", ["random", "alternating"])
-def test_every_shift_and_both_sides_occur(config: Config, flip: str) -> None:
-    config = changed(config, data__limit=600, data__batch_size=600)
-    config = changed(config, data__image_size=16, augment__flip=flip)
-    (many,) = augmented(config, range(1), is_one_image=True)
-    assert len(many.flatten(1).unique(dim=0)) == 5 * 5 * 2
-
-
-@pytest.mark.parametrize("where", ["device", "stream"])
-def test_images_grow_in_a_run_wherever_it_resumes(config: Config, where: str) -> None:
-    config = changed(config, data__where=where, data__workers=0, data__test_size=40)
+def test_images_grow_in_a_run_wherever_it_resumes(config: Config) -> None:
+    config = changed(config, data__where="stream", data__workers=0, data__test_size=40)
     plain = changed(config, augment__min_size=16, augment__growth=(0.5, 0.5))
-    growing = changed(plain, augment__random_erasing=0.5, augment__cutout=8)
+    growing = changed(plain, augment__cutout=8)
     images = augmented(growing, range(2, 6))
     assert [batch.shape[2:] for batch in images] == 2 * [(16, 16)] + 2 * [(32, 32)]
     assert torch.equal(augmented(growing, range(3, 4))[0], images[1])
@@ -108,61 +94,32 @@ def test_images_grow_in_a_run_wherever_it_resumes(config: Config, where: str) ->
     assert (small - means).abs().mean() < 0.15  # the same images, smaller
 
 
-def test_sizes_grow_by_steps_from_the_first_to_the_last() -> None:
-    augment = AugmentConfig(min_size=17, growth=(0, 0.8))
-    size_at = build_size(augment, 32, steps_per_epoch=3, total_steps=30)
-    assert [size_at(3 * epoch) for epoch in range(10)] == [17, 20, 20, 24, 24, 28, 28, 32, 32, 32]
+def test_evaluation_sees_images_of_the_size_it_asks_for(photos: Path) -> None:
+    for size, expected in ((48, 48), (0, 32)):
+        data = changed(Config(), data__name="folder", data__root=str(photos), data__test_size=size)
+        (batch,) = EvalData(data.data, "val", CPU).batches()
+        assert batch.images.shape == (4, 3, expected, expected)
+    with pytest.raises(UserError, match=r"--data.test-size 5 is not in 8 .. 4096; 0: off"):
+        changed(Config(), data__test_size=5)
+    with pytest.raises(UserError, match=r"--augment.min-size 40 is not in 8 .. 32"):
+        changed(Config(), augment__min_size=40)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"data__test_size": 5}, "--data.test-size 5"),
-        ({"augment__min_size": 40}, r"--augment.min-size 40 is not in 8 .. 32"),
-        ({"augment__growth": (0.7, 0.5)}, "--augment.growth 0.7 0.5: it ends"),
-    ],
-)
-def test_sizes_that_no_run_can_have_are_refused(knobs: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        changed(Config(), **knobs)
-
-
-@pytest.mark.parametrize(("size", "expected"), [(48, 48), (0, 32)])
-def test_evaluation_sees_images_of_the_size_it_asks_for(
-    photos: Path, size: int, expected: int
-) -> None:
-    config = changed(Config(), data__name="folder", data__root=str(photos), data__test_size=size)
-    (batch,) = EvalData(config.data, "val", CPU).batches()
-    assert batch.images.shape == (4, 3, expected, expected)
-
-
-@pytest.mark.parametrize(("height", "width", "least"), [(60, 100, 0.3), (10, 100, 0.9)])
-def test_boxes_lie_in_the_image_and_have_the_area_that_was_asked_for(
-    height: int, width: int, least: float
-) -> None:
-    uniform = draws(1000, BOX_DRAWS)
-    boxes = random_boxes(uniform, height, width, least)
-    top, left, heights, widths = boxes.T
+def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions() -> None:
+    uniform, least = draws(2000, BOX_DRAWS), 0.08
+    boxes, get = random_boxes(uniform, 60, 100, least), transforms.RandomResizedCrop.get_params
     assert (boxes >= 0).all()
-    assert (top + heights <= height + 0.001).all()
-    assert (left + widths <= width + 0.001).all()
-    assert (heights * widths).max() <= height * width * 1.001
-    area = (heights * widths / (height * width))[(heights < height) & (widths < width)]
-    assert (area >= least - 1e-4).all()
-    # Workers place them likewise, in whole pixels.
-    sides, places = random_sides(uniform[:, 2:], least).tolist(), uniform[:, :2].tolist()
-    placed = [place_box(*pair, height, width) for pair in zip(sides, places, strict=True)]
-    assert (torch.tensor(placed) - boxes).abs().max() <= 1
-
-
-def test_boxes_are_as_large_as_torchvisions() -> None:
-    image, get = torch.empty(3, 60, 100), transforms.RandomResizedCrop.get_params
+    assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor((60.001, 100.001))).all()
+    image = torch.empty(3, 60, 100)
     torch.manual_seed(0)
-    theirs = torch.tensor([get(image, (0.08, 1), (3 / 4, 4 / 3)) for _ in range(2000)])
-    boxes = random_boxes(draws(2000, BOX_DRAWS), height=60, width=100, min_area=0.08)
+    theirs = torch.tensor([get(image, (least, 1), (3 / 4, 4 / 3)) for _ in range(2000)])
     sizes, their_sizes = boxes[:, 2:].log(), theirs[:, 2:].log()
     torch.testing.assert_close(sizes.mean(0), their_sizes.mean(0), atol=0.03, rtol=0)
     torch.testing.assert_close(sizes.std(0), their_sizes.std(0), atol=0.03, rtol=0)
+    # Workers place them likewise, in whole pixels.
+    sides, places = random_sides(uniform[:, 2:], least).tolist(), uniform[:, :2].tolist()
+    placed = [place_box(*pair, 60, 100) for pair in zip(sides, places, strict=True)]
+    assert (torch.tensor(placed) - boxes).abs().max() <= 1
 
 
 def test_crops_are_those_of_pillow(images: Tensor) -> None:
@@ -193,25 +150,6 @@ def test_cutout_blanks_a_square_and_nothing_else() -> None:
     assert blank.min() >= 4  # a quarter, at a corner
 
 
-def test_erasing_blanks_a_rectangle_of_the_right_size_in_a_share_of_the_images() -> None:
-    images, chance = torch.ones(1000, 3, 40, 40), draws(1000, ERASING_DRAWS)
-    erase(images, chance, 0.5)
-    blank = (images == 0).all(dim=1)  # (1000, 40, 40)
-    assert torch.equal(blank, (images == 0).any(dim=1))
-    erased = blank.flatten(1).any(dim=1)
-    assert torch.equal(erased, chance[:, 0] < 0.5)
-    rows, columns = blank.any(dim=2), blank.any(dim=1)
-    assert torch.equal(blank, rows[:, :, None] & columns[:, None, :])  # whole rectangles
-    heights, widths = rows.sum(1)[erased], columns.sum(1)[erased]
-    area, ratio = heights * widths / 40**2, heights / widths
-    assert 0.01 < area.min() < 0.03
-    assert 0.3 < area.max() < 0.35
-    assert 0.2 < ratio.min() < 0.4
-    assert 2.7 < ratio.max() < 4
-    assert rows[:, 0].any()  # they reach every border
-    assert rows[:, -1].any()
-
-
 def test_normalised_pixels_have_mean_0_and_deviation_1(images: Tensor) -> None:
     flat = images.flatten(0, 2) / 255
     mean, std = tuple(flat.mean(0).tolist()), tuple(flat.std(0).tolist())
@@ -234,3 +172,47 @@ def test_labels_are_mixed_as_the_images_are(knobs: dict[str, float]) -> None:
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
         assert (targets[:2, 2:] == 0).all()  # pairs are neighbours
+
+
+def sides(config: Config) -> dict[tuple[int, int], bool]:
+    """Whether an image of this rank was mirrored, by epoch and index, in two epochs."""
+    with join_world(config.compute) as world:
+        data = TrainData(config, world)
+        precision = Precision("fp32", config.compute, config.optim, world.device)
+        normalize = Normalize(data.source, 32, precision)
+        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        found = {}
+        for step, batch in enumerate(data.batches(0, 2 * data.steps_per_epoch)):
+            images, plain = augment(batch, step)[0], normalize(batch.images)
+            for index, image, seen in zip(
+                data.indices_at(step).tolist(), plain, images, strict=True
+            ):
+                is_mirrored = torch.equal(seen, image.flip(2))
+                assert is_mirrored or torch.equal(seen, image)
+                found[step // data.steps_per_epoch, index] = is_mirrored
+        return found
+
+
+def test_each_epoch_shows_the_other_side_of_every_image_on_any_rank(config: Config) -> None:
+    config = changed(config, augment__crop="none", augment__flip="alternating")
+    alone = sides(config)
+    assert 16 < sum(alone[0, index] for index in range(64)) < 48
+    assert all(alone[0, index] != alone[1, index] for index in range(64))
+    one, other = run_ranks(2, sides, config)
+    assert one | other == alone
+
+
+@pytest.mark.parametrize("tta", VIEWS)
+def test_an_image_and_its_mirror_image_get_one_prediction(config: Config, tta: str) -> None:
+    source = TrainData(config, CPU).source
+    precision = Precision("fp32", config.compute, config.optim, CPU.device)
+    normalize = Normalize(source, 32, precision, AugmentConfig(tta=tta))
+    images = source.pixels[:4].permute(0, 3, 1, 2)
+    seen, weights = zip(*normalize.views(images), strict=True)
+    assert sum(weights) == 1
+    assert torch.equal(seen[0], normalize(images))
+    whole, turned = (
+        sum(weight * view[:, :, 8:20, 8:12] for view, weight in normalize.views(pixels))
+        for pixels in (images, images.flip(3))
+    )
+    assert torch.allclose(whole, turned, atol=1e-5) == (tta != "none")

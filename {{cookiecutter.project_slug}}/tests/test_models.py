@@ -1,16 +1,27 @@
-"""Any network by name, fitted to the images and the classes."""
+"""Any network by name, fitted to the images and the classes; published recipes."""
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
 from torchvision.models import get_model
 
+from image_classifier.augment import build_size
 from image_classifier.config import ModelConfig, OptimConfig
 from image_classifier.errors import UserError
-from image_classifier.models import MODELS, build_model, find_head
-from image_classifier.optim import build_optimizer
+from image_classifier.models import (
+    MODELS,
+    build_model,
+    find_blocks,
+    find_head,
+)
+from image_classifier.models.surgery import blurred
+from image_classifier.models.vit import positions
+from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.presets import PRESETS
+
+AIRBENCH = ModelConfig(name="airbench", width=8)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -23,27 +34,36 @@ def test_the_model_of_every_preset_builds(name: str) -> None:
 
 
 # One of each kind of head and of first layer.
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "googlenet"])
-def test_models_of_torchvision_get_a_head_and_dropout(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "head"), [("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", "classifier.1")]
+)
+def test_models_of_torchvision_get_a_head_and_dropout(name: str, head: str) -> None:
     model = build_model(ModelConfig(name=name, dropout=0.5), 3, 64)
-    assert list(model.state_dict()) == list(build_model(ModelConfig(name=name), 3, 64).state_dict())
-    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
-    _, head = find_head(model)
-    features = torch.ones(2, *head.weight.shape[1:])
-    assert not torch.equal(head(features), head(features))
+    found, layer = find_head(model)
+    assert found == head  # dropout before it changes no names
+    features = torch.ones(2, *layer.weight.shape[1:])
+    assert layer(features).shape[:2] == (2, 3)
+    assert not torch.equal(layer(features), layer(features))
     model.eval()
-    assert torch.equal(head(features), head(features))
+    assert torch.equal(layer(features), layer(features))
+    blocks = find_blocks(model)
+    assert blocks[0][0] is next(model.parameters())
+    assert {id(w) for w in blocks[-1]} == {id(w) for w in layer.parameters()}
+    assert sum(map(len, blocks)) == len({id(w) for block in blocks for w in block})
+    assert sum(map(len, blocks)) == len(list(model.parameters()))
+    assert 9 <= len(blocks) <= 14
 
 
 def test_small_images_keep_their_resolution() -> None:
-    small = build_model(ModelConfig(name="resnet18"), 3, 32)
+    with torch.device("meta"):
+        small = build_model(ModelConfig(name="resnet18"), 3, 32)
+        assert build_model(ModelConfig(name="vgg11"), 3, 64).enlarged == 1
+        for size, stem in ((96, "auto"), (32, "imagenet")):
+            large = build_model(ModelConfig(name="resnet18", stem=stem), 3, size)
+            assert large.conv1.stride == (2, 2)
     assert small.conv1.stride == (1, 1)
     assert isinstance(small.maxpool, nn.Identity)
     assert small.enlarged == 4
-    assert build_model(ModelConfig(name="vgg11"), 3, 64).enlarged == 1
-    for size, stem in ((96, "auto"), (32, "imagenet")):
-        large = build_model(ModelConfig(name="resnet18", stem=stem), 3, size)
-        assert large.conv1.stride == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +71,8 @@ def test_small_images_keep_their_resolution() -> None:
     [
         (ModelConfig(name="alexnet", stem="imagenet"), 16, "alexnet can't take images of"),
         (ModelConfig(name="vit_b_16", stem="small"), 32, "--model.stem small: vit_b_16"),
-        (ModelConfig(name="airbench"), 8, "airbench can't take images of --data.image-size 8"),
-        (ModelConfig(name="vit_s"), 40, "vit_s can't take images of --data.image-size 40"),
+        (ModelConfig(name="airbench"), 8, "airbench takes a --data.image-size from 9 on, not 8"),
+        (ModelConfig(name="vit_s"), 40, "vit_s takes a --data.image-size in steps of 16, not 40"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(model: ModelConfig, size: int, said: str) -> None:
@@ -61,65 +81,84 @@ def test_a_model_that_cannot_be_is_refused(model: ModelConfig, size: int, said: 
 
 
 # Norms, scales, tokens, positions, biases of places, groups.
-FAMILIES = ["resnext50_32x4d", "squeezenet1_1", "convnext_tiny", "swin_v2_t", "vit_b_16"]
-
-
-@pytest.mark.parametrize("name", [*FAMILIES, *MODELS])
+@pytest.mark.parametrize("name", ["resnext50_32x4d", "convnext_tiny", "swin_v2_t", *MODELS])
 def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name: str) -> None:
     with torch.device("meta"):
         own = MODELS.get(name, lambda *_: get_model(name, weights=None))
         model = own(ModelConfig(name=name), 10, 32)
-    layers, decaying = [], []
-    for path, layer in model.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            layers.append(layer)
-            decaying.append(f"{path}.weight")
-        elif isinstance(layer, nn.MultiheadAttention):
-            decaying.append(f"{path}.in_proj_weight")
+    layers = [m for m in model.named_modules() if isinstance(m[1], nn.Linear | nn.Conv2d)]
+    decaying = [f"{path}.weight" for path, _ in layers]
     names = {weight: path for path, weight in model.named_parameters()}
     optimizer = build_optimizer(OptimConfig(name="muon"), model)
     found = [[names[weight] for weight in group["params"]] for group in optimizer.param_groups]
     assert found == [decaying, [path for path in names.values() if path not in decaying]]
     assert [group["weight_decay"] > 0 for group in optimizer.param_groups] == [True, False]
-    apart = {layers[0].weight, layers[-1].weight}
-    apart |= {layer.weight for layer in layers if getattr(layer, "groups", 1) > 1}
-    hidden = {path for weight, path in names.items() if weight not in apart} & {*decaying}
+    hidden = {f"{p}.weight" for p, layer in layers[1:-1] if getattr(layer, "groups", 1) == 1}
     assert {names[weight] for weight in optimizer.hidden} == hidden
 
 
-class Odd(nn.Module):
-    """A network with weights of several dimensions that are no matrices, and one that hides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queries = nn.Parameter(torch.zeros(4, 6))
-        self.prompts = nn.ParameterList([torch.zeros(4, 6)])
-        self.positions = nn.ReLU()  # a layer by its looks
-        self.positions.table = nn.Parameter(torch.zeros(1, 4, 6))
-        self.positions.bias_table = nn.Parameter(torch.zeros(4, 6))
-        self.head = nn.Linear(6, 3)
-        self.names = nn.Embedding(5, 6)
-        self.fourier = nn.Linear(2, 6)
-        self.norm = nn.LayerNorm((2, 6))
-        self.gate = nn.Linear(6, 1, bias=False)
-        self.spare_head = nn.Linear(6, 3)
-        self.normed = weight_norm(nn.Linear(6, 6))
-        self.stem = nn.Conv2d(3, 6, 2)
-        self.last = nn.Linear(6, 3)
-
-    # As timm's models have them.
-    no_weight_decay = staticmethod(lambda: {"fourier.*"})
-
-    def get_classifier(self) -> tuple[nn.Module, ...]:
-        """Both heads."""
-        return self.head, self.last
+def smooth(count: int) -> Tensor:
+    """Images whose neighbouring pixels and colours are much alike: (count, 3, 12, 12)."""
+    generator = torch.Generator().manual_seed(0)
+    grey, noise = torch.randn((2, count, 3, 12, 12), generator=generator)
+    return grey[:, :1] + grey[:, :1].roll(1, 3) + noise / 2
 
 
-def test_what_is_no_matrix_does_not_decay_whatever_its_shape() -> None:
-    model = Odd()
-    names = {weight: path for path, weight in model.named_parameters()}
-    optimizer = build_optimizer(OptimConfig(name="muon"), model)
-    hidden = {"spare_head.weight", "normed.parametrizations.weight.original1"}
-    assert {names[weight] for weight in optimizer.hidden} == hidden
-    decaying = {names[weight] for weight in optimizer.param_groups[0]["params"]}
-    assert decaying == hidden | {"head.weight", "stem.weight", "last.weight"}
+def test_the_first_layer_whitens_the_training_images() -> None:
+    images = smooth(400)
+    model = build_model(AIRBENCH, 7, 12, sample=lambda count: images[:count])
+    outputs = model.whiten(images).transpose(0, 1).flatten(1)  # (filters, places)
+    assert torch.corrcoef(images.transpose(0, 1).flatten(1))[0, 1] > 0.8
+    assert not model.whiten.weight.requires_grad
+    found, expected = outputs @ outputs.T / outputs.shape[1], torch.eye(12)
+    torch.testing.assert_close(found[:12, :12], expected, atol=0.01, rtol=0)
+    torch.testing.assert_close(found[:12, 12:], -expected, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"), [("imagenet_rn50_16", 11, 13), ("imagenet_rn50_88", 65, 76)]
+)
+def test_ffcvs_recipes_have_its_sizes_and_learning_rates(name: str, begin: int, end: int) -> None:
+    config, per_epoch = PRESETS[name](), 312
+    epochs = round(config.epochs)
+    size_at = build_size(config.augment, config.data.image_size, per_epoch, epochs * per_epoch)
+    lr_at = build_schedule(config.optim, per_epoch, epochs * per_epoch)
+    for epoch in range(epochs):
+        sizes = {size_at(epoch * per_epoch + k) for k in (0, per_epoch // 2, per_epoch - 1)}
+        # FFCV's `get_resolution`, for 160 to 192 pixels.
+        assert sizes == {round(np.interp(epoch, [begin, end], [160, 192]) / 32) * 32}
+        lr = np.interp(epoch, [0, 2, epochs], [1.7e-4, 1.7, 0])
+        assert lr_at(epoch * per_epoch) == pytest.approx(lr, abs=0.01)
+    assert (config.data.eval_size, config.data.batch_size) == (256, 8 * 512)
+
+
+def test_the_vits_recipe_has_its_learning_rates_and_decay() -> None:
+    config, total = PRESETS["imagenet_vit_s"](), 90 * 1251
+    lr_at = build_schedule(config.optim, 1251, total)
+    found = [lr_at(step) for step in (5000, 10_000, (10_000 + total) // 2)]
+    assert found == pytest.approx([5e-4, 1e-3, 5e-4], rel=0.01)
+    assert lr_at(10_000) * config.optim.weight_decay == pytest.approx(1e-4, rel=0.01)
+
+
+def test_features_are_blurred_before_each_stride_but_the_first() -> None:
+    features = torch.rand(2, 16, 9, 9)
+    kernel = torch.outer(*2 * [torch.tensor([1.0, 2.0, 1.0])]).expand(16, 1, 3, 3) / 16
+    expected = conv2d(features, kernel, padding=1, groups=16)
+    torch.testing.assert_close(blurred(nn.Identity(), (features,)), expected)
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name="resnet18", blurpool=True), 3, 96)
+        with pytest.raises(UserError, match=r"--model.blurpool: airbench has no convolution"):
+            build_model(ModelConfig(name="airbench", blurpool=True), 3, 32)
+    hooked = {name for name, m in model.named_modules() if m._forward_pre_hooks}
+    assert hooked == {f"layer{n}.0.{last}" for n in (2, 3, 4) for last in ("conv1", "downsample.0")}
+
+
+def test_a_vit_finds_a_place_again_in_a_larger_image() -> None:
+    small, large = positions(2, 2).view(2, 2, -1), positions(6, 2).view(6, 6, -1)
+    torch.testing.assert_close(large[1::3, 1::3], small)
+    assert small.flatten(0, 1).unique(dim=0).shape == (4, 384)
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name="vit_s"), 3, 32)
+        assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+        with pytest.raises(UserError, match="vit_s takes images of multiples of 16, not 40"):
+            model(torch.zeros(2, 3, 40, 40))

@@ -8,7 +8,7 @@ To add an augmentation: a function of images and draws, a line in `build_augment
 
 import random
 from collections.abc import Callable
-from math import floor, log, sqrt
+from math import floor, sqrt
 
 import torch
 from torch import Tensor
@@ -27,8 +27,6 @@ from .runtime.profiler import phase
 LARGE_IMAGE = 128
 MULTIPLES = 4, 32
 NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
-ERASING_DRAWS = 5  # per image: whether, area, aspect ratio, and 2 for the position
-ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # the defaults of torchvision and timm
 
 
 def build_augment(
@@ -58,10 +56,6 @@ def build_augment(
             images = normalize(crop_and_flip(batch, draws, step).permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)
-            if augment.random_erasing:
-                # Drawn apart, so the draws of the other augmentations do not depend on it.
-                place = local_draws(seed, step, 3, count=ERASING_DRAWS, data=data)
-                erase(images, place, augment.random_erasing)
             if mixes:
                 place = seeding.seed_at(seeding.BATCH, seed, step, 1)
                 chance = random.Random(place)  # noqa: S311 - reproducible
@@ -84,17 +78,9 @@ def build_crop_and_flip(
     crops = augment.crop == "resized" and not data.crops_in_workers
     pad = size // 8 if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # workers flip too
-    windows = (
-        Windows(data.pixels, pad) if moves and not crops and Windows.serve(data, pad) else None
-    )
-    alternates = augment.flip == "alternating"
-    sides = seeding.sides_at(seed, len(data), device) if alternates else None
-
-    def flipped(batch: Batch, draws: Tensor, step: int) -> Tensor | None:
-        """Which images are flipped: (batch,) bool, or None for none. `draws` is (batch,)."""
-        if sides is not None:
-            return sides[batch.indices] ^ bool(step // data.steps_per_epoch % 2)
-        return draws < 0.5 if augment.flip == "random" else None
+    is_served = moves and not crops and Windows.serve(data, pad)
+    windows = Windows(data.pixels, pad) if is_served else None
+    sides = seeding.sides_at(seed, len(data), device) if augment.flip == "alternating" else None
 
     def crop_and_flip(batch: Batch, draws: Tensor, step: int) -> Tensor:
         pixels, rows = batch.pixels, batch.rows
@@ -106,7 +92,9 @@ def build_crop_and_flip(
         if not moves:
             return pixels if rows is None else pixels.index_select(0, rows)
         shifts = (draws[:, 1:3] * (2 * pad + 1)).long() - pad
-        flips = flipped(batch, draws[:, 0], step)
+        flips = draws[:, 0] < 0.5 if augment.flip == "random" else None
+        if sides is not None:  # in each epoch the other side
+            flips = sides[batch.indices] ^ bool(step // data.steps_per_epoch % 2)
         if windows is not None:
             return windows(rows, shifts, flips)
         return shift_and_flip(pixels, shifts, flips, rows)
@@ -157,29 +145,6 @@ def cutout(images: Tensor, draws: Tensor, side: int) -> None:
     left = (draws[:, 1:] * width).long() - side // 2
     rows = (y >= top) & (y < top + side)  # (batch, height)
     columns = (x >= left) & (x < left + side)
-    images.masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
-
-
-def erase(images: Tensor, draws: Tensor, share: float) -> None:
-    """Random erasing, in place: https://arxiv.org/abs/1708.04896.
-
-    Blanks a rectangle with 0, the mean colour, in a `share` of `images`, normalised
-    (batch, 3, height, width). `draws` is (batch, ERASING_DRAWS).
-    """
-    height, width = images.shape[2:]
-    is_erased, area, shape, y_draw, x_draw = draws.split(1, dim=1)  # (batch, 1) each
-    smallest, largest = ERASED_AREA
-    area = smallest + (largest - smallest) * area
-    least, most = map(log, ERASED_RATIO)
-    ratio = torch.exp(least + (most - least) * shape)  # height / width
-    # The largest and most elongated rectangles would exceed the image: they are cut.
-    box_height = (area * ratio).sqrt().clamp(max=1) * height
-    box_width = (area / ratio).sqrt().clamp(max=1) * width
-    top, left = (y_draw * (height - box_height)).round(), (x_draw * (width - box_width)).round()
-    y = torch.arange(height, device=images.device)
-    x = torch.arange(width, device=images.device)
-    rows = (y >= top) & (y < top + box_height.round()) & (is_erased < share)  # (batch, height)
-    columns = (x >= left) & (x < left + box_width.round())
     images.masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
 
 

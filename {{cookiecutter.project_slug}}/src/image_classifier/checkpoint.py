@@ -6,7 +6,6 @@ newest, `last.pt` is a hard link to the newest of them, `best.pt` to that of the
 
 import errno
 import json
-import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -19,8 +18,7 @@ from torch import Tensor
 from .config import FREE_TO_CHANGE, Config, flag
 from .data import Source, are_replaced
 from .errors import FaultError, UserError
-from .models import DamagedError, misfit, read_checkpoint
-from .optim import check_state
+from .models import WRONG_CONTENT, DamagedError, misfit, newest_first, read_checkpoint
 from .runtime.config_dict import flatten
 from .runtime.console import some
 from .runtime.distributed import World
@@ -29,7 +27,7 @@ from .runtime.run_dir import clear_run
 from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
-MOST_FAILURES = 3  # saves in a row that may find the disk full, before the run ends
+KEEP = 2  # newest checkpoints kept beside the best
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -58,8 +56,6 @@ class Checkpoints:
         self.pending: Future[None] | None = None
         self.saved_step, self.saved_at = 0, monotonic()  # of the last save, on every rank
         self.kept_step = 0  # of the newest checkpoint on the disk
-        self.num_failures = 0  # in a row
-        self.unwritten_best: tuple[dict[str, Any], dict[str, Tensor]] | None = None
 
     def resume(self, state: TrainState) -> dict[str, Any] | None:
         """Load the last checkpoint into `state`, and return all that was saved.
@@ -72,20 +68,19 @@ class Checkpoints:
         """
         if self.run.fresh:
             clear_run(self.folder.parent, self.world)
-        paths = [self.folder / "last.pt", *sorted(self.folder.glob("step_*.pt"), reverse=True)]
         damage: list[str] = []
-        for path in filter(Path.exists, paths):
+        for path in newest_first(self.folder):
             try:
                 saved = read_checkpoint(path)
             except DamagedError as error:
                 damage.append(str(error))
                 continue
-            self.check_identity(saved)
-            self.check_files(saved.get("files", {}))
             try:
-                check_state(state.optimizer, saved["state"]["optimizer"], saved["state"]["step"])
+                self.check_identity(saved)
                 state.load_state_dict(saved["state"])
-            except (RuntimeError, ValueError) as error:
+            except UserError:
+                raise
+            except WRONG_CONTENT as error:
                 raise self.refusal(misfit(path, error)) from error
             if damage and self.world.is_main:
                 print(f"{damage[0]}; using {str(path)!a} (step {state.step})")
@@ -120,21 +115,9 @@ class Checkpoints:
             was, now = list(saved[name]), self.identity[name]
             if was != now:
                 raise self.refusal(f"it normalised with a {name} of {was}, not of {now}")
-
-    def check_files(self, was: dict[str, str]) -> None:
-        """Check that no image file was replaced; rank 0 looks at the files.
-
-        Raises:
-            UserError: if some were.
-        """
-        now = self.identity["files"]
-        if not self.world.all_true(not are_replaced(was, now)):
+        # Rank 0 looks at the files.
+        if not self.world.all_true(not are_replaced(saved["files"], self.identity["files"])):
             raise self.refusal("training images were replaced under the same names", True)
-        if was and self.world.is_main and was.get("times") != now.get("times"):
-            print(
-                "training images were written anew since this run was saved: their names and sizes "
-                "are the same, and the contents of some that were compared"
-            )
 
     def refusal(self, reason: str, offers_weights: bool = False) -> UserError:
         """The error to raise if this run cannot resume, with what to do instead."""
@@ -166,60 +149,46 @@ class Checkpoints:
         self.pending = self.writer.submit(self._write, saved, weights)
 
     def _write(self, saved: dict[str, Any], best: dict[str, Tensor] | None) -> None:
-        """Write one checkpoint and delete the oldest; a full disk is reported, and tried again.
+        """Write one checkpoint under all of its names, `last.pt` last, and delete the oldest.
 
         Raises:
-            SaveError: if the weights are not finite, or the disk was full too often.
+            SaveError: if the weights are not finite, or the disk is full.
             OSError: if the disk fails otherwise.
         """
         step = saved["state"]["step"]
-        check_finite(saved["state"], step)
-        if best is not None:
-            self.unwritten_best = saved, best
+        floats = [tensor for tensor in tensors_in(saved["state"]) if tensor.is_floating_point()]
+        if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
+            raise SaveError(
+                f"weights or optimizer have numbers that are not finite after step {step}: not "
+                "saved, and earlier checkpoints are kept; lower --optim.lr"
+            )
         try:
-            self._write_files(saved, step)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"step_{step:08d}.pt"
+            write_whole(path, lambda file: torch.save(saved, file))
+            if best is not None:
+                about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
+                content = save({k: tensor.contiguous() for k, tensor in best.items()}, about)
+                write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
+                give_name(path, self.folder / "best.pt")
+            give_name(path, self.folder / "last.pt")
         except (OSError, RuntimeError) as error:
             if not is_disk_full(error):
                 raise
-            self.num_failures += 1
-            needed = sum(tensor.nbytes for tensor in tensors_in(saved["state"])) / 1e6
-            free = shutil.disk_usage(self.folder).free / 1e6
             kept = f"that of step {self.kept_step} is kept" if self.kept_step else "there is none"
-            line = (
-                f"cannot save step {step} in {self.folder}: no space left "
-                f"(about {needed:,.1f} MB are needed, {free:,.1f} MB free); {kept}"
-            )
-            if self.num_failures == MOST_FAILURES:
-                raise SaveError(f"{line}; it is the third time in a row") from error
-            print(f"{line}; training goes on, and the next save is tried", flush=True)
-        else:
-            self.num_failures, self.kept_step = 0, step
-
-    def _write_files(self, saved: dict[str, Any], step: int) -> None:
-        """Write a checkpoint under all of its names; `last.pt` comes last."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step_{step:08d}.pt"
-        write_whole(path, lambda file: torch.save(saved, file))
-        if self.unwritten_best is not None:
-            state, weights = self.unwritten_best
-            about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
-            content = save({k: tensor.contiguous() for k, tensor in weights.items()}, about)
-            write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
-            if state is saved:
-                give_name(path, self.folder / "best.pt")
-            else:  # the disk was full when it was the newest
-                write_whole(self.folder / "best.pt", lambda file: torch.save(state, file))
-            self.unwritten_best = None
-        give_name(path, self.folder / "last.pt")
-        for old in sorted(self.folder.glob("step_*.pt"))[: -self.run.keep]:
+            raise SaveError(
+                f"cannot save step {step} in {self.folder}: no space left; {kept}. "
+                "Make space, and run the same command to resume"
+            ) from error
+        self.kept_step = step
+        for old in sorted(self.folder.glob("step_*.pt"))[:-KEEP]:
             old.unlink()
 
     def wait(self) -> None:
         """Wait until the last save is on the disk.
 
         Raises:
-            SaveError: if it could not be written, and the run cannot continue.
-            OSError: if the disk failed.
+            SaveError: if it could not be written.
         """
         if self.pending:
             self.pending.result()
@@ -230,24 +199,10 @@ class Checkpoints:
         Raises:
             SaveError: if that step could not be saved.
         """
-        if self.world.is_main:
-            self.wait()
-            self._check_last()
+        self.wait()
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
-        if not self.world.is_main:
-            return ""
-        return (
-            f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}; "
-            "run the same command to resume"
-        )
-
-    def _check_last(self) -> None:
-        """Raise if the last save failed, as no other follows."""
-        if self.num_failures:
-            raise SaveError(
-                f"the last save in {self.folder} failed: no space left; "
-                f"the checkpoint of step {self.kept_step} is kept"
-            )
+        last = f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}"
+        return f"{last}; run the same command to resume" if self.world.is_main else ""
 
     def __enter__(self) -> "Checkpoints":
         """A block in which checkpoints are saved."""
@@ -258,22 +213,6 @@ class Checkpoints:
         self.writer.shutdown(wait=True)
         if error[0] is None:
             self.wait()
-            self._check_last()
-
-
-def check_finite(state: dict[str, Any], step: int) -> None:
-    """Check that no saved number is inf or nan.
-
-    Raises:
-        SaveError: naming the part that has one.
-    """
-    for part in ("model", "ema", "optimizer"):
-        floats = [t for t in tensors_in(state[part]) if t.is_floating_point()]
-        if floats and not torch.stack(torch._foreach_norm(floats)).isfinite().all():
-            raise SaveError(
-                f"the {part} has numbers that are not finite after step {step}: they are not "
-                "saved, and earlier checkpoints are kept; lower --optim.lr"
-            )
 
 
 def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401 - any nesting of plain values

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .config import ComputeConfig, Config, RunConfig
+from .config import ComputeConfig, RunConfig
 from .data import LEFT_OUT, EvalData, Source
 from .errors import UserError
-from .models import build_model, load_best, misfit
+from .models import Best, build_model, load_best, misfit
 from .precision import Precision
 from .predictions import Predictions, calibrate, scores_text
 from .preprocess import Normalize
@@ -134,21 +134,14 @@ def predict_logits(
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """The best weights of a run in their model, and how it was loaded.
+class LoadedModel(Best):
+    """The best weights of a run, in their model on the device, in evaluation mode.
 
     `model` maps what `normalize` returns to (batch, classes) logits.
     """
 
-    path: Path  # of the checkpoint
-    digest: str  # of the checkpoint
-    step: int  # after which these were the weights
-    config: Config  # of the training
-    classes: tuple[str, ...]
-    model: nn.Module  # on the device, in evaluation mode
+    model: nn.Module
     normalize: Normalize
-    mean: tuple[float, ...]  # of red, green and blue from 0 to 1, as `normalize` subtracts it
-    std: tuple[float, ...]
     precision: Precision
 
     def check_images(self, source: Source, split: str) -> None:
@@ -186,15 +179,9 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
     except RuntimeError as error:
         raise UserError(misfit(path, error)) from error
     return LoadedModel(
-        path=path,
-        digest=best.digest,
-        step=best.step,
-        config=config,
-        classes=best.classes,
+        **vars(best),
         model=model.to(precision.device, memory_format=precision.memory_format).eval(),
         normalize=Normalize(best, config.data.eval_size, precision, config.augment),
-        mean=best.mean,
-        std=best.std,
         precision=precision,
     )
 
@@ -207,11 +194,9 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
     """
     with join_world(compute) as world:
         loaded = load_model(run, compute, world)
-        data = loaded.config.data
+        data = replace(loaded.config.data, root=root or loaded.config.data.root)
         folder = run if Path(run).is_dir() else ""
-        images = EvalData(
-            replace(data, root=root or data.root), split, world, RunConfig(dir=folder)
-        )
+        images = EvalData(data, split, world, RunConfig(dir=folder))
         loaded.check_images(images.source, split)
         scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
         if world.is_main:

@@ -6,7 +6,6 @@ schedule: a function from 0..1 to 0..1 in `SCHEDULES`, and its name in `OptimCon
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,36 +99,6 @@ def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
     for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
         if weight.requires_grad and weight not in optimizer.state:
             optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-
-
-def state_shapes(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, torch.Size]:
-    """The shapes of an optimizer's state of a weight, by name."""
-    if isinstance(optimizer, Muon) and weight in optimizer.hidden:
-        return {"step": torch.Size(), "momentum": weight.flatten(1).shape}
-    if isinstance(optimizer, torch.optim.AdamW):
-        names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * optimizer.defaults["amsgrad"]]
-        return {"step": torch.Size(), **dict.fromkeys(names, weight.shape)}
-    return {"momentum_buffer": weight.shape} if optimizer.defaults["momentum"] else {}
-
-
-def check_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], step: int) -> None:
-    """Check that a saved state belongs to `optimizer` after `step`; torch would load any.
-
-    Raises:
-        ValueError: what does not fit.
-    """
-    groups = optimizer.state_dict()["param_groups"]
-    if [list(group["params"]) for group in saved["param_groups"]] != [g["params"] for g in groups]:
-        raise ValueError("its optimizer has other groups of weights")
-    if not isinstance(optimizer, torch.optim.SGD | torch.optim.AdamW):
-        return
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    if step and not saved["state"] and state_shapes(optimizer, weights[0]):
-        raise ValueError("its optimizer state is empty")
-    for number, state in saved["state"].items():
-        shapes = {name: kept.shape for name, kept in state.items() if kept is not None}
-        if not 0 <= number < len(weights) or shapes != state_shapes(optimizer, weights[number]):
-            raise ValueError(f"its optimizer state of weight {number} has other names or shapes")
 
 
 def param_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:

@@ -30,7 +30,6 @@ from .runtime.profiler import phase
 from .runtime.seeding import WEIGHTS, seeded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-NAMES = ("fp32", "bf16")  # what a CPU chooses from
 STEP_SECONDS = 0.06  # target length of a step: with fewer images all formats take as long
 LONG_SECONDS = 0.9  # if the first step of both formats takes longer, it alone decides
 ROUND_SECONDS = 0.25  # if a round takes longer, it is not repeated
@@ -127,13 +126,11 @@ def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Con
     if (folder / "checkpoints" / "last.pt").exists() and not config.run.fresh:
         with suppress(OSError):  # if the config is damaged, the checkpoint tells if it differs
             name = read_object(folder / "config.json").get("precision")
-    if name in [*DTYPES]:
-        pass
-    elif world.device.type != "cpu":
+    if name not in [*DTYPES] and world.device.type != "cpu":
         name, why = usual_precision(world.device), "fast on this device"
-    else:
-        gain, when = find_gain(config, data, world) if world.is_main else (0.0, "")
-        name = NAMES[world.all_reduce_min(int(gain > 1) if world.is_main else len(NAMES))]
+    elif name not in [*DTYPES]:
+        gain, when = find_gain(config, data, world) if world.is_main else (math.inf, "")
+        name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     return replace(config, precision=name), why
 
@@ -143,7 +140,7 @@ def find_gain(config: Config, data: TrainData, world: World) -> tuple[float, str
     memory, key, known = cache_folder(config.data) / "precision.json", machine_key(config), {}
     with suppress(OSError):
         known = read_object(memory)
-    if isinstance(gain := known.get(key), float) and 0 < gain < math.inf:
+    if isinstance(gain := known.get(key), float):
         return gain, "measured before"
     rounds = measure(config, data.num_classes, config.data.batch_size // world.size, world)
     gain = gain_of(rounds)
@@ -173,7 +170,7 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
 
     In CPU time of one thread: other load on the machine hardly changes that.
     """
-    size = config.data.image_size
+    size, formats = config.data.image_size, []
 
     def once(count: int) -> tuple[float, float]:
         fp32, bf16 = (step_seconds(*one, count, size) / count for one in formats)
@@ -185,8 +182,7 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
 
     with one_thread(), seeded(WEIGHTS, config.seed):  # leaves the random state as it was
         model = build_model(config.model, num_classes, size).train()
-        formats = []
-        for name, network in zip(NAMES, (model, with_small_weights(model)), strict=True):
+        for name, network in (("fp32", model), ("bf16", with_small_weights(model))):
             precision = Precision(name, config.compute, config.optim, world.device)
             formats.append((precision, network.to(memory_format=precision.memory_format)))
         first = once(LEAST_IMAGES)  # builds the kernels, too

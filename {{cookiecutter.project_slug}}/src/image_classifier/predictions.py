@@ -6,12 +6,10 @@ from math import isnan
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from .data import LEFT_OUT, Source
-from .errors import UserError
 from .runtime.console import printable
 from .runtime.files import write_whole
 
@@ -54,11 +52,7 @@ class Predictions:
         return counted[self.probability[counted].argsort(stable=True)][:most].tolist()
 
     def save(self, path: Path, step: int) -> None:
-        """Write all but the images, for `compare` and for other programs.
-
-        Raises:
-            OSError: if the disk is full.
-        """
+        """Write all but the images, for `compare` and for other programs."""
         content = save(
             {
                 "predicted": self.predicted.int(),
@@ -77,61 +71,18 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class SavedPredictions:
-    """What `Predictions.save` wrote."""
-
-    predicted: Tensor  # (count,) int32; LEFT_OUT for an unreadable image
-    target: Tensor  # (count,) int32
-    images: str  # their fingerprint
-    files: dict[str, str]  # their digests
-    step: int  # of the weights
-
-
-def read_predictions(path: Path) -> SavedPredictions | None:
-    """What `Predictions.save` wrote; None if there is no such file.
-
-    Raises:
-        UserError: if it holds something else.
-    """
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, "pt") as file:
-            predicted, target = file.get_tensor("predicted"), file.get_tensor("target")
-            about = file.metadata()
-            images, step = about["images"], int(about["step"])
-            files = dict(json.loads(about.get("files", "{}")))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{str(path)!a} can't be read: {error}") from error
-    if predicted.ndim != 1 or predicted.shape != target.shape:
-        shapes = f"{tuple(predicted.shape)} predictions for {tuple(target.shape)}"
-        raise UserError(f"{str(path)!a} has {shapes} images")
-    return SavedPredictions(predicted, target, images, files, step)
-
-
-@dataclass(frozen=True)
 class Calibration:
-    """Mean confidence and accuracy of predictions, in bins of equal width of the confidence."""
+    """Predictions in BINS bins of equal width of their confidence: each is (BINS,) float64."""
 
-    counts: list[int]  # images in each of BINS bins
-    confidence: list[float]  # mean in each bin; 0 where it is empty
-    accuracy: list[float]  # in each bin
-
-    @property
-    def count(self) -> int:
-        """How many images there are."""
-        return sum(self.counts)
-
-    def mean(self, values: list[float]) -> float:
-        """The mean over all images of a value for each bin."""
-        pairs = zip(self.counts, values, strict=True)
-        return sum(count * value for count, value in pairs) / max(1, self.count)
+    counts: Tensor  # images
+    confidence: Tensor  # mean; 0 where a bin is empty
+    accuracy: Tensor
 
     @property
     def error(self) -> float:
-        """Expected calibration error (ECE): the mean difference of the two."""
-        pairs = zip(self.confidence, self.accuracy, strict=True)
-        return self.mean([abs(confidence - accuracy) for confidence, accuracy in pairs])
+        """Expected calibration error (ECE): the mean difference of confidence and accuracy."""
+        gaps = self.counts * (self.confidence - self.accuracy).abs()
+        return sum(gaps.tolist()) / max(1, int(self.counts.sum()))
 
 
 def calibrate(predictions: Predictions) -> Calibration:
@@ -140,10 +91,9 @@ def calibrate(predictions: Predictions) -> Calibration:
     confidence = predictions.probability[counted].double()
     correct = predictions.is_correct[counted].double()
     bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # a bin includes its upper end
-    counts = torch.bincount(bins, minlength=BINS)
+    counts = torch.bincount(bins, minlength=BINS).double()
     sums = (torch.bincount(bins, values, minlength=BINS) for values in (confidence, correct))
-    means = ((values / counts.clamp(min=1)).tolist() for values in sums)
-    return Calibration(counts.tolist(), *means)
+    return Calibration(counts, *(values / counts.clamp(min=1) for values in sums))
 
 
 def phrase(metrics: dict[str, float]) -> str:

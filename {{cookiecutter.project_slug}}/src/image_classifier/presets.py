@@ -229,18 +229,12 @@ def shortened(config: Config, epochs: float) -> Config:
     """
     if not 0 < epochs < config.epochs:
         return config
-    warmup_epochs, frozen_epochs, evaluate_every_epochs = (
-        round(value * epochs / config.epochs, 6)
-        for value in (
-            config.optim.warmup_epochs,
-            config.optim.frozen_epochs,
-            config.run.evaluate_every_epochs,
-        )
-    )
+    share, optim, run = epochs / config.epochs, config.optim, config.run
+    warmup, frozen = (round(n * share, 6) for n in (optim.warmup_epochs, optim.frozen_epochs))
     # Of a preset that evaluates every epoch, a shorter run does so too, and not more often.
-    every = min(max(1.0, evaluate_every_epochs), config.run.evaluate_every_epochs)
+    every = min(max(1.0, round(run.evaluate_every_epochs * share, 6)), run.evaluate_every_epochs)
     return replace(
         config,
-        optim=replace(config.optim, warmup_epochs=warmup_epochs, frozen_epochs=frozen_epochs),
-        run=replace(config.run, evaluate_every_epochs=every),
+        optim=replace(optim, warmup_epochs=warmup, frozen_epochs=frozen),
+        run=replace(run, evaluate_every_epochs=every),
     )

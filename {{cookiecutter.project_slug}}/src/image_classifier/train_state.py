@@ -79,13 +79,16 @@ class TrainState:
         """Restore what was saved; hyper-parameters of the optimizer stay those of the config."""
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
-        self.num_worse = saved.get("num_worse", 0)
+        self.num_worse = saved["num_worse"]
         self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))
-        groups = self.optimizer.state_dict()["param_groups"]
-        state = saved["optimizer"]["state"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizer = saved["optimizer"]
+        pairs = zip(
+            self.optimizer.state_dict()["param_groups"], optimizer["param_groups"], strict=True
+        )
+        groups = [own | {"params": theirs["params"]} for own, theirs in pairs]
+        self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": groups})
         self.precision.load_state_dict(saved["scaler"])
 
 

@@ -17,14 +17,23 @@ from .airbench import airbench, airbench96
 from .blocks import find_blocks, find_head, find_heads, find_matrices
 from .pretrained import PretrainedWeights, load_pretrained
 from .resnet9 import resnet9, resnet9_gn
-from .surgery import blur_before_strides, leave_out_branches
+from .surgery import blur_before_strides, drop_before_head
 from .timm import PREFIX, timm
 from .torchvision import torchvision
 from .vit import vit_s
-from .weights import Best, DamagedError, load_best, misfit, read_checkpoint
+from .weights import (
+    WRONG_CONTENT,
+    Best,
+    DamagedError,
+    load_best,
+    misfit,
+    newest_first,
+    read_checkpoint,
+)
 
 __all__ = [
     "MODELS",
+    "WRONG_CONTENT",
     "Best",
     "DamagedError",
     "PretrainedWeights",
@@ -36,6 +45,7 @@ __all__ = [
     "load_best",
     "load_pretrained",
     "misfit",
+    "newest_first",
     "read_checkpoint",
 ]
 
@@ -75,8 +85,8 @@ def build_model(
         network = MODELS[model.name](model, num_classes, image_size)
     else:
         network = torchvision(model, num_classes, image_size, others=tuple(MODELS))
-    if model.stochastic_depth:
-        leave_out_branches(network, model)
+    if model.dropout:
+        drop_before_head(network, model.dropout)
     if model.blurpool:
         blur_before_strides(network, model)
     if sample is not None and hasattr(network, "fit"):

@@ -32,13 +32,12 @@ class Airbench(nn.Module):
             stage(model.width, 4 * model.width, num_convs),
             stage(4 * model.width, 4 * model.width, num_convs),
         )
-        self.dropout = nn.Dropout(model.dropout)
         self.head = nn.Linear(4 * model.width, num_classes, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 3, height, width) -> (batch, num_classes)."""
         features = self.stages(self.whiten(images))
-        return self.head(self.dropout(largest(features))) * LOGIT_SCALE
+        return self.head(largest(features)) * LOGIT_SCALE
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
@@ -97,26 +96,23 @@ def norm(channels: int) -> nn.BatchNorm2d:
 
 
 def airbench(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """The network of the paper's 94 % recipe, for images of 32 pixels; call `fit` before training.
-
-    Raises:
-        UserError: if the images are too small.
-    """
+    """The network of the paper's 94 % recipe, for images of 32 pixels."""
     return build(model, num_classes, image_size, num_convs=2)
 
 
 def airbench96(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """The deeper, residual network of the paper's 96 % recipe, there with a width of 128.
-
-    Raises:
-        UserError: if the images are too small.
-    """
+    """The deeper, residual network of the paper's 96 % recipe, there with a width of 128."""
     return build(model, num_classes, image_size, num_convs=3)
 
 
 def build(model: ModelConfig, num_classes: int, image_size: int, num_convs: int) -> nn.Module:
-    """The network, for images that are large enough."""
+    """The network.
+
+    Raises:
+        UserError: if the images are too small.
+    """
     if image_size < SMALLEST_IMAGE:
-        size = f"--data.image-size {image_size}, only of {SMALLEST_IMAGE} pixels or more"
-        raise UserError(f"{model.name} can't take images of {size}")
+        raise UserError(
+            f"{model.name} takes a --data.image-size from {SMALLEST_IMAGE} on, not {image_size}"
+        )
     return Airbench(model, num_classes, num_convs)

@@ -4,13 +4,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from torch import nn
-from torch.nn.utils.parametrize import ParametrizationList
 
 MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
-# Modules that count as layers although they contain modules; and those that hold no matrix.
-NESTED_LAYERS = (nn.MultiheadAttention, ParametrizationList)
-TABLES = (nn.Embedding, nn.EmbeddingBag, nn.ParameterList, nn.ParameterDict)
-NORMS = (nn.LayerNorm, nn.RMSNorm)  # over several dimensions; the others have one number a channel
 
 
 def find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
@@ -25,8 +20,8 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         listed += [prefix + name for name in getattr(module, "no_weight_decay", tuple)()]
-        is_layer = not list(module.children()) or isinstance(module, NESTED_LAYERS)
-        if not is_layer or isinstance(module, TABLES + NORMS):
+        is_layer = not list(module.children()) or isinstance(module, nn.MultiheadAttention)
+        if not is_layer or isinstance(module, nn.Embedding | nn.ParameterList | nn.ParameterDict):
             continue
         for name, weight in module.named_parameters(recurse=False):
             is_listed = any(fnmatchcase(prefix + name, pattern) for pattern in listed)
@@ -56,12 +51,12 @@ def find_heads(model: nn.Module) -> list[nn.Module]:
     return [last, *(layer for layer in beside if len(layer.weight) == len(last.weight))]
 
 
-def find_blocks(model: nn.Module, most: int = MOST_BLOCKS) -> list[list[nn.Parameter]]:
+def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:
     """The weights of each block, in order; the last block is the last layer alone.
 
     A block is an element of a sequence of layers, such as a residual or a transformer block. A norm
     belongs to the layer before it, tokens and positions to the first block. If there are more than
-    `most`, neighbours are merged, as in https://arxiv.org/abs/2201.03545.
+    MOST_BLOCKS, neighbours are merged, as in https://arxiv.org/abs/2201.03545.
     """
     _, head = find_head(model)
     known = {id(weight) for weight in head.parameters()}
@@ -72,12 +67,12 @@ def find_blocks(model: nn.Module, most: int = MOST_BLOCKS) -> list[list[nn.Param
         known |= {id(weight) for weight in found}
         if is_open:
             tokens += found
-        elif not body or (has_matrix(found) and has_matrix(body[-1])):
+        elif not body or (any(map(is_matrix, found)) and any(map(is_matrix, body[-1]))):
             body.append(found)
         else:
             body[-1] += found
     body[:1] = [tokens + weights for weights in body[:1]]
-    count = min(len(body), most - 1)
+    count = min(len(body), MOST_BLOCKS - 1)
     together: list[list[nn.Parameter]] = [[] for _ in range(count)]
     for number, weights in enumerate(body):
         together[number * count // len(body)] += weights
@@ -101,8 +96,3 @@ def is_stack(module: nn.Module) -> bool:
         isinstance(child, sequences) and len(child) > 1 and len(set(map(type, child))) == 1
         for child in module.children()
     )
-
-
-def has_matrix(weights: list[nn.Parameter]) -> bool:
-    """Whether some are more than norms, scales and biases."""
-    return any(map(is_matrix, weights))

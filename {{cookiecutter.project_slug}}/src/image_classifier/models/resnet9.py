@@ -26,13 +26,12 @@ class ResNet9(nn.Module):
         self.stage1 = nn.Sequential(conv(one, two, norm, pool=True), Residual(two, norm))
         self.stage2 = conv(two, four, norm, pool=True)
         self.stage3 = nn.Sequential(conv(four, eight, norm, pool=True), Residual(eight, norm))
-        self.dropout = nn.Dropout(model.dropout)
         self.head = nn.Linear(eight, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 3, height, width) -> (batch, num_classes)."""
         features = self.stage3(self.stage2(self.stage1(self.stem(images))))
-        return self.head(self.dropout(largest(features))) * LOGIT_SCALE
+        return self.head(largest(features)) * LOGIT_SCALE
 
 
 class Residual(nn.Module):

@@ -1,5 +1,6 @@
 """The models of timm by name, with that library installed: `timm/convnext_atto`."""
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +23,7 @@ def timm(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     if not library.is_model(name):
         names = [PREFIX + other for other in library.list_models()]
         raise UserError(f"timm has no model {name!a}{did_you_mean(model.name, names, most=3)}")
-    options: dict[str, object] = {"num_classes": num_classes, "drop_rate": model.dropout}
+    options: dict[str, object] = {"num_classes": num_classes}
     if getattr(pretrained_config(model.name), "fixed_input_size", False):
         options["img_size"] = image_size
     try:
@@ -40,7 +41,6 @@ def pretrained_config(name: str) -> Any:  # noqa: ANN401 - timm's own
 def open_timm() -> ModuleType:
     """The library."""
     try:
-        import timm as library
+        return import_module("timm")
     except ImportError as error:
         raise UserError(f"models of timm need it: pip install timm ({error})") from error
-    return library

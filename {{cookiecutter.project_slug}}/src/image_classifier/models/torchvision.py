@@ -7,7 +7,6 @@ from torch import nn
 
 from ..config import ModelConfig
 from ..errors import UserError, did_you_mean
-from .surgery import drop_before_head
 
 SMALL_IMAGE = 64  # pixels, up to which `stem = auto` keeps full resolution
 AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
@@ -19,7 +18,7 @@ def torchvision(
     """Torchvision's model `model.name`, with a head for `num_classes`.
 
     Args:
-        model: its name, stem and dropout count.
+        model: its name and stem count.
         num_classes: outputs of the head.
         image_size: side of the images, in pixels.
         others: names of models that are not torchvision's, for the error message.
@@ -47,10 +46,7 @@ def torchvision(
         network = models.get_model(model.name, weights=None, **options)
     except (ValueError, AssertionError) as error:  # a transformer whose patches don't fit the image
         raise UserError(size_misfit(model, image_size, error)) from error
-    network = adapted(network, model, image_size)
-    if model.dropout:
-        drop_before_head(network, model.dropout)
-    return network
+    return adapted(network, model, image_size)
 
 
 def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Module:

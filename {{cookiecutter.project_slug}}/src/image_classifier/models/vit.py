@@ -20,7 +20,7 @@ EPS = 1e-6  # of norms, as in the original
 class ViT(nn.Module):
     """Patch embedding, transformer blocks, global average pooling and a linear head."""
 
-    def __init__(self, model: ModelConfig, num_classes: int, image_size: int) -> None:
+    def __init__(self, num_classes: int, image_size: int) -> None:
         """For images of `image_size`; at other sizes the positions are interpolated."""
         super().__init__()
         self.side = image_size // PATCH  # in patches
@@ -28,7 +28,6 @@ class ViT(nn.Module):
         self.register_buffer("positions", positions(self.side, self.side), persistent=False)
         self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(DEPTH)))
         self.norm = nn.LayerNorm(WIDTH, eps=EPS)
-        self.dropout = nn.Dropout(model.dropout)
         self.head = nn.Linear(WIDTH, num_classes)
         # LeCun's initialisation: embeddings have the variance of a pixel.
         nn.init.normal_(self.patches.weight, std=(3 * PATCH**2) ** -0.5)
@@ -37,19 +36,14 @@ class ViT(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 3, side, side) -> (batch, num_classes); sides are multiples of `PATCH`.
-
-        Raises:
-            UserError: if they are not.
-        """
-        side = images.shape[2] // PATCH
+        """(batch, 3, side, side) -> (batch, num_classes); sides are multiples of `PATCH`."""
+        side, places = images.shape[2] // PATCH, self.positions
         if side * PATCH != images.shape[2]:
-            raise UserError(f"{images.shape[2]} is not a multiple of {PATCH}, the side of a patch")
-        places = self.positions
+            raise UserError(f"vit_s takes images of multiples of {PATCH}, not {images.shape[2]}")
         if side != self.side:
             places = positions(side, self.side, places.device)
         tokens = self.patches(images).flatten(2).mT + places  # (batch, patches, WIDTH)
-        return self.head(self.dropout(self.norm(self.blocks(tokens)).mean(1)))
+        return self.head(self.norm(self.blocks(tokens)).mean(1))
 
 
 class TransformerBlock(nn.Module):
@@ -112,15 +106,12 @@ def positions(side: int, trained_side: int, device: torch.device | str | None = 
     return torch.cat([wave for angle in angles for wave in (angle.sin(), angle.cos())], dim=1)
 
 
-def vit_s(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+def vit_s(_model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     """ViT-S/16: 22 million weights.
 
     Raises:
         UserError: if the images can't be cut into patches.
     """
     if image_size % PATCH:
-        raise UserError(
-            f"vit_s can't take images of --data.image-size {image_size}: it is not a multiple of "
-            f"{PATCH}, the side of a patch"
-        )
-    return ViT(model, num_classes, image_size)
+        raise UserError(f"vit_s takes a --data.image-size in steps of {PATCH}, not {image_size}")
+    return ViT(num_classes, image_size)

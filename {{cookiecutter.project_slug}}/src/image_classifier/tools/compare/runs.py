@@ -7,12 +7,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
 from ...errors import UserError
-from ...predictions import SavedPredictions, read_predictions
 from ...runtime.files import read_object, read_rows
 
 # Knobs in which the runs of a group may differ, and the exception.
 FREE_KNOBS, FIXED_KNOBS = ("seed", "run."), ("run.init_from",)
+
+
+@dataclass(frozen=True)
+class SavedPredictions:
+    """What `Predictions.save` wrote."""
+
+    predicted: Tensor  # (count,) int32; LEFT_OUT for an unreadable image
+    target: Tensor  # (count,) int32
+    images: str  # their fingerprint
+    files: dict[str, str]  # their digests
+    step: int  # of the weights
 
 
 @dataclass(frozen=True)
@@ -120,3 +133,24 @@ def read_run(folder: Path) -> Run:
         )
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise UserError(f"{str(folder)!a} can't be read as a run: {error}") from error
+
+
+def read_predictions(path: Path) -> SavedPredictions | None:
+    """What `Predictions.save` wrote; None if there is no such file.
+
+    Raises:
+        UserError: if it holds something else.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            predicted, target = file.get_tensor("predicted"), file.get_tensor("target")
+            about = file.metadata()
+            images, step = about["images"], int(about["step"])
+            files = dict(json.loads(about.get("files", "{}")))
+        if predicted.ndim != 1 or predicted.shape != target.shape:
+            raise ValueError("predictions and targets differ in number")
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{str(path)!a} can't be read: {error}") from error
+    return SavedPredictions(predicted, target, images, files, step)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from html import escape
 from itertools import chain
 
+import torch
+
 from ...predictions import BINS, Calibration
 
 Points = list[tuple[float, float]]  # x and y
@@ -78,11 +80,11 @@ def reliability_diagram(calibration: Calibration) -> str:
         {f"{y:.0%}": down(y) for y in levels},
         "confidence",
     )
-    columns = zip(calibration.counts, calibration.confidence, calibration.accuracy, strict=True)
-    for number, (count, said, right) in enumerate(columns):
+    columns = torch.stack((calibration.counts, calibration.confidence, calibration.accuracy), dim=1)
+    for number, (count, said, right) in enumerate(columns.tolist()):
         if count:
             parts.append(
-                f'<g class="bar"><title>{count:,} images: confidence {said:.1%}, accuracy '
+                f'<g class="bar"><title>{count:,.0f} images: confidence {said:.1%}, accuracy '
                 f'{right:.1%}</title><rect x="{across(number / BINS) + 1}" y="{down(right)}" '
                 f'width="{(RIGHT - LEFT) / BINS - 2:.1f}" height="{BOTTOM - down(right):.1f}"/></g>'
             )

@@ -131,10 +131,12 @@ def curves(rows: Rows) -> str:
 
 def calibration_section(calibration: Calibration) -> str:
     """Whether the model is over- or underconfident: a sentence and a diagram."""
-    if not calibration.count:
+    count = float(calibration.counts.sum())
+    if not count:
         return "<p>No prediction has a probability.</p>"
-    said, right = calibration.mean(calibration.confidence), calibration.mean(calibration.accuracy)
-    noise = 2 * sqrt(right * (1 - right) / calibration.count)  # two standard errors
+    said = float(calibration.counts @ calibration.confidence) / count
+    right = float(calibration.counts @ calibration.accuracy) / count
+    noise = 2 * sqrt(right * (1 - right) / count)  # two standard errors
     verdict = "neither over- nor underconfident"
     if abs(said - right) > max(noise, 0.005):
         kind = "overconfident" if said > right else "underconfident"

@@ -41,7 +41,7 @@ def write_run(
     """A run that ended with its first `right` images right; its folder."""
     folder.mkdir(parents=True)
     config = changed(Config(), seed=seed, optim__lr=lr, data__batch_size=100)
-    config = changed(config, run__dir=str(folder), run__keep=1 + seed)
+    config = changed(config, run__dir=str(folder), run__log_every_steps=1 + seed)
     top1 = right / COUNT
     rows = [
         {"step": 1, "train/images_per_second": 0.0},

@@ -161,10 +161,11 @@ def said(*pairs: tuple[float, bool]) -> Predictions:
 def test_calibration_is_what_the_paper_says_and_told_in_a_sentence() -> None:
     answers = said((0.9, True), (0.9, False), (0.3, False), (1.0, True), (float("nan"), True))
     found = calibrate(answers)
-    assert {n: count for n, count in enumerate(found.counts) if count} == {4: 1, 13: 2, 14: 1}
+    assert found.counts[[4, 13, 14]].tolist() == [1, 2, 1]
     assert found.error == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
     left_out = replace(answers, predicted=torch.full((5,), LEFT_OUT))
-    assert (calibrate(left_out).counts, calibrate(left_out).error) == ([0] * BINS, 0)
+    assert calibrate(left_out).counts.tolist() == [0] * BINS
+    assert calibrate(left_out).error == 0
     for share, num_right, words in (
         (0.9, 500, "overconfident by 40.0 points"),
         (0.6, 900, "underconfident by 30.0 points"),
