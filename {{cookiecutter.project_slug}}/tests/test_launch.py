@@ -82,6 +82,22 @@ def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that()
     assert error.value.code == 128 + signal.SIGTERM
 
 
+RANK = """
+import os, signal, sys, time
+
+is_first, is_main = os.environ["RUN_RESTARTS"] == "0", os.environ["RANK"] == "0"
+
+def ignore(*numbers):
+    return [signal.signal(number, signal.SIG_IGN) for number in numbers]
+
+def ctrl_c():
+    time.sleep(0.2)  # two at once would be one
+    os.kill(os.getppid(), signal.SIGINT)
+    return True
+
+"""
+
+
 @pytest.mark.parametrize(
     ("rank", "code", "causes"),
     [
@@ -90,6 +106,9 @@ def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that()
         ("os.kill(os.getpid(), 9)", 128 + 9, ["ended by SIGKILL (out of memory?)"] * 3),
         ("sys.exit(74)", 74, ["a rank was lost"] * 3),
         ("sys.exit(2)", 2, []),
+        # A signal to the launcher while its ranks start; a second Ctrl-C where one hangs.
+        ("is_main and os.kill(os.getppid(), 15); time.sleep(60)", 128 + 15, []),
+        ("is_main and ignore(2, 15) and ctrl_c() and ctrl_c() and time.sleep(60)", 128 + 2, []),
     ],
 )
 def test_a_rank_that_was_lost_is_started_again(
@@ -99,8 +118,7 @@ def test_a_rank_that_was_lost_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    script = f"import os, sys; is_first = os.environ['RUN_RESTARTS'] == '0'; {rank}"
-    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", script])
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", RANK + rank])
     for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)  # what `launch` sets is put back
     assert launch.launch(2) == code

@@ -127,10 +127,13 @@ def launch_once(
         **variables,
     }
     ranks: list[subprocess.Popen] = []
+    signals: list[int] = []  # that we were sent
 
     def forward(number: int, _: FrameType | None) -> None:
+        is_second = bool(signals) and number == signal.SIGINT  # a rank that hangs obeys none
+        signals.append(number)
         for process in ranks:
-            process.send_signal(number)
+            process.send_signal(signal.SIGKILL if is_second else number)
 
     before = {number: signal.signal(number, forward) for number in obeyed()}
     try:
@@ -155,6 +158,8 @@ def launch_once(
         for number, handler in before.items():
             signal.signal(number, handler)
     code = failed[0].returncode
+    if signals and (code < 0 or code in (EXIT_PEER_LOST, EXIT_RESTART)):  # they end the job
+        return 128 + signals[0], ""
     if code >= 0:
         return code, "a rank was lost" if code == EXIT_PEER_LOST else ""
     name = signal.Signals(-code).name
