@@ -1,5 +1,6 @@
 """Cores and memory are the container's; a machine without a usable GPU says why."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -102,11 +103,20 @@ def test_each_process_has_a_device_of_its_own_or_is_refused(
     assert chosen == [1, 1]
 
 
-def test_a_fault_comes_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "begin", "end"),
+    [
+        (RuntimeError("planted"), "Traceback", "RuntimeError: planted\n\nfailed\n"),
+        (OSError(errno.ENOSPC, "No space left", "a"), "failed: [Errno 28] No space left: ", "\n"),
+    ],
+)
+def test_a_fault_comes_with_its_traceback_and_a_full_disk_in_a_line(
+    fault: Exception, begin: str, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> None:
-        raise RuntimeError("planted")
+        raise fault
 
     assert attempt(fail) == 1
     said = capsys.readouterr().err
-    assert said.startswith("Traceback")
-    assert said.endswith("RuntimeError: planted\n\nfailed\n")
+    assert said.startswith(begin)
+    assert said.endswith(end)

@@ -4,7 +4,6 @@ A file appears under its name when all of it is on the disk (`write_whole`). `st
 newest, `last.pt` is a hard link to the newest of them, `best.pt` to that of the best evaluation.
 """
 
-import errno
 import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,13 +21,12 @@ from .models import WRONG_CONTENT, DamagedError, misfit, newest_first, read_chec
 from .runtime.config_dict import flatten
 from .runtime.console import some
 from .runtime.distributed import World
-from .runtime.files import give_name, write_whole
+from .runtime.files import give_name, is_disk_full, write_whole
 from .runtime.run_dir import clear_run
 from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
 KEEP = 2  # newest checkpoints kept beside the best
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SaveError(FaultError):
@@ -222,15 +220,6 @@ def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401 - any nesting of pla
     if isinstance(value, list | tuple):
         return [tensor for inner in value for tensor in tensors_in(inner)]
     return [value] if isinstance(value, Tensor) else []
-
-
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk caused `error`; torch raises another one after it."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            return True
-        error = error.__context__
-    return False
 
 
 def to_host(value: Any) -> Any:  # noqa: ANN401 - any nesting of plain values

@@ -14,6 +14,8 @@ from typing import IO, Any, BinaryIO
 
 from ..errors import UserError
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a file that appears under its name once all of it is on the disk."""
@@ -42,6 +44,15 @@ def remove_leftovers(folder: Path, pattern: str = "*") -> None:
     """
     for path in folder.glob(f".{pattern}.????????.tmp"):
         path.unlink(missing_ok=True)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk caused `error`; torch raises another one after it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        error = error.__context__
+    return False
 
 
 def sync_folder(folder: Path) -> None:

@@ -19,6 +19,7 @@ from types import FrameType
 from ..config import ComputeConfig, RunConfig
 from ..errors import EXIT_DONE, EXIT_FAULT, EXIT_PEER_LOST, EXIT_RESTART, FaultError, UserError
 from .console import printable
+from .files import is_disk_full
 from .signals import obeyed
 
 MAX_RESTARTS = 3  # of a job whose process was killed; each continues from the last checkpoint
@@ -82,12 +83,15 @@ def attempt(work: Callable[[], None]) -> int:
     except Exception as error:
         from .distributed import is_peer_failure
 
-        account, where = traceback.format_exc(), f" on rank {rank}" if rank else ""
+        failed = f"failed on rank {rank}" if rank else "failed"
         if is_peer_failure(error):
             time.sleep(GRACE_SECONDS)  # the rank that failed reports why, and this one is stopped
-            account = "the connection to another rank is lost"
-        # In one write, so that the reports of several ranks do not mix.
-        print(f"{account}\nfailed{where}", file=sys.stderr)
+            failed += ": the connection to another rank is lost"
+        elif is_disk_full(error):
+            failed += f": {error}. What was saved is kept. Free some space, and run it again"
+        else:
+            failed = f"{traceback.format_exc()}\n{failed}"
+        print(failed, file=sys.stderr)  # in one write: the reports of several ranks do not mix
         return EXIT_FAULT
     return EXIT_DONE
 

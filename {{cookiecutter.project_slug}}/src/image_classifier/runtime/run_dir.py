@@ -80,8 +80,8 @@ def take(lock: TextIO, folder: Path) -> None:
     else:
         print(f"warning: {folder} can't be locked: start no second run in it")
     lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
+    # Not by the file's buffer, which would fail again when it is closed on a full disk.
+    os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 def clear_run(folder: Path, world: World) -> None:
