@@ -31,7 +31,7 @@ p, dt, th, figcaption { color: var(--soft); font-weight: normal; }
 .facts dd { margin-top: 0.5rem; font-size: 1.25rem; line-height: 1.2; }
 .facts > :first-child { grid-column: 1 / -1; }
 .facts > :first-child dd { font-size: 3rem; font-weight: 600; }
-.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 1.5rem;
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 1.5rem;
   margin-top: 2.5rem; }
 svg { width: 100%; margin-top: 0.5rem; overflow: visible; font-size: 11px; fill: var(--soft);
   stroke: var(--line); }
@@ -46,13 +46,13 @@ section { max-width: 100%; }
 .wide, .long { overflow: auto; }
 .long { max-height: 42rem; }
 table { border-collapse: collapse; }
-th, td { max-width: 18rem; padding: 0.2rem 0 0.2rem 1rem; text-align: left; }
+th, td { max-width: min(18rem, 45vw); padding: 0.2rem 0 0.2rem 1rem; text-align: left; }
 th:first-child, td:first-child { padding-left: 0; }
 td { border-top: 1px solid var(--line); overflow-wrap: break-word; }
 thead th { position: sticky; top: 0; max-width: 7rem; background: var(--paper); }
 .number { text-align: right; white-space: nowrap; }
 .matrix th, .matrix td { padding: 0 0.2rem; border: 1px solid var(--paper); text-align: center; }
-.matrix th, .matrix span { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
+.matrix th, .matrix span { max-width: min(9rem, 25vw); overflow: hidden; text-overflow: ellipsis; }
 .matrix th { vertical-align: bottom; white-space: nowrap; }
 .matrix [scope=row] { position: sticky; left: 0; background: var(--paper);
   vertical-align: middle; text-align: right; }
