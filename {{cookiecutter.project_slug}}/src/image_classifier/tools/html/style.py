@@ -31,8 +31,8 @@ p, dt, th, figcaption { color: var(--soft); font-weight: normal; }
 .facts dd { margin-top: 0.5rem; font-size: 1.25rem; line-height: 1.2; }
 .facts > :first-child { grid-column: 1 / -1; }
 .facts > :first-child dd { font-size: 3rem; font-weight: 600; }
-.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 1.5rem;
-  margin-top: 2.5rem; }
+.curves { display: grid; gap: 1.5rem; margin-top: 2.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); }
 svg { width: 100%; margin-top: 0.5rem; overflow: visible; font-size: 11px; fill: var(--soft);
   stroke: var(--line); }
 svg text { stroke: none; }
