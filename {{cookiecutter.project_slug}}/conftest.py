@@ -221,7 +221,7 @@ def finished(config: Config, trained_once: Path) -> Config:
 
 
 def write_photo(path: Path, seed: int, size: tuple[int, int] = (90, 70)) -> None:
-    """Write a JPEG of smooth coloured noise."""
+    """Write a JPEG of smooth colored noise."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(0, 256, (6, 8, 3), dtype=torch.uint8, generator=generator)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -292,7 +292,7 @@ def damaged(request: pytest.FixtureRequest) -> bytes:
 
 
 def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Predictions:
-    """Predictions for grey images with this confusion matrix, all of probability 0.75."""
+    """Predictions for gray images with this confusion matrix, all of probability 0.75."""
     count = int(confusion.sum())
     places = torch.arange(confusion.numel()).repeat_interleave(confusion.flatten())
     labels, answer = places // len(classes), places % len(classes)

@@ -177,6 +177,7 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(
 
 def launched(folder: Path) -> None:
     """Start two ranks, which meet and write down their numbers, and wait for them."""
+    tempfile.tempdir = str(folder.parent)  # where the killed ranks leave the file they met in
     for rank in job_of(2):
         if os.fork() == 0:
             os.environ |= rank

@@ -105,11 +105,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def gigabytes(size: float) -> str:
-    """Bytes as `1.5 GB`."""
-    return f"{size / 1e9:,.3g} GB"
-
-
 def some(names: tuple[str, ...], most: int = 3) -> str:
     """The number of names and the first few: `5: ant, bee, cat, ...`."""
     return f"{len(names)}: {', '.join(names[:most])}{', ...' * (len(names) > most)}"

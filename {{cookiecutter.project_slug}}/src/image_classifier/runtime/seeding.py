@@ -22,7 +22,7 @@ SPARES: list[np.random.MT19937] = []  # for `seeded`: seeding one is 60 x faster
 
 
 def hash64(*key: int | np.ndarray) -> int | np.ndarray:
-    """A 64-bit number in which every bit of every word of `key` counts (SplitMix64's finaliser).
+    """A 64-bit number in which every bit of every word of `key` counts (SplitMix64's finalizer).
 
     From the first word on that is an array of uint64, an array. https://doi.org/10.1145/2714064.2660195
     """

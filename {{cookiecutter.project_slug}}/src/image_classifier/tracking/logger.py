@@ -228,7 +228,7 @@ class RunLogger:
         return steps * self.train_data.batch_size / seconds, waited / seconds
 
     def mfu(self, rate: float) -> float:
-        """Model FLOPs utilisation at `rate` images per second: https://arxiv.org/abs/2204.02311.
+        """Model FLOPs utilization at `rate` images per second: https://arxiv.org/abs/2204.02311.
 
         FLOPs grow with the area of the images. Frozen layers have no backward pass.
         """

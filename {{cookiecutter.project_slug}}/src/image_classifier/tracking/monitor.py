@@ -1,4 +1,4 @@
-"""GPU readings by NVML: utilisation, memory, power, temperature and energy.
+"""GPU readings by NVML: utilization, memory, power, temperature and energy.
 
 They need `pip install nvidia-ml-py`. Nothing is read on a CPU.
 """
@@ -36,7 +36,7 @@ class Monitor:
         try:
             import pynvml
         except ImportError:
-            self.note = "for the GPU's utilisation and power: pip install nvidia-ml-py"
+            self.note = "for the GPU's utilization and power: pip install nvidia-ml-py"
             return
         try:
             pynvml.nvmlInit()
@@ -44,7 +44,7 @@ class Monitor:
                 uuid = torch.cuda.get_device_properties(number).uuid
                 self.gpus.append(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
         except pynvml.NVMLError as error:
-            self.gpus, self.note = [], f"the GPU's utilisation and power are unknown: {error}"
+            self.gpus, self.note = [], f"the GPU's utilization and power are unknown: {error}"
         self.nvml = pynvml
         self.joules_at_start = self.metrics().get(ENERGY, 0.0)
 

@@ -43,7 +43,7 @@ def check_setup(
         unusual_lr(config),
         small_batchnorm_batch(config, model, train_data.world.size),
         imbalanced_classes(config, train),
-        other_normalisation(train, val),
+        other_normalization(train, val),
     )
     return [warning for warning in warnings if warning]
 
@@ -121,12 +121,12 @@ def imbalanced_classes(config: Config, train: Source) -> str:
     )
 
 
-def other_normalisation(train: Source, val: Source) -> str:
-    """Evaluation normalises as training does, whatever the validation images come with."""
+def other_normalization(train: Source, val: Source) -> str:
+    """Evaluation normalizes as training does, whatever the validation images come with."""
     if (train.mean, train.std) == (val.mean, val.std):
         return ""
     return (
         f"the validation images have mean {val.mean} and standard deviation {val.std}, but are "
-        f"normalised by those of the training images, {train.mean} and {train.std}. Let the "
+        f"normalized by those of the training images, {train.mean} and {train.std}. Let the "
         "dataset give these to all splits"
     )

@@ -90,7 +90,7 @@ def write_page(
         f"<section><h2>Classes</h2>{html.class_table(classes, confusion)}</section>",
         "</div>",
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
-        "<h2>Most confident mistakes</h2><p>In colour the predicted class, below it the true one. "
+        "<h2>Most confident mistakes</h2><p>In color the predicted class, below it the true one. "
         f"Some may be wrong labels.</p>{mistakes(predictions)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
