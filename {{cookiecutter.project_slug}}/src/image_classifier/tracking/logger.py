@@ -211,11 +211,11 @@ class RunLogger:
         self.say(line[: shutil.get_terminal_size().columns - 1] if is_live else line, not is_live)
         self.epoch = [sum(pair) for pair in zip(self.epoch, spent, strict=True)]
         if step % self.steps_per_epoch == 0:
-            rate, waited = self.speed(*self.epoch)
-            mfu = self.mfu(rate)
-            used = f" MFU {mfu:.0%}." if mfu else ""
-            limit = verdict(self.config, self.train_data, rate, waited)
-            self.say(f"{self.place(step)}  {limit}{used}")
+            if self.epoch[0]:  # steps that were timed
+                rate, waited = self.speed(*self.epoch)
+                used = f" MFU {mfu:.0%}." if (mfu := self.mfu(rate)) else ""
+                limit = verdict(self.config, self.train_data, rate, waited)
+                self.say(f"{self.place(step)}  {limit}{used}")
             if told := self.train_data.bad_images.told():
                 self.say(told)
             self.epoch = [0.0, 0.0, 0.0]
