@@ -7,7 +7,6 @@ so a second call finishes what a kill interrupted and what changes made necessar
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,16 +20,24 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Recipe, cache_folder, open_files, prepared, read_image, resize
+from ...data import (
+    BadImageError,
+    PathList,
+    Recipe,
+    cache_folder,
+    open_files,
+    prepared,
+    read_image,
+    resize,
+)
 from ...errors import UserError
-from ...runtime.console import clock, say
+from ...runtime.console import Progress, clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
 
 SHARD_BYTES = 2**26  # of a file of images, about; each thread holds one in memory, several times
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
 MIN_IMAGES = 16  # in a file, of which there are fewer then
-LOG_SECONDS = 10  # between lines of progress in a log
 
 
 def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
@@ -65,7 +72,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
     """Write the images of one split, and last the index that makes them usable."""
-    began = said = time.monotonic()
+    began, progress = time.monotonic(), Progress(len(paths))
     state = paths.state()  # before the files are read: training finds a later change
     parts = torch.arange(len(paths)).split(images_per_shard(recipe, len(paths)))
     names = [prepared.shard_name(number) for number in range(len(parts))]
@@ -85,13 +92,11 @@ def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
         return True
 
     # Threads suffice: decoders, encoders and checksums do not hold Python's lock.
-    num_written, is_live = 0, sys.stdout.isatty()
+    num_written = 0
     with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
-        for number, is_new in enumerate(pool.map(make, names, parts), start=1):
-            num_written, now = num_written + is_new, time.monotonic()
-            if is_live or now - said > LOG_SECONDS:
-                said, eta = now, clock((now - began) / number * (len(parts) - number))
-                say(f"{folder}: {number} of {len(parts)} files, ETA {eta}", is_last=not is_live)
+        for part, is_new in zip(parts, pool.map(make, names, parts), strict=True):
+            num_written += is_new
+            progress.show(int(part[-1]) + 1)
     write_index(folder, names, state, recipe)
     done = "all checksums are right, nothing to do"
     if num_written:
@@ -141,7 +146,10 @@ def encode(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, tuple[int, i
     Raises:
         UserError: if its file can't be read.
     """
-    pixels = read_image(path)
+    try:
+        pixels = read_image(path)
+    except BadImageError as error:
+        raise UserError(f"{error}; `check --quarantine` leaves out all such files") from error
     height, width = pixels.shape[:2]
     scale = min(1, recipe.side / min(height, width))
     height, width = round(height * scale), round(width * scale)
