@@ -35,9 +35,15 @@ class Images:
     """All images of some splits of a dataset, numbered consecutively."""
 
     def __init__(self, data: DataConfig, splits: Sequence[str]) -> None:
-        """Open `splits` of the dataset that `data` names, as the original files, and read all."""
+        """Open `splits` of the dataset that `data` names, as the original files, and read all.
+
+        Raises:
+            UserError: if one can't be opened, or a label is not the number of a class.
+        """
         self.data, self.splits = data, tuple(splits)
         self.sources = [open_files(data, split) for split in splits]
+        for source, split in zip(self.sources, splits, strict=True):
+            source.check_labels(split)
         self.split_of = np.repeat(np.arange(len(splits)), [len(s) for s in self.sources])
         self.number = np.concatenate([np.arange(len(s)) for s in self.sources])  # in its split
         # A class has the same number in all splits, also where each has folders of its own.

@@ -207,6 +207,11 @@ def test_images_in_memory_are_checked_too(
     assert names(report["findings"]["leaks"]) == [{"train[0]", "val[0]"}]
     assert main(["check", "--data.name", "mine", "--quarantine"]) == 2
     assert "mine has none: it is in memory" in capsys.readouterr().err
+    monkeypatch.setitem(
+        DATASETS, "mine", lambda *_: Source(torch.arange(3), ("ant",), pixels=pixels[:3])
+    )
+    assert main(["check", "--data.name", "mine"]) == 2
+    assert "2 of 3 labels of the train images are outside 0 .. 0" in capsys.readouterr().err
 
 
 def test_a_mistake_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
