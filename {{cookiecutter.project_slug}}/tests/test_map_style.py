@@ -125,8 +125,8 @@ def test_images_are_pil_or_bytes_in_either_layout() -> None:
     array, chw = PIXELS.numpy(), PIXELS.permute(2, 0, 1)
     for image in (Image.fromarray(array), PIXELS, chw, array, chw.numpy()):
         assert torch.equal(to_pixels(image), PIXELS)
-    for grey in (PIXELS[..., 0], PIXELS[None, ..., 0]):
-        assert torch.equal(to_pixels(grey), PIXELS[..., :1].expand(-1, -1, 3))
+    for gray in (PIXELS[..., 0], PIXELS[None, ..., 0]):
+        assert torch.equal(to_pixels(gray), PIXELS[..., :1].expand(-1, -1, 3))
     for other in (chw / 255, PIXELS.flatten(), "a.jpg"):
         with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
             to_pixels(other)

@@ -59,7 +59,7 @@ def read(dataset: Dataset, index: int) -> Tensor:
 
 
 def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset returns
-    """An image as (height, width, 3) uint8: PIL, or a uint8 tensor or array, color or grey.
+    """An image as (height, width, 3) uint8: PIL, or a uint8 tensor or array, color or gray.
 
     A tensor is taken for CHW, an array for HWC, where both are possible.
 
