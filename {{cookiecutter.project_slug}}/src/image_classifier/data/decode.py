@@ -90,13 +90,11 @@ def decode(encoded: bytes) -> Tensor:
         Exception: of any kind that Pillow's decoders raise.
     """
     pixels = decode_jpeg(encoded) if encoded.startswith(JPEG_START) else None
-    if pixels is not None:
-        return torch.from_numpy(pixels)
-    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        check_size(image.height, image.width)
-        rgb = to_rgb(image)
-    pixels = np.frombuffer(bytearray(rgb.tobytes()), dtype=np.uint8)
-    return torch.from_numpy(pixels).view(rgb.height, rgb.width, 3)
+    if pixels is None:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            check_size(image.height, image.width)
+            pixels = np.array(to_rgb(image))
+    return torch.from_numpy(pixels)
 
 
 def decode_jpeg(encoded: bytes) -> np.ndarray | None:
