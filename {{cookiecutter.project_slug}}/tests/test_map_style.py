@@ -119,6 +119,12 @@ def test_what_is_not_map_style_is_refused(noisy: Config, monkeypatch: pytest.Mon
     monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Endless())
     with pytest.raises(UserError, match=r"Endless should be map-style: with __len__ and"):
         open_dataset(noisy.data, "train")
+    wrong = Noisy()
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: wrong)
+    for targets in (["ant"] * COUNT, [[0, 1]] * COUNT, [0.5] * COUNT, [0, 1]):
+        wrong.targets = targets
+        with pytest.raises(UserError, match=r"Noisy should be 24 numbers of classes, one for each"):
+            open_dataset(noisy.data, "train")
 
 
 def test_images_are_pil_or_bytes_in_either_layout() -> None:
