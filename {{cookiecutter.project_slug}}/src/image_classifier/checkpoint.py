@@ -75,11 +75,9 @@ class Checkpoints:
             except DamagedError as error:
                 damage.append(str(error))
                 continue
+            self.check_identity(saved)
             try:
-                self.check_identity(saved)
                 state.load_state_dict(saved["state"])
-            except UserError:
-                raise
             except WRONG_CONTENT as error:
                 raise self.refusal(misfit(path, error)) from error
             if damage and self.world.is_main:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .models import check_weights
 from .precision import Precision
 
 
@@ -76,20 +77,40 @@ class TrainState:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what was saved; hyper-parameters of the optimizer stay those of the config."""
+        """Restore what was saved.
+
+        Raises:
+            LookupError, TypeError, ValueError, AttributeError, RuntimeError: if it is of another
+                model or optimizer.
+        """
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
         self.num_worse = saved["num_worse"]
         self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))
-        optimizer = saved["optimizer"]
-        pairs = zip(
-            self.optimizer.state_dict()["param_groups"], optimizer["param_groups"], strict=True
-        )
-        groups = [own | {"params": theirs["params"]} for own, theirs in pairs]
-        self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": groups})
+        load_optimizer(self.optimizer, saved["optimizer"])
         self.precision.load_state_dict(saved["scaler"])
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore the state of each weight; hyper-parameters stay those of the config.
+
+    torch takes state of any size, and fused kernels would write past its end.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: if it is of other weights.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in groups]:
+        raise ValueError("its optimizer has other groups of weights")
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for number, state in saved["state"].items():
+        check_weights(state)
+        for name, value in state.items():
+            if value.numel() != (1 if name == "step" else weights[number].numel()):
+                raise ValueError(f"its optimizer has another shape of weight {number}")
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
 
 
 def tensors(model: nn.Module) -> list[Tensor]:
