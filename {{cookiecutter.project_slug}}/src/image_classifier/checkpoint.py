@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .config import FREE_TO_CHANGE, Config, flag
 from .data import Source, are_replaced
@@ -154,7 +155,8 @@ class Checkpoints:
             OSError: if the disk fails otherwise.
         """
         step = saved["state"]["step"]
-        floats = [tensor for tensor in tensors_in(saved["state"]) if tensor.is_floating_point()]
+        leaves = tree_leaves(saved["state"])
+        floats = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
             raise SaveError(
                 f"weights or optimizer have numbers that are not finite after step {step}: not "
@@ -213,15 +215,6 @@ class Checkpoints:
             self.wait()
 
 
-def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401 - any nesting of plain values
-    """All tensors in nested dicts, lists and tuples."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for inner in value for tensor in tensors_in(inner)]
-    return [value] if isinstance(value, Tensor) else []
-
-
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether a full disk caused `error`; torch raises another one after it."""
     while error is not None:
@@ -231,15 +224,9 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def to_host(value: Any) -> Any:  # noqa: ANN401 - any nesting of plain values
-    """A copy in CPU memory, which training does not change. Waits for the device."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: to_host(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(to_host(inner) for inner in value)
-    return value
+def to_host(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy with all tensors in CPU memory, which training won't change. Waits for the device."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
 
 
 def difference(was: str, now: str) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .config import ComputeConfig, Config, OptimConfig
 from .data import TrainData, cache_folder
 from .errors import UserError
-from .models import build_model
+from .models import build_model, newest_first
 from .runtime.distributed import World
 from .runtime.files import read_object, write_json
 from .runtime.machine import cpu_name, one_thread, usual_precision
@@ -123,7 +123,7 @@ def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Con
     if config.precision != "auto":
         return config, "as --precision says"
     folder, name, why = Path(config.run.dir), None, "as this run began"
-    if (folder / "checkpoints" / "last.pt").exists() and not config.run.fresh:
+    if newest_first(folder / "checkpoints") and not config.run.fresh:
         with suppress(OSError):  # if the config is damaged, the checkpoint tells if it differs
             name = read_object(folder / "config.json").get("precision")
     if name not in [*DTYPES] and world.device.type != "cpu":

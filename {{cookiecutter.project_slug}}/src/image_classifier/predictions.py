@@ -46,11 +46,6 @@ class Predictions:
         wrong = (self.is_counted & ~self.is_correct).nonzero().flatten()
         return wrong[self.probability[wrong].argsort(descending=True, stable=True)][:most].tolist()
 
-    def least_certain(self, most: int) -> list[int]:
-        """Indices of up to `most` predictions, the least confident first."""
-        counted = self.is_counted.nonzero().flatten()
-        return counted[self.probability[counted].argsort(stable=True)][:most].tolist()
-
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for `compare` and for other programs."""
         content = save(

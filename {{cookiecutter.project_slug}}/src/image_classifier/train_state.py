@@ -70,8 +70,8 @@ class TrainState:
             "best_top1": self.best_top1,
             "best_step": self.best_step,
             "num_worse": self.num_worse,
-            "model": self.model.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
+            "model": dict(self.model.state_dict()),
+            "ema": None if self.ema is None else dict(self.ema.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.precision.state_dict(),
         }
@@ -96,7 +96,7 @@ class TrainState:
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Restore the state of each weight; hyper-parameters stay those of the config.
 
-    torch takes state of any size, and fused kernels would write past its end.
+    torch takes state of any size, and the fused kernels of SGD and AdamW would write past its end.
 
     Raises:
         LookupError, TypeError, ValueError, AttributeError: if it is of other weights.
@@ -105,7 +105,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in groups]:
         raise ValueError("its optimizer has other groups of weights")
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    for number, state in saved["state"].items():
+    is_fused = isinstance(optimizer, torch.optim.SGD | torch.optim.AdamW)
+    for number, state in saved["state"].items() if is_fused else ():
         check_weights(state)
         for name, value in state.items():
             if value.numel() != (1 if name == "step" else weights[number].numel()):
