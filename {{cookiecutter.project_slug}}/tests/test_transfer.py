@@ -201,7 +201,6 @@ def test_only_the_last_layer_is_trained_until_the_backbone_is_unfrozen(
     for state in (before["model"], before["ema"]):
         moved = {name for name, weight in state.items() if not torch.equal(weight, start[name])}
         assert moved == {"head.weight", "head.bias"}  # and no statistics of a BatchNorm
-    assert len(before["optimizer"]["state"]) == 2
     assert not any(torch.equal(w, start[name]) for name, w in after["model"].items())
 
 

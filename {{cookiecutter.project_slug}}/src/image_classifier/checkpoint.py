@@ -32,10 +32,6 @@ KEEP = 2  # newest checkpoints kept beside the best
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class SaveError(FaultError):
-    """The state of the run could not be saved; earlier checkpoints are kept."""
-
-
 class Checkpoints:
     """The checkpoints of one run folder. Rank 0 writes them in a thread; every rank reads them."""
 
@@ -151,14 +147,14 @@ class Checkpoints:
         """Write one checkpoint under all of its names, `last.pt` last, and delete the oldest.
 
         Raises:
-            SaveError: if the weights are not finite, or the disk is full.
+            FaultError: if the weights are not finite, or the disk is full.
             OSError: if the disk fails otherwise.
         """
         step = saved["state"]["step"]
         leaves = tree_leaves(saved["state"])
         floats = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
-            raise SaveError(
+            raise FaultError(
                 f"weights or optimizer have numbers that are not finite after step {step}: not "
                 "saved, and earlier checkpoints are kept; lower --optim.lr"
             )
@@ -176,7 +172,7 @@ class Checkpoints:
             if not is_disk_full(error):
                 raise
             kept = f"that of step {self.kept_step} is kept" if self.kept_step else "there is none"
-            raise SaveError(
+            raise FaultError(
                 f"cannot save step {step} in {self.folder}: no space left; {kept}. "
                 "Make space, and run the same command to resume"
             ) from error
@@ -188,7 +184,7 @@ class Checkpoints:
         """Wait until the last save is on the disk.
 
         Raises:
-            SaveError: if it could not be written.
+            FaultError: if it could not be written.
         """
         if self.pending:
             self.pending.result()
@@ -197,7 +193,7 @@ class Checkpoints:
         """Wait for the last save on all ranks, and return what rank 0 says of a run that stops.
 
         Raises:
-            SaveError: if that step could not be saved.
+            FaultError: if that step could not be saved.
         """
         self.wait()
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0

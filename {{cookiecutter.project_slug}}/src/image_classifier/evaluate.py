@@ -12,7 +12,7 @@ from .data import LEFT_OUT, EvalData, Source
 from .errors import UserError
 from .models import Best, build_model, load_best, misfit
 from .precision import Precision
-from .predictions import Predictions, calibrate, scores_text
+from .predictions import Predictions, calibrate, calibration_error, scores_text
 from .preprocess import Normalize
 from .runtime.console import some
 from .runtime.distributed import World, join_world
@@ -38,7 +38,7 @@ class Scores:
             "val/loss": self.loss,
             "val/top1": self.top1,
             **top5,
-            "val/ece": calibrate(self.predictions).error,
+            "val/ece": calibration_error(calibrate(self.predictions)),
             **left_out,
         }
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .models import check_weights
 from .precision import Precision
@@ -57,7 +57,7 @@ class TrainState:
             return
         # The first averages are over few steps, so that random initial weights do not stay in them.
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
-        old, new = tensors(self.ema), tensors(self.model)
+        old, new = ([*net.parameters(), *net.buffers()] for net in (self.ema, self.model))
         floats = [i for i, tensor in enumerate(new) if tensor.is_floating_point()]
         torch._foreach_lerp_([old[i] for i in floats], [new[i] for i in floats], 1 - decay)
         for i in set(range(len(new))) - set(floats):  # BatchNorm's count of batches
@@ -112,8 +112,3 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
             if value.numel() != (1 if name == "step" else weights[number].numel()):
                 raise ValueError(f"its optimizer has another shape of weight {number}")
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
-
-
-def tensors(model: nn.Module) -> list[Tensor]:
-    """Weights and buffers."""
-    return [*model.parameters(), *model.buffers()]
