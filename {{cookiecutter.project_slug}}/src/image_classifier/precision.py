@@ -14,7 +14,6 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,15 +103,6 @@ class Precision:
                 optimizer.found_inf = (checked - checked).nan_to_num_(nan=1.0)  # 1 if it is not
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the gradient scaler; empty without one."""
-        return self.scaler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the gradient scaler."""
-        if state and self.scaler.is_enabled():
-            self.scaler.load_state_dict(state)
 
 
 def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Config, str]:

@@ -41,11 +41,6 @@ class Predictions:
         cells = self.source.labels[counted] * classes + self.predicted[counted]
         return torch.bincount(cells, minlength=classes**2).view(classes, classes)
 
-    def worst(self, most: int) -> list[int]:
-        """Indices of up to `most` wrong predictions, the most confident first."""
-        wrong = (self.is_counted & ~self.is_correct).nonzero().flatten()
-        return wrong[self.probability[wrong].argsort(descending=True, stable=True)][:most].tolist()
-
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for `compare` and for other programs."""
         content = save(

@@ -73,7 +73,7 @@ class TrainState:
             "model": dict(self.model.state_dict()),
             "ema": None if self.ema is None else dict(self.ema.state_dict()),
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self.precision.state_dict(),
+            "scaler": self.precision.scaler.state_dict(),  # empty but for fp16
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class TrainState:
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))
         load_optimizer(self.optimizer, saved["optimizer"])
-        self.precision.load_state_dict(saved["scaler"])
+        self.precision.scaler.load_state_dict(saved["scaler"])
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

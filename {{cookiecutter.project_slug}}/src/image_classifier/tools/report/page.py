@@ -152,7 +152,9 @@ def calibration_section(calibration: Tensor) -> str:
 def mistakes(predictions: Predictions) -> str:
     """The wrong predictions with the highest confidence: image, predicted and true class."""
     source, pictures = predictions.source, []
-    for index in predictions.worst(PICTURES):
+    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero().flatten()
+    surest = predictions.probability[wrong].argsort(descending=True, stable=True)
+    for index in wrong[surest][:PICTURES].tolist():
         predicted, target = int(predictions.predicted[index]), int(source.labels[index])
         lines = [
             ("wrong-class", source.classes[predicted], f"{predictions.probability[index]:.1%}"),
