@@ -178,9 +178,10 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
         model.load_state_dict(best.weights)
     except RuntimeError as error:
         raise UserError(misfit(path, error)) from error
+    model = model.to(precision.device, memory_format=precision.memory_format).eval()
     return LoadedModel(
-        **vars(best),
-        model=model.to(precision.device, memory_format=precision.memory_format).eval(),
+        **vars(best) | {"weights": model.state_dict()},  # those of the file need not stay
+        model=model,
         normalize=Normalize(best, config.data.eval_size, precision, config.augment),
         precision=precision,
     )
