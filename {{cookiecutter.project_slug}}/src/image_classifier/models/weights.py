@@ -21,12 +21,11 @@ Colours = tuple[float, float, float]  # of red, green and blue, from 0 to 1
 
 # What Python and torch raise where a file does not hold what `Checkpoints.save` writes.
 WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
-# What a checkpoint holds beside weights, and what of it is the state.
-KINDS = {"config": dict, "classes": list, "mean": list, "std": list, "fingerprint": str}
-KINDS |= {"files": dict, "report": dict, "state": dict}
-STATE_KINDS = {"step": int, "best_top1": float, "best_step": int, "num_worse": int}
-STATE_KINDS |= {"model": dict, "optimizer": dict, "scaler": dict}
-REPORT_KINDS = {"loss": float, "step": int}
+# The types of what a checkpoint holds; those of its weights are checked one by one.
+STATE = {"step": int, "best_top1": float, "best_step": int, "num_worse": int}
+STATE |= {"model": dict, "optimizer": dict, "scaler": dict}
+KINDS = {"state": STATE, "report": {"loss": float, "step": int}, "config": dict, "files": dict}
+KINDS |= {"fingerprint": str, "classes": list, "mean": list, "std": list}
 
 
 class DamagedError(UserError):
@@ -86,8 +85,6 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
     try:
         check_kinds(saved, KINDS)
         state, classes = saved["state"], tuple(saved["classes"])
-        check_kinds(state, STATE_KINDS)
-        check_kinds(saved["report"], REPORT_KINDS)
         mean, std = check_images(classes, saved["mean"], saved["std"])
         if state["step"] < 0:
             raise ValueError(f"step is {state['step']}")
@@ -104,14 +101,16 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
     return Best(path, digest, weights, config, state["step"], classes, mean, std)
 
 
-def check_kinds(values: dict[str, Any], kinds: dict[str, type]) -> None:
-    """Check that `values` has all of `kinds`.
+def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:
+    """Check that `values` has all of `kinds`, which may be nested.
 
     Raises:
         KeyError, TypeError: if it has not.
     """
     for name, kind in kinds.items():
-        if not isinstance(values[name], kind) or isinstance(values[name], bool):
+        if isinstance(kind, dict):
+            check_kinds(values[name], kind)
+        elif not isinstance(values[name], kind) or isinstance(values[name], bool):
             raise TypeError(f"{name} is {values[name]!r:.40}, not of type {kind.__name__}")
 
 
