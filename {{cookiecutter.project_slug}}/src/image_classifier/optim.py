@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import OptimConfig
-from .models import find_blocks, find_head, find_matrices
+from .models import find_blocks, find_head, find_heads, find_matrices
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # https://arxiv.org/abs/1608.03983
@@ -118,14 +118,14 @@ def find_hidden(model: nn.Module) -> set[nn.Parameter]:
     Grouped and depthwise filters are excluded: an orthogonal update across groups, which share no
     inputs, has no meaning.
     """
-    matrices, (_, head) = find_matrices(model), find_head(model)
+    matrices, heads = find_matrices(model), find_heads(model)
     # The layers that see the images; without convolutions on 3 channels, the first matrix.
     stems = [weight for weight, layer in matrices.items() if getattr(layer, "in_channels", 0) == 3]
     hidden = matrices.keys() - (stems or list(matrices)[:1])
     return {
         weight
         for weight in hidden
-        if matrices[weight] is not head and getattr(matrices[weight], "groups", 1) == 1
+        if matrices[weight] not in heads and getattr(matrices[weight], "groups", 1) == 1
     }
 
 

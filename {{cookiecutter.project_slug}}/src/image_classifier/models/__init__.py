@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .airbench import airbench, airbench96
-from .blocks import find_blocks, find_head, find_matrices
+from .blocks import find_blocks, find_head, find_heads, find_matrices
 from .pretrained import PretrainedWeights, load_pretrained
 from .resnet9 import resnet9, resnet9_gn
 from .surgery import blur_before_strides, drop_before_head
@@ -42,6 +42,7 @@ __all__ = [
     "check_weights",
     "find_blocks",
     "find_head",
+    "find_heads",
     "find_matrices",
     "load_best",
     "load_pretrained",

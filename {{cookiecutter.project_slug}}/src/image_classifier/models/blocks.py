@@ -41,6 +41,16 @@ def find_head(model: nn.Module) -> tuple[str, nn.Module]:
     return layers[-1]
 
 
+def find_heads(model: nn.Module) -> list[nn.Module]:
+    """The last layer and its siblings: timm's distilled transformers have two heads."""
+    _, last = find_head(model)
+    declared = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    parts = declared if isinstance(declared, tuple) else (declared,)
+    layers = [layer for part in parts for layer in part.modules()]
+    beside = [layer for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
+    return [last, *(layer for layer in beside if len(layer.weight) == len(last.weight))]
+
+
 def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:
     """The weights of each block, in order; the last block is the last layer alone.
 
