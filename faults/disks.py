@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 from image_classifier import checkpoint
-from image_classifier.checkpoint import SaveError
 from image_classifier.config import Config
+from image_classifier.errors import FaultError
 from image_classifier.models import read_checkpoint
 
 from .children import expect, fork, read_rows, small, status, train, train_whole, wait
@@ -60,6 +60,6 @@ def fail_by_itself(config: Config) -> None:
     """Train, and expect to be told that a save failed."""
     try:
         train(config)
-    except SaveError:
+    except FaultError:
         return
     raise AssertionError("the disk was not full")

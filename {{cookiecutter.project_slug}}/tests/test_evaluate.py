@@ -10,7 +10,7 @@ from image_classifier.data.loader import EvalData
 from image_classifier.evaluate import Scores, evaluate
 from image_classifier.models import build_model
 from image_classifier.precision import Precision
-from image_classifier.predictions import calibrate, scores_text
+from image_classifier.predictions import calibrate, calibration_error, scores_text
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World, join_world
 
@@ -74,7 +74,7 @@ def test_scores_are_those_of_the_logits(config: Config) -> None:
     torch.testing.assert_close(scores.predictions.probability, probabilities.max(1).values)
     truth = probabilities.gather(1, labels[:, None])[:, 0]
     torch.testing.assert_close(scores.predictions.target_probability, truth)
-    assert scores.metrics()["val/ece"] == calibrate(scores.predictions).error
+    assert scores.metrics()["val/ece"] == calibration_error(calibrate(scores.predictions))
 
 
 def test_evaluation_changes_nothing(config: Config) -> None:

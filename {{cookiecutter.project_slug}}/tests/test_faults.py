@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.checkpoint import SaveError
 from image_classifier.config import Config
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models import read_checkpoint
@@ -284,7 +283,7 @@ def test_a_run_that_could_not_be_saved_has_failed_and_resumes(
     full_disk += full_at
     with monkeypatch.context() as patch:
         plant(patch, sends(number))
-        with pytest.raises(SaveError, match=message):
+        with pytest.raises(FaultError, match=message):
             train(config)
     assert status(config)["state"] == "failed"
     full_disk.clear()

@@ -92,12 +92,13 @@ def opened(folder: Path) -> tuple[list[str], str, bool]:
         return download(folder / split).read_text()
 
     loader.open_dataset = open_dataset
-    published = SimpleNamespace(get_state_dict=lambda **_: download(folder / "w.pth").read_text())
-    pretrained.published_weights = lambda _: published
+    pretrained.published_weights = lambda _: SimpleNamespace(url="https://host/w-0123.pth")
+    torch.hub.get_dir = lambda: str(folder)
+    torch.hub.download_url_to_file = lambda _, path, *__, **___: download(Path(path))
     data, said = Config().data, UserError()
     with suppress(Exception), join_world(Config().compute, 20) as world:
         found = [loader.open_source(data, "train", world)]
-        found.append(pretrained.download(Config().model, world))
+        found.append(pretrained.download("resnet18", world).read_text())
         try:
             loader.open_source(data, "lost", world)
         except Exception as error:

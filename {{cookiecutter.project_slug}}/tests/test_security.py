@@ -80,9 +80,9 @@ def bomb(path: Path) -> None:
 
 def lying_config(path: Path) -> None:
     state = {"model": {"weight": torch.zeros(1)}, "ema": None, "step": 1, "scaler": {}}
-    state |= {"best_top1": 0.0, "best_step": 1, "optimizer": {"state": {}, "param_groups": []}}
+    state |= {"best_top1": 0.0, "best_step": 1, "num_worse": 0, "optimizer": {}}
     config = flatten(Config()) | {"model.width": "__import__('os').mkdir('owned')"}
-    saved = {"state": state, "config": config, "classes": ["ant"], "fingerprint": ""}
+    saved = {"state": state, "config": config, "classes": ["ant"], "fingerprint": "", "files": {}}
     saved |= {"mean": [0.5] * 3, "std": [0.5] * 3, "report": {"loss": 0.0, "step": 1}}
     torch.save(saved, path)
 
@@ -189,11 +189,8 @@ def test_the_package_calls_nothing_that_runs_what_it_reads() -> None:
             found += [name for name in names if name in calls or name in imports]
             loads += [(path.name, name, "") for name in names if name == "torch.load"]
     assert found == []
-    assert sorted(loads) == [
-        ("pretrained.py", "weights_only", "True"),  # torchvision's download
-        ("weights.py", "torch.load", ""),
-        ("weights.py", "weights_only", "True"),
-    ]
+    assert {name for name, *_ in loads} == {"weights.py"}
+    assert sorted(loads)[1:] == [("weights.py", "weights_only", "True")]
 
 
 HOSTILE_NAMES = [

@@ -14,6 +14,7 @@ from image_classifier import evaluate
 from image_classifier.cli import main
 from image_classifier.config import (
     ComputeConfig,
+    Config,
     ModelConfig,
     RunConfig,
 )
@@ -25,6 +26,7 @@ from image_classifier.models import (
     read_checkpoint,
 )
 from image_classifier.runtime.distributed import World, join_world
+from image_classifier.train import train
 
 OTHER = "is not a checkpoint of this project: "
 VERSION = "is of another version of this project: "
@@ -41,13 +43,17 @@ def put(saved: dict[str, Any], place: str, value: object) -> dict[str, Any]:
     [
         ("state", {}, f"{OTHER}KeyError('step')"),
         ("state", ["model"], f"{OTHER}TypeError"),
-        ("state/step", -7, f"{OTHER}ValueError('state.step is -7')"),
+        ("state/step", -7, f"{OTHER}ValueError('step is -7')"),
+        ("state/best_top1", None, f"{OTHER}TypeError('best_top1 is None, not of type float')"),
+        ("report", {"loss": 0.0}, f"{OTHER}KeyError('step')"),
+        ("state/model", {0: torch.zeros(4)}, "0 is not a dense tensor"),
         ("state/model", {}, f"{OTHER}ValueError('there are no weights')"),
         ("state/model", {"w": torch.eye(4).to_sparse()}, "w' is not a dense tensor"),
         ("state/model", {"w": torch.zeros(4, device="meta")}, "w' is not a dense tensor"),
         ("classes", [5], f"{OTHER}ValueError('its classes are not names')"),
         ("std", [0.5, 0.5], f"{OTHER}ValueError('no images have"),
         ("std", [0.5, 0.0, 0.5], f"{OTHER}ValueError('no images have"),
+        ("mean", [0.5, 1e308, 1e308], f"{OTHER}ValueError('no images have"),
         ("mean", [0.5, math.nan, 0.5], f"{OTHER}ValueError('no images have"),
         ("config/run.keep", 2, f"{VERSION}there is no --run.keep"),  # a knob that once was
         ("config/epochs", math.nan, f"{VERSION}--epochs nan"),
@@ -72,6 +78,22 @@ def test_what_no_run_saved_is_refused_in_a_line(
     line = capsys.readouterr().err
     assert message in line
     assert line.count("\n") == 1
+
+
+MOMENTUM = {"momentum_buffer": torch.zeros(3)}  # of a smaller weight than any of the model
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("state", {0: MOMENTUM}), ("state", {999: MOMENTUM}), ("param_groups", [{"params": [0]}])],
+)
+def test_an_optimizer_state_of_other_weights_is_refused(
+    finished: Config, place: str, value: object
+) -> None:
+    path = Path(finished.run.dir, "checkpoints", "last.pt")
+    torch.save(put(read_checkpoint(path), f"state/optimizer/{place}", value), path)
+    with pytest.raises(UserError, match=r"holds another model: .*--run.fresh"):
+        train(finished)
 
 
 def opened_while_saved(folder: Path) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .config import FREE_TO_CHANGE, Config, flag
 from .data import Source, are_replaced
@@ -27,10 +28,6 @@ from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
 KEEP = 2  # newest checkpoints kept beside the best
-
-
-class SaveError(FaultError):
-    """The state of the run could not be saved; earlier checkpoints are kept."""
 
 
 class Checkpoints:
@@ -73,11 +70,9 @@ class Checkpoints:
             except DamagedError as error:
                 damage.append(str(error))
                 continue
+            self.check_identity(saved)
             try:
-                self.check_identity(saved)
                 state.load_state_dict(saved["state"])
-            except UserError:
-                raise
             except WRONG_CONTENT as error:
                 raise self.refusal(misfit(path, error)) from error
             if damage and self.world.is_main:
@@ -150,13 +145,14 @@ class Checkpoints:
         """Write one checkpoint under all of its names, `last.pt` last, and delete the oldest.
 
         Raises:
-            SaveError: if the weights are not finite, or the disk is full.
+            FaultError: if the weights are not finite, or the disk is full.
             OSError: if the disk fails otherwise.
         """
         step = saved["state"]["step"]
-        floats = [tensor for tensor in tensors_in(saved["state"]) if tensor.is_floating_point()]
+        leaves = tree_leaves(saved["state"])
+        floats = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
-            raise SaveError(
+            raise FaultError(
                 f"weights or optimizer have numbers that are not finite after step {step}: not "
                 "saved, and earlier checkpoints are kept; lower --optim.lr"
             )
@@ -174,7 +170,7 @@ class Checkpoints:
             if not is_disk_full(error):
                 raise
             kept = f"that of step {self.kept_step} is kept" if self.kept_step else "there is none"
-            raise SaveError(
+            raise FaultError(
                 f"cannot save step {step} in {self.folder}: no space left; {kept}. "
                 "Make space, and run the same command to resume"
             ) from error
@@ -186,7 +182,7 @@ class Checkpoints:
         """Wait until the last save is on the disk.
 
         Raises:
-            SaveError: if it could not be written.
+            FaultError: if it could not be written.
         """
         if self.pending:
             self.pending.result()
@@ -195,7 +191,7 @@ class Checkpoints:
         """Wait for the last save on all ranks, and return what rank 0 says of a run that stops.
 
         Raises:
-            SaveError: if that step could not be saved.
+            FaultError: if that step could not be saved.
         """
         self.wait()
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
@@ -213,24 +209,9 @@ class Checkpoints:
             self.wait()
 
 
-def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401 - any nesting of plain values
-    """All tensors in nested dicts, lists and tuples."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for inner in value for tensor in tensors_in(inner)]
-    return [value] if isinstance(value, Tensor) else []
-
-
-def to_host(value: Any) -> Any:  # noqa: ANN401 - any nesting of plain values
-    """A copy in CPU memory, which training does not change. Waits for the device."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: to_host(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(to_host(inner) for inner in value)
-    return value
+def to_host(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy with all tensors in CPU memory, which training won't change. Waits for the device."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
 
 
 def difference(was: str, now: str) -> str:

@@ -12,7 +12,7 @@ from .data import LEFT_OUT, EvalData, Source
 from .errors import UserError
 from .models import Best, build_model, load_best, misfit
 from .precision import Precision
-from .predictions import Predictions, calibrate, scores_text
+from .predictions import Predictions, calibrate, calibration_error, scores_text
 from .preprocess import Normalize
 from .runtime.console import some
 from .runtime.distributed import World, join_world
@@ -38,7 +38,7 @@ class Scores:
             "val/loss": self.loss,
             "val/top1": self.top1,
             **top5,
-            "val/ece": calibrate(self.predictions).error,
+            "val/ece": calibration_error(calibrate(self.predictions)),
             **left_out,
         }
 
@@ -178,9 +178,10 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
         model.load_state_dict(best.weights)
     except RuntimeError as error:
         raise UserError(misfit(path, error)) from error
+    model = model.to(precision.device, memory_format=precision.memory_format).eval()
     return LoadedModel(
-        **vars(best),
-        model=model.to(precision.device, memory_format=precision.memory_format).eval(),
+        **vars(best) | {"weights": model.state_dict()},  # those of the file need not stay
+        model=model,
         normalize=Normalize(best, config.data.eval_size, precision, config.augment),
         precision=precision,
     )

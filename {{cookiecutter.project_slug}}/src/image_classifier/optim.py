@@ -80,25 +80,15 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         sgd = torch.optim.SGD(
             groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, fused=True
         )
-        begin_momentum(sgd)
+        # Left to itself, SGD allocates momentum in the first step, and leaves it uninitialised if
+        # `found_inf` skips that step.
+        for weight in (weight for group in groups for weight in group["params"] if optim.momentum):
+            sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         return sgd
     betas = (optim.momentum, 0.999)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
     return Muon(groups, find_hidden(model), lr=optim.lr, betas=betas)
-
-
-def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate SGD's momentum of the weights that train from now on, as zeros.
-
-    Left to itself, SGD allocates it in the first step, and leaves it uninitialised if `found_inf`
-    skips that step.
-    """
-    if not isinstance(optimizer, torch.optim.SGD) or not optimizer.defaults["momentum"]:
-        return
-    for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
-        if weight.requires_grad and weight not in optimizer.state:
-            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
 
 def param_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:
@@ -142,7 +132,7 @@ def find_hidden(model: nn.Module) -> set[nn.Parameter]:
 def freeze_backbone(model: nn.Module) -> list[nn.Parameter]:
     """Freeze all layers but the last, and return their weights.
 
-    Before the optimizer is built, which then has no state of them. A new last layer sends back
+    A new last layer sends back
     noise in its first steps, which would spoil pretrained features: https://arxiv.org/abs/2202.10054
     """
     head = {id(weight) for weight in find_head(model)[1].parameters()}
@@ -152,17 +142,10 @@ def freeze_backbone(model: nn.Module) -> list[nn.Parameter]:
     return backbone
 
 
-def set_frozen(
-    model: nn.Module,
-    backbone: list[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    *,
-    is_frozen: bool,
-) -> None:
+def set_frozen(model: nn.Module, backbone: list[nn.Parameter], *, is_frozen: bool) -> None:
     """Put `model` into training mode, `backbone` and BatchNorm's statistics frozen or not."""
     for weight in backbone:
         weight.requires_grad_(not is_frozen)
-    begin_momentum(optimizer)
     model.train()
     if is_frozen:
         for layer in model.modules():

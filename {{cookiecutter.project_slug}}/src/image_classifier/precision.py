@@ -14,7 +14,6 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from .config import ComputeConfig, Config, OptimConfig
 from .data import TrainData, cache_folder
 from .errors import UserError
-from .models import build_model
+from .models import build_model, newest_first
 from .runtime.distributed import World
 from .runtime.files import read_object, write_json
 from .runtime.machine import cpu_name, one_thread, usual_precision
@@ -105,15 +104,6 @@ class Precision:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the gradient scaler; empty without one."""
-        return self.scaler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the gradient scaler."""
-        if state and self.scaler.is_enabled():
-            self.scaler.load_state_dict(state)
-
 
 def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Config, str]:
     """`config` with a number format in place of `auto`, the same on every rank, and the reason.
@@ -123,7 +113,7 @@ def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Con
     if config.precision != "auto":
         return config, "as --precision says"
     folder, name, why = Path(config.run.dir), None, "as this run began"
-    if (folder / "checkpoints" / "last.pt").exists() and not config.run.fresh:
+    if newest_first(folder / "checkpoints") and not config.run.fresh:
         with suppress(OSError):  # if the config is damaged, the checkpoint tells if it differs
             name = read_object(folder / "config.json").get("precision")
     if name not in [*DTYPES] and world.device.type != "cpu":

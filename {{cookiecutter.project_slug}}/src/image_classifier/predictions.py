@@ -41,16 +41,6 @@ class Predictions:
         cells = self.source.labels[counted] * classes + self.predicted[counted]
         return torch.bincount(cells, minlength=classes**2).view(classes, classes)
 
-    def worst(self, most: int) -> list[int]:
-        """Indices of up to `most` wrong predictions, the most confident first."""
-        wrong = (self.is_counted & ~self.is_correct).nonzero().flatten()
-        return wrong[self.probability[wrong].argsort(descending=True, stable=True)][:most].tolist()
-
-    def least_certain(self, most: int) -> list[int]:
-        """Indices of up to `most` predictions, the least confident first."""
-        counted = self.is_counted.nonzero().flatten()
-        return counted[self.probability[counted].argsort(stable=True)][:most].tolist()
-
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for `compare` and for other programs."""
         content = save(
@@ -70,30 +60,24 @@ class Predictions:
         write_whole(path, lambda file: file.write(content))
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Predictions in BINS bins of equal width of their confidence: each is (BINS,) float64."""
+def calibrate(predictions: Predictions) -> Tensor:
+    """Images, their mean confidence and their accuracy, by confidence: (3, BINS) float64.
 
-    counts: Tensor  # images
-    confidence: Tensor  # mean; 0 where a bin is empty
-    accuracy: Tensor
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error (ECE): the mean difference of confidence and accuracy."""
-        gaps = self.counts * (self.confidence - self.accuracy).abs()
-        return sum(gaps.tolist()) / max(1, int(self.counts.sum()))
-
-
-def calibrate(predictions: Predictions) -> Calibration:
-    """Bin predictions by confidence; unreadable images do not count."""
+    The bins have equal width. Unreadable images do not count; where a bin is empty, all are 0.
+    """
     counted = predictions.is_counted & predictions.probability.isfinite()
     confidence = predictions.probability[counted].double()
     correct = predictions.is_correct[counted].double()
     bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # a bin includes its upper end
-    counts = torch.bincount(bins, minlength=BINS).double()
+    counts = torch.bincount(bins, minlength=BINS)
     sums = (torch.bincount(bins, values, minlength=BINS) for values in (confidence, correct))
-    return Calibration(counts, *(values / counts.clamp(min=1) for values in sums))
+    return torch.stack([counts.double(), *(values / counts.clamp(min=1) for values in sums)])
+
+
+def calibration_error(bins: Tensor) -> float:
+    """Expected calibration error (ECE) of `calibrate`d bins: mean gap of confidence, accuracy."""
+    counts, confidence, accuracy = bins
+    return sum((counts * (confidence - accuracy).abs()).tolist()) / max(1, int(counts.sum()))
 
 
 def phrase(metrics: dict[str, float]) -> str:

@@ -76,7 +76,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             for compiled in filter(None, (model, ema)):
                 compiled.compile()
 
-        # What the first epochs do not train is frozen before the optimizer is made.
+        # What the first epochs do not train.
         unfreeze_step = round(config.optim.frozen_epochs * steps_per_epoch)
         backbone = freeze_backbone(model) if unfreeze_step else []
         optimizer = build_optimizer(config.optim, model)
@@ -97,7 +97,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             precision_note=f"{why_precision}; {reproducibility}",
             warnings=warnings,
         )
-        set_frozen(model, backbone, optimizer, is_frozen=state.step < unfreeze_step)
+        set_frozen(model, backbone, is_frozen=state.step < unfreeze_step)
         ddp_model = wrap_ddp(model, world)
         evaluate_every = train_data.steps_in(run.evaluate_every_epochs)
         save_every = run.save_every_steps or evaluate_every
@@ -119,7 +119,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         ):
             for batch in train_data.batches(state.step, 0 if stop_early else total_steps):
                 if backbone and state.step == unfreeze_step:
-                    set_frozen(model, backbone, optimizer, is_frozen=False)
+                    set_frozen(model, backbone, is_frozen=False)
                     # DDP waits for the gradients of all that was trainable when it was made.
                     ddp_model = wrap_ddp(model, world)
                 lr = set_lr(optimizer, lr_at(state.step))

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from .models import check_weights
 from .precision import Precision
 
 
@@ -56,7 +57,7 @@ class TrainState:
             return
         # The first averages are over few steps, so that random initial weights do not stay in them.
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
-        old, new = tensors(self.ema), tensors(self.model)
+        old, new = ([*net.parameters(), *net.buffers()] for net in (self.ema, self.model))
         floats = [i for i, tensor in enumerate(new) if tensor.is_floating_point()]
         torch._foreach_lerp_([old[i] for i in floats], [new[i] for i in floats], 1 - decay)
         for i in set(range(len(new))) - set(floats):  # BatchNorm's count of batches
@@ -69,29 +70,45 @@ class TrainState:
             "best_top1": self.best_top1,
             "best_step": self.best_step,
             "num_worse": self.num_worse,
-            "model": self.model.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
+            "model": dict(self.model.state_dict()),
+            "ema": None if self.ema is None else dict(self.ema.state_dict()),
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self.precision.state_dict(),
+            "scaler": self.precision.scaler.state_dict(),  # empty but for fp16
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what was saved; hyper-parameters of the optimizer stay those of the config."""
+        """Restore what was saved.
+
+        Raises:
+            LookupError, TypeError, ValueError, AttributeError, RuntimeError: if it is of another
+                model or optimizer.
+        """
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
         self.num_worse = saved["num_worse"]
         self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))
-        optimizer = saved["optimizer"]
-        pairs = zip(
-            self.optimizer.state_dict()["param_groups"], optimizer["param_groups"], strict=True
-        )
-        groups = [own | {"params": theirs["params"]} for own, theirs in pairs]
-        self.optimizer.load_state_dict({"state": optimizer["state"], "param_groups": groups})
-        self.precision.load_state_dict(saved["scaler"])
+        load_optimizer(self.optimizer, saved["optimizer"])
+        self.precision.scaler.load_state_dict(saved["scaler"])
 
 
-def tensors(model: nn.Module) -> list[Tensor]:
-    """Weights and buffers."""
-    return [*model.parameters(), *model.buffers()]
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore the state of each weight; hyper-parameters stay those of the config.
+
+    torch takes state of any size, and the fused kernels of SGD and AdamW would write past its end.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: if it is of other weights.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in groups]:
+        raise ValueError("its optimizer has other groups of weights")
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    is_fused = isinstance(optimizer, torch.optim.SGD | torch.optim.AdamW)
+    for number, state in saved["state"].items() if is_fused else ():
+        check_weights(state)
+        for name, value in state.items():
+            if value.numel() != (1 if name == "step" else weights[number].numel()):
+                raise ValueError(f"its optimizer has another shape of weight {number}")
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})

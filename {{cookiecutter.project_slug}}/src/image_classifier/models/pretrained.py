@@ -101,7 +101,8 @@ def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> Pretrai
             best, note = load_best(path), "weights of this run; --run.init-from was for its start"
             return PretrainedWeights(note, mean=best.mean, std=best.std)
     if run.init_from == PUBLISHED:
-        found = PretrainedWeights(f"torchvision's weights of {model.name}", download(model, world))
+        found = read_weights(download(model.name, world))
+        found = replace(found, note=f"torchvision's weights of {model.name}")
     else:
         found = read_weights(Path(run.init_from))
     found = replace(found, weights=unwrapped(found.weights))
@@ -160,21 +161,30 @@ def usual_normalisation(name: str) -> dict[str, Colours]:
     return {"mean": tuple(images.mean), "std": tuple(images.std)} if known else {}
 
 
-def download(model: ModelConfig, world: World) -> dict[str, Tensor]:
-    """Torchvision's weights of a model, downloaded once per machine, their checksum verified."""
-    published = published_weights(model.name)
+def download(name: str, world: World) -> Path:
+    """The file of torchvision's weights of the model `name`, downloaded once per machine.
+
+    Its name has the checksum that is verified.
+    """
+    published = published_weights(name)
     if published is None:
         raise UserError(
-            f"--run.init-from {PUBLISHED}: torchvision has no weights of {model.name}; "
+            f"--run.init-from {PUBLISHED}: torchvision has no weights of {name}; "
             "give the file of some, or take one of its models, such as resnet50"
         )
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(published.url).name)
+    checksum = path.stem.rpartition("-")[2]
     with world.local_main_first():
+        if path.is_file():
+            return path
         try:
-            return published.get_state_dict(
-                progress=sys.stderr.isatty(), check_hash=True, map_location="cpu", weights_only=True
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(
+                published.url, str(path), checksum, progress=sys.stderr.isatty()
             )
         except Exception as error:
             raise UserError(
-                f"the weights of {model.name} can't be downloaded ({error}): fetch {published.url} "
+                f"the weights of {name} can't be downloaded ({error}): fetch {published.url} "
                 "where there is a network, and start with --run.init-from FILE"
             ) from error
+    return path

@@ -1,7 +1,6 @@
 """Checkpoints and weights, read from files without running anything that may be in them."""
 
 import hashlib
-import math
 import os
 import re
 import warnings
@@ -21,7 +20,12 @@ from ..runtime.files import open_plain
 Colours = tuple[float, float, float]  # of red, green and blue, from 0 to 1
 
 # What Python and torch raise where a file does not hold what `Checkpoints.save` writes.
-WRONG_CONTENT = (KeyError, TypeError, ValueError, AttributeError, RuntimeError)
+WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+# The types of what a checkpoint holds; those of its weights are checked one by one.
+STATE = {"step": int, "best_top1": float, "best_step": int, "num_worse": int}
+STATE |= {"model": dict, "optimizer": dict, "scaler": dict}
+KINDS = {"state": STATE, "report": {"loss": float, "step": int}, "config": dict, "files": dict}
+KINDS |= {"fingerprint": str, "classes": list, "mean": list, "std": list}
 
 
 class DamagedError(UserError):
@@ -79,22 +83,35 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         UserError: if it is something else, or of another version of this project.
     """
     try:
+        check_kinds(saved, KINDS)
         state, classes = saved["state"], tuple(saved["classes"])
         mean, std = check_images(classes, saved["mean"], saved["std"])
-        if type(state["step"]) is not int or state["step"] < 0:
-            raise ValueError(f"state.step is {state['step']!r}")
+        if state["step"] < 0:
+            raise ValueError(f"step is {state['step']}")
+        # Plain dicts: one of torch's may have metadata, which a model would act on.
+        weights = dict(state["model"] if state["ema"] is None else state["ema"])
         check_weights(state["model"])
-        check_weights(state["model"] if state["ema"] is None else state["ema"])
-        flat = dict(saved["config"])
+        check_weights(weights)
     except WRONG_CONTENT as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error
     try:
-        config = unflatten(flat)
+        config = unflatten(saved["config"])
     except (*WRONG_CONTENT, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
-    # A plain dict: one of torch's may have metadata, which a model would act on.
-    weights = dict(state["model"] if state["ema"] is None else state["ema"])
     return Best(path, digest, weights, config, state["step"], classes, mean, std)
+
+
+def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:
+    """Check that `values` has all of `kinds`, which may be nested.
+
+    Raises:
+        KeyError, TypeError: if it has not.
+    """
+    for name, kind in kinds.items():
+        if isinstance(kind, dict):
+            check_kinds(values[name], kind)
+        elif not isinstance(values[name], kind) or isinstance(values[name], bool):
+            raise TypeError(f"{name} is {values[name]!r:.40}, not of type {kind.__name__}")
 
 
 def check_images(classes: tuple, mean: list[float], std: list[float]) -> tuple[Colours, Colours]:
@@ -105,14 +122,14 @@ def check_images(classes: tuple, mean: list[float], std: list[float]) -> tuple[C
     """
     if not classes or not all(isinstance(name, str) for name in classes):
         raise ValueError("its classes are not names")
-    is_finite = math.isfinite(math.fsum([*mean, *std]))
-    if len(mean) != 3 or len(std) != 3 or not is_finite or min(std) <= 0:
+    is_possible = all(0 <= m <= 1 for m in mean) and all(0 < s <= 1 for s in std)
+    if len(mean) != 3 or len(std) != 3 or not is_possible:
         raise ValueError(f"no images have the mean {mean} and the std {std}")
     return tuple(mean), tuple(std)
 
 
 def check_weights(weights: dict[str, Tensor]) -> None:
-    """Check that weights are dense tensors in host memory.
+    """Check that weights are dense tensors in host memory, by name.
 
     Raises:
         ValueError: if there are none, or naming the first that is not.
@@ -120,8 +137,9 @@ def check_weights(weights: dict[str, Tensor]) -> None:
     if not weights:
         raise ValueError("there are no weights")
     for name, weight in weights.items():
-        is_dense = isinstance(weight, Tensor) and weight.layout == torch.strided
-        if not is_dense or weight.device.type != "cpu" or weight.is_quantized:
+        is_plain = isinstance(name, str) and isinstance(weight, Tensor)
+        is_dense = is_plain and weight.layout == torch.strided and not weight.is_quantized
+        if not is_dense or weight.device.type != "cpu":
             raise ValueError(f"{name!a} is not a dense tensor")
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from html import escape
 from itertools import chain
 
-import torch
+from torch import Tensor
 
-from ...predictions import BINS, Calibration
+from ...predictions import BINS
 
 Points = list[tuple[float, float]]  # x and y
 
@@ -71,8 +71,8 @@ def line_chart(
     return figure(title, parts)
 
 
-def reliability_diagram(calibration: Calibration) -> str:
-    """Accuracy by predicted confidence, in bins; on the diagonal, the two are equal."""
+def reliability_diagram(bins: Tensor) -> str:
+    """Accuracy by predicted confidence, of `calibrate`d bins; on the diagonal they are equal."""
     across, down = scale(0, 1, LEFT, RIGHT), scale(0, 1, BOTTOM, TOP)
     levels = (0.0, 0.25, 0.5, 0.75, 1.0)
     parts = axes(
@@ -80,8 +80,7 @@ def reliability_diagram(calibration: Calibration) -> str:
         {f"{y:.0%}": down(y) for y in levels},
         "confidence",
     )
-    columns = torch.stack((calibration.counts, calibration.confidence, calibration.accuracy), dim=1)
-    for number, (count, said, right) in enumerate(columns.tolist()):
+    for number, (count, said, right) in enumerate(bins.T.tolist()):
         if count:
             parts.append(
                 f'<g class="bar"><title>{count:,.0f} images: confidence {said:.1%}, accuracy '

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...config import Config
 from ...data import Source
 from ...errors import FaultError, UserError
-from ...predictions import Calibration, Predictions, calibrate
+from ...predictions import Predictions, calibrate, calibration_error
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
 from .. import html
@@ -108,14 +108,14 @@ def curve(rows: Rows, metric: str, unit: float = 1.0) -> list[tuple[float, float
     return [(x, y / unit) for x, y in pairs if isinstance(x, float) and isinstance(y, float)]
 
 
-def summary(rows: Rows, confusion: Tensor, calibration: Calibration) -> str:
+def summary(rows: Rows, confusion: Tensor, calibration: Tensor) -> str:
     """The result in a few numbers, the most important first."""
     right, count = int(confusion.diagonal().sum()), int(confusion.sum())
     found = {f"top-1: {right:,} of {count:,} validation images": f"{right / count:.2%}"}
     for name, metric, form, of in FACTS:
         if values := [value for _, value in curve(rows, metric)]:
             found[name] = form.format(of(values))
-    found["calibration error"] = f"{calibration.error:.1%}"
+    found["calibration error"] = f"{calibration_error(calibration):.1%}"
     return "".join(f"<div><dd>{value}</dd><dt>{what}</dt></div>" for what, value in found.items())
 
 
@@ -129,13 +129,14 @@ def curves(rows: Rows) -> str:
     return "".join(charts)
 
 
-def calibration_section(calibration: Calibration) -> str:
+def calibration_section(calibration: Tensor) -> str:
     """Whether the model is over- or underconfident: a sentence and a diagram."""
-    count = float(calibration.counts.sum())
+    counts, confidence, accuracy = calibration
+    count = float(counts.sum())
     if not count:
         return "<p>No prediction has a probability.</p>"
-    said = float(calibration.counts @ calibration.confidence) / count
-    right = float(calibration.counts @ calibration.accuracy) / count
+    said = float(counts @ confidence) / count
+    right = float(counts @ accuracy) / count
     noise = 2 * sqrt(right * (1 - right) / count)  # two standard errors
     verdict = "neither over- nor underconfident"
     if abs(said - right) > max(noise, 0.005):
@@ -144,14 +145,16 @@ def calibration_section(calibration: Calibration) -> str:
     return (
         f'<div class="reliability">{html.reliability_diagram(calibration)}<p>Mean confidence '
         f"{said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error (ECE): "
-        f"{calibration.error:.1%}.</p></div>"
+        f"{calibration_error(calibration):.1%}.</p></div>"
     )
 
 
 def mistakes(predictions: Predictions) -> str:
     """The wrong predictions with the highest confidence: image, predicted and true class."""
     source, pictures = predictions.source, []
-    for index in predictions.worst(PICTURES):
+    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero().flatten()
+    surest = predictions.probability[wrong].argsort(descending=True, stable=True)
+    for index in wrong[surest][:PICTURES].tolist():
         predicted, target = int(predictions.predicted[index]), int(source.labels[index])
         lines = [
             ("wrong-class", source.classes[predicted], f"{predictions.probability[index]:.1%}"),

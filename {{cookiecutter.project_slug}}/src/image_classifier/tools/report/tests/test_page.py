@@ -21,6 +21,7 @@ from image_classifier.predictions import (
     BINS,
     Predictions,
     calibrate,
+    calibration_error,
 )
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.report.page import (
@@ -161,11 +162,11 @@ def said(*pairs: tuple[float, bool]) -> Predictions:
 def test_calibration_is_what_the_paper_says_and_told_in_a_sentence() -> None:
     answers = said((0.9, True), (0.9, False), (0.3, False), (1.0, True), (float("nan"), True))
     found = calibrate(answers)
-    assert found.counts[[4, 13, 14]].tolist() == [1, 2, 1]
-    assert found.error == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
+    assert found[0, [4, 13, 14]].tolist() == [1, 2, 1]
+    assert calibration_error(found) == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
     left_out = replace(answers, predicted=torch.full((5,), LEFT_OUT))
-    assert calibrate(left_out).counts.tolist() == [0] * BINS
-    assert calibrate(left_out).error == 0
+    assert calibrate(left_out)[0].tolist() == [0] * BINS
+    assert calibration_error(calibrate(left_out)) == 0
     for share, num_right, words in (
         (0.9, 500, "overconfident by 40.0 points"),
         (0.6, 900, "underconfident by 30.0 points"),
