@@ -18,7 +18,7 @@ class PredictOptions:
     run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
     paths: Annotated[tuple[str, ...], tyro.conf.Positional]  # files, folders, 'patterns' such as
     # 'photos/**/*.jpg'; -: a list on standard input
-    out: str = ""  # file to write, .csv, .jsonl or .parquet; default: a table on the screen
+    out: str = ""  # file to write, .csv or .jsonl; default: a table on the screen
     top_k: int = within(5, 1, 65536)  # number of most probable classes to name for each image
     batch_size: int = within(256, 1, 65536)  # images per forward pass
     workers: int | Literal["auto"] = within("auto", 0, 4096)  # decoding processes
