@@ -44,8 +44,8 @@ class RangeTest:
     suggested: float
 
 
-def find_lr(config: Config, command: str, folder: Path, lrs: list[float]) -> RangeTest:
-    """Run a range test over `lrs`, and write `lr.json` and `lr.html` to `folder`.
+def find_lr(config: Config, command: str, lrs: list[float]) -> RangeTest:
+    """Run a range test over `lrs`, and write `lr.json` and `lr.html` to the run folder.
 
     Prints `command`, which trains `config`, with the suggested learning rate.
 
@@ -53,9 +53,8 @@ def find_lr(config: Config, command: str, folder: Path, lrs: list[float]) -> Ran
         UserError: if no learning rate lets the loss fall, or the config or the data is unusable.
         FaultError: if memory does not suffice.
     """
-    # No average of weights is needed, and the run folder is that of the test.
-    optim = replace(config.optim, ema_decay=0.0)
-    config = replace(config, run=replace(config.run, dir=str(folder)), optim=optim)
+    config = replace(config, optim=replace(config.optim, ema_decay=0.0))  # no average is needed
+    folder = Path(config.run.dir)
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
         result = analyse(lrs, losses_at(lrs, config, world))
         if world.is_main:

@@ -48,7 +48,7 @@ def test_the_command_writes_two_files_and_prints_how_to_train(
 ) -> None:
     monkeypatch.setattr(finding, "losses_at", lambda *_: curve(1e-3, 1e-1))
     words = "--data.root;my photos;--epochs;2;--optim.lr=3;--compute.compile;--run.trackers"
-    words += f";--dir;{tmp_path};--low;1e-6;--steps;100"
+    words += f";--run.dir;{tmp_path};--low;1e-6;--steps;100"
     assert main(["find-lr", *words.split(";")]) == 0
     suggested = json.loads((tmp_path / "lr.json").read_text())["suggested"]
     flags = "--epochs 2.0 --data.root 'my photos' --compute.compile --run.trackers"
