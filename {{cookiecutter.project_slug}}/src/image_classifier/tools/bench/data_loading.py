@@ -1,6 +1,7 @@
 """Tips on how images reach the device."""
 
 import shutil
+import signal
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -27,7 +28,7 @@ from ...runtime.machine import num_cores
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, streamed, with_knobs
 from .timed_run import TimedRun
 
-SAMPLE = "sample"  # folder for some of the images
+SAMPLE = "sample"  # folder in the run folder for some of the images
 PREPARED_IMAGES = 512  # that are prepared to measure it; at least two batches
 RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset streams them
 
@@ -181,7 +182,10 @@ def use_dataloader(
         ]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about forks and numbers of workers
+            handler = signal.getsignal(signal.SIGCHLD)
             host_batches = iter(loader)
+            # DataLoader's handler, which stays, would raise when workers of other runs are ended.
+            signal.signal(signal.SIGCHLD, handler)
         if copy == "side stream":
             yield from Prefetcher(host_batches, run.world)
         for host in host_batches:
@@ -244,7 +248,7 @@ def prepared(setup: Setup) -> Variants:
         from ..prepare.prepare import prepare_images
     except ModuleNotFoundError:
         raise UnavailableError("needs the tool prepare, which was deleted") from None
-    root = setup.folder / SAMPLE
+    root = Path(config.run.dir, SAMPLE)
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)
     link_sample(setup, root / "images", count)
