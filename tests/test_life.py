@@ -43,7 +43,7 @@ def test_a_project_with_short_names_and_all_options_tests_its_tools(
     # What has to do with tools: the other tests were run without them.
     tests = ["src", *(f"tests/test_{name}.py" for name in ("cli", "console", "security"))]
     tests += ["tests/test_house.py::test_every_command_of_the_readme_is_understood"]
-    python("-m", "pytest", "-q", *tests, folder=short_and_full)
+    python("-m", "pytest", "-q", "-n", "auto", *tests, folder=short_and_full)
 
 
 def test_a_mistake_that_one_process_meets_is_one_line(short_and_full: Path, tmp_path: Path) -> None:

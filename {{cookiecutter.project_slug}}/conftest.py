@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small models need no more
 import torch
 import torch.distributed as dist
 from PIL import Image
@@ -31,6 +33,7 @@ from image_classifier.predictions import Predictions
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.runtime.config_dict import flatten
+from image_classifier.runtime.machine import num_cores
 from image_classifier.tracking import logger as report
 from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
@@ -64,12 +67,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the background commands of modules with a `begin`; keep torch out of collections."""
+    """Keep torch out of garbage collections."""
     gc.freeze()
     session.config.add_cleanup(gc.unfreeze)  # or nanobind reports leaks at exit
-    for module in {item.module for item in session.items if isinstance(item, pytest.Function)}:
-        if hasattr(module, "begin") and not session.config.option.collectonly:
-            session.config.add_cleanup(module.begin())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the processes of `pytest -n auto`: the cores of the container, of which 4 suffice."""
+    return min(4, num_cores())
 
 
 def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) -> None:  # noqa: ANN401

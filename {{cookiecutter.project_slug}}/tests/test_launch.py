@@ -1,14 +1,10 @@
-"""A run of several processes that we start: until one fails, and once more after a loss.
-
-The command begins with the first test of all, and has the cores that other tests leave idle.
-"""
+"""A run of several processes that we start: until one fails, and once more after a loss."""
 
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -39,40 +35,14 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
-class Background:
-    """A command that runs beside the tests, in a folder of its own."""
-
-    def begin(self) -> Callable[[], None]:
-        """Start it; what is to be called at the end."""
-        self.temporary = tempfile.TemporaryDirectory()
-        folder = Path(self.temporary.name)
-        (folder / "broken.py").write_text(BROKEN)
-        words = ["broken.py", *SMOKE.split(), "--run.processes", "2", "--run.dir", "broken"]
-        self.process = subprocess.Popen(
-            ["nice", sys.executable, *words],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return self.close
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        self.process.kill()
-        self.process.communicate()
-        self.temporary.cleanup()
-
-
-BACKGROUND = Background()
-begin = BACKGROUND.begin  # which `conftest.py` calls before the first test
-
-
-def test_processes_that_we_start_learn_until_one_fails_which_alone_says_why() -> None:
-    _, complaint = BACKGROUND.process.communicate(timeout=600)  # beside whatever else is at work
-    assert BACKGROUND.process.returncode == 2
-    assert complaint == "error: the disk is on fire\n"
-    assert len(losses(Path(BACKGROUND.temporary.name, "broken"))) == 1
+def test_processes_that_we_start_learn_until_one_fails_which_alone_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = ["broken.py", *SMOKE.split(), "--run.processes", "2", "--run.dir", "broken"]
+    done = subprocess.run(
+        [sys.executable, *words], check=False, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (2, "error: the disk is on fire\n")
+    assert len(losses(tmp_path / "broken")) == 1
 
 
 def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that() -> None:
