@@ -107,7 +107,7 @@ def non_blocking(setup: Setup) -> Variants:
 
 
 def uint8(setup: Setup) -> Variants:
-    """Hand over batches as bytes, and normalise on the device.
+    """Hand over batches as bytes, and normalize on the device.
 
     - Why: float32 is four times as much to write, to copy between processes and to send to the GPU.
     - When it hurts: never in speed. Augmentations that need floats must come after it.
@@ -141,7 +141,7 @@ class PlainDataset(Dataset):
     """The same images, one by one."""
 
     def __init__(self, samples: Samples, as_float: bool) -> None:
-        """As uint8, or as normalised float32."""
+        """As uint8, or as normalized float32."""
         self.samples, self.as_float = samples, as_float
         self.mean, self.std = (
             255 * torch.tensor(s) for s in (samples.source.mean, samples.source.std)
