@@ -115,8 +115,8 @@ def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[
 
 def affordable_batch_size(size: int, parts: int, rate: float, budget: Budget) -> int:
     """The batch size, halved until a step fits the budget at `rate` images per second."""
-    is_long = lambda size: size / rate > budget.step_seconds  # noqa: E731
-    while is_long(size) and size % (4 * parts) == 0 and size >= 2 * MIN_BATCH_SIZE:
+    affordable = budget.step_seconds * rate
+    while size > affordable and size >= 2 * MIN_BATCH_SIZE and size % (4 * parts) == 0:
         size //= 2  # each of `parts` stays even, as mixing needs pairs
     return size
 
