@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         connected_components,
         find_near_duplicates,
     )
-    from image_classifier.tools.check.survey import grey
+    from image_classifier.tools.check.survey import gray
 
     suffixes = (".jpg", ".jpeg", ".png")
     files = sorted(path for path in options.files.rglob("*") if path.suffix in suffixes)
@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     files = [files[n * len(files) // count] for n in range(count)]
 
     def small(content: bytes) -> np.ndarray:
-        return grey(resize(decode(content), SIDE, SIDE).numpy())
+        return gray(resize(decode(content), SIDE, SIDE).numpy())
 
     originals = np.stack([small(path.read_bytes()) for path in files])
     alone = find_near_duplicates(originals, np.arange(count))

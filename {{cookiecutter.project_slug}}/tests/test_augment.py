@@ -23,7 +23,7 @@ from image_classifier.config import AugmentConfig, Config
 from image_classifier.data import Windows, shift_and_flip
 from image_classifier.data.crops import (
     BOX_DRAWS,
-    centre_crop,
+    center_crop,
     crop,
     place_box,
     random_boxes,
@@ -132,7 +132,7 @@ def test_crops_are_those_of_pillow(images: Tensor) -> None:
     difference = np.abs(out.numpy().astype(int) - expected)
     assert difference.max() <= 1
     assert difference.mean() < 0.05
-    centre_crop(pixels[:48, :60], out)
+    center_crop(pixels[:48, :60], out)
     assert torch.equal(out, pixels[:48, 6:54])
 
 

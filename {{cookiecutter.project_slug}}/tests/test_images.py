@@ -31,8 +31,8 @@ from image_classifier.data.decode import (
 FUZZED = int(os.environ.get("FUZZED_IMAGES", "200"))
 SECONDS, PEAK_BYTES = 0.2, 200e6  # that a file may take
 HEIGHT, WIDTH = 24, 40
-COLOURS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]  # of the quarters, by rows
-GREYS = [(76,) * 3, (150,) * 3, (29,) * 3, (226,) * 3]  # the same in ITU-R 601 luma
+COLORS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]  # of the quarters, by rows
+GRAYS = [(76,) * 3, (150,) * 3, (29,) * 3, (226,) * 3]  # the same in ITU-R 601 luma
 WHITE = (255, 255, 255)
 NO_IMAGE = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
 
@@ -45,17 +45,17 @@ def as_users_see_it() -> object:
         yield
 
 
-def quarters(*colours: tuple[int, ...]) -> Image.Image:
-    """A picture of four rectangles, each of another colour."""
-    pixels = np.zeros((HEIGHT, WIDTH, len(colours[0])), dtype=np.uint8)
-    for number, colour in enumerate(colours):
+def quarters(*colors: tuple[int, ...]) -> Image.Image:
+    """A picture of four rectangles, each of another color."""
+    pixels = np.zeros((HEIGHT, WIDTH, len(colors[0])), dtype=np.uint8)
+    for number, color in enumerate(colors):
         top, left = number // 2 * HEIGHT // 2, number % 2 * WIDTH // 2
-        pixels[top : top + HEIGHT // 2, left : left + WIDTH // 2] = colour
+        pixels[top : top + HEIGHT // 2, left : left + WIDTH // 2] = color
     return Image.fromarray(pixels.squeeze())
 
 
-RGB = quarters(*COLOURS)
-GREY16 = np.asarray(RGB.convert("L")).astype(np.uint16) * 256 + 77
+RGB = quarters(*COLORS)
+GRAY16 = np.asarray(RGB.convert("L")).astype(np.uint16) * 256 + 77
 OTHER = Image.new("RGB", RGB.size)
 
 
@@ -80,7 +80,7 @@ def png(width: int, height: int, bits: int, kind: int, rows: bytes) -> bytes:
 
 
 def rgb16() -> bytes:
-    """A PNG of 16 bits in each colour; the lower 8 are noise."""
+    """A PNG of 16 bits in each color; the lower 8 are noise."""
     deep = (np.asarray(RGB).astype(np.uint16) * 256 + 99).astype(">u2")
     return png(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in deep))
 
@@ -113,40 +113,40 @@ def animated(form: str) -> bytes:
 JPEG = saved(RGB, "JPEG", quality=95, subsampling=0)
 GARBLED = JPEG[:2] + b"\xff\xe1\0\x12Exif\0\0MMnonsense" + JPEG[2:]
 PALETTE = RGB.quantize(8)
-CLEAR = [WHITE, (127, 255, 127), *COLOURS[2:]]
-# By name: the file, and the colours of its quarters or the reason why it is refused.
+CLEAR = [WHITE, (127, 255, 127), *COLORS[2:]]
+# By name: the file, and the colors of its quarters or the reason why it is refused.
 ZOO: dict[str, tuple[bytes, list | str]] = {
-    "baseline.jpg": (JPEG, COLOURS),
-    "progressive.jpg": (saved(RGB, "JPEG", quality=95, progressive=True), COLOURS),
-    "grey.jpg": (saved(RGB.convert("L"), "JPEG", quality=95), GREYS),
-    "cmyk of Adobe.jpg": (saved(RGB.convert("CMYK"), "JPEG", quality=95), COLOURS),
-    "mpo.jpg": (saved(RGB, "MPO", save_all=True, append_images=[OTHER], quality=95), COLOURS),
-    "exif garbled.jpg": (GARBLED, COLOURS),
-    "in truth a png.jpg": (saved(RGB, "PNG"), COLOURS),
-    "rgb.png": (saved(RGB, "PNG"), COLOURS),
-    "grey.png": (saved(RGB.convert("L"), "PNG"), GREYS),
-    "grey 16.png": (saved(Image.fromarray(GREY16), "PNG"), GREYS),
-    "rgb 16.png": (rgb16(), COLOURS),
-    "palette.png": (saved(PALETTE, "PNG"), COLOURS),
+    "baseline.jpg": (JPEG, COLORS),
+    "progressive.jpg": (saved(RGB, "JPEG", quality=95, progressive=True), COLORS),
+    "gray.jpg": (saved(RGB.convert("L"), "JPEG", quality=95), GRAYS),
+    "cmyk of Adobe.jpg": (saved(RGB.convert("CMYK"), "JPEG", quality=95), COLORS),
+    "mpo.jpg": (saved(RGB, "MPO", save_all=True, append_images=[OTHER], quality=95), COLORS),
+    "exif garbled.jpg": (GARBLED, COLORS),
+    "in truth a png.jpg": (saved(RGB, "PNG"), COLORS),
+    "rgb.png": (saved(RGB, "PNG"), COLORS),
+    "gray.png": (saved(RGB.convert("L"), "PNG"), GRAYS),
+    "gray 16.png": (saved(Image.fromarray(GRAY16), "PNG"), GRAYS),
+    "rgb 16.png": (rgb16(), COLORS),
+    "palette.png": (saved(PALETTE, "PNG"), COLORS),
     "palette and key.png": (saved(PALETTE, "PNG", transparency=PALETTE.getpixel((0, 0))), None),
-    "grey and alpha.png": (saved(with_alpha("LA"), "PNG"), [WHITE, (202,) * 3, *GREYS[2:]]),
+    "gray and alpha.png": (saved(with_alpha("LA"), "PNG"), [WHITE, (202,) * 3, *GRAYS[2:]]),
     "rgba.png": (saved(with_alpha("RGBA"), "PNG"), CLEAR),
-    "key.png": (keyed(), [WHITE, *COLOURS[1:]]),
+    "key.png": (keyed(), [WHITE, *COLORS[1:]]),
     "1 bit.png": (
         saved(quarters((255,), (0,), (0,), (255,)).convert("1"), "PNG"),
         [WHITE, (0, 0, 0), (0, 0, 0), WHITE],
     ),
-    "animated.png": (animated("PNG"), COLOURS),
+    "animated.png": (animated("PNG"), COLORS),
     "one column.png": (png(1, 60_000, 8, 2, (b"\0" + b"\xff\0\0") * 60_000), [(255, 0, 0)] * 4),
-    "animated.gif": (animated("GIF"), COLOURS),
-    "lossless.webp": (saved(RGB, "WEBP", lossless=True), COLOURS),
-    "animated.webp": (animated("WEBP"), COLOURS),
-    "plain.bmp": (saved(RGB, "BMP"), COLOURS),
-    "plain.tif": (saved(RGB, "TIFF"), COLOURS),
-    "cmyk.tif": (saved(RGB.convert("CMYK"), "TIFF"), COLOURS),
-    "grey 16.tif": (saved(Image.fromarray(GREY16), "TIFF"), GREYS),
+    "animated.gif": (animated("GIF"), COLORS),
+    "lossless.webp": (saved(RGB, "WEBP", lossless=True), COLORS),
+    "animated.webp": (animated("WEBP"), COLORS),
+    "plain.bmp": (saved(RGB, "BMP"), COLORS),
+    "plain.tif": (saved(RGB, "TIFF"), COLORS),
+    "cmyk.tif": (saved(RGB.convert("CMYK"), "TIFF"), COLORS),
+    "gray 16.tif": (saved(Image.fromarray(GRAY16), "TIFF"), GRAYS),
     "float.tif": (saved(RGB.convert("F"), "TIFF"), "floating-point"),
-    "grey 32.tif": (saved(Image.fromarray(GREY16.astype(np.int32) * 99), "TIFF"), "of 32 bits"),
+    "gray 32.tif": (saved(Image.fromarray(GRAY16.astype(np.int32) * 99), "TIFF"), "of 32 bits"),
     "nothing.jpg": (b"", NO_IMAGE),
     "html.jpg": (b"<html>404: not found</html>", NO_IMAGE),
     "new.avif": (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf" + bytes(64), NO_IMAGE),
@@ -188,9 +188,9 @@ def test_a_file_is_read_right_or_refused_with_its_path_and_the_reason(
     assert pixels.dtype == np.uint8
     assert pixels.shape[2] == 3
     height, width = pixels.shape[:2]
-    for number, colour in enumerate(expected or [WHITE, *COLOURS[1:]]):
+    for number, color in enumerate(expected or [WHITE, *COLORS[1:]]):
         place = height * (1 + number // 2 * 2) // 4, width * (1 + number % 2 * 2) // 4
-        assert np.abs(pixels[place] - np.array(colour)).max() <= 8, number
+        assert np.abs(pixels[place] - np.array(color)).max() <= 8, number
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_turned_image_is_set_upright_whatever_its_format(
         path.write_bytes(saved(lying, form, exif=exif, **options))
         pixels = read(path)
         assert pixels.shape == (HEIGHT, WIDTH, 3), orientation
-        assert np.abs(pixels[6::12, 10::20].reshape(-1, 3) - np.array(COLOURS)).max() <= 8
+        assert np.abs(pixels[6::12, 10::20].reshape(-1, 3) - np.array(COLORS)).max() <= 8
 
 
 @pytest.mark.parametrize("orientation", range(10))

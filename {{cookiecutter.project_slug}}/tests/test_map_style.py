@@ -119,14 +119,20 @@ def test_what_is_not_map_style_is_refused(noisy: Config, monkeypatch: pytest.Mon
     monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Endless())
     with pytest.raises(UserError, match=r"Endless should be map-style: with __len__ and"):
         open_dataset(noisy.data, "train")
+    wrong = Noisy()
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: wrong)
+    for targets in (["ant"] * COUNT, [[0, 1]] * COUNT, [0.5] * COUNT, [0, 1]):
+        wrong.targets = targets
+        with pytest.raises(UserError, match=r"Noisy should be 24 numbers of classes, one for each"):
+            open_dataset(noisy.data, "train")
 
 
 def test_images_are_pil_or_bytes_in_either_layout() -> None:
     array, chw = PIXELS.numpy(), PIXELS.permute(2, 0, 1)
     for image in (Image.fromarray(array), PIXELS, chw, array, chw.numpy()):
         assert torch.equal(to_pixels(image), PIXELS)
-    for grey in (PIXELS[..., 0], PIXELS[None, ..., 0]):
-        assert torch.equal(to_pixels(grey), PIXELS[..., :1].expand(-1, -1, 3))
+    for gray in (PIXELS[..., 0], PIXELS[None, ..., 0]):
+        assert torch.equal(to_pixels(gray), PIXELS[..., :1].expand(-1, -1, 3))
     for other in (chw / 255, PIXELS.flatten(), "a.jpg"):
         with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
             to_pixels(other)

@@ -91,10 +91,10 @@ def test_each_step_and_each_run_draws_its_own() -> None:
 
 
 def painted(image: Tensor) -> Tensor:
-    """A transform as people write them, whose three colours are drawn by three generators."""
+    """A transform as people write them, whose three colors are drawn by three generators."""
     shift = int(10 * np.random.randn() + 10 * random.gauss(0, 1))
-    colours = torch.tensor(draws(image[0].numel()), dtype=torch.uint8)
-    return (colours + shift % 256).view_as(image)
+    colors = torch.tensor(draws(image[0].numel()), dtype=torch.uint8)
+    return (colors + shift % 256).view_as(image)
 
 
 def test_a_transform_draws_by_place_from_any_generator(
@@ -110,8 +110,8 @@ def test_a_transform_draws_by_place_from_any_generator(
             return torch.stack([batch.images.clone() for batch in data.batches(start, 6)])
 
     alone = pixels(0)
-    for colour in alone.flatten(0, 1).flatten(2).unbind(1):
-        assert len(colour.unique(dim=0)) == 24  # each image, in each epoch, has its own
+    for color in alone.flatten(0, 1).flatten(2).unbind(1):
+        assert len(color.unique(dim=0)) == 24  # each image, in each epoch, has its own
     assert torch.equal(pixels(2, start=4), alone[4:])
 
 

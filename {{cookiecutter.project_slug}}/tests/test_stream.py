@@ -45,11 +45,17 @@ def streamed(config: Config, photos: Path) -> Config:
     )
 
 
-def test_a_pass_that_is_given_up_leaves_the_next_one_right(streamed: Config) -> None:
+def test_a_pass_that_is_given_up_leaves_the_next_one_right(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "POLL_SECONDS", 0.2)
     data = TrainData(streamed, CPU)
     first = next(data.batches(0, 6)).images.clone()
     next(data.batches(2, 6))
     assert torch.equal(next(data.batches(0, 6)).images, first)
+    os.kill(data.loader.workers[0].pid, signal.SIGSTOP)  # as one that is slow
+    assert torch.equal(next(data.batches(0, 6)).images, first)
+    data.close()
 
 
 def killed_with_workers(config: Config, path: Path) -> None:
@@ -127,7 +133,7 @@ def test_slots_take_the_memory_that_there_is(
         assert len(data.loader.images) == 1 + depth
         assert ("; prefetch-batches 1: memory is short" in data.reason) == (depth == 1)
     monkeypatch.setattr(autotune, "host_memory_bytes", lambda: of_a_batch)
-    with pytest.raises(UserError, match=r"need 0 MB of memory, 0 MB are free: lower --data\.batch"):
+    with pytest.raises(UserError, match=r"need 0 MB of memory, 0 MB are free: lower the"):
         TrainData(streamed, CPU)
 
 
@@ -208,7 +214,9 @@ def test_the_number_of_workers_is_measured_if_that_is_worth_it(
     data = TrainData(auto, CPU)
     assert "decoding takes only" in data.reason
     assert data.data.workers == data.workers  # evaluation measures nothing
-    assert autotune.rate(data.loader.samples, 1) > 10
+    monkeypatch.setattr(autotune, "PROBED_TOGETHER", 5)  # of 12: batches of equal size
+    monkeypatch.setattr(shared_memory, "PART_SIZES", (1, 64))
+    assert autotune.rate(data.loader.samples, 3) > 10
     rates = {1: 100, 2: 190, 4: 300, 8: 310}
     monkeypatch.setattr(autotune, "WORTH_SECONDS", 0)
     monkeypatch.setattr(autotune, "rate", lambda _, count: rates[count])

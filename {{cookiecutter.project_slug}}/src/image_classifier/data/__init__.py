@@ -5,7 +5,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 """
 
 from .autotune import choose_workers, fits_device, fits_host, open_loader, worker_counts
-from .crops import BOX_DRAWS, centre_crop, random_boxes, resize
+from .crops import BOX_DRAWS, center_crop, random_boxes, resize
 from .datasets import open_dataset, open_files, prepared
 from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
@@ -32,7 +32,7 @@ __all__ = [
     "Windows",
     "are_replaced",
     "cache_folder",
-    "centre_crop",
+    "center_crop",
     "choose_workers",
     "fits_device",
     "fits_host",

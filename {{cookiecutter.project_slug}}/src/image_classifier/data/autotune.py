@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import torch
 
@@ -78,7 +79,7 @@ def open_loader(
         raise UserError(
             f"batches of {data.batch_size} images of {samples.size} x {samples.size} need "
             f"{needed(depth) / 2**20:,.0f} MB of memory, {free / 2**20:,.0f} MB are free: "
-            "lower --data.batch-size or --data.image-size"
+            "lower the batch size or the image size"
         )
     less = f"; prefetch-batches {depth}: memory is short" if depth < data.prefetch_batches else ""
     pin, timeout_seconds = world.device.type == "cuda", (run or RunConfig()).timeout_seconds
@@ -99,8 +100,8 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
     seconds = seconds_per_image(samples) * len(samples.source) / world.size
     if seconds < WORTH_SECONDS:
         return most, f"decoding takes only {seconds:.1f} s per epoch"
-    if most == 1:
-        return most, "the model needs the other cores"
+    if most <= 1:
+        return most, "the most that the cores and the number of images allow"
     rates = {count: round(rate(samples, count)) for count in worker_counts(most)}
     chosen = min(n for n in rates if rates[n] >= GOOD_ENOUGH * max(rates.values()))
     table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
@@ -124,19 +125,18 @@ def seconds_per_image(samples: Samples) -> float:
 
 def rate(samples: Samples, workers: int) -> float:
     """Images per second that this many workers decode, without their start."""
-    loader = SharedMemoryLoader(samples, PROBED_TOGETHER, workers, prefetch_batches=4, pin=False)
+    size, end = min(PROBED_TOGETHER, len(samples.source)), math.inf
     order = torch.randperm(len(samples.source), generator=torch.Generator().manual_seed(0))
-    end = math.inf
-    batches = itertools.cycle((0, part) for part in order.split(PROBED_TOGETHER))
-    loader.begin(itertools.takewhile(lambda _: time.perf_counter() < end, batches))
-    next(loader)
-    began, filled = time.perf_counter(), loader.num_filled
-    end = began + PROBE_SECONDS
-    for _ in loader:
-        pass
-    seconds = time.perf_counter() - began
-    loader.close()
-    return (loader.num_filled - filled) / seconds
+    # Only the last batch of a pass may be smaller than the others.
+    batches = itertools.cycle((0, part) for part in order.unfold(0, size, size))
+    with closing(SharedMemoryLoader(samples, size, workers, 4, pin=False)) as loader:
+        loader.begin(itertools.takewhile(lambda _: time.perf_counter() < end, batches))
+        next(loader)
+        began, filled = time.perf_counter(), loader.num_filled
+        end = began + PROBE_SECONDS
+        for _ in loader:
+            pass
+        return (loader.num_filled - filled) / (time.perf_counter() - began)
 
 
 def fits_device(needed_bytes: int, world: World) -> bool:
@@ -155,7 +155,7 @@ def common_side(source: Source, probes: int = 256) -> int | None:
     if source.pixels is not None:
         sizes = {tuple(source.pixels.shape[1:3])}
     elif source.sizes is not None:
-        sizes = {tuple(size) for size in source.sizes.unique(dim=0).tolist()}
+        sizes = {tuple(size.tolist()) for size in torch.aminmax(source.sizes, dim=0)}
     elif source.paths is not None:
         picked = {len(source) * probe // probes for probe in range(probes)}
         sizes = {image_size(source.paths[index]) for index in picked} - {None}

@@ -45,7 +45,7 @@ def resize(pixels: Tensor, height: int, width: int) -> Tensor:
     return scaled
 
 
-def centre_crop(pixels: Tensor, out: Tensor) -> None:
+def center_crop(pixels: Tensor, out: Tensor) -> None:
     """Scale the middle square of an image to fill `out`, (side, side, 3) uint8."""
     height, width = pixels.shape[:2]
     side = min(height, width)

@@ -60,7 +60,7 @@ silence_pillow()
 def read_image(path: Path) -> Tensor:
     """The pixels of an image file: (height, width, 3) uint8, upright, transparency over white.
 
-    An animation gives its first frame. 16-bit grey keeps its upper 8 bits.
+    An animation gives its first frame. 16-bit gray keeps its upper 8 bits.
 
     Raises:
         BadImageError: if the file is missing, damaged, of another format, or too large.
@@ -90,17 +90,15 @@ def decode(encoded: bytes) -> Tensor:
         Exception: of any kind that Pillow's decoders raise.
     """
     pixels = decode_jpeg(encoded) if encoded.startswith(JPEG_START) else None
-    if pixels is not None:
-        return torch.from_numpy(pixels)
-    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        check_size(image.height, image.width)
-        rgb = to_rgb(image)
-    pixels = np.frombuffer(bytearray(rgb.tobytes()), dtype=np.uint8)
-    return torch.from_numpy(pixels).view(rgb.height, rgb.width, 3)
+    if pixels is None:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            check_size(image.height, image.width)
+            pixels = np.array(to_rgb(image))
+    return torch.from_numpy(pixels)
 
 
 def decode_jpeg(encoded: bytes) -> np.ndarray | None:
-    """The pixels of an undamaged colour or grey JPEG, upright; None for others.
+    """The pixels of an undamaged color or gray JPEG, upright; None for others.
 
     libjpeg-turbo gives the same pixels as Pillow in about half of the time.
 
@@ -167,7 +165,7 @@ def check_size(height: int, width: int) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any image as upright RGB; `convert` alone makes 16-bit grey white and shows hidden colours.
+    """Any image as upright RGB; `convert` alone makes 16-bit gray white and shows hidden colors.
 
     Raises:
         ValueError: for pixels of unknown range.
@@ -177,12 +175,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers; save it with 8 bits per channel")
     if image.mode.startswith("I"):
-        grey = image.convert("I")
-        lowest, highest = grey.getextrema()
+        gray = image.convert("I")
+        lowest, highest = gray.getextrema()
         if lowest < 0 or highest >= 2**16:
             raise ValueError("its pixels are numbers of 32 bits; save it with 8 bits per channel")
         scale = 1 / 256 if highest > 255 else 1
-        image = grey.point(lambda value: value * scale).convert("L")
+        image = gray.point(lambda value: value * scale).convert("L")
     turn = TURNS.get(orientation_in(exif)) if exif else None
     if turn is not None:
         image = image.transpose(turn)

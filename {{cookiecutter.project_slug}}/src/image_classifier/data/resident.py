@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..runtime.distributed import World
 from ..runtime.machine import num_cores
-from .crops import centre_crop
+from .crops import center_crop
 from .datasets.source import Source
 from .decode import BadImageError
 
@@ -65,7 +65,7 @@ def load(
     def fill(part: Tensor, is_bad: Tensor, numbers: Tensor) -> None:
         for row, (place, number) in enumerate(zip(part, numbers.tolist(), strict=True)):
             try:
-                centre_crop(source.read(number), place)
+                center_crop(source.read(number), place)
             except BadImageError as error:
                 note(number, error.reason)
                 place.zero_()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..config import AugmentConfig, DataConfig
 from ..runtime import seeding
-from .crops import BOX_DRAWS, centre_crop, crop, place_box, random_sides
+from .crops import BOX_DRAWS, center_crop, crop, place_box, random_sides
 from .datasets.source import Source
 from .decode import BadImageError
 
@@ -59,7 +59,7 @@ class Samples:
                 place.zero_()
                 continue
             if self.min_area is None:
-                centre_crop(pixels, place)
+                center_crop(pixels, place)
             else:
                 box = place_box(box_sizes[row], corners[row], *pixels.shape[:2])
                 crop(pixels, box, place, self.is_mirrored(index, epoch, flips[row]))

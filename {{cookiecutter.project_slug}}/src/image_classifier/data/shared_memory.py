@@ -158,10 +158,12 @@ class SharedMemoryLoader:
             FaultError: if a worker was killed or hangs, or too many images are unreadable.
         """
         self.sampler.begin(places)
+        try:
+            self.parts = iter(self.loader) if self.loader is not None else None
+        except RuntimeError:  # a worker has ended, or is busy with a pass that was given up
+            self.close()
         if self.loader is None:
             self.start()
-        else:
-            self.parts = iter(self.loader)
         return self
 
     def __iter__(self) -> Iterator[HostBatch]:

@@ -50,15 +50,6 @@ def open_dataset(data: DataConfig, split: str) -> Source:
 
 def open_files(data: DataConfig, split: str) -> Source:
     """`open_dataset` without a limit and without prepared images."""
-    return without_quarantine(call_dataset(data, split), data, split)
-
-
-def call_dataset(data: DataConfig, split: str) -> Source:
-    """What the function of the dataset returns, as a `Source`.
-
-    Raises:
-        UserError: if there is no such function, or it returns something else.
-    """
     function = choose("dataset", data.name, DATASETS)
     with seeded(DATASET):
         found = function(data, split)
@@ -69,4 +60,4 @@ def call_dataset(data: DataConfig, split: str) -> Source:
             "Dataset, `Source(labels, classes, pixels=images)`, or one with "
             "`paths=PathList(folder, paths)`"
         )
-    return source
+    return without_quarantine(source, data, split)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -119,24 +120,26 @@ def class_folders(place: Path) -> list[bytes]:
     return names
 
 
-def walk(top: bytes) -> list[bytes]:
+def walk(top: bytes, seen: set[tuple[int, int]] | None = None) -> Iterator[bytes]:
     """The image files below `top`, sorted; a folder to which several links lead is entered once.
 
     Raises:
         UserError: if a folder can't be listed.
     """
-    found: list[bytes] = []
-    seen = set()
-    for place, folders, files in os.walk(top, onerror=fail, followlinks=True):
-        status = os.stat(place)
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
+    seen = set() if seen is None else seen
+    _, folders, files = next(os.walk(top, onerror=fail))
+    status = os.stat(top)
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    # A folder has the slash that follows it: so the order is that of whole paths.
+    for name in sorted([*filter(has_suffix, files), *(name + b"/" for name in folders)]):
+        if is_junk(name):
             continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not is_junk(name))
-        images = (name for name in files if has_suffix(name) and not is_junk(name))
-        found += [os.path.join(place, name) for name in images]
-    return sorted(found)
+        if name.endswith(b"/"):
+            yield from walk(os.path.join(top, name[:-1]), seen)
+        else:
+            yield os.path.join(top, name)
 
 
 def fail(error: OSError) -> None:

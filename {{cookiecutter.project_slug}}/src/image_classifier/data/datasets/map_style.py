@@ -21,7 +21,7 @@ def source_of(dataset: Dataset) -> Source:
     or their numbers.
 
     Raises:
-        UserError: if it is no map-style dataset, or its labels are no numbers.
+        UserError: if it is no map-style dataset, or its labels are not one class number each.
     """
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -30,13 +30,16 @@ def source_of(dataset: Dataset) -> Source:
     if labels is None:
         labels = [dataset[index][1] for index in range(len(dataset))]
         notes = (f"{name} has no `targets`: labels were found by one pass over its images",)
-    try:
-        labels = torch.as_tensor(np.asarray(labels)).long().flatten()
-    except (TypeError, ValueError) as error:
-        raise UserError(f"labels of {name} should be numbers of classes: {error}") from error
+    labels = np.asarray(labels)
+    is_right = labels.dtype.kind in "biuf" and labels.size == len(dataset)
+    if not is_right or (labels != labels.astype(np.int64)).any():
+        raise UserError(
+            f"labels of {name} should be {len(dataset):,} numbers of classes, one for each image, "
+            f"not {labels.shape} {labels.dtype}"
+        )
     classes = getattr(dataset, "classes", None) or range(int(labels.max()) + 1)
     return Source(
-        labels=labels,
+        labels=torch.from_numpy(labels.astype(np.int64).reshape(-1)),
         classes=tuple(map(str, classes)),
         reader=partial(read, dataset),
         notes=notes,
@@ -59,7 +62,7 @@ def read(dataset: Dataset, index: int) -> Tensor:
 
 
 def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset returns
-    """An image as (height, width, 3) uint8: PIL, or a uint8 tensor or array, color or grey.
+    """An image as (height, width, 3) uint8: PIL, or a uint8 tensor or array, color or gray.
 
     A tensor is taken for CHW, an array for HWC, where both are possible.
 

@@ -121,7 +121,7 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
         return source
     recipe, digests, index = read_index(folder / INDEX)
     if recipe is None:
-        reason = "`prepare` did not finish"
+        reason = "`prepare` did not finish, or it is of another version"
     elif recipe.side < data.image_size:
         reason = f"its shorter sides, {recipe.side}, are less than --data.image-size"
     elif not all(torch.equal(now, index[name]) for name, now in source.paths.state().items()):
@@ -139,25 +139,28 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
 
 
 def read_index(path: Path) -> tuple[Recipe | None, list[str], dict[str, Tensor]]:
-    """Recipe, digests of the files of images, arrays; no recipe if `prepare` has not finished.
+    """Recipe, digests of the files of images, arrays; no recipe if `prepare` must run first.
 
     Raises:
         UserError: if it is damaged.
     """
     try:
         with safe_open(path, "pt") as file:
-            digest, _, about = file.metadata()["about"].partition(" ")
+            metadata = file.metadata()
             index = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if digest_of(about, index) != digest:
-            raise ValueError("wrong checksum")
-        found = json.loads(about)
-        if found["version"] != VERSION:
-            return None, [], {}
-        return Recipe(**found["recipe"]), found["digests"], index
     except FileNotFoundError:
         return None, [], {}
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError) as error:
         raise damage(path, error) from error
+    if metadata is None:  # version 1
+        return None, [], {}
+    digest, _, about = metadata.get("about", "").partition(" ")
+    if digest_of(about, index) != digest:
+        raise damage(path, "wrong checksum")
+    found = json.loads(about)
+    if found["version"] != VERSION:
+        return None, [], {}
+    return Recipe(**found["recipe"]), found["digests"], index
 
 
 def digest_of(text: str, arrays: dict[str, Tensor]) -> str:
@@ -168,7 +171,7 @@ def digest_of(text: str, arrays: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def damage(path: Path, reason: Exception) -> UserError:
+def damage(path: Path, reason: object) -> UserError:
     """The error for a damaged file."""
     return UserError(
         f"prepared images {str(path)!a} are damaged: {reason}; "

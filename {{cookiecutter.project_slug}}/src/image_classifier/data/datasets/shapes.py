@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...config import DataConfig
 from ...errors import UserError
+from ...runtime.machine import one_thread
 from ...runtime.seeding import hash64
 from .source import Source
 
@@ -128,12 +129,8 @@ def shapes(data: DataConfig, split: str) -> Source:
     # Threads with chunks of their own never wait for each other, as those do that share in one
     # operation: where other programs keep the cores busy, that takes 30 times as long.
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda job: draw(*job), jobs))
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda job: draw(*job), jobs))
     return Source(
         labels=numbers % len(SHAPES),
         classes=tuple(SHAPES),
@@ -152,7 +149,7 @@ def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
         """A number from `low` to `high` for each image."""
         return (low + next(dice) % (high - low + 1)).int().view(-1, 1, 1, 1)
 
-    def colour(low: int, high: int) -> Tensor:
+    def color(low: int, high: int) -> Tensor:
         return torch.cat([pick(low, high) for _ in range(3)], dim=1)
 
     def local(size: Tensor, reach: int, lean: int) -> tuple[Tensor, Tensor]:
@@ -168,14 +165,14 @@ def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
         depth = shape(*local(size, reach, lean)) * size // (UNIT // 16)  # in 1/256 of a pixel
         canvas.add_((tint - canvas) * (depth + 128).clamp_(0, 256) >> 8)
 
-    ground = colour(64, 191)
+    ground = color(64, 191)
     wave = local(pick(4 * PIXEL, 40 * PIXEL), SIDE * PIXEL // 2, TURN // 2)[0]
-    canvas = ground + (colour(-48, 48) * ((wave & 2047) - 1024).abs() >> 10)
-    tint = ground + colour(28, 100) * (2 * colour(0, 1) - 1)
+    canvas = ground + (color(-48, 48) * ((wave & 2047) - 1024).abs() >> 10)
+    tint = ground + color(28, 100) * (2 * color(0, 1) - 1)
     paint(shape, pick(7 * PIXEL, 12 * PIXEL), 4 * PIXEL, TURN // 10, tint)
     for clutter in (disc, square, bar):
         size = pick(3 * PIXEL // 2, 3 * PIXEL)
-        paint(clutter, size, 14 * PIXEL, TURN // 2, colour(32, 223))
+        paint(clutter, size, 14 * PIXEL, TURN // 2, color(32, 223))
     grain = grain[:, None] >> torch.tensor([[0], [8], [16]]) & 255
     noise = (grain.int().view_as(canvas) - 128) * pick(4, 48)
     images.copy_((canvas + (noise >> 7)).clamp_(0, 255).permute(0, 2, 3, 1))

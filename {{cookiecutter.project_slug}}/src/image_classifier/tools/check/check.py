@@ -8,6 +8,7 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,11 @@ from ...config import DataConfig
 from ...data import has_suffix, quarantine_path, read_quarantine
 from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
-from ...runtime.files import write_json, write_text
+from ...runtime.files import write_text
 from .near_duplicates import connected_components, find_near_duplicates
 from .survey import Images
 
-UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single colour so far
+UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single color so far
 TINY_SIDE = 16  # pixels of the shorter side
 IMBALANCE = 10  # times as many images as another class
 MAX_LINES, MAX_NAMES = 10, 3  # on the terminal: items of a finding, images of an item
@@ -64,23 +65,23 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     report = {
         "root": data.root,
         "images": images.counts(),
-        **summarise(images),
+        **summarize(images),
         "skipped": dict(skipped_files(images)) if is_folder else {},
         "findings": {finding.name: finding.items for finding in findings},
         "quarantine": {os.fsdecode(images.name(n)): why for n, why in left_out.items()},
     }
     target = quarantine_path(data)
-    try:
-        if json:
-            Path(json).parent.mkdir(parents=True, exist_ok=True)
-            write_json(Path(json), report)
-        if quarantine and left_out:
-            listed = read_quarantine(data) | {images.name(n): why for n, why in left_out.items()}
-            target.parent.mkdir(parents=True, exist_ok=True)
-            rows = (f"{printable_path(name)}\t{listed[name]}\n" for name in sorted(listed))
-            write_text(target, "".join(rows))
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename or json!a}: {error.strerror}") from error
+    texts = {Path(json): dumps(report, indent=2) + "\n"} if json else {}
+    if quarantine and left_out:
+        listed = read_quarantine(data) | {images.name(n): why for n, why in left_out.items()}
+        rows = (f"{printable_path(name)}\t{listed[name]}\n" for name in sorted(listed))
+        texts[target] = "".join(rows)
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+        except OSError as error:
+            raise UserError(f"cannot write {str(path)!a}: {error.strerror}") from error
     say(f"{len(images.labels):,} images checked in {clock(time.monotonic() - began)}")
     for finding in findings:
         print_finding(finding)
@@ -121,7 +122,7 @@ def group_duplicates(images: Images) -> list[np.ndarray]:
     _, first, content = np.unique(digests, return_index=True, return_inverse=True)
     same = torch.from_numpy(np.stack((numbers, numbers[first][content]), axis=1))
     # One of several equal files is compared with the others.
-    near = find_near_duplicates(images.greys, np.sort(numbers[first]))
+    near = find_near_duplicates(images.grays, np.sort(numbers[first]))
     lowest = connected_components(torch.cat((same, near)), len(images.stats)).numpy()
     groups: dict[int, list[int]] = defaultdict(list)
     for number in np.flatnonzero(np.bincount(lowest)[lowest] > 1).tolist():
@@ -155,12 +156,12 @@ def find_odd_images(images: Images) -> Iterator[Finding]:
     height, width = images.stats["height"], images.stats["width"]
     shorter = np.minimum(height, width)
     for name, title, which in (
-        ("uniform", "images of one colour", images.stats["range"] <= UNIFORM_RANGE),
+        ("uniform", "images of one color", images.stats["range"] <= UNIFORM_RANGE),
         ("tiny", f"images with a side of less than {TINY_SIDE} pixels", shorter < TINY_SIDE),
     ):
         found = np.flatnonzero((shorter > 0) & which)
         yield Finding(name, title, [item(images, [n], f"{width[n]} x {height[n]}") for n in found])
-    title = "16-bit grey images that turn nearly black: scale them, or save them with 8 bits"
+    title = "16-bit gray images that turn nearly black: scale them, or save them with 8 bits"
     dark = sorted(images.dark.items())
     items = [item(images, [n], f"its highest value is {top:,} of 65,535") for n, top in dark]
     yield Finding("dark", title, items)
@@ -203,10 +204,10 @@ def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:
     return left_out
 
 
-def summarise(images: Images) -> dict[str, Any]:
-    """Sizes, file types and colours."""
+def summarize(images: Images) -> dict[str, Any]:
+    """Sizes, file types and colors."""
     readable = images.stats["height"] > 0
-    sizes, colours = {}, {}
+    sizes, colors = {}, {}
     for side in ("width", "height"):
         if readable.any():
             low, middle, high = np.percentile(images.stats[side][readable], (0, 50, 100))
@@ -215,9 +216,9 @@ def summarise(images: Images) -> dict[str, Any]:
     if len(first):
         mean, square = first["mean"].mean(0), first["square"].mean(0)
         std = np.sqrt(np.maximum(0, square - mean**2))
-        colours = {"mean": (mean / 255).round(4).tolist(), "std": (std / 255).round(4).tolist()}
+        colors = {"mean": (mean / 255).round(4).tolist(), "std": (std / 255).round(4).tolist()}
     kinds = Counter(filter(None, images.kinds)).most_common()
-    return {"sizes": sizes, "kinds": dict(kinds), "colours": colours}
+    return {"sizes": sizes, "kinds": dict(kinds), "colors": colors}
 
 
 def print_finding(finding: Finding) -> None:
@@ -244,5 +245,5 @@ def print_summary(report: dict[str, Any], images: Images) -> None:
             print(f"{title}: " + ", ".join(f"{count:,} {what}" for what, count in pairs))
     for side, size in report["sizes"].items():
         print(f"{side}: {size['min']:,} to {size['max']:,} pixels, median {size['median']:,}")
-    for name, values in report["colours"].items():
-        print(f"{name} of the colours of {images.splits[0]}: {', '.join(map(str, values))}")
+    for name, values in report["colors"].items():
+        print(f"{name} of the colors of {images.splits[0]}: {', '.join(map(str, values))}")

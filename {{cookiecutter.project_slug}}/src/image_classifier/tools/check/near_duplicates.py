@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
 
-SIDE = 32  # pixels of the grey images
+SIDE = 32  # pixels of the gray images
 FLAT_STD = 3.0  # of 255: an image of less contrast has nothing to compare but JPEG noise
 MAX_DISTANCE = 10  # bits in which the hashes of a candidate pair differ
 MIN_CORRELATION = 0.65  # from 0.6 on, no pair in CIFAR-10's 60,000 images has two classes
 MAX_SHIFT = 2  # pixels, in each direction, by which a copy may be moved
-EDGE = 6  # pixels that do not belong to the centre: many photographs share a white frame
+EDGE = 6  # pixels that do not belong to the center: many photographs share a white frame
 NEAREST = 8  # candidates per image, as every two frames of a film would be a pair
 BLOCK = 2**25  # hash comparisons at once: 128 MB
 
 
-def find_near_duplicates(greys: np.ndarray, chosen: np.ndarray) -> Tensor:
+def find_near_duplicates(grays: np.ndarray, chosen: np.ndarray) -> Tensor:
     """Pairs of near-duplicates among the images `chosen`: (pairs, 2) int64.
 
     Args:
-        greys: (count, SIDE, SIDE) uint8, all images.
+        grays: (count, SIDE, SIDE) uint8, all images.
         chosen: (num_chosen,) int64, in rising order: the images to compare.
     """
-    images, numbers = torch.from_numpy(greys), torch.from_numpy(chosen)
+    images, numbers = torch.from_numpy(grays), torch.from_numpy(chosen)
     hashes = torch.cat([dhash(images[part].float()) for part in numbers.split(4096)])
     pairs = numbers[nearest_pairs(hashes)]
     if not len(pairs):
@@ -39,14 +39,14 @@ def find_near_duplicates(greys: np.ndarray, chosen: np.ndarray) -> Tensor:
     return pairs[torch.cat(agree)]
 
 
-def dhash(greys: Tensor) -> Tensor:
+def dhash(grays: Tensor) -> Tensor:
     """Whether brightness rises from cell to cell of a 9 x 8 grid: (count, 64) of 1 and -1, float32.
 
     Flat images get zeros, which agree with nothing.
     """
-    cells = adaptive_avg_pool2d(greys, (8, 9))
+    cells = adaptive_avg_pool2d(grays, (8, 9))
     bits = (cells[:, :, 1:] > cells[:, :, :-1]).flatten(1) * 2.0 - 1
-    return bits * (greys.std((1, 2)) >= FLAT_STD)[:, None]
+    return bits * (grays.std((1, 2)) >= FLAT_STD)[:, None]
 
 
 def nearest_pairs(hashes: Tensor) -> Tensor:
@@ -64,16 +64,16 @@ def nearest_pairs(hashes: Tensor) -> Tensor:
 
 
 def correlation(first: Tensor, second: Tensor) -> Tensor:
-    """Correlation of fine detail in pairs of grey images, at the best of some shifts: (pairs,).
+    """Correlation of fine detail in pairs of gray images, at the best of some shifts: (pairs,).
 
-    It is that of the whole images or of their centres, whichever is less.
+    It is that of the whole images or of their centers, whichever is less.
     """
-    centre = torch.zeros(SIDE, SIDE)
-    centre[EDGE:-EDGE, EDGE:-EDGE] = 1
+    center = torch.zeros(SIDE, SIDE)
+    center[EDGE:-EDGE, EDGE:-EDGE] = 1
     fine = torch.stack((first, second))
     fine = fine - avg_pool2d(fine, 7, stride=1, padding=3, count_include_pad=False)
     scores = []
-    for detail in (fine, fine * centre):
+    for detail in (fine, fine * center):
         length = detail.norm(dim=(2, 3), keepdim=True).clamp(min=1e-3)
         one, other = torch.fft.rfft2(detail / length)
         shifted = torch.fft.irfft2(one * other.conj()).roll((MAX_SHIFT, MAX_SHIFT), (1, 2))

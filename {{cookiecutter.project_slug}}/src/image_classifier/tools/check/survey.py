@@ -1,4 +1,4 @@
-"""All images of a dataset, each read once: statistics and a small grey image of each."""
+"""All images of a dataset, each read once: statistics and a small gray image of each."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from ...runtime.machine import num_cores, one_thread
 from .near_duplicates import SIDE
 
 CHUNK = 64  # images per task
-GRID = 64  # rows and columns of an image, about, whose colours are counted
+GRID = 64  # rows and columns of an image, about, whose colors are counted
 DARK = 64  # of 255: an image that stays below looks nearly black
 
 STATS = np.dtype(
@@ -24,9 +24,9 @@ STATS = np.dtype(
         ("digest", "u8"),  # of the file's bytes
         ("height", "i4"),  # 0: unreadable
         ("width", "i4"),
-        ("mean", "f8", 3),  # of each colour, from 0 to 255
+        ("mean", "f8", 3),  # of each color, from 0 to 255
         ("square", "f8", 3),  # mean of the squares
-        ("range", "u1"),  # brightest minus darkest, the largest of the colours
+        ("range", "u1"),  # brightest minus darkest, the largest of the colors
     ]
 )
 
@@ -35,9 +35,15 @@ class Images:
     """All images of some splits of a dataset, numbered consecutively."""
 
     def __init__(self, data: DataConfig, splits: Sequence[str]) -> None:
-        """Open `splits` of the dataset that `data` names, as the original files, and read all."""
+        """Open `splits` of the dataset that `data` names, as the original files, and read all.
+
+        Raises:
+            UserError: if one can't be opened, or a label is not the number of a class.
+        """
         self.data, self.splits = data, tuple(splits)
         self.sources = [open_files(data, split) for split in splits]
+        for source, split in zip(self.sources, splits, strict=True):
+            source.check_labels(split)
         self.split_of = np.repeat(np.arange(len(splits)), [len(s) for s in self.sources])
         self.number = np.concatenate([np.arange(len(s)) for s in self.sources])  # in its split
         # A class has the same number in all splits, also where each has folders of its own.
@@ -49,7 +55,7 @@ class Images:
 
         count = len(self.labels)
         self.stats = np.zeros(count, STATS)
-        self.greys = np.zeros((count, SIDE, SIDE), np.uint8)
+        self.grays = np.zeros((count, SIDE, SIDE), np.uint8)
         self.kinds = [""] * count  # format and mode of each file
         self.unreadable: dict[int, str] = {}  # reasons by image number
         self.dark: dict[int, int] = {}  # highest values of dark 16-bit images, likewise
@@ -86,12 +92,12 @@ class Images:
                 return
         height, width = pixels.shape[:2]
         grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
-        planes = grid.T.astype(np.float64, order="C")  # one per colour: a row is fast to sum
+        planes = grid.T.astype(np.float64, order="C")  # one per color: a row is fast to sum
         spread = (planes.max(1) - planes.min(1)).max()
         digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
         mean, square = planes.mean(1), np.square(planes).mean(1)
         self.stats[index] = digest, height, width, mean, square, spread
-        self.greys[index] = grey(resize(pixels, SIDE, SIDE).numpy())
+        self.grays[index] = gray(resize(pixels, SIDE, SIDE).numpy())
 
     def name(self, index: int) -> bytes:
         """The file's path from `data.root`, or such as `train[5]` for an image in memory."""
@@ -117,6 +123,6 @@ class Images:
         return {split: dict(zip(self.classes, row, strict=True)) for split, row in rows}
 
 
-def grey(pixels: np.ndarray) -> np.ndarray:
+def gray(pixels: np.ndarray) -> np.ndarray:
     """(height, width, 3) uint8 -> (height, width) uint8, with the weights of JPEG."""
     return (pixels @ np.array([77, 150, 29], np.uint32) >> 8).astype(np.uint8)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...config import ComputeConfig
-from ...data import BadImageError, Source, centre_crop, open_dataset
+from ...data import BadImageError, Source, center_crop, open_dataset
 from ...errors import FaultError, UserError
 from ...evaluate import LoadedModel, load_model
 from ...runtime.distributed import join_world
@@ -83,7 +83,7 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         except BadImageError:
             continue
         square = torch.empty((side, side, 3), dtype=torch.uint8)
-        centre_crop(pixels, square)
+        center_crop(pixels, square)
         planes = square[None].permute(0, 3, 1, 2)
         if is_raw:
             given = crop = normalize(planes)

@@ -87,7 +87,7 @@ class ExportModule(nn.Module):
 
 
 def resized_square(images: Tensor, side: int) -> Tensor:
-    """`decode.centre_crop` of a batch: (batch, 3, side, side) float32, from 0 to 255.
+    """`decode.center_crop` of a batch: (batch, 3, side, side) float32, from 0 to 255.
 
     It does not branch on the size, so one graph serves all sizes. A value may differ by 1, where
     torch's float64 weights round otherwise.

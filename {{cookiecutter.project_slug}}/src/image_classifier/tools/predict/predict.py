@@ -131,7 +131,7 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int)
     except OSError as error:
         raise FaultError(
             f"cannot write {out}: {error.strerror}; {output.num_done:,} rows are kept; "
-            "run the same command to resume"
+            "run the same command, without --fresh, to resume"
         ) from error
     step, weights = trained.step, ascii(str(trained.path))
     say(f"{out}: {count:,} rows, with the weights of step {step} from {weights}")

@@ -7,7 +7,6 @@ so a second call finishes what a kill interrupted and what changes made necessar
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,26 +20,25 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Recipe, cache_folder, open_files, prepared, read_image, resize
+from ...data import BadImageError, PathList, open_files, prepared, read_image, resize
 from ...errors import UserError
-from ...runtime.console import clock, say
+from ...runtime.console import Progress, clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
 
 SHARD_BYTES = 2**26  # of a file of images, about; each thread holds one in memory, several times
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
 MIN_IMAGES = 16  # in a file, of which there are fewer then
-LOG_SECONDS = 10  # between lines of progress in a log
 
 
-def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
+def prepare_images(data: DataConfig, splits: Sequence[str], recipe: prepared.Recipe) -> None:
     """Write all images of `splits` as `recipe` says, or what is missing of them.
 
     Raises:
         UserError: if the dataset has no files, one can't be read, or these can't be written.
     """
     for split in splits:
-        folder, paths = cache_folder(data) / split, open_files(data, split).paths
+        folder, paths = prepared.cache_folder(data) / split, open_files(data, split).paths
         if paths is None:
             raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
         try:
@@ -63,9 +61,9 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
+def prepare_split(paths: PathList, folder: Path, recipe: prepared.Recipe) -> None:
     """Write the images of one split, and last the index that makes them usable."""
-    began = said = time.monotonic()
+    began, progress = time.monotonic(), Progress(len(paths))
     state = paths.state()  # before the files are read: training finds a later change
     parts = torch.arange(len(paths)).split(images_per_shard(recipe, len(paths)))
     names = [prepared.shard_name(number) for number in range(len(parts))]
@@ -85,13 +83,11 @@ def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
         return True
 
     # Threads suffice: decoders, encoders and checksums do not hold Python's lock.
-    num_written, is_live = 0, sys.stdout.isatty()
+    num_written = 0
     with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
-        for number, is_new in enumerate(pool.map(make, names, parts), start=1):
-            num_written, now = num_written + is_new, time.monotonic()
-            if is_live or now - said > LOG_SECONDS:
-                said, eta = now, clock((now - began) / number * (len(parts) - number))
-                say(f"{folder}: {number} of {len(parts)} files, ETA {eta}", is_last=not is_live)
+        for part, is_new in zip(parts, pool.map(make, names, parts), strict=True):
+            num_written += is_new
+            progress.show(int(part[-1]) + 1)
     write_index(folder, names, state, recipe)
     done = "all checksums are right, nothing to do"
     if num_written:
@@ -100,7 +96,7 @@ def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
     say(f"{folder}: {len(paths):,} images, {recipe}: {done}")
 
 
-def images_per_shard(recipe: Recipe, count: int) -> int:
+def images_per_shard(recipe: prepared.Recipe, count: int) -> int:
     """The number of images in a file: a power of 2, so that a few more images do not change it."""
     image_bytes = 4 * recipe.side**2 // (1 if recipe.format == "raw" else 8)  # of 4:3, about
     most = max(1, min(SHARD_BYTES // image_bytes, max(MIN_IMAGES, count // MIN_SHARDS)))
@@ -118,7 +114,7 @@ def is_whole(path: Path, key: str) -> bool:
     return about == f"{key} {prepared.digest_of(key, arrays)}"
 
 
-def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
+def write_shard(path: Path, files: PathList, recipe: prepared.Recipe, key: str) -> None:
     """Write the images of `files` to one file: `images`, where each ends, and their sizes."""
     content, ends, sizes = bytearray(), [], []
     for number in range(len(files)):
@@ -135,13 +131,16 @@ def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
     write_whole(path, lambda file: file.write(save(arrays, {"about": about})))
 
 
-def encode(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, tuple[int, int]]:
+def encode(path: Path, recipe: prepared.Recipe) -> tuple[bytes | memoryview, tuple[int, int]]:
     """An image as it is stored, and its height and width.
 
     Raises:
         UserError: if its file can't be read.
     """
-    pixels = read_image(path)
+    try:
+        pixels = read_image(path)
+    except BadImageError as error:
+        raise UserError(f"{error}; `check --quarantine` leaves out all such files") from error
     height, width = pixels.shape[:2]
     scale = min(1, recipe.side / min(height, width))
     height, width = round(height * scale), round(width * scale)
@@ -154,7 +153,9 @@ def encode(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, tuple[int, i
     return jpeg, (height, width)
 
 
-def write_index(folder: Path, names: list[str], state: dict[str, Tensor], recipe: Recipe) -> None:
+def write_index(
+    folder: Path, names: list[str], state: dict[str, Tensor], recipe: prepared.Recipe
+) -> None:
     """Write where each image is, and of which files and how it was made."""
     places, sizes, digests = [], [], []
     for number, name in enumerate(names):

@@ -47,7 +47,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "half the size": lambda image: image.resize((image.width // 2, image.height // 2)),
     "cropped": lambda image: image.crop((1, 1, image.width - 1, image.height - 1)),
     "brighter": lambda image: image.point(lambda value: min(255, value * 1.2)),
-    "grey": lambda image: image.convert("L"),
+    "gray": lambda image: image.convert("L"),
     "saved again": lambda image: image,
 }
 
@@ -157,14 +157,14 @@ def test_images_that_only_look_alike_are_no_duplicates(root: Path) -> None:
     assert not report["findings"]["duplicates"]
 
 
-def test_odd_images_sizes_and_colours(tmp_path: Path) -> None:
+def test_odd_images_sizes_and_colors(tmp_path: Path) -> None:
     folder = tmp_path / "photos" / "train" / "ant"
     folder.mkdir(parents=True)
     for number, red in enumerate((0, 102)):
         Image.new("RGB", (40, 20), (red, 51, 255)).save(folder / f"{number}.png")
     shutil.copytree(tmp_path / "photos" / "train", tmp_path / "photos" / "val")
-    colours = check(tmp_path / "photos")[1]["colours"]
-    assert colours == {"mean": [0.2, 0.2, 1.0], "std": [0.2, 0.0, 0.0]}
+    colors = check(tmp_path / "photos")[1]["colors"]
+    assert colors == {"mean": [0.2, 0.2, 1.0], "std": [0.2, 0.0, 0.0]}
     Image.radial_gradient("L").crop((0, 0, 9, 50)).convert("CMYK").save(folder / "tiny.jpg")
     Image.fromarray(np.full((40, 40), 4095, np.uint16)).save(folder / "dark.png")
     (folder / "notes.txt").write_text("no image")
@@ -207,12 +207,17 @@ def test_images_in_memory_are_checked_too(
     assert names(report["findings"]["leaks"]) == [{"train[0]", "val[0]"}]
     assert main(["check", "--data.name", "mine", "--quarantine"]) == 2
     assert "mine has none: it is in memory" in capsys.readouterr().err
+    monkeypatch.setitem(
+        DATASETS, "mine", lambda *_: Source(torch.arange(3), ("ant",), pixels=pixels[:3])
+    )
+    assert main(["check", "--data.name", "mine"]) == 2
+    assert "2 of 3 labels of the train images are outside 0 .. 0" in capsys.readouterr().err
 
 
 def test_a_mistake_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, expected in (
         ("--data.root nowhere", "--data.root 'nowhere': there is no such folder"),
-        ("--json /proc/x/y", "cannot write '/proc/x'"),
+        ("--json /proc/x/y", "cannot write '/proc/x/y': No such file"),
         ("--splits test", "has no folder 'test'"),
     ):
         assert main(["check", "--data.root", str(root), *words.split()]) == 2

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.data import shift_and_flip
-from image_classifier.data.crops import centre_crop
+from image_classifier.data.crops import center_crop
 from image_classifier.preprocess import VIEWS
 from image_classifier.tools.export import formats
 from image_classifier.tools.export.export_graph import (
@@ -35,7 +35,7 @@ def test_the_graph_crops_images_of_any_size_as_evaluation_does(size: tuple[int, 
     pixels = torch.randint(0, 256, (*size, 3), dtype=torch.uint8, generator=generator)
     for side in (32, 48):
         expected = torch.empty((side, side, 3), dtype=torch.uint8)
-        centre_crop(pixels, expected)
+        center_crop(pixels, expected)
         difference = (resized_square(pixels[None], side)[0].permute(1, 2, 0) - expected).abs()
         assert difference.max() <= 1
         assert (difference > 0).float().mean() < 0.005

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import changed, run_alone, write_photo
+from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig
@@ -196,6 +197,8 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(
     said = capsys.readouterr().out
     assert "files kept" in said
     assert "val: 4 images, raw, shorter side 48: all checksums are right, nothing to do" in said
+    save_file({"places": torch.zeros(1)}, root.parent / "photos.cache/train/index.safetensors")
+    assert "it is of another version; `prepare` again" in opened(root).notes[-1]  # version 1
 
 
 def test_a_mistake_in_preparing_is_answered_in_one_line(
@@ -216,4 +219,6 @@ def test_a_mistake_in_preparing_is_answered_in_one_line(
     with writing.alone_in(root.parent / "photos.cache" / "train"):
         assert "by another process" in complaint()
     (root / "train" / "bee" / "5.jpg").write_bytes(b"<html>")
-    assert "photos/train/bee/5.jpg': not a JPEG" in complaint()
+    said = complaint()
+    assert "photos/train/bee/5.jpg': not a JPEG" in said
+    assert "; `check --quarantine` leaves out all such files" in said
