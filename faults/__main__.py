@@ -134,7 +134,7 @@ ROWS = [
     ),
     Row(
         "files that vanish or can't be read while training",
-        "named; or others take their places, by place, counted and listed",
+        "named; or masked in their places, counted and listed",
         tests_of(PROJECT, "tests/test_bad_images.py"),
         1,
         0,

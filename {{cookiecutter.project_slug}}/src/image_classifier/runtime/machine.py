@@ -75,19 +75,17 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def keep_freed_memory(keeps: bool = True) -> None:
-    """Let glibc keep the memory that this process frees; or return it, as it does by default.
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory that this process frees.
 
     By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
     in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
     """
     # In bytes: blocks from this size on are mapped one by one; the heap shrinks when this much at
     # its end is free; it grows by this much.
-    sizes = (2**30, 2**31 - 1, 2**27) if keeps else (2**25, 2**26, 2**17)
+    sizes = (2**30, 2**31 - 1, 2**27)
     for parameter, size in zip((M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD), sizes, strict=True):
         call_libc("mallopt", parameter, size)
-    if not keeps:
-        hand_back_memory()
 
 
 def hand_back_memory() -> None:

@@ -37,12 +37,11 @@ def bench(
     config: Config,
     preset: Config,
     command: str,
-    folder: Path,
     *,
     names: Sequence[str] = (),
     budget: Budget = FULL,
 ) -> None:
-    """Measure the tips `names`, or all, and write `bench.json` and `bench.md`.
+    """Measure the tips `names`, or all, and write `bench.json` and `bench.md` to the run folder.
 
     `command` trains `preset`, from which the user made `config`.
 
@@ -54,12 +53,11 @@ def bench(
         choose("tip", name, TIPS)
     if is_launched():
         raise UserError("bench starts the processes that it needs by itself: no torchrun")
-    began = time.monotonic()
-    here = replace(config, run=replace(config.run, dir=str(folder)))
-    with kept_switches(), join_world(config.compute) as world, open_run(here, world):
+    began, folder = time.monotonic(), Path(config.run.dir)
+    with kept_switches(), join_world(config.compute) as world, open_run(config, world):
         datasets, best = DatasetCache(world), Row("best")
         try:
-            setup, rate = open_setup(config, datasets, folder, budget)
+            setup, rate = open_setup(config, datasets, budget)
             rows = [plan_row(name, setup, name in names, budget) for name in names or TIPS]
             text = [introduce(setup, rows, budget, rate), "", *HEAD]
             print("\n".join(text), flush=True)
@@ -88,9 +86,7 @@ def bench(
         print(f"\nwritten: {folder}/bench.md and bench.json\n{sentence}")
 
 
-def open_setup(
-    config: Config, datasets: DatasetCache, folder: Path, budget: Budget
-) -> tuple[Setup, float]:
+def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[Setup, float]:
     """Open the images, settle every `auto` as training does, and shrink batches that take too long.
 
     Returns:
@@ -112,15 +108,15 @@ def open_setup(
             raise UserError(f"the preset can't be trained as it stands: {timing.failure}")
         less = affordable_batch_size(share, config.optim.accumulate, timing.rate, budget)
         if less == share:
-            return Setup(config, world, datasets.open(config), folder), timing.rate
+            return Setup(config, world, datasets.open(config)), timing.rate
         print(f"a step takes {share / timing.rate:.2f} s: here with {less} images", flush=True)
         share = less
 
 
 def affordable_batch_size(size: int, parts: int, rate: float, budget: Budget) -> int:
     """The batch size, halved until a step fits the budget at `rate` images per second."""
-    is_long = lambda size: size / rate > budget.step_seconds  # noqa: E731
-    while is_long(size) and size % (4 * parts) == 0 and size >= 2 * MIN_BATCH_SIZE:
+    affordable = budget.step_seconds * rate
+    while size > affordable and size >= 2 * MIN_BATCH_SIZE and size % (4 * parts) == 0:
         size //= 2  # each of `parts` stays even, as mixing needs pairs
     return size
 
@@ -191,7 +187,7 @@ def conclude(  # noqa: PLR0917 - the measurements, and the words for them
     gain, knobs = best.gain("preset", "best") if best.timings else None, {}
     if gain and gain.is_faster:
         knobs = changed_knobs(setup.config, best.variants["best"].config)
-    changed = changed_knobs(preset, with_knobs(config, **knobs))
+    changed = changed_knobs(preset, with_knobs(config, run__dir=preset.run.dir, **knobs))
     line = shlex.join([*shlex.split(command), *words_of(changed)])
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of {count(rows)} measured tips"

@@ -1,7 +1,6 @@
 """`bench`: measure what each performance tip gains."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from ...config import ComputeConfig, Config, RunConfig
 from ...runtime.command_line import command, parse, sections, summary, take_preset
@@ -14,13 +13,13 @@ class BenchOptions(Config):
 
     quick: bool = False  # less than 2 minutes in all, and less exact
     rows: tuple[str, ...] = ()  # only these tips, by the names that --tips prints
-    dir: str = "runs/bench"  # folder to write bench.json and bench.md to
     tips: bool = False  # print the page of tips and measure nothing
 
 
 def main(words: list[str]) -> int:
     """Measure what each performance tip gains here: `bench [PRESET] [--quick]`."""
     name, preset = take_preset(words, "shapes")
+    preset = replace(preset, run=replace(preset.run, dir="runs/bench"))
     default, about = BenchOptions(**sections(preset)), summary(main)
     prog = f"{command('bench')} {name}"
     options = parse(BenchOptions, words, prog=prog, about=about, default=default)
@@ -36,6 +35,6 @@ def main(words: list[str]) -> int:
             print(page(), end="")
             return
         budget = QUICK if options.quick else FULL
-        bench(config, preset, training, Path(options.dir), names=options.rows, budget=budget)
+        bench(config, preset, training, names=options.rows, budget=budget)
 
     return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))

@@ -1,6 +1,7 @@
 """Tips on how images reach the device."""
 
 import shutil
+import signal
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -27,7 +28,7 @@ from ...runtime.machine import num_cores
 from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, streamed, with_knobs
 from .timed_run import TimedRun
 
-SAMPLE = "sample"  # folder for some of the images
+SAMPLE = "sample"  # folder in the run folder for some of the images
 PREPARED_IMAGES = 512  # that are prepared to measure it; at least two batches
 RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset streams them
 
@@ -106,7 +107,7 @@ def non_blocking(setup: Setup) -> Variants:
 
 
 def uint8(setup: Setup) -> Variants:
-    """Hand over batches as bytes, and normalise on the device.
+    """Hand over batches as bytes, and normalize on the device.
 
     - Why: float32 is four times as much to write, to copy between processes and to send to the GPU.
     - When it hurts: never in speed. Augmentations that need floats must come after it.
@@ -140,7 +141,7 @@ class PlainDataset(Dataset):
     """The same images, one by one."""
 
     def __init__(self, samples: Samples, as_float: bool) -> None:
-        """As uint8, or as normalised float32."""
+        """As uint8, or as normalized float32."""
         self.samples, self.as_float = samples, as_float
         self.mean, self.std = (
             255 * torch.tensor(s) for s in (samples.source.mean, samples.source.std)
@@ -181,7 +182,10 @@ def use_dataloader(
         ]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about forks and numbers of workers
+            handler = signal.getsignal(signal.SIGCHLD)
             host_batches = iter(loader)
+            # DataLoader's handler, which stays, would raise when workers of other runs are ended.
+            signal.signal(signal.SIGCHLD, handler)
         if copy == "side stream":
             yield from Prefetcher(host_batches, run.world)
         for host in host_batches:
@@ -244,7 +248,7 @@ def prepared(setup: Setup) -> Variants:
         from ..prepare.prepare import prepare_images
     except ModuleNotFoundError:
         raise UnavailableError("needs the tool prepare, which was deleted") from None
-    root = setup.folder / SAMPLE
+    root = Path(config.run.dir, SAMPLE)
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)
     link_sample(setup, root / "images", count)

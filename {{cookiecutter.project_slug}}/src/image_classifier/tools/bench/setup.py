@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...config import Config
@@ -23,7 +22,6 @@ class Setup:
     config: Config  # of one process; no knob that a tip changes is `auto`
     world: World
     data: TrainData  # the images as the preset uses them
-    folder: Path  # to write to
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class ExportOptions:
     format: tuple[Literal["onnx", "pt2", "safetensors"], ...] = ("onnx", "pt2", "safetensors")
     # files to write, as `model.<format>`
     out: str = ""  # folder to write them to; default: `export` in the run folder
-    raw: bool = False  # normalised float images to logits, in place of pixels to probabilities
+    raw: bool = False  # normalized float images to logits, in place of pixels to probabilities
     tolerance: float = within(1e-3, 0, 1)  # largest difference from a probability of the model
     split: Literal["val", "test", "train"] = "val"  # images to verify with
     images: int = within(256, 1)  # number of images to verify with

@@ -69,7 +69,7 @@ class Reference(NamedTuple):
     batch: Tensor  # (BATCH, ...): the first images, cut to squares; repeated if there are fewer
     probabilities: Tensor  # (count, classes) float32
     top1: float  # fraction of the images whose most probable class is right
-    is_raw: bool  # the inputs are normalised, and the file is to give logits
+    is_raw: bool  # the inputs are normalized, and the file is to give logits
 
 
 @torch.inference_mode()

@@ -107,9 +107,9 @@ def resize_weights(length: int, square: Tensor, side: int) -> Tensor:
     """
     start = ((scalar(length) - square) / 2).floor()
     scale = square / side
-    centres = start + (torch.arange(side)[:, None] + 0.5) * scale
+    centers = start + (torch.arange(side)[:, None] + 0.5) * scale
     places = torch.arange(length) + 0.5
-    near = (1 - (places - centres).abs() / scale.clamp(min=1)).clamp(min=0)
+    near = (1 - (places - centers).abs() / scale.clamp(min=1)).clamp(min=0)
     near = near * ((places > start) & (places < start + square))
     weights = near / near.sum(1, keepdim=True)
     one = 2 ** ((LARGEST_WEIGHT / weights.max()).log2().ceil() - 1).clamp(max=MOST_BITS)

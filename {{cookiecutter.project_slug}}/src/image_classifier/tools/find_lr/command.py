@@ -1,8 +1,7 @@
 """`find-lr`: find a learning rate to start with."""
 
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from ...config import Config
 from ...runtime.command_line import command, parse, sections, summary, take_preset
@@ -17,17 +16,17 @@ class FindLrOptions(Config):
     low: float = 1e-5  # first learning rate
     high: float = 10.0  # last learning rate; the test ends earlier if training diverges
     steps: int = 200  # training steps, each with a larger learning rate
-    dir: str = "runs/find-lr"  # folder to write lr.html and lr.json to
 
 
 def main(words: list[str]) -> int:
     """Find a learning rate with a range test: `find-lr [PRESET] [--FLAG VALUE ...]`."""
     name, preset = take_preset(words, "shapes")
+    preset = replace(preset, run=replace(preset.run, dir="runs/find-lr"))
     default, about = FindLrOptions(**sections(preset)), summary(main)
     prog = f"{command('find-lr')} {name}"
     options = parse(FindLrOptions, words, prog=prog, about=about, default=default)
     config = Config(**sections(options))
-    as_made = flatten(preset) | {"optim.lr": config.optim.lr}
+    as_made = flatten(preset) | {"optim.lr": config.optim.lr, "run.dir": config.run.dir}
     changed = {knob: value for knob, value in flatten(config).items() if value != as_made[knob]}
     training = shlex.join(["python", "train.py", name, *words_of(changed)])
 
@@ -35,6 +34,6 @@ def main(words: list[str]) -> int:
         from .find_lr import find_lr, geometric_lrs
 
         lrs = geometric_lrs(options.low, options.high, options.steps)
-        find_lr(config, training, Path(options.dir), lrs)
+        find_lr(config, training, lrs)
 
     return run_in_processes(work, config.run, config.compute)

@@ -44,8 +44,8 @@ class RangeTest:
     suggested: float
 
 
-def find_lr(config: Config, command: str, folder: Path, lrs: list[float]) -> RangeTest:
-    """Run a range test over `lrs`, and write `lr.json` and `lr.html` to `folder`.
+def find_lr(config: Config, command: str, lrs: list[float]) -> RangeTest:
+    """Run a range test over `lrs`, and write `lr.json` and `lr.html` to the run folder.
 
     Prints `command`, which trains `config`, with the suggested learning rate.
 
@@ -53,11 +53,10 @@ def find_lr(config: Config, command: str, folder: Path, lrs: list[float]) -> Ran
         UserError: if no learning rate lets the loss fall, or the config or the data is unusable.
         FaultError: if memory does not suffice.
     """
-    # No average of weights is needed, and the run folder is that of the test.
-    optim = replace(config.optim, ema_decay=0.0)
-    config = replace(config, run=replace(config.run, dir=str(folder)), optim=optim)
+    config = replace(config, optim=replace(config.optim, ema_decay=0.0))  # no average is needed
+    folder = Path(config.run.dir)
     with join_world(config.compute, config.run.timeout_seconds) as world, open_run(config, world):
-        result = analyse(lrs, losses_at(lrs, config, world))
+        result = analyze(lrs, losses_at(lrs, config, world))
         if world.is_main:
             write_json(folder / "lr.json", vars(result))
             write_text(folder / "lr.html", page(result))
@@ -108,14 +107,14 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
 
 
 def smooth(losses: list[float], num_steps: int) -> list[float]:
-    """The centred moving average of `losses`; inf and nan spread to their neighbours."""
+    """The centered moving average of `losses`; inf and nan spread to their neighbors."""
     reach = max(1, round(SMOOTHED_SHARE * num_steps))
     row = torch.tensor(losses, dtype=torch.float64)[None]
     window = 2 * reach + 1
     return avg_pool1d(row, window, stride=1, padding=reach, count_include_pad=False)[0].tolist()
 
 
-def analyse(lrs: list[float], losses: list[float]) -> RangeTest:
+def analyze(lrs: list[float], losses: list[float]) -> RangeTest:
     """Find where the loss stops falling and where it diverges."""
     smoothed = smooth(losses, len(lrs))
     limit = DIVERGED_RATIO * smoothed[0]

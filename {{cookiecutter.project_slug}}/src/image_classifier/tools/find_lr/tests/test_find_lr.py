@@ -26,13 +26,13 @@ def curve(best: float, diverged: float = math.inf) -> list[float]:
 
 @pytest.mark.parametrize("best", [1e-4, 1e-3, 1e-1])
 def test_the_suggestion_lies_where_the_loss_falls_and_below_divergence(best: float) -> None:
-    result = finding.analyse(LRS, curve(best, diverged=30 * best))
+    result = finding.analyze(LRS, curve(best, diverged=30 * best))
     assert result.lr_diverge == pytest.approx(30 * best, rel=1.5)
     assert best / 3 < result.suggested < 10 * best
 
 
 def test_nan_losses_count_as_divergence() -> None:
-    result = finding.analyse(LRS, curve(1e-3)[:55] + [math.nan] * 5)
+    result = finding.analyze(LRS, curve(1e-3)[:55] + [math.nan] * 5)
     assert result.lr_diverge == pytest.approx(LRS[55], rel=3)
     assert all(map(math.isfinite, result.smoothed))
 
@@ -40,7 +40,7 @@ def test_nan_losses_count_as_divergence() -> None:
 @pytest.mark.parametrize("slope", [0, 1])
 def test_losses_that_never_fall_give_no_suggestion(slope: float) -> None:
     with pytest.raises(UserError, match="lets the loss fall"):
-        finding.analyse(LRS, [2.3 + slope * step for step in range(100)])
+        finding.analyze(LRS, [2.3 + slope * step for step in range(100)])
 
 
 def test_the_command_writes_two_files_and_prints_how_to_train(
@@ -48,7 +48,7 @@ def test_the_command_writes_two_files_and_prints_how_to_train(
 ) -> None:
     monkeypatch.setattr(finding, "losses_at", lambda *_: curve(1e-3, 1e-1))
     words = "--data.root;my photos;--epochs;2;--optim.lr=3;--compute.compile;--run.trackers"
-    words += f";--dir;{tmp_path};--low;1e-6;--steps;100"
+    words += f";--run.dir;{tmp_path};--low;1e-6;--steps;100"
     assert main(["find-lr", *words.split(";")]) == 0
     suggested = json.loads((tmp_path / "lr.json").read_text())["suggested"]
     flags = "--epochs 2.0 --data.root 'my photos' --compute.compile --run.trackers"
