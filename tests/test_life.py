@@ -13,6 +13,26 @@ SMOKE = "smoke --epochs 1 --optim.warmup-epochs 0 --data.limit 192 --run.tracker
 # With the shortest names, lines that were broken would fit: the formatter sees that, too.
 SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "author": "Q"}
 
+# A user's mistake on one of two ranks, within training.
+BROKEN = """
+import os, sys
+from q.cli import main
+
+if "RANK" in os.environ:
+    from q.errors import UserError
+    from q.tracking.logger import RunLogger
+
+    step = RunLogger.step
+
+    def fail_later(log, *arguments):
+        if os.environ["RANK"] == "1" and log.row_step == 1:
+            raise UserError("the disk is on fire")
+        step(log, *arguments)
+
+    RunLogger.step = fail_later
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
 
 @pytest.fixture(scope="module")
 def long_and_bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -61,6 +81,24 @@ def test_a_mistake_that_one_process_meets_is_one_line(short_and_full: Path, tmp_
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "cannot read image" in done.stderr
+
+
+def test_a_mistake_that_one_process_meets_while_training_is_one_line(
+    short_and_full: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = [*SMOKE.split(), "--run.log-every-steps", "1", "--run.processes", "2"]
+    done = subprocess.run(
+        [sys.executable, "broken.py", *words],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(short_and_full / "src")},
+    )
+    assert (done.returncode, done.stderr) == (2, "error: the disk is on fire\n")
+    rows = (tmp_path / "runs/smoke/metrics.jsonl").read_text().splitlines()
+    assert sum("train/loss" in row for row in rows) == 1
 
 
 def make(folder: Path, target: str, *variables: str) -> None:

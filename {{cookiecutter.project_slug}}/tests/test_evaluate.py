@@ -10,7 +10,11 @@ from image_classifier.data.loader import EvalData
 from image_classifier.evaluate import Scores, evaluate
 from image_classifier.models import build_model
 from image_classifier.precision import Precision
-from image_classifier.predictions import calibrate, calibration_error, scores_text
+from image_classifier.predictions import (
+    calibrate,
+    calibration_error,
+    scores_text,
+)
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World, join_world
 

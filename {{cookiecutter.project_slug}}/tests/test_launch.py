@@ -1,48 +1,17 @@
-"""A run of several processes that we start: until one fails, and once more after a loss."""
+"""Ranks that we start: until one fails, and once more after a loss."""
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from conftest import SMOKE, losses
 
 from image_classifier.runtime import launch
 from image_classifier.runtime.distributed import open_store
 from image_classifier.runtime.signals import Signals, StoppedError
-
-BROKEN = """
-import os, sys
-from image_classifier.cli import main
-
-if "RANK" in os.environ:
-    from image_classifier.errors import UserError
-    from image_classifier.tracking.logger import RunLogger
-
-    step = RunLogger.step
-
-    def fail_later(log, *arguments):
-        if os.environ["RANK"] == "1" and log.row_step == 1:
-            raise UserError("the disk is on fire")
-        step(log, *arguments)
-
-    RunLogger.step = fail_later
-sys.exit(main(["train", *sys.argv[1:]]))
-"""
-
-
-def test_processes_that_we_start_learn_until_one_fails_which_alone_says_why(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN)
-    words = ["broken.py", *SMOKE.split(), "--run.processes", "2", "--run.dir", "broken"]
-    done = subprocess.run(
-        [sys.executable, *words], check=False, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (2, "error: the disk is on fire\n")
-    assert len(losses(tmp_path / "broken")) == 1
 
 
 def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that() -> None:

@@ -13,6 +13,7 @@ from image_classifier.runtime import distributed, machine
 from image_classifier.runtime.distributed import choose_device
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.machine import (
+    find_accelerator,
     host_memory_bytes,
     num_cores,
     num_threads,
@@ -86,6 +87,20 @@ def test_a_run_on_the_cpu_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPat
     assert choose_device("cpu", 0, 1) == (torch.device("cpu"), "")  # it was asked for
     with pytest.raises(UserError, match=r"--compute.device cuda: CUDA_VISIBLE_DEVICES is"):
         choose_device("cuda", 0, 1)
+
+
+def test_a_gpu_that_is_older_than_the_build_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90a", "compute_120"])
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GTX 1080")
+    device, why = choose_device("auto", 0, 1)
+    assert device.type == "cpu"
+    assert "GTX 1080 has compute capability 6.1; torch" in why
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (12, 0))
+    assert find_accelerator() == ("cuda", "")
 
 
 def test_each_process_has_a_device_of_its_own_or_is_refused(

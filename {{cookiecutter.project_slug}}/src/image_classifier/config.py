@@ -190,6 +190,8 @@ class Config:
         ):
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
+        if augment.growth[0] > augment.growth[1]:
+            raise out_of_range("augment.growth", augment.growth[0], f"0 .. {augment.growth[1]:g}")
         if optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "

@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
+# Tables, parameters without a layer, and norms over several dimensions.
+NO_MATRICES = (nn.Embedding, nn.ParameterList, nn.ParameterDict, nn.LayerNorm, nn.RMSNorm)
 
 
 def find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
@@ -21,7 +23,7 @@ def find_matrices(model: nn.Module) -> dict[nn.Parameter, nn.Module]:
         prefix = f"{path}." if path else ""
         listed += [prefix + name for name in getattr(module, "no_weight_decay", tuple)()]
         is_layer = not list(module.children()) or isinstance(module, nn.MultiheadAttention)
-        if not is_layer or isinstance(module, nn.Embedding | nn.ParameterList | nn.ParameterDict):
+        if not is_layer or isinstance(module, NO_MATRICES):
             continue
         for name, weight in module.named_parameters(recurse=False):
             is_listed = any(fnmatchcase(prefix + name, pattern) for pattern in listed)

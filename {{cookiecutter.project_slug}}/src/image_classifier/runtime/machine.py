@@ -128,9 +128,22 @@ def call_libc(name: str, *arguments: object) -> None:
 
 
 def find_accelerator() -> tuple[str, str]:
-    """The kind of device to train on: cuda, mps, ... or cpu; if cpu, also why there is no GPU."""
+    """The kind of device to train on: cuda, mps, ... or cpu; if cpu, also why there is no GPU.
+
+    A GPU that is older than all that this build of torch has kernels for does not count.
+    """
     found = torch.accelerator.current_accelerator(check_available=True)
-    return (found.type, "") if found else ("cpu", why_no_gpu())
+    if found is None:
+        return "cpu", why_no_gpu()
+    if found.type == "cuda" and torch.version.cuda:
+        major, minor = torch.cuda.get_device_capability(0)
+        oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())
+        if 10 * major + minor < oldest:
+            return "cpu", (
+                f"{torch.cuda.get_device_name(0)} has compute capability {major}.{minor}; torch "
+                f"{torch.__version__} needs {oldest / 10}: install a build for older CUDA"
+            )
+    return found.type, ""
 
 
 def why_no_gpu() -> str:
