@@ -73,7 +73,8 @@ def test_a_run_whose_output_is_closed_comes_to_its_end_and_no_file_takes_its_pla
     [(">/dev/full", FULL), ("<&- >&-", f"{CLOSED}\n")],
 )
 def test_python_has_nothing_to_add_at_its_end(redirection: str, said: str) -> None:
-    code = "import sys; from image_classifier.cli import main; sys.exit(main([]))"
+    code = "from image_classifier.cli import main\n"
+    code += "raise SystemExit(main([]))"
     words = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, code]
     buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # so that something is left for the end
     done = subprocess.run(words, env=buffered, capture_output=True, text=True, check=False)
