@@ -54,7 +54,6 @@ _LIBRARIES = {
         starlette trackio uvicorn uvloop watchfiles websockets
     """,
     "nvidia-ml-py": "nvidia_ml_py pynvml",
-    "pyarrow": "pyarrow",
     "onnx": "backend_test_tools check_model check_node ml_dtypes onnx",
     "onnxruntime": "flatbuffers onnxruntime onnxruntime_test",
     "onnxscript": "onnx_ir onnxscript",
@@ -63,12 +62,13 @@ _LIBRARIES = {
         pygments rich
     """,
     "pytest": "iniconfig pluggy py py_test pytest",
+    "pytest-xdist": "execnet pytest_xdist xdist",
     "ruff": "ruff",
     "hatchling": "hatchling pathspec tomlkit trove_classifiers",
     # Used by these where they are installed.
     "tensorboard, torch and others": """
-        boto3 chardet cupy dill ipython jax matplotlib moviepy pandas psutil scipy simplejson
-        tensorflow zstandard
+        boto3 chardet cupy dill ipython jax matplotlib moviepy pandas psutil pyarrow scipy
+        simplejson tensorflow zstandard
     """,
 }
 _LIBRARY_NAMES = {name for names in _LIBRARIES.values() for name in names.split()}

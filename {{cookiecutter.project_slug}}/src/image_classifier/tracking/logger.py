@@ -128,6 +128,7 @@ class RunLogger:
         train_data, world, self.warnings = self.train_data, self.world, warnings
         num_weights = sum(weight.numel() for weight in model.parameters())
         why_cpu = f" ({world.why_cpu})" if world.why_cpu else ""
+        ranks, threads = world.size, torch.get_num_threads()
         lines = [
             f"{len(train_data):,} training and {len(val_data):,} validation images of "
             f"{train_data.num_classes} classes",
@@ -136,8 +137,8 @@ class RunLogger:
             *(f"warning: {warning}" for warning in warnings),
             f"images: {train_data.where}: {train_data.reason}",
             f"{type(model).__name__}: {num_weights:,} weights; {init_note}",
-            f"{device_name(world.device)}{why_cpu}, processes: {world.size}, threads of each: "
-            f"{torch.get_num_threads()}, {precision.name}; {precision_note}",
+            f"{device_name(world.device)}{why_cpu}, {ranks} process{'es' * (ranks > 1)}, "
+            f"{threads} thread{'s' * (threads > 1)} each, {precision.name}; {precision_note}",
         ]
         if self.start_step < unfreeze_step:
             lines.append("the first epochs train only the last layer")
