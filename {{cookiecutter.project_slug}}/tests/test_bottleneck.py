@@ -65,7 +65,7 @@ def test_the_first_step_is_not_in_the_speed_as_it_compiles(
     assert most / 2 < row["memory_bytes"] <= most
     said = capsys.readouterr().out
     assert "  The model is the limit: 16 images/s. " in said
-    assert "processes: 1, threads of each: " in said
+    assert " 1 process, " in said
     assert ", fp32; as --precision says; seed 0: " in said
     assert "  ETA 0:00\n" in said
 
