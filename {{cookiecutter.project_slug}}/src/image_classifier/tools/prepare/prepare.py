@@ -91,8 +91,8 @@ def prepare_split(paths: PathList, folder: Path, recipe: prepared.Recipe) -> Non
     write_index(folder, names, state, recipe)
     done = "all checksums are right, nothing to do"
     if num_written:
-        kept = len(parts) - num_written
-        done = f"written in {clock(time.monotonic() - began)}, {kept} of {len(parts)} files kept"
+        kept = f", {n} of {len(parts)} files kept" if (n := len(parts) - num_written) else ""
+        done = f"written in {clock(time.monotonic() - began)}{kept}"
     say(f"{folder}: {len(paths):,} images, {recipe}: {done}")
 
 
