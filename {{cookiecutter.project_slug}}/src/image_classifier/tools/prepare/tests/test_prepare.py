@@ -195,7 +195,7 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(
         assert prepare(root) == 0
         assert opened(root).recipe
     said = capsys.readouterr().out
-    assert "files kept" in said
+    assert "shorter side 48: written in " in said
     assert "val: 4 images, raw, shorter side 48: all checksums are right, nothing to do" in said
     save_file({"places": torch.zeros(1)}, root.parent / "photos.cache/train/index.safetensors")
     assert "it is of another version; `prepare` again" in opened(root).notes[-1]  # version 1
