@@ -150,7 +150,7 @@ def test_cutout_blanks_a_square_and_nothing_else() -> None:
     assert blank.min() >= 4  # a quarter, at a corner
 
 
-def test_normalised_pixels_have_mean_0_and_deviation_1(images: Tensor) -> None:
+def test_normalized_pixels_have_mean_0_and_deviation_1(images: Tensor) -> None:
     flat = images.flatten(0, 2) / 255
     mean, std = tuple(flat.mean(0).tolist()), tuple(flat.std(0).tolist())
     source = Source(torch.zeros(6).long(), ("a",), images, mean=mean, std=std)
@@ -171,7 +171,7 @@ def test_labels_are_mixed_as_the_images_are(knobs: dict[str, float]) -> None:
         )
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
-        assert (targets[:2, 2:] == 0).all()  # pairs are neighbours
+        assert (targets[:2, 2:] == 0).all()  # pairs are neighbors
 
 
 def sides(config: Config) -> dict[tuple[int, int], bool]:

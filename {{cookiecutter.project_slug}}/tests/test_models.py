@@ -98,10 +98,10 @@ def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name
 
 
 def smooth(count: int) -> Tensor:
-    """Images whose neighbouring pixels and colours are much alike: (count, 3, 12, 12)."""
+    """Images whose neighboring pixels and colors are much alike: (count, 3, 12, 12)."""
     generator = torch.Generator().manual_seed(0)
-    grey, noise = torch.randn((2, count, 3, 12, 12), generator=generator)
-    return grey[:, :1] + grey[:, :1].roll(1, 3) + noise / 2
+    gray, noise = torch.randn((2, count, 3, 12, 12), generator=generator)
+    return gray[:, :1] + gray[:, :1].roll(1, 3) + noise / 2
 
 
 def test_the_first_layer_whitens_the_training_images() -> None:

@@ -195,7 +195,7 @@ def test_a_run_says_its_mistakes_and_goes_on(mistaken: tuple[Config, Scores, str
         assert f">{escape(line.removeprefix('warning: '))}</p>" in page.read_text()
 
 
-def test_a_run_keeps_the_normalisation_that_it_learned_with(
+def test_a_run_keeps_the_normalization_that_it_learned_with(
     mistaken: tuple[Config, Scores, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, scores, _ = mistaken
@@ -204,7 +204,7 @@ def test_a_run_keeps_the_normalisation_that_it_learned_with(
     again = evaluate_run(config.run.dir, "val", "", config.compute)
     assert again.loss == pytest.approx(scores.loss, rel=1e-5)
     plant(monkeypatch, config, "train", mean=(0.3, 0.3, 0.3))
-    with pytest.raises(UserError, match=r"cannot continue .*normalised with a mean of"):
+    with pytest.raises(UserError, match=r"cannot continue .*normalized with a mean of"):
         train(config)
 
 

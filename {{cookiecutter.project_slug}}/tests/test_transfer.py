@@ -98,7 +98,7 @@ def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
     model = build_model(SMALL, 5, 32)
     before = model.head.weight.clone()
     others = replace(weights, classes=tuple("vwxyz"), mean=(0.5,) * 3, std=(0.5,) * 3)
-    note = "weights; head is new, for other classes; images are normalised as for them"
+    note = "weights; head is new, for other classes; images are normalized as for them"
     assert others.load_into(model, CLASSES) == note
     assert torch.equal(model.head.weight, before)
 
@@ -144,7 +144,7 @@ def test_published_weights_are_downloaded_once_and_checked(
         load("pretrained", "airbench")
 
 
-def test_images_are_normalised_as_the_weights_learned_them(config: Config, tmp_path: Path) -> None:
+def test_images_are_normalized_as_the_weights_learned_them(config: Config, tmp_path: Path) -> None:
     about = {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]", "classes": '["x"]'}
     model = build_model(config.model, 10, config.data.image_size)
     path = tmp_path / "w.safetensors"

@@ -119,10 +119,10 @@ def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> T
     """
     height, width = images.shape[1:3]
     top, left, box_height, box_width = random_boxes(draws, height, width, min_area).T
-    # Pixel centres of the output, from 0 to 1 of the box, then in grid_sample's -1..1 of the image.
-    centres = (torch.arange(size, device=images.device) + 0.5) / size
-    y = (top[:, None] + box_height[:, None] * centres) * (2 / height) - 1
-    x = (left[:, None] + box_width[:, None] * centres) * (2 / width) - 1
+    # Pixel centers of the output, from 0 to 1 of the box, then in grid_sample's -1..1 of the image.
+    centers = (torch.arange(size, device=images.device) + 0.5) / size
+    y = (top[:, None] + box_height[:, None] * centers) * (2 / height) - 1
+    x = (left[:, None] + box_width[:, None] * centers) * (2 / width) - 1
     grid = torch.stack(
         (x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=3
     )
@@ -135,7 +135,7 @@ def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> T
 def cutout(images: Tensor, draws: Tensor, side: int) -> None:
     """Cutout, in place: https://arxiv.org/abs/1708.04552.
 
-    Blanks a square of `side` pixels, centred anywhere, in each of `images`, normalised
+    Blanks a square of `side` pixels, centered anywhere, in each of `images`, normalized
     (batch, 3, height, width). `draws` is (batch, 2).
     """
     height, width = images.shape[2:]
@@ -157,7 +157,7 @@ def mixup_cutmix(
 ) -> tuple[Tensor, Tensor]:
     """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899).
 
-    Mixes neighbouring images of a rank, and their labels. If both are on, each step picks one.
+    Mixes neighboring images of a rank, and their labels. If both are on, each step picks one.
     """
     count, _, height, width = images.shape
     partner = torch.arange(count, device=images.device) ^ 1

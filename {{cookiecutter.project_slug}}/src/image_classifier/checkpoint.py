@@ -107,7 +107,7 @@ class Checkpoints:
         for name in ("mean", "std"):
             was, now = list(saved[name]), self.identity[name]
             if was != now:
-                raise self.refusal(f"it normalised with a {name} of {was}, not of {now}")
+                raise self.refusal(f"it normalized with a {name} of {was}, not of {now}")
         # Rank 0 looks at the files.
         if not self.world.all_true(not are_replaced(saved["files"], self.identity["files"])):
             raise self.refusal("training images were replaced under the same names", True)

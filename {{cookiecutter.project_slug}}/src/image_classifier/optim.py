@@ -80,7 +80,7 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         sgd = torch.optim.SGD(
             groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, fused=True
         )
-        # Left to itself, SGD allocates momentum in the first step, and leaves it uninitialised if
+        # Left to itself, SGD allocates momentum in the first step, and leaves it uninitialized if
         # `found_inf` skips that step.
         for weight in (weight for group in groups for weight in group["params"] if optim.momentum):
             sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)

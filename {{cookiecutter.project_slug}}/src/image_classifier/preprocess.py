@@ -1,4 +1,4 @@
-"""How images become the input of the model: normalised, and in evaluation from several views.
+"""How images become the input of the model: normalized, and in evaluation from several views.
 
 A deployed model needs this module and no other of the input path.
 """
@@ -31,7 +31,7 @@ VIEWS = {
 
 
 class Normalize:
-    """Scales pixels from 0..255 to mean 0 and standard deviation 1 of each colour channel."""
+    """Scales pixels from 0..255 to mean 0 and standard deviation 1 of each color channel."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Normalize:
         return images.contiguous(memory_format=self.memory_format)
 
     def views(self, images: Tensor) -> Iterator[tuple[Tensor, float]]:
-        """The views of evaluation, normalised, each with its weight; the weights add up to 1.
+        """The views of evaluation, normalized, each with its weight; the weights add up to 1.
 
         (batch, 3, size, size), channels_last uint8 -> float32.
         """
@@ -79,6 +79,6 @@ class Normalize:
 
 
 def denormalize(images: Tensor, source: Source) -> Tensor:
-    """Normalised images as pixels again: (batch, 3, size, size) -> (batch, size, size, 3) uint8."""
+    """Normalized images as pixels again: (batch, 3, size, size) -> (batch, size, size, 3) uint8."""
     mean, std = (torch.tensor(values, device=images.device) for values in (source.mean, source.std))
     return (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte()

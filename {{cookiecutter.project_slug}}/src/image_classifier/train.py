@@ -58,7 +58,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         micro_batch = MicroBatch(config, world)
         val_data = EvalData(train_data.data, "val", world, run, micro_batch.size)
 
-        # Pretrained weights want images normalised as those that they were trained on.
+        # Pretrained weights want images normalized as those that they were trained on.
         pretrained = load_pretrained(run, config.model, world)
         if pretrained.mean:
             for data in (train_data, val_data):

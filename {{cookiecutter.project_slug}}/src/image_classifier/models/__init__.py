@@ -75,7 +75,7 @@ def build_model(
         model: its name, and what to change in it.
         num_classes: outputs of its last layer.
         image_size: side of the images, in pixels.
-        sample: returns so many normalised training images, (count, 3, side, side), for a network
+        sample: returns so many normalized training images, (count, 3, side, side), for a network
             whose first layer is computed from them; without it, such weights must be loaded.
 
     Raises:

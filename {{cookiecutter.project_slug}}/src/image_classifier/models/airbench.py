@@ -41,7 +41,7 @@ class Airbench(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
-        """Compute the whitening filters from `images`, (count, 3, height, width), normalised.
+        """Compute the whitening filters from `images`, (count, 3, height, width), normalized.
 
         They are the principal components of the patches, scaled to variance 1, and their negatives:
         https://myrtle.ai/learn/how-to-train-your-resnet-8-bag-of-tricks/.
@@ -82,7 +82,7 @@ def stage(inputs: int, outputs: int, num_convs: int) -> nn.Sequential:
 
 
 def conv(inputs: int, outputs: int) -> nn.Conv2d:
-    """A 3 x 3 convolution whose first filters are initialised to the identity."""
+    """A 3 x 3 convolution whose first filters are initialized to the identity."""
     layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.dirac_(layer.weight.data[:inputs])
     return layer

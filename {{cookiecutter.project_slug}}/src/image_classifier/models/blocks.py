@@ -58,7 +58,7 @@ def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:
 
     A block is an element of a sequence of layers, such as a residual or a transformer block. A norm
     belongs to the layer before it, tokens and positions to the first block. If there are more than
-    MOST_BLOCKS, neighbours are merged, as in https://arxiv.org/abs/2201.03545.
+    MOST_BLOCKS, neighbors are merged, as in https://arxiv.org/abs/2201.03545.
     """
     _, head = find_head(model)
     known = {id(weight) for weight in head.parameters()}

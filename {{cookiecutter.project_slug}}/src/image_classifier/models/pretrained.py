@@ -21,7 +21,7 @@ from .blocks import find_head
 from .timm import PREFIX, pretrained_config
 from .torchvision import published_weights
 from .weights import (
-    Colours,
+    Colors,
     DamagedError,
     check_images,
     check_weights,
@@ -42,13 +42,13 @@ OPTIONAL = ".num_batches_tracked"  # of BatchNorm; torchvision's older files lac
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """The weights that a run starts with, and how the images were normalised for them."""
+    """The weights that a run starts with, and how the images were normalized for them."""
 
     note: str  # where they come from, for the log
     weights: dict[str, Tensor] = field(default_factory=dict)  # none: the model keeps its own
     classes: tuple[str, ...] = ()  # of their last layer; none: unknown
-    mean: Colours | None = None  # None: unknown, so images are normalised by their own
-    std: Colours | None = None
+    mean: Colors | None = None  # None: unknown, so images are normalized by their own
+    std: Colors | None = None
 
     def load_into(self, model: nn.Module, classes: tuple[str, ...]) -> str:
         """Load the weights into `model`, which predicts `classes`; return a note for the log.
@@ -76,14 +76,14 @@ class PretrainedWeights:
                 "--model.stem and --data.image-size that they are for"
             ) from error
         new = f"; {head} is new, for other classes" if is_new else ""
-        return f"{self.note}{new}{'; images are normalised as for them' if self.mean else ''}"
+        return f"{self.note}{new}{'; images are normalized as for them' if self.mean else ''}"
 
 
 def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> PretrainedWeights:
     """The weights that `run.init_from` names, in host memory.
 
     There are none if it names none, or if `run.dir` has a checkpoint to resume from: then only the
-    normalisation is known, from that checkpoint.
+    normalization is known, from that checkpoint.
 
     Args:
         run: its `dir`, `fresh` and `init_from` count.
@@ -106,7 +106,7 @@ def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> Pretrai
     else:
         found = read_weights(Path(run.init_from))
     found = replace(found, weights=unwrapped(found.weights))
-    return found if found.mean else replace(found, **usual_normalisation(model.name))
+    return found if found.mean else replace(found, **usual_normalization(model.name))
 
 
 def read_weights(path: Path) -> PretrainedWeights:
@@ -150,7 +150,7 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {OLD_DENSENET.sub(r"\1\2.", name): weight for name, weight in weights.items()}
 
 
-def usual_normalisation(name: str) -> dict[str, Colours]:
+def usual_normalization(name: str) -> dict[str, Colors]:
     """Mean and std that the published weights of the model `name` expect; none if unknown."""
     if name.startswith(PREFIX):
         images = pretrained_config(name)

@@ -29,7 +29,7 @@ class ViT(nn.Module):
         self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(DEPTH)))
         self.norm = nn.LayerNorm(WIDTH, eps=EPS)
         self.head = nn.Linear(WIDTH, num_classes)
-        # LeCun's initialisation: embeddings have the variance of a pixel.
+        # LeCun's initialization: embeddings have the variance of a pixel.
         nn.init.normal_(self.patches.weight, std=(3 * PATCH**2) ** -0.5)
         nn.init.zeros_(self.patches.bias)
         nn.init.zeros_(self.head.weight)
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(WIDTH, eps=EPS)
         self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
-        # Three matrices in one tensor: each is initialised by itself.
+        # Three matrices in one tensor: each is initialized by itself.
         for weight in (*self.queries_keys_values.weight.chunk(3), self.out.weight):
             nn.init.xavier_uniform_(weight)
         for layer in (self.queries_keys_values, self.out):
@@ -99,9 +99,9 @@ def positions(side: int, trained_side: int, device: torch.device | str | None = 
     Coordinates are those of an image that is `trained_side` patches wide, whatever `side` is.
     """
     waves = LONGEST_WAVE ** -torch.linspace(0, 1, WIDTH // 4, device=device)
-    # The centre of a patch has the same coordinates, however many patches there are.
-    centres = (torch.arange(side, device=device) + 0.5) * (trained_side / side) - 0.5
-    y, x = torch.meshgrid(centres, centres, indexing="ij")
+    # The center of a patch has the same coordinates, however many patches there are.
+    centers = (torch.arange(side, device=device) + 0.5) * (trained_side / side) - 0.5
+    y, x = torch.meshgrid(centers, centers, indexing="ij")
     angles = [axis.flatten()[:, None] * waves for axis in (x, y)]
     return torch.cat([wave for angle in angles for wave in (angle.sin(), angle.cos())], dim=1)
 

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..runtime.config_dict import unflatten
 from ..runtime.files import open_plain
 
-Colours = tuple[float, float, float]  # of red, green and blue, from 0 to 1
+Colors = tuple[float, float, float]  # of red, green and blue, from 0 to 1
 
 # What Python and torch raise where a file does not hold what `Checkpoints.save` writes.
 WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
@@ -42,8 +42,8 @@ class Best:
     config: Config
     step: int
     classes: tuple[str, ...]
-    mean: Colours  # that training images were normalised by
-    std: Colours
+    mean: Colors  # that training images were normalized by
+    std: Colors
 
 
 def load_best(path: Path) -> Best:
@@ -114,7 +114,7 @@ def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:
             raise TypeError(f"{name} is {values[name]!r:.40}, not of type {kind.__name__}")
 
 
-def check_images(classes: tuple, mean: list[float], std: list[float]) -> tuple[Colours, Colours]:
+def check_images(classes: tuple, mean: list[float], std: list[float]) -> tuple[Colors, Colors]:
     """`mean` and `std`, once they and the classes are such as a run saves.
 
     Raises:
