@@ -168,7 +168,7 @@ ROWS = [
         0,
     ),
     Row(
-        "a checkpoint with 24 kinds of values, or nothing, in each of its places",
+        "a checkpoint with wrong values, or nothing, in its places",
         "refused in a line that names the place, or used without harm",
         tests_of(PROJECT, "tests/test_weights.py"),
         1,
