@@ -33,7 +33,7 @@ def choose(what: str, name: str, table: Mapping[str, T]) -> T:
     return table[name]
 
 
-def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     """`; did you mean a or b?` for the names in `known` that are most like `name`, or nothing."""
-    near = get_close_matches(name, list(known), most, cutoff)
+    near = get_close_matches(name, list(known), most)
     return f"; did you mean {' or '.join(near)}?" if near else ""

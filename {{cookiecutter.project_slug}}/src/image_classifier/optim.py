@@ -132,8 +132,8 @@ def find_hidden(model: nn.Module) -> set[nn.Parameter]:
 def freeze_backbone(model: nn.Module) -> list[nn.Parameter]:
     """Freeze all layers but the last, and return their weights.
 
-    A new last layer sends back
-    noise in its first steps, which would spoil pretrained features: https://arxiv.org/abs/2202.10054
+    A new last layer sends back noise in its first steps, which would spoil pretrained features:
+    https://arxiv.org/abs/2202.10054
     """
     head = {id(weight) for weight in find_head(model)[1].parameters()}
     backbone = [w for w in model.parameters() if w.requires_grad and id(w) not in head]

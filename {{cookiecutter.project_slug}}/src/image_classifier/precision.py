@@ -116,9 +116,11 @@ def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Con
     if newest_first(folder / "checkpoints") and not config.run.fresh:
         with suppress(OSError):  # if the config is damaged, the checkpoint tells if it differs
             name = read_object(folder / "config.json").get("precision")
-    if name not in [*DTYPES] and world.device.type != "cpu":
+    if name in [*DTYPES]:
+        return replace(config, precision=name), why
+    if world.device.type != "cpu":
         name, why = usual_precision(world.device), "fast on this device"
-    elif name not in [*DTYPES]:
+    else:
         gain, when = find_gain(config, data, world) if world.is_main else (math.inf, "")
         name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"

@@ -147,7 +147,8 @@ class RunLogger:
             self.forward_flops = flops
             self.peak_flops, source = find_peak(precision)
             lines.append(
-                f"an image: {flops / 1e9:.3g} GFLOP forward, {3 * flops / 1e9:.3g} in training; "
+                f"an image: {flops / 1e9:.3g} GFLOP forward, "
+                f"{TRAINING_PASSES * flops / 1e9:.3g} in training; "
                 f"peak of the device: {self.peak_flops / 1e12:.3g} TFLOP/s ({source})"
             )
         if self.monitor.note:

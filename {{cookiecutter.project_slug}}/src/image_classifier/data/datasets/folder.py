@@ -37,7 +37,8 @@ def folder(data: DataConfig, split: str) -> Source:
         train = own if own is not None and own.is_dir() else undivided(root)
     classes = class_folders(train)
     place = own or train
-    check_classes(place, train)
+    if place != train:
+        check_classes(place, train, classes)
     is_divided = own is None and val is None
     paths: list[bytes] = []
     labels: list[int] = []
@@ -68,15 +69,15 @@ def folder(data: DataConfig, split: str) -> Source:
     )
 
 
-def check_classes(place: Path, train: Path) -> None:
-    """Check that all folders of classes in `place` are in `train`, too.
+def check_classes(place: Path, train: Path, classes: list[bytes]) -> None:
+    """Check that all folders of classes in `place` are among `classes`, those of `train`.
 
     Raises:
         UserError: if one is not, or there is no `place`.
     """
     if not place.is_dir():
         raise UserError(f"{str(place.parent)!a} has no folder {place.name!r}")
-    if unknown := sorted(set(class_folders(place)) - set(class_folders(train))):
+    if unknown := sorted(set(class_folders(place)) - set(classes)):
         names = ", ".join(repr(show(name)) for name in unknown[:5])
         raise UserError(f"{str(place)!a} has classes that {str(train)!a} has not: {names}")
 
