@@ -39,7 +39,8 @@ class Output:
         Raises:
             UserError: if the rows belong to another command, or the folder cannot be written.
         """
-        self.path, self.partial, self.num_done = path, partial_of(path), 0
+        self.path, self.partial = path, partial_of(path)
+        self.num_done = self.num_bad = bad = 0  # rows so far; bad: of unreadable files
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             remove_leftovers(path.parent, glob.escape(path.name))
@@ -49,11 +50,12 @@ class Output:
                 begun = parse_object(file.readline())
                 size = end = file.tell()
                 for count, line in enumerate(file, 1):
-                    if parse_object(line).keys() != NO_ROW.keys():  # cut by a kill, or damaged
+                    row = parse_object(line)
+                    if row.keys() != NO_ROW.keys():  # cut by a kill, or damaged
                         break
-                    size += len(line)
+                    size, bad = size + len(line), bad + (row["label"] is None)
                     if count % batch_size == 0:
-                        self.num_done, end = count, size
+                        self.num_done, self.num_bad, end = count, bad, size
             if other := [name for name, value in command.items() if begun.get(name) != value]:
                 raise UserError(
                     f"cannot resume {str(self.partial)!a}: it was begun with other {other[0]}; "
@@ -68,6 +70,7 @@ class Output:
         with self.partial.open("ab") as file:
             write_jsonl(rows, file, 0)
         self.num_done += len(rows)
+        self.num_bad += sum(row["label"] is None for row in rows)
 
     def rows(self) -> Iterator[Row]:
         """The rows that are written."""

@@ -126,7 +126,6 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int)
         for rows in predictions(trained, images, top_k, output.num_done):
             output.add(rows)
             progress.show(output.num_done)
-        num_bad = sum(row["label"] is None for row in output.rows())
         output.finish(top_k)
     except OSError as error:
         raise FaultError(
@@ -135,4 +134,4 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int)
         ) from error
     step, weights = trained.step, ascii(str(trained.path))
     say(f"{out}: {count:,} rows, with the weights of step {step} from {weights}")
-    return num_bad
+    return output.num_bad
