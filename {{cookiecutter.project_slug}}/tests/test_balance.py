@@ -87,7 +87,6 @@ def test_an_image_that_comes_again_is_cropped_anew(config: Config, photos: Path)
     data = TrainData(config, CPU)
     data.source = replace(data.source, labels=torch.tensor([0] * 11 + [1]))
     data.loader.samples.source = data.source
-    data.loader.sampler.labels = data.source.labels
     (batch,) = data.batches(0, 1)
     rare = batch.pixels[batch.labels == 1]
     assert len(rare) == 6

@@ -89,7 +89,7 @@ def private_bytes(pid: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_workers_have_no_copy_of_the_names_of_all_files(streamed: Config) -> None:
+def test_workers_have_no_copy_of_the_names_of_all_files() -> None:
     count = 100_000
     picked = torch.arange(0, count, 16)  # some of each page, whatever it holds
     names = (b"n%07d/n%07d_%08d.JPEG" % (i % 1000, i % 1000, i) for i in range(count))
@@ -101,11 +101,11 @@ def test_workers_have_no_copy_of_the_names_of_all_files(streamed: Config) -> Non
             assert source.paths[index].name
         return {}
 
-    samples = Samples(source, streamed.data)
+    samples = Samples(source, 32)
     samples.fill = look_up
     loader = SharedMemoryLoader(samples, len(picked), 1, 1, pin=False)
     found = []
-    for _ in loader.begin((epoch, picked) for epoch in (0, 1)):
+    for _ in loader.batches((epoch, picked) for epoch in (0, 1)):
         found.append(private_bytes(loader.workers[0].pid))
     loader.close()
     assert found[1] - found[0] < 4 * 2**20  # a list of them would be half as much again
@@ -151,7 +151,7 @@ def num_open_files() -> int:
 def test_no_slot_is_written_while_it_is_in_use(
     streamed: Config, workers: int, batch_size: int, prefetch: int
 ) -> None:
-    samples = Samples(open_dataset(streamed.data, "train"), streamed.data)
+    samples = Samples(open_dataset(streamed.data, "train"), 32)
 
     def write(out: torch.Tensor, epoch: int, _: np.ndarray) -> dict[int, str]:
         out.fill_(epoch)
@@ -164,7 +164,7 @@ def test_no_slot_is_written_while_it_is_in_use(
         for _ in range(2):  # passes, of which the last batch is smaller
             places = [(number, torch.zeros(batch_size, dtype=torch.int64)) for number in range(9)]
             places += [(9, torch.zeros(batch_size // 2, dtype=torch.int64))]
-            for number, (images, _, indices) in enumerate(loader.begin(places)):
+            for number, (images, _, indices) in enumerate(loader.batches(places)):
                 time.sleep(0.002)
                 assert (images == number).all()
                 assert len(images) == len(indices) == len(places[number][1])
@@ -211,17 +211,19 @@ def test_the_number_of_workers_is_measured_if_that_is_worth_it(
     streamed: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auto = changed(streamed, data__workers="auto")
+    monkeypatch.setattr(autotune, "num_cores", lambda: 8)
     data = TrainData(auto, CPU)
-    assert "decoding takes only" in data.reason
+    assert "1 worker: the most that" in data.reason  # of 12 images, 8 are a part
     assert data.data.workers == data.workers  # evaluation measures nothing
     monkeypatch.setattr(autotune, "PROBED_TOGETHER", 5)  # of 12: batches of equal size
     monkeypatch.setattr(shared_memory, "PART_SIZES", (1, 64))
+    monkeypatch.setattr(autotune, "PART_SIZES", (1, 64))
     assert autotune.rate(data.loader.samples, 3) > 10
+    why = autotune.choose_workers(auto.data, data.loader.samples, CPU)[1]
+    assert why.startswith("decoding takes only")
     rates = {1: 100, 2: 190, 4: 300, 8: 310}
     monkeypatch.setattr(autotune, "WORTH_SECONDS", 0)
     monkeypatch.setattr(autotune, "rate", lambda _, count: rates[count])
-    monkeypatch.setattr(autotune, "num_cores", lambda: 8)
-    monkeypatch.setattr(autotune, "PART_SIZES", (1, 64))
     for device in ("cuda", "cpu"):  # the model needs half of the cores of a CPU
         world = World(torch.device(device))
         count, why = autotune.choose_workers(auto.data, data.loader.samples, world)

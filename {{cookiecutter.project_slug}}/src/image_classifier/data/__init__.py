@@ -4,7 +4,7 @@ To train and to evaluate: `TrainData` and `EvalData`, which yield a `Batch` each
 a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its name in `DATASETS`.
 """
 
-from .autotune import choose_workers, fits_device, fits_host, open_loader, worker_counts
+from .autotune import choose_workers, fits, open_loader, worker_counts
 from .crops import BOX_DRAWS, center_crop, random_boxes, resize
 from .datasets import open_dataset, open_files, prepared
 from .datasets.folder import has_suffix, walk
@@ -14,7 +14,7 @@ from .datasets.quarantine import quarantine_path, read_quarantine
 from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
-from .loader import Batch, EvalData, Prefetcher, TrainData
+from .loader import Batch, EvalData, TrainData, on_device
 from .samples import LEFT_OUT, Samples
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Batch",
     "EvalData",
     "PathList",
-    "Prefetcher",
     "Recipe",
     "Samples",
     "Source",
@@ -34,9 +33,9 @@ __all__ = [
     "cache_folder",
     "center_crop",
     "choose_workers",
-    "fits_device",
-    "fits_host",
+    "fits",
     "has_suffix",
+    "on_device",
     "open_dataset",
     "open_files",
     "open_loader",

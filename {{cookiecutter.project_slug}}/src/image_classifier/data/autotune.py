@@ -20,7 +20,9 @@ from .decode import image_size
 from .samples import Samples
 from .shared_memory import PART_SIZES, SharedMemoryLoader, slots_bytes
 
-MEMORY_SHARE = 0.4  # of the free memory that resident images may take
+MEMORY_SHARE = 0.4  # of the free memory that resident images of a split may take
+SLOTS_SHARE = 0.2  # of the free memory that the batches of a loader may take: a run has two
+CPU = torch.device("cpu")
 PROBE_SECONDS = 0.5  # for each number of workers that is tried
 WORTH_SECONDS = 5.0  # decoding time of an epoch that makes a measurement worthwhile
 PROBED_TOGETHER = 64  # images of a batch while probing
@@ -40,9 +42,9 @@ def choose_where(
         return "stream", "crops are cut from the whole image"
     needed = len(source) * side**2 * 3
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
-    if world.all_true(fits_device(needed, world)):
+    if world.all_true(fits(needed, world.device, world)):
         return "device", megabytes
-    if world.all_true(fits_host(needed, world)):
+    if world.all_true(fits(needed, CPU, world)):
         return "host", f"{megabytes}, too much for the device"
     return "stream", f"{megabytes}, too much for memory"
 
@@ -73,7 +75,7 @@ def open_loader(
         return world.local_size * slots_bytes(batch_size, samples.size, workers, depth)
 
     free, depth = host_memory_bytes(), data.prefetch_batches
-    while depth > 1 and needed(depth) > MEMORY_SHARE * free:
+    while depth > 1 and needed(depth) > SLOTS_SHARE * free:
         depth -= 1
     if needed(depth) > free:
         raise UserError(
@@ -97,11 +99,11 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
     # On a CPU the model needs cores too. A worker gets at least one part of a batch.
     most = max(1, cores // 2) if world.device.type == "cpu" else cores
     most = min(most, len(samples.source) // PART_SIZES[0])
+    if most <= 1:
+        return most, "the most that the cores and the number of images allow"
     seconds = seconds_per_image(samples) * len(samples.source) / world.size
     if seconds < WORTH_SECONDS:
         return most, f"decoding takes only {seconds:.1f} s per epoch"
-    if most <= 1:
-        return most, "the most that the cores and the number of images allow"
     rates = {count: round(rate(samples, count)) for count in worker_counts(most)}
     chosen = min(n for n in rates if rates[n] >= GOOD_ENOUGH * max(rates.values()))
     table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
@@ -130,24 +132,19 @@ def rate(samples: Samples, workers: int) -> float:
     # Only the last batch of a pass may be smaller than the others.
     batches = itertools.cycle((0, part) for part in order.unfold(0, size, size))
     with closing(SharedMemoryLoader(samples, size, workers, 4, pin=False)) as loader:
-        loader.begin(itertools.takewhile(lambda _: time.perf_counter() < end, batches))
-        next(loader)
+        decoded = loader.batches(itertools.takewhile(lambda _: time.perf_counter() < end, batches))
+        next(decoded)
         began, filled = time.perf_counter(), loader.num_filled
         end = began + PROBE_SECONDS
-        for _ in loader:
+        for _ in decoded:
             pass
         return (loader.num_filled - filled) / (time.perf_counter() - began)
 
 
-def fits_device(needed_bytes: int, world: World) -> bool:
-    """Whether so many bytes may stay on the device; processes share the memory of a CPU."""
-    sharers = world.local_size if world.device.type == "cpu" else 1
-    return needed_bytes < MEMORY_SHARE * device_memory_bytes(world.device) / sharers
-
-
-def fits_host(needed_bytes: int, world: World) -> bool:
-    """Whether each process of this machine may keep so many bytes in host memory."""
-    return needed_bytes < MEMORY_SHARE * host_memory_bytes() / world.local_size
+def fits(needed_bytes: int, device: torch.device, world: World) -> bool:
+    """Whether each process may keep so many bytes on `device`; they share the memory of a CPU."""
+    sharers = world.local_size if device.type == "cpu" else 1
+    return needed_bytes < MEMORY_SHARE * device_memory_bytes(device) / sharers
 
 
 def common_side(source: Source, probes: int = 256) -> int | None:

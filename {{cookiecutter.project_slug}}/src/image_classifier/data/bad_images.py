@@ -29,7 +29,9 @@ class BadImages:
         self.is_skipping = data.on_bad_image == "skip"
         self.path = Path(folder) / LIST if folder else None
         self.most = max(MOST, int(MOST_SHARE * len(source)))
-        self.reasons: dict[int, str] = {}  # by index
+        self.indices: set[int] = set()  # of those that this process has met
+        self.names: set[bytes] = set()  # on the list, as far as it was read
+        self.end = 0  # how far, in bytes
         self.lock = Lock()  # for threads that load images
 
     def note(self, index: int, reason: str) -> None:
@@ -42,28 +44,32 @@ class BadImages:
         if not self.is_skipping:
             raise BadImageError(self.source.name(index), reason)
         with self.lock:
-            if index in self.reasons:
+            if index in self.indices:
                 return
-            self.reasons[index] = reason
+            self.indices.add(index)
             if self.path and (name := self.name(index)) not in self.listed():
                 # A full disk is no reason to stop.
                 with contextlib.suppress(OSError), self.path.open("ab") as file:
                     file.write(name + b"\t" + reason.encode() + b"\n")
-        if len(self.reasons) > self.most:
+        if len(self.indices) > self.most:
             where = f"; {os.fspath(self.path)!a} lists them" if self.path else ""
             raise FaultError(
-                f"{len(self.reasons)} of {len(self.source)} images can't be read{where}"
+                f"{len(self.indices)} of {len(self.source)} images can't be read{where}"
             )
 
     def listed(self) -> set[bytes]:
         """The names on the list, those of other processes and splits too."""
-        if self.path is None or not self.path.exists():
-            return set()
-        return {line.partition(b"\t")[0] for line in self.path.read_bytes().splitlines()}
+        if self.path and self.path.exists():
+            with self.path.open("rb") as file:  # only what is new
+                file.seek(self.end)
+                lines = file.read().splitlines()
+                self.end = file.tell()
+            self.names.update(line.partition(b"\t")[0] for line in lines)
+        return self.names
 
     def count(self) -> int:
         """The bad images that are known: of all processes, if they are listed."""
-        return max(len(self.listed()), len(self.reasons))
+        return max(len(self.listed()), len(self.indices))
 
     def name(self, index: int) -> bytes:
         """The image on the list: its path below `data.root`, or its number."""

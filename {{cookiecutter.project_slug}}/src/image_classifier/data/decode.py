@@ -31,9 +31,8 @@ TURNS = {  # by EXIF orientation
 }
 
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
-JPEG_START, JPEG_EXIF, JPEG_SCAN = b"\xff\xd8\xff", 0xE1, 0xDA
-EXIF_START = b"Exif\0\0"
-JPEG_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive
+JPEG_START, JPEG_SCAN, EXIF_START = b"\xff\xd8\xff", b"\xff\xda", b"Exif\0\0"
+JPEG_COLORS = ("Gray", "YCbCr", "RGB")
 
 # The system lacks memory or file descriptors.
 LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -105,46 +104,27 @@ def decode_jpeg(encoded: bytes) -> np.ndarray | None:
     Raises:
         ValueError: if the image is too large.
     """
-    frame = jpeg_frame(encoded)
-    if frame is None:
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(encoded)
+    except ValueError:  # damaged: Pillow accepts it, or says how
         return None
-    height, width, orientation = frame
+    if colors not in JPEG_COLORS:
+        return None
     check_size(height, width)
     try:
         pixels = simplejpeg.decode_jpeg(encoded, "RGB")
-    except ValueError:  # damaged: Pillow accepts it, or says how
+    except ValueError:
         return None
+    start = encoded.find(EXIF_START, 0, encoded.find(JPEG_SCAN))
+    length = int.from_bytes(encoded[start - 2 : start], "big") - 2
+    orientation = orientation_in(encoded[start : start + length]) if start >= 0 else 1
+    if orientation == 1:
+        return pixels
     if orientation in (2, 3, 7, 8):
         pixels = pixels[:, ::-1]
     if orientation in (3, 4, 6, 7):
         pixels = pixels[::-1]
-    if orientation >= 5:
-        pixels = pixels.swapaxes(0, 1)
-    return np.ascontiguousarray(pixels)
-
-
-def jpeg_frame(encoded: bytes) -> tuple[int, int, int] | None:
-    """Height, width and EXIF orientation of a JPEG with 8 bits in 1 or 3 channels.
-
-    None for other JPEGs, and for a damaged header.
-    """
-    place, exif = 2, b""
-    while place + 10 < len(encoded) and encoded[place] == 0xFF:
-        marker, length = encoded[place + 1], int.from_bytes(encoded[place + 2 : place + 4], "big")
-        if marker in JPEG_FRAMES:
-            bits, channels = encoded[place + 4], encoded[place + 9]
-            height = int.from_bytes(encoded[place + 5 : place + 7], "big")
-            width = int.from_bytes(encoded[place + 7 : place + 9], "big")
-            if bits != 8 or channels not in (1, 3) or not height or not width:
-                return None
-            return height, width, orientation_in(exif) if exif else 1
-        if marker == JPEG_EXIF and encoded[place + 4 : place + 10] == EXIF_START:
-            # Longer data continue in the next segment, after the same start.
-            exif += encoded[place + (10 if exif else 4) : place + 2 + length]
-        if marker == JPEG_SCAN:
-            return None
-        place += 2 + length
-    return None
+    return (pixels.swapaxes(0, 1) if orientation >= 5 else pixels).copy()
 
 
 def orientation_in(exif: bytes) -> int:

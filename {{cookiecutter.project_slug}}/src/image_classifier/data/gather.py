@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .autotune import fits_device
+from .autotune import fits
 from .loader import TrainData
 
 
@@ -60,7 +60,7 @@ class Windows:
             return False
         _, _, width, _ = data.pixels.shape
         needed = 2 * data.pixels.numel() * (width + 2 * pad) // width
-        return fits_device(needed, data.world)
+        return fits(needed, data.world.device, data.world)
 
     def __call__(self, numbers: Tensor, shifts: Tensor, flipped: Tensor | None) -> Tensor:
         """The images `numbers` (batch,), shifted and flipped: (batch, height, width, 3) uint8."""

@@ -18,11 +18,11 @@ from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.profiler import phase
-from .autotune import check_batch_size, choose_where, common_side, fits_device, open_loader
+from .autotune import check_batch_size, choose_where, common_side, fits, open_loader
 from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source
-from .resident import load, load_shared
+from .resident import load
 from .samples import LEFT_OUT, Samples
 from .shared_memory import HostBatch
 
@@ -67,14 +67,15 @@ class TrainData:
         self.home = world.device if self.where == "device" else torch.device("cpu")
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
-            samples = Samples(self.source, data, config.seed, augment)
+            samples = Samples(self.source, data.image_size, config.seed, augment)
             self.loader, why = open_loader(samples, data, world, self.bad_images.note, config.run)
             self.workers = self.loader.num_workers
             self.data = replace(data, workers=self.workers)  # evaluation has as many
             self.reason += why
         else:
             side = (augment.crop == "resized" and side) or data.image_size
-            pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
+            numbers, note = torch.arange(len(self)), self.bad_images.note
+            pixels, bad = load(self.source, numbers, side, note, world.local_size)
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
         self.epoch, self.orders = -1, (torch.empty(0), torch.empty(0))  # of the last step
@@ -134,7 +135,7 @@ class TrainData:
         count = min(count, len(self))
         numbers = torch.arange(count) * len(self) // count
         size, note = self.data.image_size, self.bad_images.note
-        pixels, bad = load(self.source, numbers, size, self.world, note)
+        pixels, bad = load(self.source, numbers, size, note, self.world.local_size)
         pixels = pixels[~bad] if bad.any() else pixels
         return as_nchw(pixels.to(self.world.device))
 
@@ -166,11 +167,11 @@ class TrainData:
             batches = map(self._resident, range(start, stop))
         else:
             host_batches = (
-                self.loader.begin(self.places(start, stop))
+                self.loader.batches(self.places(start, stop))
                 if self.where == "stream"
                 else map(self._gathered, range(start, stop))
             )
-            batches = Prefetcher(host_batches, self.world)
+            batches = on_device(host_batches, self.world)
         while True:
             began = time.perf_counter()
             with phase("wait for data"):
@@ -231,8 +232,8 @@ class EvalData:
         self.pixels: Tensor | None = None
         self.loader = None
         needed = len(self.indices) * data.image_size**2 * 3
-        if data.where == "stream" or not fits_device(needed, world):
-            samples, note = Samples(self.source, data), self.bad_images.note
+        if data.where == "stream" or not fits(needed, world.device, world):
+            samples, note = Samples(self.source, data.image_size), self.bad_images.note
             data = replace(data, batch_size=self.batch_size * world.size)
             self.loader, _ = open_loader(samples, data, world, note, run)
 
@@ -249,13 +250,13 @@ class EvalData:
         """
         if self.loader is not None:
             places = ((0, part) for part in self.indices.split(self.batch_size) if len(part))
-            for batch in Prefetcher(self.loader.begin(places), self.world):
+            for batch in on_device(self.loader.batches(places), self.world):
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
             side, note = self.data.image_size, self.bad_images.note
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
-                pixels, bad = load(self.source, self.indices, side, self.world, note)
+                pixels, bad = load(self.source, self.indices, side, note, self.world.local_size)
                 self.labels.masked_fill_(bad.to(self.world.device), LEFT_OUT)
             self.pixels = pixels.to(self.world.device)
         for start in range(0, len(self.indices), self.batch_size):
@@ -274,50 +275,40 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
         return open_dataset(data, split)
 
 
-class Prefetcher:
-    """Batches on the device; a GPU copies each batch while it computes with the one before."""
+def on_device(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batch]:
+    """Batches on the device; a GPU copies each batch while it computes with the one before.
 
-    def __init__(self, host_batches: Iterator[HostBatch], world: World) -> None:
-        """Of batches in host memory, which may be overwritten when the next is asked for."""
-        self.host_batches, self.world = host_batches, world
-        self.side_stream: torch.cuda.Stream | None = None  # once the first batch is copied
-        self.ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
+    A batch in host memory may be overwritten when the next is asked for.
+    """
+    device = world.device
+    if device.type != "cuda":
+        yield from (Batch(*(tensor.to(device) for tensor in host)) for host in host_batches)
+        return
+    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
 
-    def __iter__(self) -> Iterator[Batch]:
-        """The rest of the batches."""
-        return self
+    def copy_next() -> tuple[Tensor, ...] | None:
+        """Begin to copy the next batch in the side stream; None after the last."""
+        if (host := next(host_batches, None)) is None:
+            return None
+        if not all(tensor.is_pinned() for tensor in host):
+            warn_not_pinned(world)
+        with torch.cuda.stream(side_stream), phase("copy"):
+            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
+            copied.record()
+        return copies
 
-    def __next__(self) -> Batch:
-        """The next batch, on the device."""
-        device = self.world.device
-        if device.type != "cuda":
-            return Batch(*(tensor.to(device) for tensor in next(self.host_batches)))
-        if self.side_stream is None:
-            self.side_stream, self.copied = torch.cuda.Stream(device), torch.cuda.Event()
-            self.ahead = self.copy_next()
-        if (here := self.ahead) is None:
-            raise StopIteration
+    ahead = copy_next()
+    while (here := ahead) is not None:
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
-        computing.wait_stream(self.side_stream)
+        computing.wait_stream(side_stream)
         for tensor in here:
             tensor.record_stream(computing)
         # The next batch may overwrite this one in host memory. This copy began a step ago.
-        self.copied.synchronize()
-        self.ahead = self.copy_next()
-        return Batch(*here)
-
-    def copy_next(self) -> tuple[Tensor, ...] | None:
-        """Begin to copy the next batch in the side stream; None after the last."""
-        if (host := next(self.host_batches, None)) is None:
-            return None
-        if self.ahead is None and not all(tensor.is_pinned() for tensor in host):
-            warn_not_pinned(self.world)
-        with torch.cuda.stream(self.side_stream), phase("copy"):
-            copies = tuple(tensor.to(self.world.device, non_blocking=True) for tensor in host)
-            self.copied.record()
-        return copies
+        copied.synchronize()
+        ahead = copy_next()
+        yield Batch(*here)
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import AugmentConfig, DataConfig
+from ..config import AugmentConfig
 from ..runtime import seeding
 from .crops import BOX_DRAWS, center_crop, crop, place_box, random_sides
 from .datasets.source import Source
@@ -24,10 +24,10 @@ class Samples:
     """Single images as training sees them: decoded, cropped to the model's size, uint8."""
 
     def __init__(
-        self, source: Source, data: DataConfig, seed: int = 0, augment: AugmentConfig | None = None
+        self, source: Source, size: int, seed: int = 0, augment: AugmentConfig | None = None
     ) -> None:
-        """Samples of side `data.image_size` pixels, augmented if `augment` is given."""
-        self.source, self.size, self.seed = source, data.image_size, seed
+        """Samples of side `size` in pixels, augmented if `augment` is given."""
+        self.source, self.size, self.seed = source, size, seed
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         crops = augment if augment and augment.crop == "resized" else None
         self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")

@@ -95,7 +95,7 @@ def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[
     world = datasets.world
     data = datasets.open(with_knobs(config, data__workers=0))
     config, _ = settle_precision(config, data, world)
-    samples = Samples(data.source, config.data, config.seed, config.augment)
+    samples = Samples(data.source, config.data.image_size, config.seed, config.augment)
     workers, _ = choose_workers(config.data, samples, world)
     share = max(1, config.data.batch_size // num_processes(config.run, config.compute))
     while True:

@@ -17,11 +17,10 @@ from ...augment import build_augment
 from ...config import PREPARED_QUALITY, PREPARED_SIDE
 from ...data import (
     Batch,
-    Prefetcher,
     Recipe,
     Samples,
-    fits_device,
-    fits_host,
+    fits,
+    on_device,
     worker_counts,
 )
 from ...runtime.machine import num_cores
@@ -187,7 +186,7 @@ def use_dataloader(
             # DataLoader's handler, which stays, would raise when workers of other runs are ended.
             signal.signal(signal.SIGCHLD, handler)
         if copy == "side stream":
-            yield from Prefetcher(host_batches, run.world)
+            yield from on_device(host_batches, run.world)
         for host in host_batches:
             yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 
@@ -215,14 +214,15 @@ def resident(setup: Setup) -> Variants:
         count = max(RESIDENT_IMAGES, config.data.batch_size)
         config = with_knobs(config, data__limit=count)
     needed_bytes, where = count * config.data.image_size**2 * 3, config.data.where
-    fits = {
-        "host": where == "host" or fits_host(needed_bytes, setup.world),
-        "device": where == "device" or fits_device(needed_bytes, setup.world),
+    world = setup.world
+    can_stay = {
+        "host": where == "host" or fits(needed_bytes, torch.device("cpu"), world),
+        "device": where == "device" or fits(needed_bytes, world.device, world),
     }
-    if not any(fits.values()):
+    if not any(can_stay.values()):
         raise UnavailableError(f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory")
     configs = {"stream": streamed(config)}
-    configs |= {name: with_knobs(config, data__where=name) for name, fit in fits.items() if fit}
+    configs |= {name: with_knobs(config, data__where=name) for name, can in can_stay.items() if can}
     is_same = config.augment.crop != "resized"  # else the pixels change
     return {name: Variant(changed, is_choice=is_same) for name, changed in configs.items()}
 

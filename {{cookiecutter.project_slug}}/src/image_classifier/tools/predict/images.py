@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import torch
 
-from ...data import Batch, PathList, Prefetcher, Samples, Source, has_suffix, open_loader, walk
+from ...data import Batch, PathList, Samples, Source, has_suffix, on_device, open_loader, walk
 from ...errors import UserError
 from ...evaluate import LoadedModel
 from ...runtime.distributed import World
@@ -41,7 +41,7 @@ class Images:
             workers=workers if workers == "auto" else min(workers, len(files) // FEW),
         )
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
-        samples = Samples(Source(labels, trained.classes, paths=files), data)
+        samples = Samples(Source(labels, trained.classes, paths=files), data.image_size)
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
         self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
 
@@ -50,7 +50,7 @@ class Images:
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        yield from zip(starts, Prefetcher(self.loader.begin(indices), self.world), strict=True)
+        yield from zip(starts, on_device(self.loader.batches(indices), self.world), strict=True)
 
     def close(self) -> None:
         """End the workers."""
