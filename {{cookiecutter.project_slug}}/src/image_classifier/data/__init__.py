@@ -5,7 +5,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 """
 
 from .autotune import choose_workers, fits, open_loader, worker_counts
-from .crops import BOX_DRAWS, center_crop, random_boxes, resize
+from .crops import BOX_DRAWS, center_crop, random_boxes, reflect, resize, shift_and_flip
 from .datasets import open_dataset, open_files, prepared
 from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
@@ -13,7 +13,6 @@ from .datasets.prepared import Recipe, cache_folder
 from .datasets.quarantine import quarantine_path, read_quarantine
 from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
-from .gather import Windows, reflect, shift_and_flip
 from .loader import Batch, EvalData, TrainData, on_device
 from .samples import LEFT_OUT, Samples
 
@@ -28,7 +27,6 @@ __all__ = [
     "Samples",
     "Source",
     "TrainData",
-    "Windows",
     "are_replaced",
     "cache_folder",
     "center_crop",
