@@ -4,7 +4,7 @@ To train and to evaluate: `TrainData` and `EvalData`, which yield a `Batch` each
 a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its name in `DATASETS`.
 """
 
-from .autotune import choose_workers, fits, open_loader, worker_counts
+from .autotune import choose_workers, fits_memory, open_loader, worker_counts
 from .crops import BOX_DRAWS, center_crop, random_boxes, reflect, resize, shift_and_flip
 from .datasets import open_dataset, open_files, prepared
 from .datasets.folder import has_suffix, walk
@@ -31,7 +31,7 @@ __all__ = [
     "cache_folder",
     "center_crop",
     "choose_workers",
-    "fits",
+    "fits_memory",
     "has_suffix",
     "on_device",
     "open_dataset",

@@ -42,9 +42,9 @@ def choose_where(
         return "stream", "crops are cut from the whole image"
     needed = len(source) * side**2 * 3
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
-    if world.all_true(fits(needed, world.device, world)):
+    if world.all_true(fits_memory(needed, world.device, world)):
         return "device", megabytes
-    if world.all_true(fits(needed, CPU, world)):
+    if world.all_true(fits_memory(needed, CPU, world)):
         return "host", f"{megabytes}, too much for the device"
     return "stream", f"{megabytes}, too much for memory"
 
@@ -141,7 +141,7 @@ def rate(samples: Samples, workers: int) -> float:
         return (loader.num_filled - filled) / (time.perf_counter() - began)
 
 
-def fits(needed_bytes: int, device: torch.device, world: World) -> bool:
+def fits_memory(needed_bytes: int, device: torch.device, world: World) -> bool:
     """Whether each process may keep so many bytes on `device`; they share the memory of a CPU."""
     sharers = world.local_size if device.type == "cpu" else 1
     return needed_bytes < MEMORY_SHARE * device_memory_bytes(device) / sharers
@@ -163,11 +163,7 @@ def common_side(source: Source, probes: int = 256) -> int | None:
 
 
 def check_batch_size(batch_size: int, count: int, processes: int, accumulate: int) -> None:
-    """Check that `count` images fill a batch, and that it divides into equal parts.
-
-    Raises:
-        UserError: if not.
-    """
+    """Raise `UserError` unless `count` images fill a batch, and it divides into equal parts."""
     if batch_size > count:
         raise UserError(
             f"--data.batch-size {batch_size} is more than there are training images: {count}"

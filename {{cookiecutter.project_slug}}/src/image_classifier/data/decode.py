@@ -83,11 +83,7 @@ def unreadable(name: str | Path, error: Exception) -> BadImageError | FaultError
 
 
 def decode(encoded: bytes) -> Tensor:
-    """`read_image` of the bytes of a file.
-
-    Raises:
-        Exception: of any kind that Pillow's decoders raise.
-    """
+    """`read_image` of the bytes of a file; Pillow's decoders raise errors of any kind."""
     pixels = decode_jpeg(encoded) if encoded.startswith(JPEG_START) else None
     if pixels is None:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
@@ -100,9 +96,6 @@ def decode_jpeg(encoded: bytes) -> np.ndarray | None:
     """The pixels of an undamaged color or gray JPEG, upright; None for others.
 
     libjpeg-turbo gives the same pixels as Pillow in about half of the time.
-
-    Raises:
-        ValueError: if the image is too large.
     """
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(encoded)
@@ -145,11 +138,7 @@ def check_size(height: int, width: int) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any image as upright RGB; `convert` alone makes 16-bit gray white and shows hidden colors.
-
-    Raises:
-        ValueError: for pixels of unknown range.
-    """
+    """Any image as upright RGB; `convert` alone makes 16-bit gray white and shows hidden colors."""
     image.load()  # some formats have their EXIF data last; a TIFF is upright by now
     exif = image.info.get("exif") if image.format != "TIFF" else None
     if image.mode == "F":

@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.profiler import phase
-from .autotune import check_batch_size, choose_where, common_side, fits, open_loader
+from .autotune import check_batch_size, choose_where, common_side, fits_memory, open_loader
 from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source
@@ -232,7 +232,7 @@ class EvalData:
         self.pixels: Tensor | None = None
         self.loader = None
         needed = len(self.indices) * data.image_size**2 * 3
-        if data.where == "stream" or not fits(needed, world.device, world):
+        if data.where == "stream" or not fits_memory(needed, world.device, world):
             samples, note = Samples(self.source, data.image_size), self.bad_images.note
             data = replace(data, batch_size=self.batch_size * world.size)
             self.loader, _ = open_loader(samples, data, world, note, run)

@@ -19,11 +19,7 @@ def load(
     """The images at `indices`, their middle squares scaled: (count, side, side, 3) uint8.
 
     And which are unreadable, (count,) bool: they are black, and `note` is called with the index of
-    each and the reason. `sharers` is the number of processes that share the cores.
-
-    Raises:
-        UserError: if an image is unreadable and `note` raises it.
-        FaultError: if too many are.
+    each and the reason; it may raise. `sharers` is the number of processes that share the cores.
     """
     bad = torch.zeros(len(indices), dtype=torch.bool)
     if source.pixels is not None and source.pixels.shape[1:3] == (side, side):

@@ -70,11 +70,7 @@ def folder(data: DataConfig, split: str) -> Source:
 
 
 def check_classes(place: Path, train: Path, classes: list[bytes]) -> None:
-    """Check that all folders of classes in `place` are among `classes`, those of `train`.
-
-    Raises:
-        UserError: if one is not, or there is no `place`.
-    """
+    """Raise `UserError` unless `place` is there and its classes are among `classes` of `train`."""
     if not place.is_dir():
         raise UserError(f"{str(place.parent)!a} has no folder {place.name!r}")
     if unknown := sorted(set(class_folders(place)) - set(classes)):
@@ -90,11 +86,7 @@ def images_of(place: Path, name: bytes) -> list[bytes]:
 
 
 def undivided(root: Path) -> Path:
-    """`root` itself, if the folders in it are classes and not parts of a dataset.
-
-    Raises:
-        UserError: if they are called as parts are.
-    """
+    """`root` itself; `UserError` if a folder in it is called as a part of a dataset is."""
     parts = [show(name) for name in class_folders(root) if show(name).lower() in PART_NAMES]
     if parts:
         raise UserError(f"{str(root)!a} has a folder {parts[0]!r} but none called 'train'")
@@ -102,11 +94,7 @@ def undivided(root: Path) -> Path:
 
 
 def class_folders(place: Path) -> list[bytes]:
-    """The names of the folders in `place`, sorted; bytes, as they need not be valid text.
-
-    Raises:
-        UserError: if there are none.
-    """
+    """The folders in `place`, sorted; bytes, as they need not be text. `UserError` if none."""
     top = os.fsencode(place)
     _, folders, files = next(os.walk(top, onerror=fail), (top, [], []))
     names = sorted(name for name in folders if not is_junk(name))

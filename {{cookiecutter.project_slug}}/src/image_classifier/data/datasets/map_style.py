@@ -48,12 +48,7 @@ def source_of(dataset: Dataset) -> Source:
 
 
 def read(dataset: Dataset, index: int) -> Tensor:
-    """Image `index` of `dataset`: (height, width, 3) uint8.
-
-    Raises:
-        BadImageError: if the dataset can't read its file.
-        UserError: if it is no image of 8 bits.
-    """
+    """Image `index` of `dataset`: (height, width, 3) uint8."""
     try:
         image, _ = dataset[index]
     except (OSError, SyntaxError) as error:  # what Pillow raises on damaged files
@@ -64,10 +59,7 @@ def read(dataset: Dataset, index: int) -> Tensor:
 def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset returns
     """An image as (height, width, 3) uint8: PIL, or a uint8 tensor or array, color or gray.
 
-    A tensor is taken for CHW, an array for HWC, where both are possible.
-
-    Raises:
-        UserError: for any other.
+    A tensor is taken for CHW, an array for HWC, where both are possible; other images are refused.
     """
     is_chw = isinstance(image, Tensor) and image.ndim == 3
     array = np.array(to_rgb(image)) if isinstance(image, Image.Image) else np.asarray(image)

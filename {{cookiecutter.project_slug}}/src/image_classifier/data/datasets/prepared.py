@@ -57,11 +57,7 @@ class Prepared:
         self.shards: list[np.ndarray | None] = [None] * len(digests)
 
     def __call__(self, index: int) -> Tensor:
-        """Image `index`: (height, width, 3) uint8; raw pixels are not copied.
-
-        Raises:
-            UserError: if its file is damaged, or was prepared anew.
-        """
+        """Image `index`: (height, width, 3) uint8; raw pixels are not copied."""
         number, start, stop = self.places[index].tolist()
         shard = self.shards[number]
         if shard is None:
@@ -139,11 +135,7 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
 
 
 def read_index(path: Path) -> tuple[Recipe | None, list[str], dict[str, Tensor]]:
-    """Recipe, digests of the files of images, arrays; no recipe if `prepare` must run first.
-
-    Raises:
-        UserError: if it is damaged.
-    """
+    """Recipe, digests of the files of images, arrays; no recipe if `prepare` must run first."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()

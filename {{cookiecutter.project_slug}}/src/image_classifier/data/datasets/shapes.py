@@ -117,20 +117,17 @@ def shapes(data: DataConfig, split: str) -> Source:
         raise UserError(f"shapes has no split {split!r}; there are: {', '.join(SPLITS)}")
     numbers = torch.arange(SPLITS[split].start, SPLITS[split].stop)[: data.limit or None]
     pixels = torch.empty(len(numbers), SIDE, SIDE, 3, dtype=torch.uint8)
-    jobs = [
-        (images, shape, chunk)
-        for label, shape in enumerate(SHAPES.values())
-        for images, chunk in zip(
-            pixels[label :: len(SHAPES)].split(CHUNK),
-            numbers[label :: len(SHAPES)].split(CHUNK),
-            strict=True,
-        )
-    ]
-    # Threads with chunks of their own never wait for each other, as those do that share in one
+
+    def draw_class(label: int, shape: Shape) -> None:
+        own = (tensor[label :: len(SHAPES)].split(CHUNK) for tensor in (pixels, numbers))
+        for images, chunk in zip(*own, strict=True):
+            draw(images, shape, chunk)
+
+    # Threads with classes of their own never wait for each other, as those do that share in one
     # operation: where other programs keep the cores busy, that takes 30 times as long.
     threads = torch.get_num_threads()
     with one_thread(), ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda job: draw(*job), jobs))
+        list(pool.map(draw_class, range(len(SHAPES)), SHAPES.values()))
     return Source(
         labels=numbers % len(SHAPES),
         classes=tuple(SHAPES),

@@ -130,26 +130,22 @@ class Source:
         return digest.hexdigest() + (f" {self.recipe}" if self.recipe else "")
 
     def file_digests(self) -> dict[str, str]:
-        """Digests of all sizes, all times and some contents of the files; empty without files.
+        """Digests of all sizes and some contents of the files; empty without files.
 
         They tell whether files were replaced under the same names.
         """
         if self.paths is None:
             return {}
-        stats, contents = self.paths.stats(), hashlib.blake2b(digest_size=8)
+        contents = hashlib.blake2b(digest_size=8)
         for path in self.thinned(min(READ_FILES, len(self))).paths or ():
             with contextlib.suppress(OSError):  # a file that is gone has no size
                 contents.update(hashlib.blake2b(path.read_bytes()).digest())
-        columns = (column.contiguous().numpy().data for column in stats.T)
-        sizes, times = (hashlib.blake2b(column, digest_size=8).hexdigest() for column in columns)
-        return {"sizes": sizes, "times": times, "contents": contents.hexdigest()}
+        sizes = self.paths.stats()[:, 0].contiguous().numpy().data
+        sizes = hashlib.blake2b(sizes, digest_size=8).hexdigest()
+        return {"sizes": sizes, "contents": contents.hexdigest()}
 
     def check_labels(self, split: str) -> None:
-        """Check that each label is the number of a class.
-
-        Raises:
-            UserError: naming the first that is not.
-        """
+        """Raise `UserError` naming the first label that is not the number of a class."""
         count, labels = len(self.classes), self.labels.numpy()
         outside = np.flatnonzero((labels < 0) | (labels >= count))
         if len(outside):
@@ -175,6 +171,5 @@ def check(name: str, value: object, is_right: bool, wanted: str) -> None:
 
 
 def are_replaced(was: dict[str, str], now: dict[str, str]) -> bool:
-    """Whether two `file_digests` of the same names show other images; a copy changes only times."""
-    known = was.keys() & now.keys() - {"times"}
-    return any(was[name] != now[name] for name in known)
+    """Whether two `file_digests` of the same names show other images."""
+    return any(was[name] != now[name] for name in was.keys() & now.keys())

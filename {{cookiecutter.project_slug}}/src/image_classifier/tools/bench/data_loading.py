@@ -19,7 +19,7 @@ from ...data import (
     Batch,
     Recipe,
     Samples,
-    fits,
+    fits_memory,
     on_device,
     worker_counts,
 )
@@ -216,8 +216,8 @@ def resident(setup: Setup) -> Variants:
     needed_bytes, where = count * config.data.image_size**2 * 3, config.data.where
     world = setup.world
     can_stay = {
-        "host": where == "host" or fits(needed_bytes, torch.device("cpu"), world),
-        "device": where == "device" or fits(needed_bytes, world.device, world),
+        "host": where == "host" or fits_memory(needed_bytes, torch.device("cpu"), world),
+        "device": where == "device" or fits_memory(needed_bytes, world.device, world),
     }
     if not any(can_stay.values()):
         raise UnavailableError(f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory")
