@@ -21,7 +21,6 @@ from PIL import Image, ImageOps
 
 from image_classifier.data import decode as decoders
 from image_classifier.data.decode import (
-    TURNS,
     BadImageError,
     decode_jpeg,
     read_image,
@@ -206,9 +205,9 @@ def test_a_file_is_read_right_or_refused_with_its_path_and_the_reason(
 def test_a_turned_image_is_set_upright_whatever_its_format(
     form: str, options: dict, tmp_path: Path
 ) -> None:
-    against = {6: 8, 8: 6}  # each other turn undoes itself
+    turns = [None, None, *(Image.Transpose(turn) for turn in (0, 3, 1, 5, 2, 6, 4))]  # that undo it
     for orientation in range(1, 9):
-        turn = TURNS.get(against.get(orientation, orientation))
+        turn = turns[orientation]
         exif = Image.Exif()
         exif[0x0112] = orientation
         lying = RGB if turn is None else RGB.transpose(turn)

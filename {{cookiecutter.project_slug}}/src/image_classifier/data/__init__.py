@@ -15,36 +15,3 @@ from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
 from .loader import Batch, EvalData, TrainData, on_device
 from .samples import LEFT_OUT, Samples
-
-__all__ = [
-    "BOX_DRAWS",
-    "LEFT_OUT",
-    "BadImageError",
-    "Batch",
-    "EvalData",
-    "PathList",
-    "Recipe",
-    "Samples",
-    "Source",
-    "TrainData",
-    "are_replaced",
-    "cache_folder",
-    "center_crop",
-    "choose_workers",
-    "fits_memory",
-    "has_suffix",
-    "on_device",
-    "open_dataset",
-    "open_files",
-    "open_loader",
-    "prepared",
-    "quarantine_path",
-    "random_boxes",
-    "read_image",
-    "read_quarantine",
-    "reflect",
-    "resize",
-    "shift_and_flip",
-    "walk",
-    "worker_counts",
-]

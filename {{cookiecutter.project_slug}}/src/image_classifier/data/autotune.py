@@ -4,10 +4,9 @@ Options decide, or else the memory of this machine and a short measurement.
 """
 
 import itertools
-import math
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 import torch
 
@@ -16,7 +15,7 @@ from ..errors import UserError
 from ..runtime.distributed import World
 from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
 from .datasets.source import Source
-from .decode import image_size
+from .decode import BadImageError
 from .samples import Samples
 from .shared_memory import PART_SIZES, SharedMemoryLoader, slots_bytes
 
@@ -127,18 +126,18 @@ def seconds_per_image(samples: Samples) -> float:
 
 def rate(samples: Samples, workers: int) -> float:
     """Images per second that this many workers decode, without their start."""
-    size, end = min(PROBED_TOGETHER, len(samples.source)), math.inf
+    size = min(PROBED_TOGETHER, len(samples.source))
     order = torch.randperm(len(samples.source), generator=torch.Generator().manual_seed(0))
     # Only the last batch of a pass may be smaller than the others.
     batches = itertools.cycle((0, part) for part in order.unfold(0, size, size))
     with closing(SharedMemoryLoader(samples, size, workers, 4, pin=False)) as loader:
-        decoded = loader.batches(itertools.takewhile(lambda _: time.perf_counter() < end, batches))
+        decoded = loader.batches(batches)
         next(decoded)
-        began, filled = time.perf_counter(), loader.num_filled
-        end = began + PROBE_SECONDS
-        for _ in decoded:
-            pass
-        return (loader.num_filled - filled) / (time.perf_counter() - began)
+        began, filled, seconds = time.perf_counter(), loader.num_filled, 0.0
+        while seconds < PROBE_SECONDS:
+            next(decoded)
+            seconds = time.perf_counter() - began
+        return (loader.num_filled - filled) / seconds
 
 
 def fits_memory(needed_bytes: int, device: torch.device, world: World) -> bool:
@@ -154,8 +153,10 @@ def common_side(source: Source, probes: int = 256) -> int | None:
     elif source.sizes is not None:
         sizes = {tuple(size.tolist()) for size in torch.aminmax(source.sizes, dim=0)}
     elif source.paths is not None:
-        picked = {len(source) * probe // probes for probe in range(probes)}
-        sizes = {image_size(source.paths[index]) for index in picked} - {None}
+        sizes, picked = set(), {len(source) * probe // probes for probe in range(probes)}
+        while picked and len(sizes) < 2:
+            with suppress(BadImageError):  # loading says what is wrong
+                sizes.add(tuple(source.read(picked.pop()).shape[:2]))
     else:
         return None
     height, width = sizes.pop() if len(sizes) == 1 else (0, 1)

@@ -30,8 +30,8 @@ class BadImages:
         self.path = Path(folder) / LIST if folder else None
         self.most = max(MOST, int(MOST_SHARE * len(source)))
         self.indices: set[int] = set()  # of those that this process has met
-        self.names: set[bytes] = set()  # on the list, as far as it was read
-        self.end = 0  # how far, in bytes
+        self.names: set[bytes] = set()  # these, and what was read of the list
+        self.end = 0  # how much, in bytes
         self.lock = Lock()  # for threads that load images
 
     def note(self, index: int, reason: str) -> None:
@@ -47,18 +47,19 @@ class BadImages:
             if index in self.indices:
                 return
             self.indices.add(index)
-            if self.path and (name := self.name(index)) not in self.listed():
+            if (name := self.name(index)) not in self.known() and self.path:
                 # A full disk is no reason to stop.
                 with contextlib.suppress(OSError), self.path.open("ab") as file:
                     file.write(name + b"\t" + reason.encode() + b"\n")
+            self.names.add(name)
         if len(self.indices) > self.most:
             where = f"; {os.fspath(self.path)!a} lists them" if self.path else ""
             raise FaultError(
                 f"{len(self.indices)} of {len(self.source)} images can't be read{where}"
             )
 
-    def listed(self) -> set[bytes]:
-        """The names on the list, those of other processes and splits too."""
+    def known(self) -> set[bytes]:
+        """The names of all bad images; those of other processes and splits, if they are listed."""
         if self.path and self.path.exists():
             with self.path.open("rb") as file:  # only what is new
                 file.seek(self.end)
@@ -66,10 +67,6 @@ class BadImages:
                 self.end = file.tell()
             self.names.update(line.partition(b"\t")[0] for line in lines)
         return self.names
-
-    def count(self) -> int:
-        """The bad images that are known: of all processes, if they are listed."""
-        return max(len(self.listed()), len(self.indices))
 
     def name(self, index: int) -> bytes:
         """The image on the list: its path below `data.root`, or its number."""
@@ -79,12 +76,12 @@ class BadImages:
 
     def metrics(self) -> dict[str, float]:
         """The number of bad images as a metric, if there are any."""
-        count = self.count()
+        count = len(self.known())
         return {"data/bad_images": count} if count else {}
 
     def told(self) -> str:
         """A line with the number of bad images; empty if there are none."""
-        count = self.count()
+        count = len(self.known())
         images = "1 image" if count == 1 else f"{count:,} images"
         where = f": {self.path}" if self.path else ""
         return f"{images} could not be read and were skipped{where}" if count else ""

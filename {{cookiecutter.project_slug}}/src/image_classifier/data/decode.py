@@ -1,6 +1,5 @@
 """Image files to pixels, the same way in training, evaluation and prediction."""
 
-import contextlib
 import errno
 import io
 import logging
@@ -20,16 +19,6 @@ from ..runtime.files import open_plain
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 64_000_000  # against decompression bombs
-TURNS = {  # by EXIF orientation
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START, JPEG_SCAN, EXIF_START = b"\xff\xd8\xff", b"\xff\xda", b"Exif\0\0"
 JPEG_COLORS = ("Gray", "YCbCr", "RGB")
@@ -88,7 +77,7 @@ def decode(encoded: bytes) -> Tensor:
     if pixels is None:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
             check_size(image.height, image.width)
-            pixels = np.array(to_rgb(image))
+            pixels = rgb_pixels(image)
     return torch.from_numpy(pixels)
 
 
@@ -111,6 +100,11 @@ def decode_jpeg(encoded: bytes) -> np.ndarray | None:
     start = encoded.find(EXIF_START, 0, encoded.find(JPEG_SCAN))
     length = int.from_bytes(encoded[start - 2 : start], "big") - 2
     orientation = orientation_in(encoded[start : start + length]) if start >= 0 else 1
+    return upright(pixels, orientation)
+
+
+def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Pixels turned and mirrored as their EXIF orientation says."""
     if orientation == 1:
         return pixels
     if orientation in (2, 3, 7, 8):
@@ -126,7 +120,7 @@ def orientation_in(exif: bytes) -> int:
     try:
         tags.load(exif)
         orientation = tags.get(ExifTags.Base.Orientation)
-        return orientation if orientation in TURNS else 1
+        return orientation if orientation in range(2, 9) else 1
     except Exception:  # Pillow raises many kinds
         return 1
 
@@ -137,8 +131,11 @@ def check_size(height: int, width: int) -> None:
         raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any image as upright RGB; `convert` alone makes 16-bit gray white and shows hidden colors."""
+def rgb_pixels(image: Image.Image) -> np.ndarray:
+    """Any image, upright: (height, width, 3) uint8.
+
+    `convert` alone makes 16-bit gray white and shows hidden colors.
+    """
     image.load()  # some formats have their EXIF data last; a TIFF is upright by now
     exif = image.info.get("exif") if image.format != "TIFF" else None
     if image.mode == "F":
@@ -150,24 +147,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
             raise ValueError("its pixels are numbers of 32 bits; save it with 8 bits per channel")
         scale = 1 / 256 if highest > 255 else 1
         image = gray.point(lambda value: value * scale).convert("L")
-    turn = TURNS.get(orientation_in(exif)) if exif else None
-    if turn is not None:
-        image = image.transpose(turn)
-    if image.mode == "RGB" and not image.has_transparency_data:
-        return image
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
-    return image.convert("RGB")
-
-
-def image_size(path: Path) -> tuple[int, int] | None:
-    """(height, width) from the file's header; None if it is unreadable."""
-    with (
-        contextlib.suppress(Exception),
-        open_plain(path) as file,
-        Image.open(file, formats=FORMATS) as image,
-    ):
-        return image.height, image.width
-    return None  # `read_image` says what is wrong
+    return upright(np.array(image.convert("RGB")), orientation_in(exif) if exif else 1)

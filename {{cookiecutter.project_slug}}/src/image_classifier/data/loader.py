@@ -22,8 +22,7 @@ from .autotune import check_batch_size, choose_where, common_side, fits_memory, 
 from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source
-from .resident import load
-from .samples import LEFT_OUT, Samples
+from .samples import LEFT_OUT, Samples, load
 from .shared_memory import HostBatch
 
 
@@ -40,7 +39,7 @@ class Batch:
     def images(self) -> Tensor:
         """(batch, 3, height, width) uint8, channels_last."""
         pixels = self.pixels if self.rows is None else self.pixels.index_select(0, self.rows)
-        return as_nchw(pixels)
+        return pixels.permute(0, 3, 1, 2)
 
 
 class TrainData:
@@ -61,7 +60,7 @@ class TrainData:
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
         self.total_steps = self.steps_in(config.epochs)
-        side = common_side(self.source)
+        side = common_side(self.source) if data.where != "stream" else None
         self.where, self.reason = choose_where(data, augment, self.source, side, world)
         # The device on which batches are gathered.
         self.home = world.device if self.where == "device" else torch.device("cpu")
@@ -137,7 +136,7 @@ class TrainData:
         size, note = self.data.image_size, self.bad_images.note
         pixels, bad = load(self.source, numbers, size, note, self.world.local_size)
         pixels = pixels[~bad] if bad.any() else pixels
-        return as_nchw(pixels.to(self.world.device))
+        return Batch(pixels.to(self.world.device), bad).images
 
     def _part(self, order: Tensor, step: int) -> Tensor:
         """This rank's part of batch `step` in the order of its epoch."""
@@ -192,8 +191,8 @@ class TrainData:
         shape = (len(indices), *self.pixels.shape[1:])
         images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
         torch.index_select(self.pixels, 0, indices, out=images)
-        labels = self.labels[indices]
-        return images, *((labels.pin_memory(), indices.pin_memory()) if pin else (labels, indices))
+        numbers = torch.stack((self.labels[indices], indices))
+        return images, *(numbers.pin_memory() if pin else numbers)
 
     def close(self) -> None:
         """End the workers."""
@@ -319,8 +318,3 @@ def warn_not_pinned(world: World) -> None:
     """
     if world.is_main:
         print("warning: batches are not page-locked: the GPU waits for each copy; see `ulimit -l`")
-
-
-def as_nchw(pixels: Tensor) -> Tensor:
-    """(batch, height, width, 3) as a view (batch, 3, height, width): channels_last."""
-    return pixels.permute(0, 3, 1, 2)

@@ -4,7 +4,7 @@ import torch
 
 from ...config import DataConfig
 from ...errors import UserError
-from .source import Source
+from .source import Color, Source
 
 CUSTOM = "CIFAR has no validation images of its own: as is customary, its test images are used"
 
@@ -19,13 +19,7 @@ def cifar100(data: DataConfig, split: str) -> Source:
     return load("CIFAR100", data, split, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
-def load(
-    name: str,
-    data: DataConfig,
-    split: str,
-    mean: tuple[float, float, float],
-    std: tuple[float, float, float],
-) -> Source:
+def load(name: str, data: DataConfig, split: str, mean: Color, std: Color) -> Source:
     """The copy in `data.root`, or else a download of 160 MB to there; both by torchvision.
 
     torchvision unpickles the files, but only after it found their MD5 sums to be the published.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from ...errors import UserError
-from ..decode import to_rgb, unreadable
+from ..decode import rgb_pixels, unreadable
 from .source import Source
 
 
@@ -62,7 +62,7 @@ def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset return
     A tensor is taken for CHW, an array for HWC, where both are possible; other images are refused.
     """
     is_chw = isinstance(image, Tensor) and image.ndim == 3
-    array = np.array(to_rgb(image)) if isinstance(image, Image.Image) else np.asarray(image)
+    array = rgb_pixels(image) if isinstance(image, Image.Image) else np.asarray(image)
     if array.ndim == 2:
         array = array[:, :, None]
     axes = [axis for axis in ((0, 2) if is_chw else (2, 0)) if array.ndim == 3]

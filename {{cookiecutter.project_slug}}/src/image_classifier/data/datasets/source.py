@@ -15,6 +15,7 @@ from ...runtime import seeding
 from ..decode import read_image
 from .paths import PathList
 
+Color = tuple[float, float, float]  # of red, green and blue
 READ_FILES = 64  # files whose contents are compared when a run resumes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -31,8 +32,8 @@ class Source:
     pixels: Tensor | None = None  # (count, height, width, 3) uint8
     paths: PathList | None = None
     reader: Callable[[int], Tensor] | None = None  # image `index`: (height, width, 3) uint8
-    mean: tuple[float, float, float] = IMAGENET_MEAN  # of red, green and blue, from 0 to 1
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: Color = IMAGENET_MEAN  # from 0 to 1
+    std: Color = IMAGENET_STD
     notes: tuple[str, ...] = field(default=(), compare=False)  # lines for the user
     is_random: bool = False  # whether `reader` draws random numbers
     recipe: str = ""  # how `prepare` wrote the images
