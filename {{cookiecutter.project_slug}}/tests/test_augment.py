@@ -9,12 +9,12 @@ import pytest
 import torch
 from conftest import changed, run_ranks
 from PIL import Image
+from test_order import opened
 from torch import Tensor
 from torch.nn import functional
 from torchvision import transforms
 
 from image_classifier.augment import (
-    build_augment,
     cutout,
     mixup_cutmix,
     resized_crop,
@@ -71,10 +71,7 @@ def test_an_image_is_padded_cropped_and_mirrored(images: Tensor, margin: int, fl
 
 def augmented(config: Config, steps: range) -> list[Tensor]:
     """The images of these steps, as a model sees them."""
-    data = TrainData(config, CPU)
-    precision = Precision("fp32", config.compute, config.optim, CPU.device)
-    normalize = Normalize(data.source, config.data.max_size, precision)
-    augment = build_augment(config.augment, data, normalize, CPU, config.seed)
+    data, _, augment = opened(config, CPU)
     batches = zip(steps, data.batches(steps.start, steps.stop), strict=True)
     return [augment(batch, step)[0] for step, batch in batches]
 
@@ -175,10 +172,7 @@ def test_labels_are_mixed_as_the_images_are(knobs: dict[str, float]) -> None:
 def sides(config: Config) -> dict[tuple[int, int], bool]:
     """Whether an image of this rank was mirrored, by epoch and index, in two epochs."""
     with join_world(config.compute) as world:
-        data = TrainData(config, world)
-        precision = Precision("fp32", config.compute, config.optim, world.device)
-        normalize = Normalize(data.source, 32, precision)
-        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        data, normalize, augment = opened(config, world)
         found = {}
         for step, batch in enumerate(data.batches(0, 2 * data.steps_per_epoch)):
             images, plain = augment(batch, step)[0], normalize(batch.images)

@@ -48,17 +48,9 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def skipping(config: Config, spoilt: Path) -> Config:
     """A run on them that passes over bad images, six to a batch."""
     Path(config.run.dir).mkdir()
-    return changed(
-        config,
-        data__name="folder",
-        data__root=str(spoilt),
-        data__limit=0,
-        data__batch_size=6,
-        data__where="stream",
-        data__workers=2,
-        data__on_bad_image="skip",
-        augment__crop="resized",
-    )
+    config = changed(config, data__name="folder", data__root=str(spoilt), data__limit=0)
+    config = changed(config, data__batch_size=6, data__where="stream", data__workers=2)
+    return changed(config, data__on_bad_image="skip", augment__crop="resized")
 
 
 def seen(config: Config, start: int = 0, world: World = CPU) -> Seen:

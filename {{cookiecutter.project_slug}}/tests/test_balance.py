@@ -72,19 +72,9 @@ def test_balanced_batches_are_the_same_on_any_ranks_and_workers(skewed: Config) 
         assert joined(rank[step][1] for rank in ranks) == digests
 
 
-def test_an_image_that_comes_again_is_cropped_anew(config: Config, photos: Path) -> None:
-    config = changed(
-        config,
-        data__name="folder",
-        data__root=str(photos),
-        data__limit=0,
-        data__batch_size=12,
-        data__workers=0,
-        data__balance="sampling",
-        augment__crop="resized",
-        augment__flip="none",
-    )
-    data = TrainData(config, CPU)
+def test_an_image_that_comes_again_is_cropped_anew(on_photos: Config) -> None:
+    one_batch = changed(on_photos, data__batch_size=12, data__workers=0, data__balance="sampling")
+    data = TrainData(changed(one_batch, augment__crop="resized", augment__flip="none"), CPU)
     data.source = replace(data.source, labels=torch.tensor([0] * 11 + [1]))
     data.loader.samples.source = data.source
     (batch,) = data.batches(0, 1)

@@ -2,31 +2,34 @@
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 import torch
 from conftest import changed, run_ranks
-from torch import Tensor
 
 from image_classifier.augment import build_augment
 from image_classifier.config import Config
-from image_classifier.data import samples
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime import seeding
-from image_classifier.runtime.distributed import join_world
+from image_classifier.runtime.distributed import World, join_world
+
+
+def opened(config: Config, world: World) -> tuple[TrainData, Normalize, Callable]:
+    """The training images, and how they are normalized and augmented."""
+    data = TrainData(config, world)
+    precision = Precision("fp32", config.compute, config.optim, world.device)
+    normalize = Normalize(data.source, config.data.max_size, precision)
+    return data, normalize, build_augment(config.augment, data, normalize, world, config.seed)
 
 
 def seen(config: Config, start: int = 0, stop: int = 8) -> list[tuple[list[int], list[str]]]:
     """For each step: this rank's images by number, and by a digest of what the model sees."""
     with join_world(config.compute) as world:
-        data = TrainData(config, world)
-        precision = Precision("fp32", config.compute, config.optim, world.device)
-        normalize = Normalize(data.source, config.data.image_size, precision)
-        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        data, _, augment = opened(config, world)
         steps = []
         for step, batch in enumerate(data.batches(start, stop), start=start):
             images, labels = augment(batch, step)
@@ -50,9 +53,6 @@ def test_an_epoch_visits_every_image_once_in_an_order_of_its_own() -> None:
     # It never changes between versions.
     assert seeding.hash64(1, 2, 3) == 0x6AE515C1C0AC7E37
     assert seeding.order_at(seed=0, epoch=0, count=10).tolist() == [6, 0, 7, 4, 5, 3, 9, 2, 1, 8]
-
-
-def test_every_word_of_a_key_counts() -> None:
     keys = [(0,), (0, 0), (0, 1), (1, 0), (1,), (2**40,), (0, 2**40)]
     assert len({seeding.seed_at(*key) for key in keys}) == len(keys)
 
@@ -90,31 +90,6 @@ def test_each_step_and_each_run_draws_its_own() -> None:
     assert all(one != other for one, other in zip(found[0], found[2], strict=True))
 
 
-def painted(image: Tensor) -> Tensor:
-    """A transform as people write them, whose three colors are drawn by three generators."""
-    shift = int(10 * np.random.randn() + 10 * random.gauss(0, 1))
-    colors = torch.tensor(draws(image[0].numel()), dtype=torch.uint8)
-    return (colors + shift % 256).view_as(image)
-
-
-def test_a_transform_draws_by_place_from_any_generator(
-    on_photos: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "build_policy", lambda _: painted)
-    config = changed(on_photos, augment__policy="trivialaugment")
-
-    def pixels(count: int, start: int = 0) -> Tensor:
-        """(steps, batch, 3, 32, 32) uint8 of two epochs of three steps, by `count` workers."""
-        with join_world(config.compute) as world:
-            data = TrainData(changed(config, data__workers=count), world)
-            return torch.stack([batch.images.clone() for batch in data.batches(start, 6)])
-
-    alone = pixels(0)
-    for color in alone.flatten(0, 1).flatten(2).unbind(1):
-        assert len(color.unique(dim=0)) == 24  # each image, in each epoch, has its own
-    assert torch.equal(pixels(2, start=4), alone[4:])
-
-
 @pytest.mark.parametrize(
     ("knobs", "most_alike"),  # of 64 images
     [
@@ -148,10 +123,7 @@ def test_workers_crop_alike_and_nothing_crops_again(on_photos: Config) -> None:
     with_policy = changed(config, augment__policy="trivialaugment")
     assert seen(changed(with_policy, data__workers=2)) == seen(with_policy)
     with join_world(config.compute) as world:
-        data = TrainData(config, world)
-        precision = Precision("fp32", config.compute, config.optim, world.device)
-        normalize = Normalize(data.source, config.data.image_size, precision)
-        augment = build_augment(config.augment, data, normalize, world, config.seed)
+        data, normalize, augment = opened(config, world)
         batch = next(data.batches(0, 1))
         assert torch.equal(augment(batch, 0)[0], normalize(batch.images))
 

@@ -40,10 +40,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], 
         ({"pixels": None, "paths": [*FILES]}, r"should be PathList\(folder, paths\), not \["),
         ({"classes": ()}, "a tuple of str, the name of each class, not "),
         ({"classes": [*CLASSES]}, "a tuple of str, the name of each class, not "),
-        (
-            {"labels": LABELS.tolist()},
-            r"labels of a Source should be a CPU tensor",
-        ),
+        ({"labels": LABELS.tolist()}, r"labels of a Source should be a CPU tensor"),
         ({"labels": LABELS.int()}, r"int64, not a Tensor \(6,\) torch\.int32$"),
         ({"mean": (125.3, 123.0, 113.9)}, "mean of a Source should be three .* from 0 to 1, not"),
         ({"std": (0.2, 0.2)}, "std of a Source should be three numbers"),
@@ -55,6 +52,8 @@ def test_what_no_source_can_hold_is_refused(fields: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         Source(**right | fields)
     assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="a PathList of no paths below 'photos'"):
+        PathList("photos", [])
 
 
 def test_fields_are_kept_as_batches_and_checkpoints_want_them() -> None:
@@ -72,11 +71,6 @@ def test_a_dataset_that_is_no_source_is_told_what_to_return(
     words = rf"dataset 'mine' returned a {type(returned).__name__}: .*`Source\(labels"
     with pytest.raises(UserError, match=words):
         opened(lambda: returned)
-
-
-def test_a_search_for_files_that_finds_none_is_told() -> None:
-    with pytest.raises(UserError, match="a PathList of no paths below 'photos'"):
-        PathList("photos", [])
 
 
 def test_a_dataset_draws_the_same_whoever_asks(opened: Callable) -> None:

@@ -4,7 +4,6 @@ import gc
 import json
 import multiprocessing
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -32,17 +31,9 @@ CPU = World(torch.device("cpu"))
 
 
 @pytest.fixture
-def streamed(config: Config, photos: Path) -> Config:
+def streamed(on_photos: Config) -> Config:
     """Photographs that one worker decodes, four to a batch."""
-    return changed(
-        config,
-        data__name="folder",
-        data__root=str(photos),
-        data__where="stream",
-        data__workers=1,
-        data__batch_size=4,
-        augment__crop="resized",
-    )
+    return changed(on_photos, data__where="stream", data__workers=1, augment__crop="resized")
 
 
 def test_a_pass_that_is_given_up_leaves_the_next_one_right(
@@ -109,18 +100,6 @@ def test_workers_have_no_copy_of_the_names_of_all_files() -> None:
         found.append(private_bytes(loader.workers[0].pid))
     loader.close()
     assert found[1] - found[0] < 4 * 2**20  # a list of them would be half as much again
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
-def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed: Config) -> None:
-    data = TrainData(changed(streamed, data__workers=2), CPU)
-    batches = data.batches(0, 6)
-    next(batches)
-    for pid in (os.getpid(), *(worker.pid for worker in data.loader.workers)):
-        maps = Path(f"/proc/{pid}/maps").read_text()
-        assert "/dev/zero (deleted)" in maps
-        assert not re.search(r"/dev/shm/(?!sem\.)", maps)  # locks of a page each
-    data.close()
 
 
 def test_slots_take_the_memory_that_there_is(
