@@ -12,7 +12,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from image_classifier.config import Config
 from image_classifier.data.datasets import DATASETS, open_dataset
-from image_classifier.data.datasets.map_style import to_pixels
+from image_classifier.data.datasets.map_style import (
+    source_of,
+    to_pixels,
+)
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
@@ -96,35 +99,23 @@ def test_it_trains_and_a_bad_image_is_named_or_skipped(
     assert listed == "image 7\timage file is truncated\n"
 
 
-def test_labels_and_classes_are_found_where_it_does_not_name_them(
-    noisy: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_and_classes_are_found_where_it_does_not_name_them() -> None:
     labels = torch.tensor([2, 0, 1, 0])
-    plain = TensorDataset(PIXELS.expand(4, -1, -1, -1), labels)
-    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: plain)
-    source = open_dataset(noisy.data, "train")
+    source = source_of(TensorDataset(PIXELS.expand(4, -1, -1, -1), labels))
     assert torch.equal(source.labels, labels)
     assert source.classes == ("0", "1", "2")
-    assert source.notes == (
-        "TensorDataset has no `targets`: labels were found by one pass over its images",
-    )
+    assert "has no `targets`: labels were found by one pass over its images" in source.notes[0]
     assert torch.equal(source.read(1), PIXELS)
 
 
-def test_what_is_not_map_style_is_refused(noisy: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Endless(IterableDataset):
-        def __iter__(self) -> None:
-            pass
-
-    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Endless())
+def test_what_is_not_map_style_is_refused() -> None:
+    endless = type("Endless", (IterableDataset,), {"__iter__": None})
     with pytest.raises(UserError, match=r"Endless should be map-style: with __len__ and"):
-        open_dataset(noisy.data, "train")
+        source_of(endless())
     wrong = Noisy()
-    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: wrong)
-    for targets in (["ant"] * COUNT, [[0, 1]] * COUNT, [0.5] * COUNT, [0, 1]):
-        wrong.targets = targets
+    for wrong.targets in (["ant"] * COUNT, [[0, 1]] * COUNT, [0.5] * COUNT, [0, 1]):
         with pytest.raises(UserError, match=r"Noisy should be 24 numbers of classes, one for each"):
-            open_dataset(noisy.data, "train")
+            source_of(wrong)
 
 
 def test_images_are_pil_or_bytes_in_either_layout() -> None:

@@ -20,10 +20,7 @@ from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.data.samples import Samples
-from image_classifier.data.shared_memory import (
-    SharedMemoryLoader,
-    slots_bytes,
-)
+from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.errors import FaultError, UserError
 from image_classifier.runtime.distributed import World
 
@@ -105,7 +102,7 @@ def test_workers_have_no_copy_of_the_names_of_all_files() -> None:
 def test_slots_take_the_memory_that_there_is(
     streamed: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_a_batch = slots_bytes(4, 32, 0, 1)
+    of_a_batch = 4 * 3 * 32**2
     for batches, depth in ((1000, 4), (5, 1)):  # free, in batches; of which 0.4 may be taken
         monkeypatch.setattr(autotune, "host_memory_bytes", lambda free=batches * of_a_batch: free)
         data = TrainData(streamed, CPU)

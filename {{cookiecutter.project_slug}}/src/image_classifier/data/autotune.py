@@ -17,7 +17,7 @@ from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
 from .datasets.source import Source
 from .decode import BadImageError
 from .samples import Samples
-from .shared_memory import PART_SIZES, SharedMemoryLoader, slots_bytes
+from .shared_memory import PART_SIZES, SharedMemoryLoader, divide
 
 MEMORY_SHARE = 0.4  # of the free memory that resident images of a split may take
 SLOTS_SHARE = 0.2  # of the free memory that the batches of a loader may take: a run has two
@@ -71,7 +71,8 @@ def open_loader(
     batch_size = max(1, data.batch_size // world.size)
 
     def needed(depth: int) -> int:
-        return world.local_size * slots_bytes(batch_size, samples.size, workers, depth)
+        _, _, slots = divide(batch_size, workers, depth)
+        return world.local_size * slots * batch_size * 3 * samples.size**2
 
     free, depth = host_memory_bytes(), data.prefetch_batches
     while depth > 1 and needed(depth) > SLOTS_SHARE * free:

@@ -272,12 +272,6 @@ def divide(batch_size: int, workers: int, prefetch_batches: int) -> tuple[int, i
     return part_size, prefetch_factor, 1 + math.ceil(prefetch_factor * workers / parts)
 
 
-def slots_bytes(batch_size: int, size: int, workers: int, prefetch_batches: int) -> int:
-    """Memory of the slots for batches of images with a side of `size` pixels."""
-    slots = divide(batch_size, workers, prefetch_batches)[2]
-    return slots * batch_size * (3 * size**2 + 2 * torch.int64.itemsize)
-
-
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros in memory that workers share."""
     if CONTEXT != "fork":
