@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -167,18 +168,15 @@ def test_too_many_bad_images_end_the_run(skipping: Config, monkeypatch: pytest.M
 
 
 def test_a_file_that_vanishes_while_training_is_told_or_skipped(
-    skipping: Config, tmp_path: Path
+    skipping: Config, photos: Path, tmp_path: Path
 ) -> None:
-    name = "ant/new\nline.jpg"
-    for number in range(7):
-        write_photo(tmp_path / "own" / "train" / "ant" / f"{number}.jpg", number)
-    write_photo(tmp_path / "own" / "train" / name, 9)
-    write_photo(tmp_path / "own" / "val" / "ant" / "0.jpg", 0)
-    skipping = changed(skipping, data__root=str(tmp_path / "own"), data__batch_size=4)
+    root = Path(shutil.copytree(photos, tmp_path / "own"))
+    lost = (root / "train" / "ant" / "0.jpg").rename(root / "train" / "ant" / "new\nline.jpg")
+    skipping = changed(skipping, data__root=str(root), data__batch_size=4)
     skip, stop = (
         TrainData(changed(skipping, data__on_bad_image=kind), CPU) for kind in ("skip", "stop")
     )
-    (tmp_path / "own" / "train" / name).unlink()
+    lost.unlink()
     with pytest.raises(UserError, match=r"new\\nline\.jpg': No such file or directory"):
         list(stop.batches(0, 4))
     assert len(list(skip.batches(0, 4))) == 4

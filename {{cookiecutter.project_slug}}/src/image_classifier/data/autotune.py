@@ -148,18 +148,13 @@ def fits_memory(needed_bytes: int, device: torch.device, world: World) -> bool:
 
 
 def common_side(source: Source, probes: int = 256) -> int | None:
-    """The side in pixels if all images (or all probed files) are equal squares, else None."""
-    if source.pixels is not None:
-        sizes = {tuple(source.pixels.shape[1:3])}
-    elif source.sizes is not None:
-        sizes = {tuple(size.tolist()) for size in torch.aminmax(source.sizes, dim=0)}
-    elif source.paths is not None:
-        sizes, picked = set(), {len(source) * probe // probes for probe in range(probes)}
-        while picked and len(sizes) < 2:
-            with suppress(BadImageError):  # loading says what is wrong
-                sizes.add(tuple(source.read(picked.pop()).shape[:2]))
-    else:
+    """The side in pixels if so many images of the dataset are all equal squares, else None."""
+    if source.pixels is None and source.paths is None:
         return None
+    sizes, picked = set(), {len(source) * probe // probes for probe in range(probes)}
+    while picked and len(sizes) < 2:
+        with suppress(BadImageError):  # loading says what is wrong
+            sizes.add(tuple(source.read(picked.pop()).shape[:2]))
     height, width = sizes.pop() if len(sizes) == 1 else (0, 1)
     return height if height == width else None
 

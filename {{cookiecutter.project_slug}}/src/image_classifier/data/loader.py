@@ -249,8 +249,7 @@ class EvalData:
         """
         if self.loader is not None:
             places = ((0, part) for part in self.indices.split(self.batch_size) if len(part))
-            for batch in on_device(self.loader.batches(places), self.world):
-                yield Batch(batch.pixels, batch.labels)
+            yield from on_device(self.loader.batches(places), self.world)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
             side, note = self.data.image_size, self.bad_images.note

@@ -126,7 +126,6 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
         return replace(
             source,
             reader=Prepared(folder, recipe, digests, index["places"], index["sizes"]),
-            sizes=index["sizes"],
             recipe=str(recipe),
             notes=(*source.notes, f"prepared images: {folder}, {recipe}"),
         )

@@ -37,7 +37,6 @@ class Source:
     notes: tuple[str, ...] = field(default=(), compare=False)  # lines for the user
     is_random: bool = False  # whether `reader` draws random numbers
     recipe: str = ""  # how `prepare` wrote the images
-    sizes: Tensor | None = None  # (count, 2) int32: heights and widths, if known
 
     def __post_init__(self) -> None:
         """Check types, shapes and lengths.
@@ -111,7 +110,6 @@ class Source:
             pixels=None if self.pixels is None else self.pixels[indices],
             paths=self.paths and self.paths.picked(indices),
             reader=self.reader and partial(read_picked, self.reader, indices.numpy()),
-            sizes=None if self.sizes is None else self.sizes[indices],
         )
 
     def thinned(self, count: int) -> "Source":
