@@ -61,11 +61,11 @@ class BadImages:
     def known(self) -> set[bytes]:
         """The names of all bad images; those of other processes and splits, if they are listed."""
         if self.path and self.path.exists():
-            with self.path.open("rb") as file:  # only what is new
+            with self.path.open("rb") as file:  # only what is new, in whole lines
                 file.seek(self.end)
-                lines = file.read().splitlines()
-                self.end = file.tell()
-            self.names.update(line.partition(b"\t")[0] for line in lines)
+                lines, newline, _ = file.read().rpartition(b"\n")
+            self.end += len(lines + newline)
+            self.names.update(line.partition(b"\t")[0] for line in lines.splitlines())
         return self.names
 
     def name(self, index: int) -> bytes:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...errors import UserError
+from ...errors import UserError, choose
 from ...runtime.machine import one_thread
 from ...runtime.seeding import hash64
 from .source import Source
@@ -113,9 +113,8 @@ def shapes(data: DataConfig, split: str) -> Source:
             f"--data.root {data.root!a}: the dataset shapes is drawn and reads no files; "
             "the presets folder and finetune read your own images"
         )
-    if split not in SPLITS:
-        raise UserError(f"shapes has no split {split!r}; there are: {', '.join(SPLITS)}")
-    numbers = torch.arange(SPLITS[split].start, SPLITS[split].stop)[: data.limit or None]
+    of_split = choose("split of shapes", split, SPLITS)
+    numbers = torch.arange(of_split.start, of_split.stop)[: data.limit or None]
     pixels = torch.empty(len(numbers), SIDE, SIDE, 3, dtype=torch.uint8)
 
     def draw_class(label: int, shape: Shape) -> None:
