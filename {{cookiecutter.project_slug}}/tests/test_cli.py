@@ -89,7 +89,7 @@ def test_the_version_is_that_of_the_project(
 
 
 MISTAKES = {
-    "trian": "no command 'trian'; there are: train, evaluate",
+    "trian": "no command 'trian'; there are: train",
     "train smok": "no preset 'smok'; there are: smoke",
     "train smoke --optim.lrr 1": "did you mean --optim.lr?",
     "train smoke --data photos": "did you mean --data.name?",
@@ -114,8 +114,6 @@ MISTAKES = {
     "train smoke --run.dir /proc/nowhere": "cannot write to the run folder '/proc/nowhere'",
     "train smoke --run.init-from nowhere.pt": "no checkpoint 'nowhere.pt'",
     "train folder --data.root nowhere": "--data.root 'nowhere': there is no such folder",
-    "evaluate": "Missing from sort-photos evaluate: RUN run folder, or a checkpoint in one",
-    "evaluate runs/nowhere": "runs/nowhere",
 }
 
 
@@ -154,15 +152,6 @@ def test_whoever_gives_a_folder_means_the_images_in_it(
     assert begun[0].data.root == root
     assert begun[0].model == PRESETS[preset]().model
     assert begun[0].data.batch_size == PRESETS[preset]().data.batch_size
-
-
-def test_evaluate_repeats_the_result_of_a_run(
-    trained_once: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())
-    best = max(row["val/top1"] for row in rows if "val/top1" in row)
-    assert main(["evaluate", str(trained_once), "--device", "cpu"]) == 0
-    assert f"top-1 {best:.2%}" in capsys.readouterr().out
 
 
 def test_a_run_folder_says_what_it_is(
