@@ -60,10 +60,7 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
 
 
 def writes_files(words: list[str]) -> bool:
-    """Whether the verb's result is in files, so that its work is done even if its output is lost.
-
-    A tool says so by `RESULT_IS_IN_FILES` in its `command.py`.
-    """
+    """Whether the verb's result is in files, so that its work is done even if its output is lost."""
     tool = find_tools("command").get("".join(words[:1]))
     return words[:1] == ["train"] or getattr(tool, "RESULT_IS_IN_FILES", False)
 

@@ -142,7 +142,7 @@ class RunConfig:
     save_every_steps: int = within(0, 0)  # between checkpoints; 0: with every evaluation. In any
     # case every 10 minutes
     trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
-    # tensorboard, trackio, wandb; the flag with nothing after it: nobody
+    # tensorboard, and of tools/ trackio, wandb; the flag with nothing after it: nobody
     timeout_seconds: float = within(300.0, 1)  # without a sign of life from a process or a worker,
     # after which the run stops
 

@@ -1,7 +1,9 @@
 """What tools add to the rest: a tool is a folder in `tools/`, and any of them may be deleted.
 
-`tools/<name>/command.py` has `main(words) -> exit code`, the command of that name;
-`tools/<name>/tracker.py` has `open_tracker`, and `tools/report/page.py` writes the report page.
+- `tools/<name>/command.py` is the command of that name: `main(words) -> exit code`. With
+  `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
+- `tools/<name>/tracker.py` is the tracker of that name: `open_tracker`, and perhaps `LIBRARY`.
+- `tools/report/page.py` writes the report page: `write_page`.
 """
 
 from importlib import import_module

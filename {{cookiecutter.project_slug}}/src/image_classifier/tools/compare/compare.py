@@ -64,7 +64,7 @@ def compare_groups(first: Group, second: Group) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """A value of a config; an empty one is not nothing on the screen."""
+    """The value of an option, `''` if it is empty."""
     return str(value) or "''"
 
 
