@@ -60,7 +60,7 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
 
 
 def writes_files(words: list[str]) -> bool:
-    """Whether the verb's result is in files, so that its work is done even if its output is lost."""
+    """Whether the verb has done its work even if what it prints is lost: its result is in files."""
     tool = find_tools("command").get("".join(words[:1]))
     return words[:1] == ["train"] or getattr(tool, "RESULT_IS_IN_FILES", False)
 
