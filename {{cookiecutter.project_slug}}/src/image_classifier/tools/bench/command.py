@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from ...config import ComputeConfig, Config, RunConfig
+from ...config import Config
 from ...runtime.command_line import command, parse, sections, summary, take_preset
-from ...runtime.launch import run_in_processes
+from ...runtime.launch import attempt
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,4 @@ def main(words: list[str]) -> int:
         budget = QUICK if options.quick else FULL
         bench(config, preset, training, names=options.rows, budget=budget)
 
-    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    return attempt(work)
