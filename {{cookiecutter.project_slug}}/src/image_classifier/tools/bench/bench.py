@@ -23,8 +23,15 @@ from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
 from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure, table_line
-from .setup import Setup, UnavailableError, Variant, Variants, with_knobs
-from .timed_run import DatasetCache, kept_switches
+from .timed_run import (
+    DatasetCache,
+    Setup,
+    UnavailableError,
+    Variant,
+    Variants,
+    kept_switches,
+    with_knobs,
+)
 from .tips import SLOW, TIPS
 
 MIN_BATCH_SIZE = 16  # that still tells what a larger batch would gain

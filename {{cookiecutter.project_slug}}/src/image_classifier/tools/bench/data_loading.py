@@ -1,6 +1,5 @@
 """Tips on how images reach the device."""
 
-import shutil
 import signal
 import warnings
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from ...augment import build_augment
 from ...config import PREPARED_QUALITY, PREPARED_SIDE
 from ...data import (
+    DATASETS,
     Batch,
     Prefetcher,
     Recipe,
@@ -25,10 +25,9 @@ from ...data import (
     worker_counts,
 )
 from ...runtime.machine import num_cores
-from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, streamed, with_knobs
-from .timed_run import TimedRun
+from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
 
-SAMPLE = "sample"  # folder in the run folder for some of the images
+SAMPLE = "bench_sample"  # dataset of some of the images, and the folder of its prepared ones
 PREPARED_IMAGES = 512  # that are prepared to measure it; at least two batches
 RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset streams them
 
@@ -59,13 +58,13 @@ def persistent_workers(setup: Setup) -> Variants:
 
 def pin_memory(setup: Setup) -> Variants:
     """Copy to the GPU from page-locked memory."""
-    need_gpu(setup)
+    setup.need_gpu()
     return compare_loaders(setup, "pin", {"pageable": False, "pinned": True})
 
 
 def non_blocking(setup: Setup) -> Variants:
     """Copy the next batch in a side stream while the model computes."""
-    need_gpu(setup)
+    setup.need_gpu()
     return compare_loaders(setup, "copy", {"blocking": "blocking", "side stream": "side stream"})
 
 
@@ -78,6 +77,12 @@ def shared_batches(setup: Setup) -> Variants:
     """Let workers write into the batch itself, instead of collating images."""
     config = streamed(setup.config)
     return {"collated": Variant(config, use_dataloader), "shared": Variant(config)}
+
+
+def streamed(config: Config) -> Config:
+    """`config`, with images that workers decode for every batch."""
+    workers = max(1, int(config.data.workers))
+    return with_knobs(config, data__where="stream", data__workers=workers)
 
 
 def compare_loaders(setup: Setup, option: str, values: dict[str, Any]) -> Variants:
@@ -182,28 +187,14 @@ def prepared(setup: Setup) -> Variants:
         from ..prepare.prepare import prepare_images
     except ModuleNotFoundError:
         raise UnavailableError("needs the tool prepare, which was deleted") from None
-    root = Path(config.run.dir, SAMPLE)
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)
-    link_sample(setup, root / "images", count)
-    config = with_knobs(config, data__name="folder", data__root=str(root / "images"), data__limit=0)
+    DATASETS[SAMPLE] = lambda *_: source.thinned(count)
+    config = with_knobs(config, data__name=SAMPLE, data__limit=0)
     variants = {"files": Variant(with_knobs(config, data__cache="off"), is_choice=False)}
     for form in ("jpeg", "raw"):
-        cached = with_knobs(config, data__cache=str(root / form))
+        cached = with_knobs(config, data__cache=str(Path(config.run.dir, SAMPLE, form)))
         recipe = Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY)
         prepare_images(cached.data, ("train",), recipe)
         variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
     return variants
-
-
-def link_sample(setup: Setup, root: Path, count: int) -> None:
-    """Make `root` a folder of links to `count` training images."""
-    shutil.rmtree(root, ignore_errors=True)
-    (root / "val").mkdir(parents=True)  # else some images would be split off for validation
-    sample = setup.data.source.thinned(count)
-    assert sample.paths is not None
-    for number, label in enumerate(sample.labels.tolist()):
-        path = Path(sample.paths[number]).resolve()
-        link = root / "train" / f"{label:06}" / f"{number:06}{path.suffix}"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from .setup import Variants
-from .timed_run import DatasetCache, MultiProcessRun, TimedRun
+from .timed_run import DatasetCache, MultiProcessRun, TimedRun, Variants
 
 MIN_EFFECT = 0.02  # a smaller gain counts as none
 CONFIDENCE = 0.9  # of the interval for the median

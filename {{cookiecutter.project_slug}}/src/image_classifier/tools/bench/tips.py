@@ -19,8 +19,7 @@ from ...config import Config
 from ...data import Batch
 from ...runtime.command_line import summary
 from . import data_loading
-from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, off_and_on, with_knobs
-from .timed_run import TimedRun
+from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
 
 # Functions that create tensors, of those that augmentation uses.
 CREATORS = (torch.rand, torch.arange, torch.zeros, torch.full, torch.tensor, torch.empty)
@@ -63,7 +62,7 @@ def unfuse(run: TimedRun, foreach: bool) -> None:
 
 def cudnn_benchmark(setup: Setup) -> Variants:
     """Let cuDNN try its algorithms for each convolution, and keep the fastest."""
-    need_gpu(setup)
+    setup.need_gpu()
     if setup.config.deterministic:
         raise UnavailableError("--deterministic forbids it")
     return switched(setup.config, lambda value: setattr(torch.backends.cudnn, "benchmark", value))
@@ -71,7 +70,7 @@ def cudnn_benchmark(setup: Setup) -> Variants:
 
 def tf32(setup: Setup) -> Variants:
     """Let a GPU round the inputs of float32 products to 19 bits."""
-    need_gpu(setup)
+    setup.need_gpu()
     if torch.cuda.get_device_capability(setup.world.device) < (8, 0):
         raise UnavailableError("needs a GPU of the Ampere generation or later")
 
@@ -80,6 +79,14 @@ def tf32(setup: Setup) -> Variants:
         torch.backends.cudnn.allow_tf32 = value
 
     return switched(with_knobs(setup.config, precision="fp32"), switch)
+
+
+def off_and_on(
+    config: Config, knob: str, off: str = "off", on: str = "on", is_choice: bool = True
+) -> Variants:
+    """A knob that is False in the first variant and True in the second."""
+    configs = (with_knobs(config, **{knob: value}) for value in (False, True))
+    return {n: Variant(c, is_choice=is_choice) for n, c in zip((off, on), configs, strict=True)}
 
 
 def switched(config: Config, switch: Callable[[bool], None]) -> Variants:
@@ -117,7 +124,7 @@ def on_device(setup: Setup) -> Variants:
 
         run.augment = slow_augment
 
-    need_gpu(setup)
+    setup.need_gpu()
     slow = Variant(setup.config, create_on_cpu)
     return {"created on the CPU": slow, "on the device": Variant(setup.config)}
 
@@ -151,7 +158,7 @@ def empty_cache(setup: Setup) -> Variants:
     def empty(run: TimedRun) -> None:
         run.after_step = torch.cuda.empty_cache
 
-    need_gpu(setup)
+    setup.need_gpu()
     return {"in each step": Variant(setup.config, empty), "never": Variant(setup.config)}
 
 

@@ -20,7 +20,7 @@ from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.bench import bench as benching
 from image_classifier.tools.bench import measure as measuring
 from image_classifier.tools.bench import timed_run as timing
-from image_classifier.tools.bench.setup import Setup, Variant
+from image_classifier.tools.bench.timed_run import Setup, Variant
 from image_classifier.tools.bench.tips import SLOW, TIPS
 from image_classifier.train import train
 

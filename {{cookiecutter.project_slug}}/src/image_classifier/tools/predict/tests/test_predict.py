@@ -176,9 +176,9 @@ def test_hostile_names_break_no_file_and_no_screen(
     assert names == {r"a\nb.jpg", 'q",.jpg', r"\x1b[2J.jpg", r"\xff.jpg", "é 名.jpg", " .jpg"}
     classes, file = ("=HYPERLINK(1)", "-1", "@x", 'a,"b', "\x1b[2J"), io.BytesIO()
     top = [{"label": name, "probability": 1e-12} for name in classes]
-    output.write_csv([{"path": "x.jpg", **top[0], "top": top, "error": None}], file, 5)
+    output.write_csv([{"path": "=x.jpg", **top[0], "top": top, "error": None}], file, 5)
     (cells,) = list(csv.reader(file.getvalue().decode().splitlines()))[1:]
-    assert cells[1] == "'=HYPERLINK(1)"  # a formula that no spreadsheet runs
+    assert cells[:2] == ["./=x.jpg", "'=HYPERLINK(1)"]  # formulas that no spreadsheet runs
     assert cells[3::2] == ["'=HYPERLINK(1)", "-1", "'@x", 'a,"b', r"\x1b[2J", ""]
     assert cells[12] == "1e-12"
 
@@ -202,7 +202,7 @@ def test_folders_patterns_and_lists_give_images(
     inside = [b"a/10.PNG", b"a/2.jpg", b"a/[1].jpg", b"a/b/4.jpg"]
     assert listed("a") == listed("a/**") == inside
     assert listed("./a/") == [b"./" + name for name in inside]
-    assert listed("**/*.jpg") == [b"./=5.jpg", b"a-b/1.jpg", *inside[1:]]
+    assert listed("**/*.jpg") == [b"=5.jpg", b"a-b/1.jpg", *inside[1:]]
     assert listed(f"{tmp_path}/**/b/*") == [os.fsencode(tmp_path) + b"/a/b/4.jpg"]
     named = [b"a/[1].jpg", b"a/x.txt", b"a/2.jpg", b"a/2.jpg"]  # a name comes before a pattern
     assert listed(*map(os.fsdecode, named)) == named
