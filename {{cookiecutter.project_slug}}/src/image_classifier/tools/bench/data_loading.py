@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
-from ...config import PREPARED_QUALITY, PREPARED_SIDE
+from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config
 from ...data import (
     DATASETS,
     Batch,
