@@ -158,7 +158,7 @@ def introduce(setup: Setup, rows: list[Row], budget: Budget, rate: float) -> str
 
 def count(rows: list[Row]) -> int:
     """How many tips were measured."""
-    return sum(row.is_measured for row in rows)
+    return sum(any(timing.seconds for timing in row.timings.values()) for row in rows)
 
 
 def changed_knobs(before: Config, after: Config) -> dict[str, Any]:

@@ -20,9 +20,8 @@ def main(words: list[str]) -> int:
     """Measure what each performance tip gains here: `bench [PRESET] [--quick]`."""
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir="runs/bench"))
-    default, about = BenchOptions(**sections(preset)), summary(main)
     prog = f"{command('bench')} {name}"
-    options = parse(BenchOptions, words, prog=prog, about=about, default=default)
+    options = parse(BenchOptions, words, prog, summary(main), BenchOptions(**sections(preset)))
     config = Config(**sections(options))
     training = f"python train.py {name}"
 

@@ -86,11 +86,6 @@ class Row:
     variants: Variants = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)  # by variant
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether a variant was timed."""
-        return any(timing.seconds for timing in self.timings.values())
-
     def gain(self, before: str, after: str) -> Gain | None:
         """The gain of one variant over another; None unless both were measured."""
         pair = self.timings[before].seconds, self.timings[after].seconds

@@ -23,9 +23,8 @@ class CheckOptions:
 def main(words: list[str]) -> int:
     """Check the images before training: `check [PRESET] --data.root FOLDER`."""
     name, images = take_images(words)
-    default, about = CheckOptions(images), summary(main)
     prog = f"{command('check')} {name}"
-    options = parse(CheckOptions, words, prog=prog, about=about, default=default)
+    options = parse(CheckOptions, words, prog, summary(main), CheckOptions(images))
     data = Config(data=DataConfig(**asdict(options.data))).data  # in its ranges
     serious = 0
 

@@ -22,9 +22,8 @@ class PrepareOptions:
 def main(words: list[str]) -> int:
     """Write images once at the size that training needs: `prepare [PRESET] --data.root FOLDER`."""
     name, images = take_images(words)
-    default, about = PrepareOptions(images), summary(main)
     prog = f"{command('prepare')} {name}"
-    options = parse(PrepareOptions, words, prog=prog, about=about, default=default)
+    options = parse(PrepareOptions, words, prog, summary(main), PrepareOptions(images))
     data = Config(data=DataConfig(**asdict(options.data))).data  # in its ranges
 
     def work() -> None:
