@@ -5,10 +5,10 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import changed, tiny, untrained_run
 
 from image_classifier.cli import main
@@ -16,9 +16,8 @@ from image_classifier.config import ComputeConfig
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
 from image_classifier.evaluate import (
-    evaluate_run,
+    evaluate,
     load_model,
-    predict_logits,
 )
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.predict import images, output
@@ -49,22 +48,22 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def test_predictions_are_those_of_an_evaluation(run: str, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     assert predict(run, photos / "val", "--out", out, "--workers", 2) == 0
-    with join_world(ComputeConfig(device="cpu")) as world:
-        trained = load_model(run, ComputeConfig(device="cpu"), world)
-        data = EvalData(trained.config.data, "val", world)
-        with torch.inference_mode():
-            model = trained.model, trained.normalize, trained.precision
-            logits = [predict_logits(model[0], b.images, *model[1:]) for b in data.batches()]
-        expected = torch.cat(logits).softmax(1)
+    compute = ComputeConfig(device="cpu")
+    with join_world(compute) as world:
+        trained = load_model(run, compute, world)
         assert trained.normalize.tta == "flip"
-    rows = rows_of(out)
+        data = EvalData(trained.config.data, "val", world)
+        scores = evaluate(trained.model, data, trained.normalize, trained.precision, world)
+    rows, found = rows_of(out), scores.predictions
     assert [row["path"] for row in rows] == [str(data.source.paths[n]) for n in range(4)]
-    for row, shares in zip(rows, expected, strict=True):
-        found = {row[f"class_{n}"]: float(row[f"probability_{n}"]) for n in (1, 2)}
-        assert [found[name] for name in ("ant", "bee")] == pytest.approx(shares.tolist(), abs=1e-6)
-        assert (row["label"], float(row["probability"])) == max(found.items(), key=lambda x: x[1])
-    right = sum(Path(row["path"]).parent.name == row["label"] for row in rows)
-    assert right / 4 == evaluate_run(run, "val", "", ComputeConfig(device="cpu")).top1
+    assert [row["label"] for row in rows] == [data.source.classes[n] for n in found.predicted]
+    for name in ("probability", "probability_1"):
+        shares = [float(row[name]) for row in rows]
+        assert shares == pytest.approx(found.probability.tolist(), abs=1e-6)
+    assert all(
+        float(row["probability_2"]) == pytest.approx(1 - p, abs=1e-6)
+        for row, p in zip(rows, shares, strict=True)
+    )
     assert predict(run, photos / "val", "--out", out, "--tta", "none", "--fresh") == 0
     assert rows_of(out) != rows
 
@@ -108,26 +107,19 @@ def test_rows_of_another_command_are_refused(
     photos: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Callable[..., str],
 ) -> None:
     out = tmp_path / "x.csv"
-    words = (photos / "train", "--out", out)
+    words = (photos / "train", "--out", out, "--device", "cpu")
     with monkeypatch.context() as patch:
         patch.setattr(output.Output, "finish", interrupt)
         assert predict(run, *words) == 130
-    capsys.readouterr()
-    content = Path(f"{out}.partial").read_text()
-    for others, expected in (
-        (["--top-k", "1"], "--top-k"),
-        ([photos / "val"], "images"),
-        ([], "weights"),
-    ):
-        if not others:
-            Path(f"{out}.partial").write_text(content.replace('"weights": "', '"weights": "0'))
-        assert predict(run, *others, *words) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert f"cannot resume '{out}.partial': it was begun with other {expected};" in said
+    partial = Path(f"{out}.partial")
+    cause = f"cannot resume '{partial}': it was begun with other"
+    assert f"{cause} --top-k;" in refusal("predict", run, "--top-k", 1, *words)
+    assert f"{cause} images;" in refusal("predict", run, photos / "val", *words)
+    partial.write_text(partial.read_text().replace('"weights": "', '"weights": "0'))
+    assert f"{cause} weights;" in refusal("predict", run, *words)
     assert predict(run, *words, "--fresh") == 0
 
 
@@ -215,7 +207,7 @@ def test_folders_patterns_and_lists_give_images(
 
 
 def test_a_mistake_is_answered_in_one_line(
-    run: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: str, photos: Path, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
     (tmp_path / "there.csv").touch()
     for words, expected in (
@@ -225,9 +217,5 @@ def test_a_mistake_is_answered_in_one_line(
         (["--top-k", "0"], "--top-k 0 is not in 1 .. "),
         (["nowhere"], "there is no file or folder 'nowhere'"),
     ):
-        assert predict(run, photos, *words) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert expected in said
-    assert main(["predict", str(tmp_path), str(photos)]) == 2
-    assert "there is no checkpoint" in capsys.readouterr().err
+        assert expected in refusal("predict", run, photos, *words)
+    assert "there is no checkpoint" in refusal("predict", tmp_path, photos)

@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -202,23 +203,17 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(
 
 
 def test_a_mistake_in_preparing_is_answered_in_one_line(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def complaint(*words: str) -> str:
-        capsys.readouterr()
-        assert prepare(root, *words) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        return said
-
+    words = ("prepare", "--data.root", root)
     in_memory = Source(torch.zeros(1).long(), ("ant",), pixels=torch.zeros(1, 8, 8, 3).byte())
     monkeypatch.setitem(DATASETS, "mine", lambda *_: in_memory)
-    assert "in memory" in complaint("--data.name", "mine")
-    assert "--side 7 is not in 8 .. 4096" in complaint("--side", "7")
-    assert "cannot write prepared images" in complaint("--data.cache", "/proc/nowhere")
+    assert "in memory" in refusal(*words, "--data.name", "mine")
+    assert "--side 7 is not in 8 .. 4096" in refusal(*words, "--side", "7")
+    assert "cannot write prepared images" in refusal(*words, "--data.cache", "/proc/nowhere")
     with writing.alone_in(root.parent / "photos.cache" / "train"):
-        assert "by another process" in complaint()
+        assert "by another process" in refusal(*words)
     (root / "train" / "bee" / "5.jpg").write_bytes(b"<html>")
-    said = complaint()
+    said = refusal(*words)
     assert "photos/train/bee/5.jpg': not a JPEG" in said
     assert "; `check --quarantine` leaves out all such files" in said
