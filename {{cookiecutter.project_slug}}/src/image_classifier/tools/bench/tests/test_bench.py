@@ -146,15 +146,10 @@ def test_without_time_a_few_tips_are_measured_and_the_others_named(
     assert rows[2]["reason"] == "no time left: --rows profiler"
 
 
-@pytest.mark.parametrize(
-    ("size", "parts", "pace", "expected"),
-    [(256, 1, 0.1, 256), (256, 1, 0.5, 64), (256, 1, 99.0, 16), (84, 3, 99.0, 42)],
-)
-def test_long_steps_are_measured_with_fewer_images(
-    size: int, parts: int, pace: float, expected: int
-) -> None:
-    budget = replace(TINY, step_seconds=0.15)
-    assert benching.affordable_batch_size(size, parts, size / pace, budget) == expected
+def test_long_steps_are_measured_with_fewer_images() -> None:
+    affordable, budget = benching.affordable_batch_size, replace(TINY, step_seconds=0.15)
+    assert [affordable(256, 1, 256 / pace, budget) for pace in (0.1, 0.5, 99)] == [256, 64, 16]
+    assert affordable(84, 3, 84 / 99, budget) == 42  # three micro-batches
 
 
 def test_a_quick_measurement_of_two_tips_writes_its_files_and_restores_every_switch(

@@ -88,16 +88,8 @@ def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path: Path) -> No
 def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(
     root: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = changed(
-        config,
-        epochs=1,
-        data__name="folder",
-        data__root=str(root),
-        data__limit=0,
-        data__batch_size=4,
-        data__workers=0,
-        augment__crop="resized",
-    )
+    config = changed(config, epochs=1, data__name="folder", data__root=str(root), data__limit=0)
+    config = changed(config, data__batch_size=4, data__workers=0, augment__crop="resized")
     assert prepare(root) == 0
     capsys.readouterr()
     train(config)
