@@ -199,5 +199,5 @@ def conclude(  # noqa: PLR0917 - the measurements, and the words for them
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of {count(rows)} measured tips"
     found += f" ({skipped} skipped for lack of time)" * bool(skipped)
-    result = f"best setting {found}, {gain} against the preset" if knobs else f"{found}, none helps"
+    result = f"best setting {found}, {gain} against the preset" if knobs else f"none {found} helps"
     return f"{result}: {line}"
