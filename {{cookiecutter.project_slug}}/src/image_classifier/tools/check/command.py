@@ -34,5 +34,4 @@ def main(words: list[str]) -> int:
 
         serious = check(data, options.splits, options.json, options.quarantine)
 
-    code = attempt(work)
-    return code or (EXIT_FAULT if serious else EXIT_DONE)
+    return attempt(work) or (EXIT_FAULT if serious else EXIT_DONE)

@@ -40,5 +40,4 @@ def main(words: list[str]) -> int:
 
         num_read = predict(options, compute)
 
-    code = attempt(work)
-    return code or (EXIT_DONE if num_read else EXIT_FAULT)
+    return attempt(work) or (EXIT_DONE if num_read else EXIT_FAULT)

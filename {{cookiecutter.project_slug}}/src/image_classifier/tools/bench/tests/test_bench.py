@@ -115,22 +115,15 @@ def test_what_is_inside_the_noise_is_no_effect() -> None:
     assert str(disturbed) == "2.00 x (2.00 .. 2.00)"
 
 
-def timed(row: measuring.Row, *seconds: float) -> measuring.Row:
-    """`row`, whose variants took so many seconds."""
-    pairs = zip(row.variants, seconds, strict=False)
-    row.timings = {name: measuring.Timing(16) for name in row.variants}
-    row.timings |= {name: measuring.Timing(16, [each] * 9) for name, each in pairs}
-    return row
-
-
 def test_faster_knobs_are_recommended_together(config: Config) -> None:
     found = {"channels_last": [1.0, 0.8], "mixed_precision": [1.0, 1.2], "item": [1.0, 0.7]}
     found |= {"deterministic": [1.0, 0.5], "num_workers": [1.0, 0.5, 0.4]}
     with opened(changed(config, compute__channels_last=False)) as (setup, _):
-        rows = [
-            timed(benching.plan_row(name, setup, is_asked=True, budget=TINY), *seconds)
-            for name, seconds in found.items()
-        ]
+        rows = [benching.plan_row(name, setup, is_asked=True, budget=TINY) for name in found]
+        for row in rows:
+            times = chain(([each] * 9 for each in found[row.name]), repeat([]))
+            pairs = zip(row.variants, times, strict=False)
+            row.timings = {name: measuring.Timing(16, seconds) for name, seconds in pairs}
         pair = benching.combine(setup, rows)
     assert pair["preset"].config == setup.config
     assert pair["best"].config == changed(setup.config, compute__channels_last=True)

@@ -74,8 +74,6 @@ def test_intervals_and_p_values_are_those_of_the_tables() -> None:
     assert {n: round(t_quantile(n), 3) for n in table} == table
     assert mcnemar(9, 1) == mcnemar(1, 9) == pytest.approx(2 * 11 / 1024)
     assert mcnemar(0, 0) == mcnemar(5, 5) == mcnemar(6, 5) == 1
-    normal = math.erfc(99 / math.sqrt(2 * 10_000))  # 100 apart, less half an image on each side
-    assert mcnemar(4950, 5050) == pytest.approx(normal, rel=0.01)
     assert not by_seeds([0.5, 0.6], [0.501, 0.601], grain=0.001).is_real  # less than an image
     assert by_seeds([0.5, 0.6], [0.52, 0.62], grain=0.001).is_real
 
