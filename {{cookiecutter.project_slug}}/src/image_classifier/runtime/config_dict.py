@@ -16,8 +16,13 @@ def words_of(knobs: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{section}{dot}{'' if value else 'no-'}{name}")
         else:
-            words += [f"--{flag(knob)}", *map(str, value if isinstance(value, tuple) else [value])]
+            words += [f"--{flag(knob)}", *map(word, value if isinstance(value, tuple) else [value])]
     return words
+
+
+def word(value: object) -> str:
+    """A value as a word of a command line: 2.0 -> `2`."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config, DataConfig, withi
 from ...runtime.command_line import PrepareData, command, parse, summary, take_images
 from ...runtime.launch import attempt
 
+RESULT_IS_IN_FILES = True
+
 
 @dataclass(frozen=True)
 class PrepareOptions:

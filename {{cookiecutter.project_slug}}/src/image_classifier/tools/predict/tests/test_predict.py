@@ -15,11 +15,9 @@ from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
-from image_classifier.evaluate import (
-    evaluate,
-    load_model,
-)
+from image_classifier.evaluate import evaluate
 from image_classifier.runtime.distributed import join_world
+from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.predict import images, output
 
 HOSTILE = [b"a\nb.jpg", b'q",.jpg', b"\x1b[2J.jpg", b"\xff.jpg", "é 名.jpg".encode(), b" .jpg"]
@@ -57,13 +55,13 @@ def test_predictions_are_those_of_an_evaluation(run: str, photos: Path, tmp_path
     rows, found = rows_of(out), scores.predictions
     assert [row["path"] for row in rows] == [str(data.source.paths[n]) for n in range(4)]
     assert [row["label"] for row in rows] == [data.source.classes[n] for n in found.predicted]
-    for name in ("probability", "probability_1"):
-        shares = [float(row[name]) for row in rows]
-        assert shares == pytest.approx(found.probability.tolist(), abs=1e-6)
-    assert all(
-        float(row["probability_2"]) == pytest.approx(1 - p, abs=1e-6)
-        for row, p in zip(rows, shares, strict=True)
-    )
+    shares = found.probability.tolist()
+    for name, expected in (
+        ("probability", shares),
+        ("probability_1", shares),
+        ("probability_2", [1 - share for share in shares]),
+    ):
+        assert [float(row[name]) for row in rows] == pytest.approx(expected, abs=1e-6)
     assert predict(run, photos / "val", "--out", out, "--tta", "none", "--fresh") == 0
     assert rows_of(out) != rows
 
