@@ -14,8 +14,8 @@ from test_resume import assert_same, train_until
 from image_classifier.config import Config
 from image_classifier.data.loader import (
     Batch,
+    Prefetcher,
     TrainData,
-    on_device,
 )
 from image_classifier.errors import FaultError
 from image_classifier.runtime.distributed import World
@@ -91,7 +91,7 @@ def test_copies_that_overlap_bring_the_right_images() -> None:
     pairs = ((images.pin_memory(), torch.tensor([0])) for images in host)
     busy = torch.randn(2000, 2000, device=device)
     sums = []
-    for batch in on_device(pairs, World(device)):
+    for batch in Prefetcher(pairs, World(device)):
         for _ in range(5):
             busy = busy @ busy / 2000  # the device falls behind the host
         sums.append(batch.images.float().mean())

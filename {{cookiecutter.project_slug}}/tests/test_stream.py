@@ -4,6 +4,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -93,10 +94,22 @@ def test_workers_have_no_copy_of_the_names_of_all_files() -> None:
     samples.fill = look_up
     loader = SharedMemoryLoader(samples, len(picked), 1, 1, pin=False)
     found = []
-    for _ in loader.batches((epoch, picked) for epoch in (0, 1)):
+    for _ in loader.begin((epoch, picked) for epoch in (0, 1)):
         found.append(private_bytes(loader.workers[0].pid))
     loader.close()
     assert found[1] - found[0] < 4 * 2**20  # a list of them would be half as much again
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed: Config) -> None:
+    data = TrainData(changed(streamed, data__workers=2), CPU)
+    batches = data.batches(0, 6)
+    next(batches)
+    for pid in (os.getpid(), *(worker.pid for worker in data.loader.workers)):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "/dev/zero (deleted)" in maps
+        assert not re.search(r"/dev/shm/(?!sem\.)", maps)  # locks of a page each
+    data.close()
 
 
 def test_slots_take_the_memory_that_there_is(
@@ -140,7 +153,7 @@ def test_no_slot_is_written_while_it_is_in_use(
         for _ in range(2):  # passes, of which the last batch is smaller
             places = [(number, torch.zeros(batch_size, dtype=torch.int64)) for number in range(9)]
             places += [(9, torch.zeros(batch_size // 2, dtype=torch.int64))]
-            for number, (images, _, indices) in enumerate(loader.batches(places)):
+            for number, (images, _, indices) in enumerate(loader.begin(places)):
                 time.sleep(0.002)
                 assert (images == number).all()
                 assert len(images) == len(indices) == len(places[number][1])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from .config import AugmentConfig
-from .data import BOX_DRAWS, Batch, TrainData, random_boxes, shift_and_flip
+from .data import BOX_DRAWS, Batch, TrainData, Windows, random_boxes, shift_and_flip
 from .errors import UserError
 from .preprocess import Normalize
 from .runtime import seeding
@@ -78,6 +78,8 @@ def build_crop_and_flip(
     crops = augment.crop == "resized" and not data.crops_in_workers
     pad = size // 8 if augment.crop == "pad" else 0
     moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # workers flip too
+    is_served = moves and not crops and Windows.serve(data, pad)
+    windows = Windows(data.pixels, pad) if is_served else None
     sides = seeding.sides_at(seed, len(data), device) if augment.flip == "alternating" else None
 
     def crop_and_flip(batch: Batch, draws: Tensor, step: int) -> Tensor:
@@ -93,6 +95,8 @@ def build_crop_and_flip(
         flips = draws[:, 0] < 0.5 if augment.flip == "random" else None
         if sides is not None:  # in each epoch the other side
             flips = sides[batch.indices] ^ bool(step // data.steps_per_epoch % 2)
+        if windows is not None:
+            return windows(rows, shifts, flips)
         return shift_and_flip(pixels, shifts, flips, rows)
 
     if not augment.min_size:

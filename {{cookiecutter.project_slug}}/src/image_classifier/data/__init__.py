@@ -5,13 +5,49 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 """
 
 from .autotune import choose_workers, fits_memory, open_loader, worker_counts
-from .crops import BOX_DRAWS, center_crop, random_boxes, reflect, resize, shift_and_flip
-from .datasets import open_dataset, open_files, prepared
+from .crops import BOX_DRAWS, center_crop, random_boxes, resize
+from .datasets import DATASETS, open_dataset, open_files, prepared
 from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
 from .datasets.prepared import Recipe, cache_folder
 from .datasets.quarantine import quarantine_path, read_quarantine
 from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
-from .loader import Batch, EvalData, TrainData, on_device
+from .gather import Windows, reflect, shift_and_flip
+from .loader import Batch, EvalData, Prefetcher, TrainData
 from .samples import LEFT_OUT, Samples
+
+__all__ = [
+    "BOX_DRAWS",
+    "DATASETS",
+    "LEFT_OUT",
+    "BadImageError",
+    "Batch",
+    "EvalData",
+    "PathList",
+    "Prefetcher",
+    "Recipe",
+    "Samples",
+    "Source",
+    "TrainData",
+    "Windows",
+    "are_replaced",
+    "cache_folder",
+    "center_crop",
+    "choose_workers",
+    "fits_memory",
+    "has_suffix",
+    "open_dataset",
+    "open_files",
+    "open_loader",
+    "prepared",
+    "quarantine_path",
+    "random_boxes",
+    "read_image",
+    "read_quarantine",
+    "reflect",
+    "resize",
+    "shift_and_flip",
+    "walk",
+    "worker_counts",
+]

@@ -132,7 +132,7 @@ def rate(samples: Samples, workers: int) -> float:
     # Only the last batch of a pass may be smaller than the others.
     batches = itertools.cycle((0, part) for part in order.unfold(0, size, size))
     with closing(SharedMemoryLoader(samples, size, workers, 4, pin=False)) as loader:
-        decoded = loader.batches(batches)
+        decoded = loader.begin(batches)
         next(decoded)
         began, filled, seconds = time.perf_counter(), loader.num_filled, 0.0
         while seconds < PROBE_SECONDS:

@@ -1,4 +1,4 @@
-"""Crops, shifts and flips of images."""
+"""Boxes of images, scaled to the size that the model sees."""
 
 import math
 
@@ -99,32 +99,3 @@ def place_box(
     box_width = min(width, max(1, round(box_width)))
     top, left = round(draws[0] * (height - box_height)), round(draws[1] * (width - box_width))
     return top, left, box_height, box_width
-
-
-def shift_and_flip(
-    pixels: Tensor, shifts: Tensor, flipped: Tensor | None, rows: Tensor | None = None
-) -> Tensor:
-    """Images shifted by `shifts` (batch, 2) int64 up and left, and flipped if `flipped` (batch,).
-
-    Takes the images at `rows` of `pixels`, or all, in one gather. Borders are reflected.
-    """
-    device, (height, width) = pixels.device, pixels.shape[1:3]
-    if rows is None:
-        rows = torch.arange(len(pixels), device=device)
-    # 32-bit indices where they suffice: indices are most of what is read here.
-    whole = torch.int32 if pixels.numel() < 3 * 2**31 else torch.int64
-    rows, shifts = rows.to(whole), shifts.to(whole)
-    y = torch.arange(height, dtype=whole, device=device) + shifts[:, :1]  # (batch, height)
-    x = torch.arange(width, dtype=whole, device=device) + shifts[:, 1:]  # (batch, width)
-    if flipped is not None:
-        x = torch.where(flipped[:, None], width - 1 - x, x)
-    y, x = rows[:, None] * height + reflect(y, height), reflect(x, width)
-    indices = (y * width)[:, :, None] + x[:, None, :]
-    # One flat index is 3.5 x faster on a CPU than three.
-    shifted = pixels.reshape(-1, 3).index_select(0, indices.flatten())
-    return shifted.view(len(rows), height, width, 3)
-
-
-def reflect(index: Tensor, count: int) -> Tensor:
-    """Indices outside 0 .. count - 1 reflected into that range, without repeating the border."""
-    return (count - 1) - ((count - 1) - index.abs()).abs()

@@ -22,7 +22,7 @@ from .autotune import check_batch_size, choose_where, common_side, fits_memory, 
 from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source
-from .samples import LEFT_OUT, Samples, load
+from .samples import LEFT_OUT, Samples, load, load_shared
 from .shared_memory import HostBatch
 
 
@@ -73,8 +73,7 @@ class TrainData:
             self.reason += why
         else:
             side = (augment.crop == "resized" and side) or data.image_size
-            numbers, note = torch.arange(len(self)), self.bad_images.note
-            pixels, bad = load(self.source, numbers, side, note, world.local_size)
+            pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
         self.epoch, self.orders = -1, (torch.empty(0), torch.empty(0))  # of the last step
@@ -166,11 +165,11 @@ class TrainData:
             batches = map(self._resident, range(start, stop))
         else:
             host_batches = (
-                self.loader.batches(self.places(start, stop))
+                self.loader.begin(self.places(start, stop))
                 if self.where == "stream"
                 else map(self._gathered, range(start, stop))
             )
-            batches = on_device(host_batches, self.world)
+            batches = Prefetcher(host_batches, self.world)
         while True:
             began = time.perf_counter()
             with phase("wait for data"):
@@ -191,8 +190,8 @@ class TrainData:
         shape = (len(indices), *self.pixels.shape[1:])
         images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
         torch.index_select(self.pixels, 0, indices, out=images)
-        numbers = torch.stack((self.labels[indices], indices))
-        return images, *(numbers.pin_memory() if pin else numbers)
+        labels = self.labels[indices]
+        return images, *((labels.pin_memory(), indices.pin_memory()) if pin else (labels, indices))
 
     def close(self) -> None:
         """End the workers."""
@@ -249,7 +248,8 @@ class EvalData:
         """
         if self.loader is not None:
             places = ((0, part) for part in self.indices.split(self.batch_size) if len(part))
-            yield from on_device(self.loader.batches(places), self.world)
+            for batch in Prefetcher(self.loader.begin(places), self.world):
+                yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
             side, note = self.data.image_size, self.bad_images.note
@@ -273,40 +273,50 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
         return open_dataset(data, split)
 
 
-def on_device(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batch]:
-    """Batches on the device; a GPU copies each batch while it computes with the one before.
+class Prefetcher:
+    """Batches on the device; a GPU copies each batch while it computes with the one before."""
 
-    A batch in host memory may be overwritten when the next is asked for.
-    """
-    device = world.device
-    if device.type != "cuda":
-        yield from (Batch(*(tensor.to(device) for tensor in host)) for host in host_batches)
-        return
-    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
+    def __init__(self, host_batches: Iterator[HostBatch], world: World) -> None:
+        """Of batches in host memory, which may be overwritten when the next is asked for."""
+        self.host_batches, self.world = host_batches, world
+        self.side_stream: torch.cuda.Stream | None = None  # once the first batch is copied
+        self.ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
 
-    def copy_next() -> tuple[Tensor, ...] | None:
-        """Begin to copy the next batch in the side stream; None after the last."""
-        if (host := next(host_batches, None)) is None:
-            return None
-        if not all(tensor.is_pinned() for tensor in host):
-            warn_not_pinned(world)
-        with torch.cuda.stream(side_stream), phase("copy"):
-            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
-            copied.record()
-        return copies
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the batches."""
+        return self
 
-    ahead = copy_next()
-    while (here := ahead) is not None:
+    def __next__(self) -> Batch:
+        """The next batch, on the device."""
+        device = self.world.device
+        if device.type != "cuda":
+            return Batch(*(tensor.to(device) for tensor in next(self.host_batches)))
+        if self.side_stream is None:
+            self.side_stream, self.copied = torch.cuda.Stream(device), torch.cuda.Event()
+            self.ahead = self.copy_next()
+        if (here := self.ahead) is None:
+            raise StopIteration
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
-        computing.wait_stream(side_stream)
+        computing.wait_stream(self.side_stream)
         for tensor in here:
             tensor.record_stream(computing)
         # The next batch may overwrite this one in host memory. This copy began a step ago.
-        copied.synchronize()
-        ahead = copy_next()
-        yield Batch(*here)
+        self.copied.synchronize()
+        self.ahead = self.copy_next()
+        return Batch(*here)
+
+    def copy_next(self) -> tuple[Tensor, ...] | None:
+        """Begin to copy the next batch in the side stream; None after the last."""
+        if (host := next(self.host_batches, None)) is None:
+            return None
+        if self.ahead is None and not all(tensor.is_pinned() for tensor in host):
+            warn_not_pinned(self.world)
+        with torch.cuda.stream(self.side_stream), phase("copy"):
+            copies = tuple(tensor.to(self.world.device, non_blocking=True) for tensor in host)
+            self.copied.record()
+        return copies
 
 
 @cache

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ..config import AugmentConfig
 from ..runtime import seeding
+from ..runtime.distributed import World
 from ..runtime.machine import num_cores
 from .crops import BOX_DRAWS, center_crop, crop, place_box, random_sides
 from .datasets.source import Source
 from .decode import BadImageError
 
 LOADED_TOGETHER = 64  # images that a thread decodes between two looks at its queue
+SHARED_TOGETHER = 4096  # images that ranks exchange at once
 LEFT_OUT = -1  # the label of an image that can't be read, which the loss and the scores ignore
 
 
@@ -89,6 +91,25 @@ def build_policy(augment: AugmentConfig) -> Callable[[Tensor], Tensor] | None:
         return v2.TrivialAugmentWide()
     strength = dict(re.findall(r"-([mn])(\d+)", augment.policy))
     return v2.RandAugment(int(strength.get("n", 2)), int(strength.get("m", 9)))
+
+
+def load_shared(
+    source: Source, side: int, world: World, note: Callable[[int, str], object]
+) -> tuple[Tensor, Tensor]:
+    """All images, of which each rank decodes its part, and which of them are unreadable: `load`."""
+    numbers = torch.arange(len(source))
+    if source.pixels is not None or world.size == 1:
+        return load(source, numbers, side, note, world.local_size)
+    pixels = torch.empty((len(source), side, side, 3), dtype=torch.uint8)
+    bad = torch.zeros(len(source), dtype=torch.int32)
+    for part in numbers.split(SHARED_TOGETHER):
+        shared = torch.zeros((len(part), side, side, 3), dtype=torch.uint8, device=world.device)
+        own = part[world.rank :: world.size]
+        mine, is_bad = load(source, own, side, note, world.local_size)
+        bad[own] = is_bad.int()
+        shared[world.rank :: world.size] = mine.to(world.device)
+        pixels[part] = world.all_reduce_sum(shared).cpu()
+    return pixels, world.all_reduce_sum(bad.to(world.device)).cpu().bool()
 
 
 def load(

@@ -78,14 +78,43 @@ class SlotWriter(Dataset):
         return Decoded(count, time.perf_counter() - began, reasons)
 
 
+class PartSampler:
+    """Splits each batch into parts, and gives it a free slot.
+
+    DataLoader returns parts in order, and asks for at most `ahead` more parts than it returned. So
+    while batch b is put together, the sampler is in batch b + ahead / (parts of a batch) at most.
+    One slot more than that quotient, rounded up, and no slot is written while in use.
+    """
+
+    def __init__(self, numbers: Tensor, labels: Tensor, part_size: int) -> None:
+        """`numbers` (2, slots, batch) int64 gets labels and indices; `labels` are of all images."""
+        self.numbers, self.labels, self.part_size = numbers, labels, part_size
+        self.begin(())
+
+    def begin(self, batches: Iterable[tuple[int, Tensor]]) -> None:
+        """Start a pass over `batches`: the epoch and the indices of each."""
+        self.batches = batches
+        self.sampled = deque[tuple[int, int]]()  # slot and size of each batch ahead, in order
+        self.num_done = 0  # batches that were put together
+
+    def __iter__(self) -> Iterator[Part]:
+        """The parts of all batches."""
+        for number, (epoch, indices) in enumerate(self.batches):
+            slot, count = number % self.numbers.shape[1], len(indices)
+            assert number - self.num_done < self.numbers.shape[1], "a slot is still in use"
+            images = indices % len(self.labels)
+            self.numbers[0, slot, :count] = self.labels[images]
+            self.numbers[1, slot, :count] = images
+            self.sampled.append((slot, count))
+            drawn = indices.numpy()
+            for first in range(0, count, self.part_size):
+                yield Part(slot, first, epoch, drawn[first : first + self.part_size])
+
+
 class SharedMemoryLoader:
     """Slots for batches in shared memory, and the `DataLoader` whose workers fill them.
 
-    Workers live from the first batch until `close`, over all epochs. It is the sampler of the
-    `DataLoader`, too: it splits each batch into parts, and gives it a free slot. Parts are returned
-    in order, and at most `ahead` more are asked for than were returned. So while batch b is put
-    together, the sampler is in batch b + ahead / (parts of a batch) at most: with one slot more
-    than that quotient, rounded up, no slot is written while it is in use.
+    Workers live from the first batch until `close`, over all epochs.
     """
 
     def __init__(
@@ -107,60 +136,57 @@ class SharedMemoryLoader:
         """
         self.samples, self.num_workers, self.pin = samples, workers, pin
         self.note, self.timeout_seconds = note, timeout_seconds
-        self.part_size, self.prefetch_factor, slots = divide(batch_size, workers, prefetch_batches)
+        part_size, self.prefetch_factor, slots = divide(batch_size, workers, prefetch_batches)
         shape = (slots, batch_size, samples.size, samples.size, 3)
         self.images = shared(shape, torch.uint8)
         self.numbers = shared((2, slots, batch_size), torch.int64)  # labels, indices
+        self.sampler = PartSampler(self.numbers, samples.source.labels, part_size)
         self.num_filled, self.busy_seconds = 0, 0.0  # images and time, over all workers
         self.loader: DataLoader | None = None  # once started
         self.workers: list[multiprocessing.Process] = []
         self.locked: list[Tensor] = []  # what is page-locked
 
-    def __iter__(self) -> Iterator[Part]:
-        """The parts of all batches of the pass, for the workers."""
-        labels = self.samples.source.labels
-        for number, (epoch, indices) in enumerate(self.places):
-            slot, count = number % len(self.images), len(indices)
-            assert len(self.sampled) < len(self.images), "a slot is still in use"
-            images = indices % len(labels)
-            self.numbers[0, slot, :count] = labels[images]
-            self.numbers[1, slot, :count] = images
-            self.sampled.append((slot, count))
-            drawn = indices.numpy()
-            for first in range(0, count, self.part_size):
-                yield Part(slot, first, epoch, drawn[first : first + self.part_size])
+    def begin(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
+        """Begin a pass over the batches of `places`, which are epochs and indices.
 
-    def batches(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
-        """A pass over the batches of `places`, which are epochs and indices.
-
-        Images (batch, size, size, 3) uint8, labels and indices (batch,) int64 of each batch, in
-        host memory that is overwritten after the next batch is asked for. An unreadable image is
-        black and its label is `LEFT_OUT`.
+        Returns itself: images (batch, size, size, 3) uint8, labels and indices (batch,) int64 of
+        each batch, in host memory that is overwritten after the next batch is asked for. An
+        unreadable image is black and its label is `LEFT_OUT`.
 
         Raises:
             UserError: if an image is unreadable and `note` raises it.
             FaultError: if a worker was killed or hangs, or too many images are unreadable.
         """
-        self.places = places
-        self.sampled = deque[tuple[int, int]]()  # slot and size of each batch not yet complete
+        self.sampler.begin(places)
         try:
             self.parts = iter(self.loader) if self.loader is not None else None
         except RuntimeError:  # a worker has ended, or is busy with a pass that was given up
             self.close()
         if self.loader is None:
             self.start()
-        left = 0  # images of this batch
-        for part in iter(self.next_part, None):
-            slot, count = self.sampled[0]
-            left = (left or count) - part.count
+        return self
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """The rest of the pass."""
+        return self
+
+    def __next__(self) -> HostBatch:
+        """Wait for all parts of the next batch."""
+        part = self.next_part()
+        slot, count = self.sampler.sampled.popleft()
+        left = count
+        while True:
             self.num_filled += part.count
             self.busy_seconds += part.seconds
             for row, reason in part.unreadable.items():
                 self.note(int(self.numbers[1, slot, row]), reason)
                 self.numbers[0, slot, row] = LEFT_OUT
+            left -= part.count
             if not left:
-                self.sampled.popleft()
-                yield self.images[slot, :count], *self.numbers[:, slot, :count]
+                break
+            part = self.next_part()
+        self.sampler.num_done += 1
+        return self.images[slot, :count], *self.numbers[:, slot, :count]
 
     def start(self) -> None:
         """Start the workers on the current pass."""
@@ -183,7 +209,7 @@ class SharedMemoryLoader:
             self.loader = DataLoader(
                 SlotWriter(self.samples, self.images),
                 batch_size=None,
-                sampler=self,
+                sampler=self.sampler,
                 num_workers=self.num_workers,
                 generator=torch.Generator(),  # nothing uses the seeds it draws: see `seeding`
                 **options,
@@ -199,12 +225,12 @@ class SharedMemoryLoader:
         if self.pin:
             self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
-    def next_part(self) -> Decoded | None:
-        """The next part in order; None after the last."""
+    def next_part(self) -> Decoded:
+        """The next part in order; StopIteration after the last."""
         end = time.monotonic() + self.timeout_seconds
         while True:
             try:
-                part = next(self.parts, None)
+                part = next(self.parts)
             except RuntimeError as error:
                 for worker in self.workers:
                     if worker.exitcode is not None:
@@ -213,7 +239,7 @@ class SharedMemoryLoader:
                 if not str(error).startswith("DataLoader timed out"):
                     raise
             else:
-                if part is not None and part.error is not None:
+                if part.error is not None:
                     raise part.error
                 return part
             if time.monotonic() >= end:

@@ -10,14 +10,13 @@ from typing import BinaryIO
 
 import torch
 
-from ...data import Batch, PathList, Samples, Source, has_suffix, on_device, open_loader, walk
+from ...data import Batch, PathList, Prefetcher, Samples, Source, has_suffix, open_loader, walk
 from ...errors import UserError
 from ...runtime.distributed import World
 from ..loaded_model import LoadedModel
 
 LIST = "-"  # in place of a path
 FEW = 8  # images for each worker, at least
-FORMULAS = (b"=", b"+", b"-", b"@")  # how a formula begins in a spreadsheet
 
 
 class Images:
@@ -50,7 +49,7 @@ class Images:
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        yield from zip(starts, on_device(self.loader.batches(indices), self.world), strict=True)
+        yield from zip(starts, Prefetcher(self.loader.begin(indices), self.world), strict=True)
 
     def close(self) -> None:
         """End the workers."""
@@ -60,18 +59,16 @@ class Images:
 def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathList:
     """The files that the words `paths` of a command line name, in their order.
 
-    Only the names are kept, in one array. A name that begins like a formula of a spreadsheet gets
-    `./` before it.
+    Only the names are kept, in one array.
 
     Raises:
         UserError: if there is nothing at a path, or no image at all.
     """
     found = (path for text in paths for path in files_of(text, stdin, separator))
-    safe = (b"./" + path if path.startswith(FORMULAS) else path for path in found)
-    first = next(safe, None)
+    first = next(found, None)
     if first is None:
         raise UserError("there are no images: name files, folders or 'patterns', or - for a list")
-    return PathList(Path(), chain((first,), safe))
+    return PathList(Path(), chain((first,), found))
 
 
 def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:

@@ -1,0 +1,78 @@
+"""Shifted and flipped images, gathered from a resident dataset in one pass."""
+
+import torch
+from torch import Tensor
+
+from .autotune import fits_memory
+from .loader import TrainData
+
+
+def shift_and_flip(
+    pixels: Tensor, shifts: Tensor, flipped: Tensor | None, rows: Tensor | None = None
+) -> Tensor:
+    """Images shifted by `shifts` (batch, 2) int64 up and left, and flipped if `flipped` (batch,).
+
+    Takes the images at `rows` of `pixels`, or all, in one gather. Borders are reflected.
+    """
+    device, (height, width) = pixels.device, pixels.shape[1:3]
+    if rows is None:
+        rows = torch.arange(len(pixels), device=device)
+    # 32-bit indices where they suffice: indices are most of what is read here.
+    whole = torch.int32 if pixels.numel() < 3 * 2**31 else torch.int64
+    rows, shifts = rows.to(whole), shifts.to(whole)
+    y = torch.arange(height, dtype=whole, device=device) + shifts[:, :1]  # (batch, height)
+    x = torch.arange(width, dtype=whole, device=device) + shifts[:, 1:]  # (batch, width)
+    if flipped is not None:
+        x = torch.where(flipped[:, None], width - 1 - x, x)
+    y, x = rows[:, None] * height + reflect(y, height), reflect(x, width)
+    indices = (y * width)[:, :, None] + x[:, None, :]
+    # One flat index is 3.5 x faster on a CPU than three.
+    shifted = pixels.reshape(-1, 3).index_select(0, indices.flatten())
+    return shifted.view(len(rows), height, width, 3)
+
+
+class Windows:
+    """`shift_and_flip` for a dataset resident in CPU memory: copies whole rows of pixels.
+
+    It stores all rows with reflected borders, flipped too, so that each row of a shifted image is
+    contiguous: 3 x faster than a gather of pixels, for 2.5 x the memory.
+    """
+
+    def __init__(self, pixels: Tensor, pad: int) -> None:
+        """Of `pixels`, (count, height, width, 3) uint8, for shifts of up to `pad`."""
+        count, self.height, self.width, _ = pixels.shape
+        self.pad, self.padded_width = pad, self.width + 2 * pad
+        columns = reflect(torch.arange(-pad, self.width + pad), self.width)
+        padded = pixels.new_empty((2, count, self.height, self.padded_width, 3))
+        for side, order in zip(padded, (columns, columns.flip(0)), strict=True):
+            torch.index_select(pixels, 2, order, out=side)
+        self.flipped_from = count * self.height  # the row at which the flipped ones begin
+        length = 3 * self.width
+        # Overlapping windows: one begins at each pixel.
+        self.rows = padded.view(-1).as_strided(
+            (padded.numel() // 3 - self.width + 1, length), (3, 1)
+        )
+
+    @staticmethod
+    def serve(data: TrainData, pad: int) -> bool:
+        """Whether to use it: the images are in CPU memory, and there is enough of it."""
+        if data.where != "device" or data.world.device.type != "cpu":
+            return False
+        _, _, width, _ = data.pixels.shape
+        needed = 2 * data.pixels.numel() * (width + 2 * pad) // width
+        return fits_memory(needed, data.world.device, data.world)
+
+    def __call__(self, numbers: Tensor, shifts: Tensor, flipped: Tensor | None) -> Tensor:
+        """The images `numbers` (batch,), shifted and flipped: (batch, height, width, 3) uint8."""
+        y = reflect(torch.arange(self.height) + shifts[:, :1], self.height)  # (batch, height)
+        rows, x = numbers[:, None] * self.height + y, self.pad + shifts[:, 1:]
+        if flipped is not None:
+            rows = rows + flipped[:, None] * self.flipped_from
+        starts = rows * self.padded_width + x
+        shifted = self.rows.index_select(0, starts.flatten())
+        return shifted.view(len(numbers), self.height, self.width, 3)
+
+
+def reflect(index: Tensor, count: int) -> Tensor:
+    """Indices outside 0 .. count - 1 reflected into that range, without repeating the border."""
+    return (count - 1) - ((count - 1) - index.abs()).abs()
