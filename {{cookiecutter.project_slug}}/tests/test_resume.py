@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.checkpoint import Checkpoints
+from image_classifier.checkpoint import Checkpoints, read_newest
 from image_classifier.config import Config
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.loader import Batch, TrainData
@@ -168,7 +168,7 @@ def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(
     with contextlib.suppress(KeyboardInterrupt), checkpoints_of(config) as checkpoints:
         checkpoints.save(state, {"loss": 1.0, "step": 5})
         raise KeyboardInterrupt
-    checkpoints_of(config).resume(again)
+    checkpoints_of(config).resume(again, read_newest(config.run, CPU))
     scaler = again.precision.scaler
     assert (again.step, scaler.get_scale(), scaler._get_growth_tracker()) == (5, 16.0, 2)
 

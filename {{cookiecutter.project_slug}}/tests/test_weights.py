@@ -16,7 +16,6 @@ from image_classifier.config import (
     ComputeConfig,
     Config,
     ModelConfig,
-    RunConfig,
 )
 from image_classifier.errors import UserError
 from image_classifier.models import (
@@ -73,7 +72,7 @@ def test_what_no_run_saved_is_refused_in_a_line(
     with pytest.raises(UserError, match=re.escape(message)):
         read_checkpoint(path)
     with pytest.raises(UserError, match=re.escape(message)):
-        load_pretrained(RunConfig(init_from=str(path)), ModelConfig(), World(torch.device("cpu")))
+        load_pretrained(str(path), ModelConfig(), World(torch.device("cpu")))
     assert main(["evaluate", str(path)]) == 2
     line = capsys.readouterr().err
     assert message in line
