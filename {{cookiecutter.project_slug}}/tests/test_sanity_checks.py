@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -22,7 +22,6 @@ from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import (
     EvalData,
-    Prefetcher,
     TrainData,
 )
 from image_classifier.data.samples import Samples
@@ -226,23 +225,3 @@ def test_memory_that_can_not_be_locked_is_noticed(
     assert asked == [batches.images.data_ptr(), batches.numbers.data_ptr()]
     assert released == ([] if refused else asked)
     assert forgotten == [True, True] * refused
-
-
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_pinned: bool
-) -> None:
-    idle = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
-    idle.wait_stream = lambda _: None
-    for name in ("Stream", "Event", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: idle)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: is_pinned)
-    world = World(torch.device("cuda"))
-    for _ in range(2):
-        host_batches = iter([(torch.tensor(step), torch.zeros(1)) for step in range(3)])
-        assert [int(batch.pixels) for batch in Prefetcher(host_batches, world)] == [0, 1, 2]
-    printed = capsys.readouterr().out
-    assert printed.count("warning: batches are not page-locked") == (not is_pinned)
