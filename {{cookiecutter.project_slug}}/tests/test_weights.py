@@ -56,6 +56,8 @@ def put(saved: dict[str, Any], place: str, value: object) -> dict[str, Any]:
         ("mean", [0.5, math.nan, 0.5], f"{OTHER}ValueError('no images have"),
         ("config/run.keep", 2, f"{VERSION}there is no --run.keep"),  # a knob that once was
         ("config/epochs", math.nan, f"{VERSION}--epochs nan"),
+        ("config/model.width", "__import__('os')", f"{VERSION}Error parsing --model.width: "),
+        ("config/run.trackers", ["--help"], f"{VERSION}help is not a knob"),
     ],
 )
 def test_what_no_run_saved_is_refused_in_a_line(
