@@ -117,7 +117,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             micro_batch.halve_micro_batch_on_oom(state),
             AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
-            profiler(config, world) as end_profiled_step,
+            profiler(config, world) as tell_profiler,
         ):
             for batch in train_data.batches(state.step, 0 if stop_early else total_steps):
                 if backbone and state.step == unfreeze_step:
@@ -132,7 +132,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 state.advance()
 
                 log.step(state.step, loss, images, labels)
-                end_profiled_step()
+                tell_profiler()
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
                 if is_due(evaluate_every):
