@@ -29,7 +29,7 @@ def phase(name: str) -> AbstractContextManager:
 
 @contextmanager
 def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
-    """A block in which rank 0 records a few steps if `config.profile`; call the result after each.
+    """A block in which rank 0 records a few steps if `config.profile`; call its value after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
     the time of each phase of a step, and the most expensive operations.
