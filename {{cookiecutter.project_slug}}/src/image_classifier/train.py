@@ -89,7 +89,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         checkpoints = Checkpoints(config, world, train_data.source)
         checkpoints.resume(state, saved)
         log = RunLogger(config, world, train_data, saved)
-        del saved  # model and optimizer have their own copies
+        del saved  # model and optimizer have what they need of it
         log.introduce(
             val_data,
             model,
