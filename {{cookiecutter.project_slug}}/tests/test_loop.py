@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from image_classifier import train as train_module
 from image_classifier.config import Config, OptimConfig
 from image_classifier.data.loader import Batch, TrainData
-from image_classifier.evaluate import evaluate_run
 from image_classifier.models import read_checkpoint
 from image_classifier.optim import (
     build_loss,
@@ -280,14 +279,13 @@ def test_the_moving_average_follows_with_a_window_that_grows() -> None:
     assert state.best_model.num_batches_tracked == 199
 
 
-def test_the_averaged_weights_are_what_is_evaluated_and_kept(one_step: Config) -> None:
+def test_the_averaged_weights_are_kept(one_step: Config) -> None:
     config = changed(one_step, optim__ema_decay=0.9)
-    scores, path = train(config), Path(config.run.dir, "checkpoints", "best.pt")
+    train(config)
+    path = Path(config.run.dir, "checkpoints", "best.pt")
     saved, kept = read_checkpoint(path)["state"], load_file(path.with_suffix(".safetensors"))
     assert all(torch.equal(tensor, saved["ema"][name]) for name, tensor in kept.items())
     assert not torch.equal(saved["ema"]["head.weight"], saved["model"]["head.weight"])
-    again = evaluate_run(str(path), "val", "", config.compute)
-    assert scores.loss == pytest.approx(again.loss)
 
 
 def test_the_best_is_the_first_with_the_highest_top1() -> None:

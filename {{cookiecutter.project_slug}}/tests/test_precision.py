@@ -6,7 +6,6 @@ import pytest
 import torch
 from conftest import changed, run_ranks
 
-from image_classifier import evaluate
 from image_classifier import precision as precision_module
 from image_classifier.checkpoint import read_newest
 from image_classifier.config import Config
@@ -71,9 +70,6 @@ def test_a_run_resumes_in_the_format_that_it_began_with(
     elsewhere = changed(auto, data__cache=auto.data.cache + "2")
     assert chosen(elsewhere) == ("bf16", "as this run began")
     assert chosen(changed(elsewhere, run__fresh=True))[0] == "fp32"
-    for usual in ("bf16", "fp32"):  # a CPU with bf16, and one without
-        monkeypatch.setattr(evaluate, "usual_precision", lambda _, usual=usual: usual)
-        assert evaluate.load_model(auto.run.dir, auto.compute, CPU).precision.name == usual
 
 
 def test_the_measurement_leaves_the_random_state_as_it_was(auto: Config) -> None:

@@ -1,6 +1,5 @@
 """Trackers get what a run measures; they can't end it, and are told no secrets."""
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from image_classifier.tracking import trackers
 from image_classifier.tracking.trackers import (
     Tracker,
     Trackers,
-    check_installed,
+    check_trackers,
     confusion_image,
     public_knobs,
 )
@@ -39,7 +38,7 @@ def test_if_a_tracker_fails_the_others_go_on_and_one_line_says_so(
 
     sound = Tracker(lambda step, _: logged["tensorboard"].append(step))
     table = {"tensorboard": lambda *_: sound, "trackio": failing, "wandb": closed}
-    monkeypatch.setattr(trackers, "TRACKERS", table)
+    monkeypatch.setattr(trackers, "find_trackers", lambda: table)
     said: list[str] = []
     opened = Trackers(said.append)
     names = ("wandb", "trackio", "tensorboard", "tensorboard")
@@ -55,39 +54,17 @@ def test_if_a_tracker_fails_the_others_go_on_and_one_line_says_so(
     ]
 
 
-def test_a_missing_library_is_refused_with_the_command_that_installs_it(
+def test_an_unknown_tracker_and_one_without_its_library_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
-    check_installed(["tensorboard"])
-    with pytest.raises(UserError, match=r"pip install trackio$"):
-        check_installed(["tensorboard", "trackio"])
-
-
-@pytest.mark.parametrize(
-    ("has_key", "mode", "note"),
-    [(False, "", "kept offline; to upload: "), (True, "", "https"), (False, "on", "http")],
-)
-def test_wandb_is_offline_without_a_key_and_is_sent_nothing_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_key: bool, mode: str, note: str
-) -> None:
-    asked = {}
-
-    def init(**options: object) -> SimpleNamespace:
-        asked.update(options)
-        return SimpleNamespace(offline=options["mode"] == "offline", url="https://example.com/run")
-
-    login = lambda prompt, verify: has_key and not prompt and not verify  # noqa: E731
-    library = SimpleNamespace(init=init, login=login, Settings=dict)
-    monkeypatch.setenv("WANDB_MODE", mode)
-    monkeypatch.setitem(sys.modules, "wandb", library)
-    assert trackers.TRACKERS["wandb"](tmp_path, {"optim.lr": 0.1}, 0).note.startswith(note)
-    assert asked["mode"] == (None if has_key or mode else "offline")
-    assert asked["settings"]["console"] == "off"
-    assert not asked["settings"]["x_save_requirements"]
-    off = {name.removeprefix("x_") for name, value in asked["settings"].items() if value is True}
-    kinds = ("code", "git", "meta", "machine_info", "stats")
-    assert off >= {f"disable_{kind}" for kind in kinds}
+    tool = SimpleNamespace(open_tracker=None, LIBRARY="no_such_library")
+    monkeypatch.setattr(trackers, "find_tools", lambda module: {f"my-{module}": tool})
+    check_trackers(["tensorboard"])
+    with pytest.raises(UserError, match=r"my-tracker needs a library: pip install no_such_library"):
+        check_trackers(["tensorboard", "my-tracker"])
+    said = r"no tracker 'mytracker'; there are: tensorboard, my-tracker; did you mean my-tracker\?"
+    with pytest.raises(UserError, match=said):
+        check_trackers(["mytracker"])
 
 
 def test_knobs_are_public_without_paths(config: Config) -> None:

@@ -1,6 +1,5 @@
 """Fine-tuning: which weights a run can begin with, and which of them are trained when."""
 
-import json
 import re
 from argparse import Namespace
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from image_classifier import checkpoint
 from image_classifier.config import Config, ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.evaluate import evaluate_run
 from image_classifier.models import (
     PretrainedWeights,
     build_model,
@@ -226,13 +224,10 @@ def test_lower_blocks_learn_more_slowly(donor: nn.Module, config: Config) -> Non
     assert donor.stem[0].weight in lowest
 
 
-def test_a_run_resumes_and_is_evaluated_with_the_first_layer_that_it_had(
+def test_a_run_resumes_with_the_first_layer_that_it_had(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = changed(config, model=AIRBENCH)
     scores = train(fast)
     monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())
     assert train(fast).loss == scores.loss
-    best = evaluate_run(fast.run.dir, "val", "", fast.compute)
-    rows = Path(fast.run.dir, "metrics.jsonl").read_text().splitlines()
-    assert best.top1 == max(json.loads(row).get("val/top1", 0) for row in rows)

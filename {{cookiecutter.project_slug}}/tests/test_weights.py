@@ -1,30 +1,24 @@
 """What a checkpoint holds is checked where it is read, and it is read at once."""
 
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import run_ranks
 
-from image_classifier import evaluate
 from image_classifier.cli import main
 from image_classifier.config import (
-    ComputeConfig,
     Config,
     ModelConfig,
 )
 from image_classifier.errors import UserError
 from image_classifier.models import (
-    Best,
-    load_best,
     load_pretrained,
     read_checkpoint,
 )
-from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
 OTHER = "is not a checkpoint of this project: "
@@ -75,7 +69,7 @@ def test_what_no_run_saved_is_refused_in_a_line(
         read_checkpoint(path)
     with pytest.raises(UserError, match=re.escape(message)):
         load_pretrained(str(path), ModelConfig(), World(torch.device("cpu")))
-    assert main(["evaluate", str(path)]) == 2
+    assert main(["train", "smoke", "--run.init-from", str(path), "--run.dir", str(tmp_path)]) == 2
     line = capsys.readouterr().err
     assert message in line
     assert line.count("\n") == 1
@@ -95,28 +89,3 @@ def test_an_optimizer_state_of_other_weights_is_refused(
     torch.save(put(read_checkpoint(path), f"state/optimizer/{place}", value), path)
     with pytest.raises(UserError, match=r"holds another model: .*--run.fresh"):
         train(finished)
-
-
-def opened_while_saved(folder: Path) -> tuple[int, int]:
-    """The step that a rank opens if rank 1 first reads an older file; how often it reads."""
-    reads = []
-
-    def load(path: Path) -> Best:
-        reads.append(path)
-        is_early = os.environ["RANK"] == "1" and len(reads) == 1
-        return load_best(folder / "old.pt" if is_early else path)
-
-    evaluate.load_best = load
-    compute = ComputeConfig(device="cpu")
-    with join_world(compute) as world:
-        return evaluate.load_model(str(folder / "best.pt"), compute, world).step, len(reads)
-
-
-def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(
-    trained_once: Path, tmp_path: Path
-) -> None:
-    saved = read_checkpoint(trained_once / "checkpoints" / "best.pt")
-    torch.save(saved, tmp_path / "best.pt")
-    torch.save(put(saved, "state/best_top1", 0.0), tmp_path / "old.pt")
-    ranks = run_ranks(2, opened_while_saved, tmp_path)
-    assert ranks == [(saved["state"]["step"], 2)] * 2

@@ -1,4 +1,4 @@
-"""The command line: `train`, `evaluate` and the tools, each with one line for a user's mistake.
+"""The command line: `train` and the tools, each with one line for a user's mistake.
 
 Arguments are parsed before torch is imported, so that `--help` and a typo answer at once. A tool is
 a folder in `tools/` with a `command.py`, whose `main` takes the words behind its name and returns
@@ -10,23 +10,16 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
 
-import tyro
-
-from .config import ComputeConfig, Config, RunConfig
+from .config import Config
 from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, UserError, choose
 from .presets import PRESETS
 from .runtime.command_line import HELP, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable
 from .runtime.launch import is_restart, run_in_processes
-
-# Verbs whose result is in files: they have done their work also where what they print is lost.
-WRITING = (["train"], ["prepare"], ["export"], ["find-lr"])
+from .runtime.tools import find_tools
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     promise = "; the run goes on, metrics.jsonl has all" if words[:1] == ["train"] else ""
     with lasting_output(promise) as output:
         code = obey(words)
-    is_lost = output.error is not None and words[:1] not in WRITING
+    is_lost = output.error is not None and not writes_files(words)
     return EXIT_FAULT if is_lost and code == EXIT_DONE else code
 
 
@@ -61,14 +54,15 @@ def obey(words: list[str]) -> int:
 
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
-    """Every command by name: `train`, `evaluate`, and those of the tools that are there."""
-    found: dict[str, Callable[[list[str]], int]] = {"train": train, "evaluate": evaluate}
-    tools = find_spec(f"{__package__}.tools")
-    for folder in (tools and tools.submodule_search_locations) or ():
-        for path in sorted(Path(folder).glob("*/command.py")):
-            name = path.parent.name
-            found[name.replace("_", "-")] = import_module(f"{tools.name}.{name}.command").main
-    return found
+    """Every command by name: `train`, and those of the tools that are there."""
+    tools = {name: module.main for name, module in find_tools("command").items()}
+    return {"train": train, **tools}
+
+
+def writes_files(words: list[str]) -> bool:
+    """Whether the verb has done its work even if what it prints is lost: its result is in files."""
+    tool = find_tools("command").get("".join(words[:1]))
+    return words[:1] == ["train"] or getattr(tool, "RESULT_IS_IN_FILES", False)
 
 
 def train(words: list[str]) -> int:
@@ -87,30 +81,6 @@ def train(words: list[str]) -> int:
         train(replace(config, run=replace(config.run, fresh=fresh)))
 
     return run_in_processes(work, config.run, config.compute)
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """What to evaluate."""
-
-    run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
-    split: Literal["val", "test", "train"] = "val"  # images to evaluate on
-    root: str = ""  # folder of the images, where it is not the one of the training
-    processes: int | Literal["auto"] = "auto"  # one per GPU by default
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
-
-
-def evaluate(words: list[str]) -> int:
-    """Evaluate the best weights of a run: `evaluate RUN [--split test]`."""
-    options = parse(EvaluateOptions, words, prog=command("evaluate"), about=summary(evaluate))
-    compute = ComputeConfig(device=options.device)
-
-    def work() -> None:
-        from .evaluate import evaluate_run
-
-        evaluate_run(options.run, options.split, options.root, compute)
-
-    return run_in_processes(work, RunConfig(processes=options.processes), compute)
 
 
 def overview() -> str:

@@ -126,9 +126,6 @@ class ComputeConfig:
     compile: bool = False  # torch.compile; pays back its first minute in longer runs
 
 
-TrackerName = Literal["tensorboard", "wandb", "trackio"]
-
-
 @dataclass(frozen=True)
 class RunConfig:
     """Where a run lives, and what it writes when."""
@@ -144,8 +141,8 @@ class RunConfig:
     patience: int = within(0, 0)  # early stopping: evaluations without a better top-1; 0: off
     save_every_steps: int = within(0, 0)  # between checkpoints; 0: with every evaluation. In any
     # case every 10 minutes
-    trackers: tuple[TrackerName, ...] = ("tensorboard",)  # who gets the metrics beside
-    # metrics.jsonl; the flag with nothing after it: nobody
+    trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
+    # tensorboard, and of tools/ trackio, wandb; the flag with nothing after it: nobody
     timeout_seconds: float = within(300.0, 1)  # without a sign of life from a process or a worker,
     # after which the run stops
 

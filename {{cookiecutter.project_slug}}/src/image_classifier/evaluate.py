@@ -1,22 +1,17 @@
 """Evaluation: every image of a split counts exactly once, on any number of processes."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .config import ComputeConfig, RunConfig
-from .data import LEFT_OUT, EvalData, Source
+from .data import LEFT_OUT, EvalData
 from .errors import UserError
-from .models import Best, build_model, first_reason, load_best
 from .precision import Precision
-from .predictions import Predictions, calibrate, calibration_error, scores_text
+from .predictions import Predictions, calibrate, calibration_error
 from .preprocess import Normalize
-from .runtime.console import some
-from .runtime.distributed import World, join_world
-from .runtime.machine import usual_precision
+from .runtime.distributed import World
 
 
 @dataclass(frozen=True)
@@ -131,81 +126,3 @@ def predict_logits(
     with precision.autocast():
         views = normalize.views(images)
         return sum(weight * model(view).float() for view, weight in views)
-
-
-@dataclass(frozen=True)
-class LoadedModel(Best):
-    """The best weights of a run, in their model on the device, in evaluation mode.
-
-    `model` maps what `normalize` returns to (batch, classes) logits.
-    """
-
-    model: nn.Module
-    normalize: Normalize
-    precision: Precision
-
-    def check_images(self, source: Source, split: str) -> None:
-        """Check that images have labels, and the classes of the model.
-
-        Raises:
-            UserError: if not.
-        """
-        if source.classes != self.classes:
-            raise UserError(
-                f"{str(self.path)!a} knows the classes {some(self.classes)}, which are "
-                f"not those of the images: {some(source.classes)}"
-            )
-        source.check_labels(split)
-
-
-def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
-    """Load the trained model of a run folder or checkpoint, on the device of `world`.
-
-    Raises:
-        UserError: if there is no such run, or its checkpoint can't be used.
-    """
-    path = Path(run) / "checkpoints" / "best.pt" if Path(run).is_dir() else Path(run)
-    best = load_best(path)
-    while not world.is_same(int(best.digest[:15], 16)):
-        best = load_best(path)  # the run has saved another since some rank read it
-    config = best.config
-    name, usual = config.precision, usual_precision(world.device)
-    if world.device.type == "cpu" and name != usual:  # a GPU may have trained it
-        name = "fp32"
-    precision = Precision(name, compute, config.optim, world.device)
-    model = build_model(config.model, len(best.classes), config.data.image_size)
-    try:
-        model.load_state_dict(best.weights)
-    except RuntimeError as error:
-        raise UserError(f"{str(path)!a} holds another model: {first_reason(error)}") from error
-    model = model.to(precision.device, memory_format=precision.memory_format).eval()
-    return LoadedModel(
-        **vars(best) | {"weights": model.state_dict()},  # those of the file need not stay
-        model=model,
-        normalize=Normalize(best, config.data.eval_size, precision, config.augment),
-        precision=precision,
-    )
-
-
-def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:
-    """Evaluate the best weights of the run folder or checkpoint `run`, and print the scores.
-
-    Raises:
-        UserError: if there is no such run, or its images are missing or of other classes.
-    """
-    with join_world(compute) as world:
-        loaded = load_model(run, compute, world)
-        data = replace(loaded.config.data, root=root or loaded.config.data.root)
-        folder = run if Path(run).is_dir() else ""
-        images = EvalData(data, split, world, RunConfig(dir=folder))
-        loaded.check_images(images.source, split)
-        scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
-        if world.is_main:
-            for note in images.source.notes:
-                print(note)
-            print(scores_text(scores.metrics(), scores.confusion, loaded.classes))
-            print(
-                f"{len(images):,} {split} images, weights of step {loaded.step} "
-                f"from {str(loaded.path)!a}"
-            )
-    return scores

@@ -14,4 +14,5 @@
 - `console`: printing that cannot fail; names from outside made printable
 - `config_dict`: a config as a flat dict, and as words of a command line
 - `command_line`: words to options, with help from comments and suggestions for typos
+- `tools`: commands, trackers and pages of the tools that are there
 """

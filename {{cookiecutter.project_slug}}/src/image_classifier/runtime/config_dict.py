@@ -19,8 +19,13 @@ def words_of(knobs: dict[str, Any]) -> list[str]:
             words.append(f"--{flag(knob)}={value}")
         else:  # JSON has no tuples
             values = value if isinstance(value, tuple | list) else [value]
-            words += [f"--{flag(knob)}", *map(str, values)]
+            words += [f"--{flag(knob)}", *map(word, values)]
     return words
+
+
+def word(value: object) -> str:
+    """A value as a word of a command line: 2.0 -> `2`."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def flatten(config: Config) -> dict[str, Any]:

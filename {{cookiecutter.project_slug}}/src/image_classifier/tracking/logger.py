@@ -10,9 +10,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from ..runtime.files import append_lines, forget_rows_after, write_json
 from ..runtime.machine import device_name
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
+from ..runtime.tools import find_tools
 from .bottleneck import verdict
 from .flops import TRAINING_PASSES, count_flops, matmul_flops
 from .monitor import Monitor
@@ -55,7 +54,8 @@ class RunLogger:
         self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, train_data.total_steps
         self.folder = Path(config.run.dir)
         self.monitor, self.trackers = Monitor(world), Trackers(self.say)
-        self.write_report = find_report()
+        page = find_tools("page").get("report")  # `tools/report` may be deleted
+        self.write_report = page.write_page if page else None
         self.samples: tuple[Tensor, Tensor, int] | None = None  # images, labels and their step
         self.warnings: Sequence[str] = ()
         self.step_done = self.start_step = saved["state"]["step"] if saved else 0
@@ -341,14 +341,6 @@ class RunLogger:
                 "sound; lower --optim.lr, or set --optim.clip-norm 1"
             )
         return loss
-
-
-def find_report() -> Callable[..., None] | None:
-    """The function that writes the report page; None where `tools/report` was deleted."""
-    tools = f"{__package__.rpartition('.')[0]}.tools"
-    if find_spec(tools) is None or find_spec(f"{tools}.report") is None:
-        return None
-    return import_module(f"{tools}.report.page").write_page
 
 
 def memory_bytes(device: torch.device) -> int:

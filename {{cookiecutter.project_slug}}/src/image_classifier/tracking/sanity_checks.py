@@ -12,7 +12,7 @@ from ..data import EvalData, Source, TrainData
 from ..errors import UserError
 from ..runtime.console import some
 from .flops import blank_logits
-from .trackers import check_installed
+from .trackers import check_trackers
 
 # A learning rate, the batch size it is usual for, the power of the batch size it grows by, and why.
 USUAL_LR = {
@@ -36,7 +36,7 @@ def check_setup(
         UserError: if the run could only fail or count wrong.
     """
     train, val = train_data.source, val_data.source
-    check_installed(config.run.trackers)
+    check_trackers(config.run.trackers)
     check_classes(train, val)
     check_logits(config, model, len(train.classes))
     warnings = (

@@ -1,15 +1,13 @@
-"""Trackers get a copy of the metrics: TensorBoard, Weights & Biases, trackio.
+"""Trackers get a copy of the metrics: TensorBoard, and those in `tools`, such as wandb.
 
-To add a tracker: a function that returns a `Tracker`, its name in `TRACKERS` and `config.py`.
+To add a tracker: `tools/<name>/tracker.py` with a function `open_tracker` that returns a `Tracker`.
+If it needs a library, `LIBRARY` is its name for pip and for Python.
 """
 
-import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from typing import Literal
 
@@ -17,9 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from ..config import Config, flag
-from ..errors import UserError
+from ..errors import UserError, choose
 from ..runtime.config_dict import flatten
 from ..runtime.console import printable
+from ..runtime.tools import find_tools
 
 Metrics = dict[str, float]
 Knobs = dict[str, str | float | bool]
@@ -52,7 +51,7 @@ class Trackers:
         """Open the trackers of `config` for the run in `folder`, resumed after `start_step`."""
         for name in dict.fromkeys(config.run.trackers):  # each once
             with self._dropped_on_failure(name):
-                self.open[name] = TRACKERS[name](folder, public_knobs(config), start_step)
+                self.open[name] = find_trackers()[name](folder, public_knobs(config), start_step)
                 if note := self.open[name].note:
                     self.say(f"{name}: {printable(note)}")
 
@@ -72,15 +71,17 @@ class Trackers:
             self.say(f"{name} failed, training continues: {reason}; metrics.jsonl has all metrics")
 
 
-def check_installed(names: Sequence[str]) -> None:
-    """Refuse a tracker whose library is missing, before any work is done.
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse a tracker that is not there, or whose library is missing.
 
     Raises:
-        UserError: with the command that installs it.
+        UserError: with the trackers that are there, or the command that installs the library.
     """
     for name in names:
-        if name in ("wandb", "trackio") and find_spec(name) is None:
-            raise UserError(f"--run.trackers {name} needs a library: pip install {name}")
+        choose("tracker", name, find_trackers())
+        library = getattr(find_tools("tracker").get(name), "LIBRARY", "")
+        if library and find_spec(library) is None:
+            raise UserError(f"--run.trackers {name} needs a library: pip install {library}")
 
 
 def public_knobs(config: Config) -> Knobs:
@@ -119,80 +120,10 @@ def tensorboard(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
     return Tracker(log, image, close)
 
 
-def wandb(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noqa: ARG001 - its id tells
-    """Weights & Biases: the same folder is the same run; without an API key it stays offline.
-
-    It sends no code, terminal output, machine data or command line.
-    """
-    import wandb as library
-
-    id_file = folder / "wandb" / "id"
-    id_file.parent.mkdir(exist_ok=True)
-    if not id_file.exists():
-        id_file.write_text(uuid.uuid4().hex[:8])
-    # Without a key `init` would ask at the terminal, and wait.
-    is_online = os.environ.get("WANDB_MODE") or library.login(prompt=False, verify=False)
-    disabled = ("disable_code", "disable_git", "x_disable_meta", "x_disable_machine_info")
-    disabled += ("x_disable_stats", "silent")
-    run = library.init(
-        dir=str(folder),
-        project=os.environ.get("WANDB_PROJECT") or PROJECT,
-        name=folder.resolve().name,
-        id=id_file.read_text().strip(),
-        resume="allow",
-        config=knobs,
-        mode=None if is_online else "offline",
-        settings=library.Settings(
-            **dict.fromkeys(disabled, True),
-            console="off",
-            x_save_requirements=False,
-            init_timeout=30,  # seconds for its server to answer
-        ),
-    )
-    offline = f"kept offline; to upload: wandb sync {folder}/wandb/offline-run-*"
-    return Tracker(
-        log=lambda step, metrics: run.log(metrics, step=step),
-        image=lambda step, name, pixels: run.log({name: library.Image(pixels)}, step=step),
-        close=lambda is_done: run.finish(exit_code=0 if is_done else 1),
-        note=offline if run.offline else str(run.url),
-    )
-
-
-def trackio(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
-    """trackio: a database in the run folder, or in `TRACKIO_DIR`; it starts no server.
-
-    It reads that variable once per process.
-    """
-    os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))
-    import trackio as library
-
-    quiet = redirect_stdout(StringIO())
-    with quiet:
-        run = library.init(
-            project=PROJECT,
-            name=folder.resolve().name,
-            config=knobs,
-            resume="allow" if start_step else "never",
-            embed=False,
-            auto_log_gpu=False,  # our metrics have the device's readings
-            auto_log_cpu=False,
-        )
-
-    def close(_: bool) -> None:
-        with quiet:
-            library.finish()
-
-    return Tracker(
-        log=lambda step, metrics: run.log(metrics, step=step),
-        image=lambda step, name, pixels: run.log({name: library.Image(pixels)}, step=step),
-        close=close,
-        note=f"to view: TRACKIO_DIR={library.TRACKIO_DIR} trackio show --project {PROJECT}",
-    )
-
-
-TRACKERS: dict[str, Callable[[Path, Knobs, int], Tracker]] = {
-    tracker.__name__: tracker for tracker in (tensorboard, wandb, trackio)
-}
+def find_trackers() -> dict[str, Callable[[Path, Knobs, int], Tracker]]:
+    """The functions that open a tracker, by its name: TensorBoard's, and those of the tools."""
+    tools = {name: module.open_tracker for name, module in find_tools("tracker").items()}
+    return {"tensorboard": tensorboard, **tools}
 
 
 def confusion_image(confusion: Tensor) -> np.ndarray:

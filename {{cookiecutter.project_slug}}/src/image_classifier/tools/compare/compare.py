@@ -51,7 +51,8 @@ def compare_groups(first: Group, second: Group) -> list[str]:
         check_images(one, other)
     was, now = (run.knobs for run in pairs[0])
     names = (name for name in was | now if was.get(name) != now.get(name))
-    changes = ", ".join(f"{name} {was.get(name)} -> {now.get(name)}" for name in names)
+    arrows = (f"{name} {shown(was.get(name))} -> {shown(now.get(name))}" for name in names)
+    changes = ", ".join(arrows)
     ratios = [b.images_per_second / a.images_per_second for a, b in pairs if a.images_per_second]
     speed = median(ratios or [float("nan")])
     compare_pairs = compare_models if len(pairs) == 1 else compare_recipes
@@ -60,6 +61,11 @@ def compare_groups(first: Group, second: Group) -> list[str]:
         *compare_pairs(first.name, second.name, pairs),
         f"speed: {speed:.2f} x the images/s of {first.name}; `bench` measures in turns",
     ]
+
+
+def shown(value: object) -> str:
+    """The value of an option, `''` if it is empty."""
+    return str(value) or "''"
 
 
 def compare_recipes(first: str, second: str, pairs: Pairs) -> list[str]:

@@ -10,6 +10,8 @@ from ...errors import UserError
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import run_in_processes
 
+RESULT_IS_IN_FILES = True
+
 
 @dataclass(frozen=True)
 class ExportOptions:

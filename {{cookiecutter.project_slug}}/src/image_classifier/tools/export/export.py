@@ -10,9 +10,9 @@ from torch import Tensor
 from ...config import ComputeConfig
 from ...data import BadImageError, Source, center_crop, open_dataset
 from ...errors import FaultError, UserError
-from ...evaluate import LoadedModel, load_model
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
+from ..loaded_model import LoadedModel, load_model
 from .command import ExportOptions
 from .export_graph import ExportModule
 from .formats import FORMATS, Predict, check_libraries

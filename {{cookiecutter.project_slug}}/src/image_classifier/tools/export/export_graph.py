@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ...data import reflect
-from ...evaluate import LoadedModel
 from ...preprocess import VIEWS
+from ..loaded_model import LoadedModel
 
 MAX_SIDE = 2**15  # pixels
 # torch resizes uint8 with fixed-point weights, as Pillow does: 16 bits with the sign.

@@ -8,6 +8,8 @@ from ...runtime.command_line import command, parse, sections, summary, take_pres
 from ...runtime.config_dict import flatten, words_of
 from ...runtime.launch import run_in_processes
 
+RESULT_IS_IN_FILES = True
+
 
 @dataclass(frozen=True)
 class FindLrOptions(Config):

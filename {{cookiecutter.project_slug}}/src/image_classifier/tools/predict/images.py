@@ -12,8 +12,8 @@ import torch
 
 from ...data import Batch, PathList, Prefetcher, Samples, Source, has_suffix, open_loader, walk
 from ...errors import UserError
-from ...evaluate import LoadedModel
 from ...runtime.distributed import World
+from ..loaded_model import LoadedModel
 
 LIST = "-"  # in place of a path
 FEW = 8  # images for each worker, at least

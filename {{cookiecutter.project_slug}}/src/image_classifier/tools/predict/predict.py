@@ -10,9 +10,10 @@ import torch
 from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError
-from ...evaluate import LoadedModel, load_model, predict_logits
+from ...evaluate import predict_logits
 from ...runtime.console import Progress, is_reader_gone, printable, say
 from ...runtime.distributed import join_world
+from ..loaded_model import LoadedModel, load_model
 from .command import PredictOptions
 from .images import Images, list_files
 from .output import NO_ROW, Output, Row, check_out

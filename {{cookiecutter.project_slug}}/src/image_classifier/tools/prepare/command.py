@@ -15,6 +15,8 @@ from ...config import (
 from ...runtime.command_line import PrepareData, command, parse, summary, take_images
 from ...runtime.launch import run_in_processes
 
+RESULT_IS_IN_FILES = True
+
 
 @dataclass(frozen=True)
 class PrepareOptions:

@@ -33,6 +33,7 @@ def write_run(
     *,
     seed: int = 0,
     lr: float = 0.5,
+    init_from: str = "",
     rate: float = 500.0,
     pixel: int = 0,
     paths: PathList | None = None,
@@ -42,6 +43,7 @@ def write_run(
     folder.mkdir(parents=True)
     config = changed(Config(), seed=seed, optim__lr=lr, data__batch_size=100)
     config = changed(config, run__dir=str(folder), run__log_every_steps=1 + seed)
+    config = changed(config, run__init_from=init_from)
     top1 = right / COUNT
     rows = [
         {"step": 1, "train/images_per_second": 0.0},
@@ -101,8 +103,11 @@ def test_recipes_are_paired_seed_by_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [
-        write_run(tmp_path / f"{lr}-{seed}", 850 + 20 * seed + gain, seed=seed, lr=lr, rate=rate)
-        for lr, rate, gains in ((0.5, 500.0, (0, 0, 0)), (0.3, 250.0, (8, 10, 12)))
+        write_run(tmp_path / f"{len(knobs)}-{seed}", 850 + 20 * seed + gain, seed=seed, **knobs)
+        for knobs, gains in (
+            ({"rate": 500.0}, (0, 0, 0)),
+            ({"rate": 250.0, "lr": 0.3, "init_from": "w.pt"}, (8, 10, 12)),
+        )
         for seed, gain in enumerate(gains)
     ]
     lines = said(capsys, *runs)
@@ -111,7 +116,7 @@ def test_recipes_are_paired_seed_by_seed(
     reach = 100 * 4.303 * 0.002 / math.sqrt(3)
     real = f"points (95% interval: {1 - reach:.2f} .. {1 + reach:.2f}, 3 seeds): significant"
     assert lines[8:] == [
-        "B against A: optim.lr 0.5 -> 0.3",
+        "B against A: optim.lr 0.5 -> 0.3, run.init_from '' -> w.pt",
         f"  final top-1: B is better by 1.00 {real}",
         f"  best top-1: B is better by 1.00 {real}",
         "  speed: 0.50 x the images/s of A; `bench` measures in turns",

@@ -51,7 +51,7 @@ def test_the_command_writes_two_files_and_prints_how_to_train(
     words += f";--run.dir;{tmp_path};--low;1e-6;--steps;100"
     assert main(["find-lr", *words.split(";")]) == 0
     suggested = json.loads((tmp_path / "lr.json").read_text())["suggested"]
-    flags = "--epochs 2.0 --data.root 'my photos' --compute.compile --run.trackers"
+    flags = "--epochs 2 --data.root 'my photos' --compute.compile --run.trackers"
     expected = f"try: python train.py folder {flags} --optim.lr {suggested:.2g}\n"
     assert capsys.readouterr().out.endswith(expected)
     page = (tmp_path / "lr.html").read_text()

@@ -15,12 +15,9 @@ from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
-from image_classifier.evaluate import (
-    evaluate_run,
-    load_model,
-    predict_logits,
-)
+from image_classifier.evaluate import evaluate, predict_logits
 from image_classifier.runtime.distributed import join_world
+from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.predict import images, output
 
 HOSTILE = [b"a\nb.jpg", b'q",.jpg', b"\x1b[2J.jpg", b"\xff.jpg", "é 名.jpg".encode(), b" .jpg"]
@@ -57,6 +54,7 @@ def test_predictions_are_those_of_an_evaluation(run: str, photos: Path, tmp_path
             logits = [predict_logits(model[0], b.images, *model[1:]) for b in data.batches()]
         expected = torch.cat(logits).softmax(1)
         assert trained.normalize.tta == "flip"
+        scores = evaluate(model[0], data, *model[1:], world)
     rows = rows_of(out)
     assert [row["path"] for row in rows] == [str(data.source.paths[n]) for n in range(4)]
     for row, shares in zip(rows, expected, strict=True):
@@ -64,7 +62,7 @@ def test_predictions_are_those_of_an_evaluation(run: str, photos: Path, tmp_path
         assert [found[name] for name in ("ant", "bee")] == pytest.approx(shares.tolist(), abs=1e-6)
         assert (row["label"], float(row["probability"])) == max(found.items(), key=lambda x: x[1])
     right = sum(Path(row["path"]).parent.name == row["label"] for row in rows)
-    assert right / 4 == evaluate_run(run, "val", "", ComputeConfig(device="cpu")).top1
+    assert right / 4 == scores.top1
     assert predict(run, photos / "val", "--out", out, "--tta", "none", "--fresh") == 0
     assert rows_of(out) != rows
 

@@ -24,6 +24,7 @@ from image_classifier.predictions import (
     calibration_error,
 )
 from image_classifier.runtime.config_dict import flatten
+from image_classifier.tools.report import page as page_module
 from image_classifier.tools.report.page import (
     PICTURES,
     calibration_section,
@@ -134,7 +135,7 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(
         states.append(state)
 
     monkeypatch.setattr(logger, "PAGE_SECONDS", 0)
-    monkeypatch.setattr(logger, "find_report", lambda: write_and_look)
+    monkeypatch.setattr(page_module, "write_page", write_and_look)
     config = changed(config, optim__warmup_epochs=0, epochs=0.5, run__evaluate_every_epochs=0.25)
     train(config)
     assert states == ["step 1 of 2", "step 2 of 2"]

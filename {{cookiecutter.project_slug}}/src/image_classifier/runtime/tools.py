@@ -1,0 +1,23 @@
+"""What tools add to the rest: a tool is a folder in `tools/`, and any of them may be deleted.
+
+- `tools/<name>/command.py` is the command of that name: `main(words) -> exit code`. With
+  `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
+- `tools/<name>/tracker.py` is the tracker of that name: `open_tracker`, and perhaps `LIBRARY`.
+- `tools/report/page.py` writes the report page: `write_page`.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+
+def find_tools(module: str) -> dict[str, ModuleType]:
+    """The modules `tools/<name>/<module>.py` that are there, by the tool's name: `find-lr`."""
+    tools = find_spec(f"{__package__.rpartition('.')[0]}.tools")
+    found = {}
+    for folder in (tools and tools.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob(f"*/{module}.py")):
+            name = path.parent.name
+            found[name.replace("_", "-")] = import_module(f"{tools.name}.{name}.{module}")
+    return found

@@ -1,0 +1,34 @@
+"""`evaluate`: the scores of a trained model."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from ...config import ComputeConfig, RunConfig
+from ...runtime.command_line import command, parse, summary
+from ...runtime.launch import run_in_processes
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What to evaluate."""
+
+    run: Annotated[str, tyro.conf.Positional]  # run folder, or a checkpoint in one
+    split: Literal["val", "test", "train"] = "val"  # images to evaluate on
+    root: str = ""  # folder of the images, where it is not the one of the training
+    processes: int | Literal["auto"] = "auto"  # one per GPU by default
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
+
+
+def main(words: list[str]) -> int:
+    """Evaluate the best weights of a run: `evaluate RUN [--split test]`."""
+    options = parse(EvaluateOptions, words, prog=command("evaluate"), about=summary(main))
+    compute = ComputeConfig(device=options.device)
+
+    def work() -> None:
+        from .evaluate import evaluate_run
+
+        evaluate_run(options.run, options.split, options.root, compute)
+
+    return run_in_processes(work, RunConfig(processes=options.processes), compute)

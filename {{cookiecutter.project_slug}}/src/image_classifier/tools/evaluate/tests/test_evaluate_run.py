@@ -1,0 +1,120 @@
+"""`evaluate` repeats the scores of a run, with the weights, pixels and format that it had."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, run_ranks
+
+from image_classifier.cli import main
+from image_classifier.config import (
+    ComputeConfig,
+    Config,
+    DataConfig,
+)
+from image_classifier.data.datasets import DATASETS
+from image_classifier.data.datasets.shapes import shapes
+from image_classifier.data.datasets.source import Source
+from image_classifier.models import (
+    Best,
+    load_best,
+    read_checkpoint,
+)
+from image_classifier.models.airbench import Airbench
+from image_classifier.runtime.distributed import World, join_world
+from image_classifier.tools import loaded_model
+from image_classifier.tools.evaluate.evaluate import evaluate_run
+from image_classifier.train import train
+
+
+def test_it_repeats_the_result_of_a_run(
+    trained_once: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())
+    best = max(row["val/top1"] for row in rows if "val/top1" in row)
+    assert main(["evaluate", str(trained_once), "--device", "cpu"]) == 0
+    assert f"top-1 {best:.2%}" in capsys.readouterr().out
+
+
+def test_it_evaluates_the_averaged_weights_with_the_normalization_and_first_layer_of_the_run(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = changed(config, optim__ema_decay=0.9, optim__warmup_epochs=0.0, epochs=0.25)
+    config = changed(config, model__name="airbench", model__width=8)
+    scores, mean = train(config), (0.3, 0.3, 0.3)
+
+    def darker(data: DataConfig, split: str) -> Source:
+        return replace(shapes(data, split), mean=mean)
+
+    monkeypatch.setitem(DATASETS, "shapes", darker)
+    monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())
+    again = evaluate_run(config.run.dir, "val", "", config.compute)
+    assert again.predictions.source.mean == mean
+    assert again.loss == pytest.approx(scores.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("usual", ["bf16", "fp32"])  # a CPU with bf16, and one without
+def test_it_computes_in_the_format_of_the_run_if_the_cpu_is_fast_in_it(
+    usual: str, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(changed(config, precision="bf16", optim__warmup_epochs=0.0, epochs=0.25))
+    monkeypatch.setattr(loaded_model, "usual_precision", lambda _: usual)
+    world = World(torch.device("cpu"))
+    loaded = loaded_model.load_model(config.run.dir, config.compute, world)
+    assert loaded.precision.name == usual
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "Missing from sort-photos evaluate: RUN run folder, or a checkpoint in one"),
+        ("runs/nowhere", "runs/nowhere"),
+        ("damaged.pt", "'damaged.pt' is damaged: "),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
+    Path("damaged.pt").write_bytes(b"PK")
+    assert main(["evaluate", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def opened_while_saved(folder: Path) -> tuple[int, int]:
+    """The step that a rank opens if rank 1 first reads an older file; how often it reads."""
+    reads = []
+
+    def load(path: Path) -> Best:
+        reads.append(path)
+        is_early = os.environ["RANK"] == "1" and len(reads) == 1
+        return load_best(folder / "old.pt" if is_early else path)
+
+    loaded_model.load_best = load
+    compute = ComputeConfig(device="cpu")
+    with join_world(compute) as world:
+        loaded = loaded_model.load_model(str(folder / "best.pt"), compute, world)
+        return loaded.step, len(reads)
+
+
+def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(
+    trained_once: Path, tmp_path: Path
+) -> None:
+    saved = read_checkpoint(trained_once / "checkpoints" / "best.pt")
+    torch.save(saved, tmp_path / "best.pt")
+    saved["state"]["best_top1"] = 0.0
+    torch.save(saved, tmp_path / "old.pt")
+    ranks = run_ranks(2, opened_while_saved, tmp_path)
+    assert ranks == [(saved["state"]["step"], 2)] * 2

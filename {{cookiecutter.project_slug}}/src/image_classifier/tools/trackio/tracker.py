@@ -1,0 +1,42 @@
+"""`--run.trackers trackio`."""
+
+import os
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+from ...tracking import PROJECT, Knobs, Tracker
+
+LIBRARY = "trackio"
+
+
+def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
+    """trackio: a database in the run folder, or in `TRACKIO_DIR`; it starts no server.
+
+    It reads that variable once per process.
+    """
+    os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))
+    import trackio as library
+
+    quiet = redirect_stdout(StringIO())
+    with quiet:
+        run = library.init(
+            project=PROJECT,
+            name=folder.resolve().name,
+            config=knobs,
+            resume="allow" if start_step else "never",
+            embed=False,
+            auto_log_gpu=False,  # our metrics have the device's readings
+            auto_log_cpu=False,
+        )
+
+    def close(_: bool) -> None:
+        with quiet:
+            library.finish()
+
+    return Tracker(
+        log=lambda step, metrics: run.log(metrics, step=step),
+        image=lambda step, name, pixels: run.log({name: library.Image(pixels)}, step=step),
+        close=close,
+        note=f"to view: TRACKIO_DIR={library.TRACKIO_DIR} trackio show --project {PROJECT}",
+    )
