@@ -68,6 +68,8 @@ def attempt(work: Callable[[], None]) -> int:
     Raises:
         UserError: as `work` does; the command line reports it.
     """
+    import torch  # noqa: F401 - Ctrl-C in the midst of this import would end in a traceback
+
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which `launch_once` has blocked
     rank = os.environ.get("RANK")
     if not faulthandler.is_enabled():
