@@ -27,7 +27,7 @@ OWNED = {
     "docker": ["Dockerfile", ".dockerignore"],
     "slurm": ["slurm.sh"],
     "ci": [".github"],
-    "tools": ["src/image_classifier/tools", "docs/tips.md"],  # bench writes the tips
+    "tools": ["src/image_classifier/tools", "docs/tips.md"],  # the page of `bench --tips`
 }
 
 # A name of SPDX, or one of those it leaves to us.

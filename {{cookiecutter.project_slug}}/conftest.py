@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from image_classifier.cli import commands
+from image_classifier.cli import commands, main
 from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
 from image_classifier.models import build_model
@@ -181,6 +181,20 @@ def make_quick(patch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every test quick."""
     make_quick(monkeypatch)
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A function from the words of a command that is a mistake to the one line that says so."""
+
+    def refusal_of(*words: object) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        return line
+
+    return refusal_of
 
 
 def options_of(verb: str) -> type:

@@ -6,7 +6,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 
 from .autotune import choose_workers, fits_device, fits_host, open_loader, worker_counts
 from .crops import BOX_DRAWS, center_crop, random_boxes, resize
-from .datasets import open_dataset, open_files, prepared
+from .datasets import DATASETS, open_dataset, open_files, prepared
 from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
 from .datasets.prepared import Recipe, cache_folder
@@ -19,6 +19,7 @@ from .samples import LEFT_OUT, Samples
 
 __all__ = [
     "BOX_DRAWS",
+    "DATASETS",
     "LEFT_OUT",
     "BadImageError",
     "Batch",

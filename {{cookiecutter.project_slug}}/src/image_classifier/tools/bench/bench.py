@@ -23,8 +23,15 @@ from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
 from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure, table_line
-from .setup import Setup, UnavailableError, Variant, Variants, with_knobs
-from .timed_run import DatasetCache, kept_switches
+from .timed_run import (
+    DatasetCache,
+    Setup,
+    UnavailableError,
+    Variant,
+    Variants,
+    kept_switches,
+    with_knobs,
+)
 from .tips import SLOW, TIPS
 
 MIN_BATCH_SIZE = 16  # that still tells what a larger batch would gain
@@ -151,7 +158,7 @@ def introduce(setup: Setup, rows: list[Row], budget: Budget, rate: float) -> str
 
 def count(rows: list[Row]) -> int:
     """How many tips were measured."""
-    return sum(row.is_measured for row in rows)
+    return sum(any(timing.seconds for timing in row.timings.values()) for row in rows)
 
 
 def changed_knobs(before: Config, after: Config) -> dict[str, Any]:
@@ -192,5 +199,5 @@ def conclude(  # noqa: PLR0917 - the measurements, and the words for them
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of {count(rows)} measured tips"
     found += f" ({skipped} skipped for lack of time)" * bool(skipped)
-    result = f"best setting {found}, {gain} against the preset" if knobs else f"{found}, none helps"
+    result = f"best setting {found}, {gain} against the preset" if knobs else f"none {found} helps"
     return f"{result}: {line}"

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from ...config import ComputeConfig, Config, RunConfig
+from ...config import Config
 from ...runtime.command_line import command, parse, sections, summary, take_preset
-from ...runtime.launch import run_in_processes
+from ...runtime.launch import attempt
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,8 @@ def main(words: list[str]) -> int:
     """Measure what each performance tip gains here: `bench [PRESET] [--quick]`."""
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir="runs/bench"))
-    default, about = BenchOptions(**sections(preset)), summary(main)
     prog = f"{command('bench')} {name}"
-    options = parse(BenchOptions, words, prog=prog, about=about, default=default)
+    options = parse(BenchOptions, words, prog, summary(main), BenchOptions(**sections(preset)))
     config = Config(**sections(options))
     training = f"python train.py {name}"
 
@@ -37,4 +36,4 @@ def main(words: list[str]) -> int:
         budget = QUICK if options.quick else FULL
         bench(config, preset, training, names=options.rows, budget=budget)
 
-    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    return attempt(work)

@@ -1,6 +1,5 @@
 """Tips on how images reach the device."""
 
-import shutil
 import signal
 import warnings
 from collections.abc import Iterator
@@ -14,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
-from ...config import PREPARED_QUALITY, PREPARED_SIDE
+from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config
 from ...data import (
+    DATASETS,
     Batch,
     Prefetcher,
     Recipe,
@@ -25,24 +25,15 @@ from ...data import (
     worker_counts,
 )
 from ...runtime.machine import num_cores
-from .setup import Setup, UnavailableError, Variant, Variants, need_gpu, streamed, with_knobs
-from .timed_run import TimedRun
+from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
 
-SAMPLE = "sample"  # folder in the run folder for some of the images
+SAMPLE = "bench_sample"  # dataset of some of the images, and the folder of its prepared ones
 PREPARED_IMAGES = 512  # that are prepared to measure it; at least two batches
 RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset streams them
 
 
 def num_workers(setup: Setup) -> Variants:
-    """Decode images in worker processes, and in enough of them.
-
-    - Why: decoding a photograph takes milliseconds; workers decode the next batches while the
-      device computes.
-    - When it hurts: more workers than cores take turns and need memory. The rule of 4 workers per
-      GPU ignores your cores; with a GPU, it is one of the numbers measured.
-    - Knob: `--data.workers`; `auto` chooses for your machine.
-    - Source: <https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html>
-    """
+    """Decode images in worker processes, and in enough of them."""
     config, cores = streamed(setup.config), num_cores()
     counts = {0, int(config.data.workers), *worker_counts(cores)}
     # This process has one of the GPUs.
@@ -54,81 +45,44 @@ def num_workers(setup: Setup) -> Variants:
 
 
 def prefetch(setup: Setup) -> Variants:
-    """Decode several batches ahead of the one in use.
-
-    - Why: some photographs take longer than others; a few batches in reserve even it out.
-    - When it hurts: each batch takes memory, and none helps workers that are too slow on average.
-    - Knob: `--data.prefetch-batches`, over all workers of a process; DataLoader's `prefetch_factor`
-      is per worker.
-    - Source: <https://docs.pytorch.org/docs/stable/data.html>
-    """
+    """Decode several batches ahead of the one in use."""
     config = streamed(setup.config)
     depths = sorted({1, 4, 16, config.data.prefetch_batches})
     return {f"{n} ahead": Variant(with_knobs(config, data__prefetch_batches=n)) for n in depths}
 
 
 def persistent_workers(setup: Setup) -> Variants:
-    """Keep the workers, instead of starting new ones for each epoch.
-
-    - Why: starting them takes time, and everything waits for their first batch.
-    - When it hurts: never in speed. A worker's memory stays in use.
-    - Knob: none, always on; `persistent_workers=True` of torch's DataLoader, which is measured.
-    - Source: <https://docs.pytorch.org/docs/stable/data.html>
-    """
+    """Keep the workers, instead of starting new ones for each epoch."""
     return compare_loaders(setup, "persistent", {"new in each epoch": False, "kept": True})
 
 
 def pin_memory(setup: Setup) -> Variants:
-    """Copy to the GPU from page-locked memory.
-
-    - Why: the GPU fetches from it by itself. From other memory the driver first copies to a buffer
-      of its own, and the CPU waits.
-    - When it hurts: it can't be swapped out, which matters where memory is short.
-    - Knob: none, always on with a GPU; `pin_memory=True` of torch's DataLoader, which is measured.
-    - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
-    """
-    need_gpu(setup)
+    """Copy to the GPU from page-locked memory."""
+    setup.need_gpu()
     return compare_loaders(setup, "pin", {"pageable": False, "pinned": True})
 
 
 def non_blocking(setup: Setup) -> Variants:
-    """Copy the next batch in a side stream while the model computes.
-
-    - Why: a GPU copies and computes at the same time only in different streams and from pinned
-      memory.
-    - When it hurts: memory that is overwritten before the copy is done gives wrong images without
-      an error; here, an event releases it.
-    - Knob: none, always on; by hand, `tensor.to(device, non_blocking=True)` in a
-      `torch.cuda.Stream`. Measured with torch's DataLoader.
-    - Source: <https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html>
-    """
-    need_gpu(setup)
+    """Copy the next batch in a side stream while the model computes."""
+    setup.need_gpu()
     return compare_loaders(setup, "copy", {"blocking": "blocking", "side stream": "side stream"})
 
 
 def uint8(setup: Setup) -> Variants:
-    """Hand over batches as bytes, and normalize on the device.
-
-    - Why: float32 is four times as much to write, to copy between processes and to send to the GPU.
-    - When it hurts: never in speed. Augmentations that need floats must come after it.
-    - Knob: none, always on. Measured with torch's DataLoader.
-    - Source: <https://docs.nvidia.com/deeplearning/dali/user-guide/docs/>, which does the same
-    """
+    """Hand over batches as bytes, and normalize on the device."""
     return compare_loaders(setup, "as_float", {"float32 from workers": True, "uint8": False})
 
 
 def shared_batches(setup: Setup) -> Variants:
-    """Let workers write into the batch itself, instead of collating images.
-
-    - Why: a DataLoader's worker makes a tensor of each image and copies all into new shared memory;
-      a GPU needs one more copy, to pinned memory. Here, a worker decodes straight into a shared,
-      page-locked batch that is used again.
-    - When it hurts: a batch must be used before the one after the next is asked for.
-    - Knob: none, always on.
-    - Source: <https://docs.pytorch.org/docs/stable/data.html>
-    """
+    """Let workers write into the batch itself, instead of collating images."""
     config = streamed(setup.config)
     return {"collated": Variant(config, use_dataloader), "shared": Variant(config)}
+
+
+def streamed(config: Config) -> Config:
+    """`config`, with images that workers decode for every batch."""
+    workers = max(1, int(config.data.workers))
+    return with_knobs(config, data__where="stream", data__workers=workers)
 
 
 def compare_loaders(setup: Setup, option: str, values: dict[str, Any]) -> Variants:
@@ -199,14 +153,7 @@ def use_dataloader(
 
 
 def resident(setup: Setup) -> Variants:
-    """Keep all images in memory, on the device if they fit.
-
-    - Why: a batch is then a gather in memory, without decoding, workers or copies.
-    - When it hurts: the memory is not free for larger batches, and crops are cut from images of one
-      size instead of whole photographs.
-    - Knob: `--data.where`; `auto` keeps images in memory where they fit and no pixel changes.
-    - Source: <https://myrtle.ai/learn/how-to-train-your-resnet/>
-    """
+    """Keep all images in memory, on the device if they fit."""
     config, source = setup.config, setup.data.source
     if config.augment.policy != "none":
         raise UnavailableError(f"{config.augment.policy} needs images to be streamed")
@@ -228,15 +175,7 @@ def resident(setup: Setup) -> Variants:
 
 
 def prepared(setup: Setup) -> Variants:
-    """Write photographs once at the size that training needs, and read those.
-
-    - Why: decoding a photograph of megapixels computes pixels that are then thrown away. Raw pixels
-      need no decoding; JPEGs of the smaller size take an eighth of the space.
-    - When it hurts: raw pixels take 150 to 270 KB per image; where they don't fit into memory, the
-      disk must keep up. Random crops are cut from the smaller image, so pixels differ.
-    - Knob: the `prepare` command, with `--format raw` or `jpeg`; training uses what it wrote.
-    - Source: <https://arxiv.org/abs/2306.12517>
-    """
+    """Write photographs once at the size that training needs, and read those."""
     source, data, config = setup.data.source, setup.config.data, streamed(setup.config)
     if source.paths is None:
         raise UnavailableError("needs photographs in files; these images are in memory")
@@ -248,28 +187,14 @@ def prepared(setup: Setup) -> Variants:
         from ..prepare.prepare import prepare_images
     except ModuleNotFoundError:
         raise UnavailableError("needs the tool prepare, which was deleted") from None
-    root = Path(config.run.dir, SAMPLE)
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)
-    link_sample(setup, root / "images", count)
-    config = with_knobs(config, data__name="folder", data__root=str(root / "images"), data__limit=0)
+    DATASETS[SAMPLE] = lambda *_: source.thinned(count)
+    config = with_knobs(config, data__name=SAMPLE, data__limit=0)
     variants = {"files": Variant(with_knobs(config, data__cache="off"), is_choice=False)}
     for form in ("jpeg", "raw"):
-        cached = with_knobs(config, data__cache=str(root / form))
+        cached = with_knobs(config, data__cache=str(Path(config.run.dir, SAMPLE, form)))
         recipe = Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY)
         prepare_images(cached.data, ("train",), recipe)
         variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
     return variants
-
-
-def link_sample(setup: Setup, root: Path, count: int) -> None:
-    """Make `root` a folder of links to `count` training images."""
-    shutil.rmtree(root, ignore_errors=True)
-    (root / "val").mkdir(parents=True)  # else some images would be split off for validation
-    sample = setup.data.source.thinned(count)
-    assert sample.paths is not None
-    for number, label in enumerate(sample.labels.tolist()):
-        path = Path(sample.paths[number]).resolve()
-        link = root / "train" / f"{label:06}" / f"{number:06}{path.suffix}"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)

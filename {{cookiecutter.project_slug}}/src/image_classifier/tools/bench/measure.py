@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from .setup import Variants
-from .timed_run import DatasetCache, MultiProcessRun, TimedRun
+from .timed_run import DatasetCache, MultiProcessRun, TimedRun, Variants
 
 MIN_EFFECT = 0.02  # a smaller gain counts as none
 CONFIDENCE = 0.9  # of the interval for the median
@@ -86,11 +85,6 @@ class Row:
     note: str = ""  # knobs of its first variant that are not the preset's
     variants: Variants = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)  # by variant
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether a variant was timed."""
-        return any(timing.seconds for timing in self.timings.values())
 
     def gain(self, before: str, after: str) -> Gain | None:
         """The gain of one variant over another; None unless both were measured."""

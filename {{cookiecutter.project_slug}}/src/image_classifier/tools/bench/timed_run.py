@@ -1,4 +1,4 @@
-"""A training run, built to be timed."""
+"""Variants of training, and runs that are built to be timed."""
 
 import copy
 import multiprocessing
@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,46 @@ import torch
 from ...config import AugmentConfig, Config, DataConfig
 from ...data import TrainData, open_loader
 from ...optim import build_schedule
+from ...runtime.config_dict import flatten, unflatten
 from ...runtime.distributed import World, join_world
 from ..training import Training
+
+
+class UnavailableError(Exception):
+    """A tip can't be measured here; the message says what it needs."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The user's preset, images and machine."""
+
+    config: Config  # of one process; no knob that a tip changes is `auto`
+    world: World
+    data: TrainData  # the images as the preset uses them
+
+    def need_gpu(self) -> None:
+        """Raise `UnavailableError` without a GPU."""
+        if self.world.device.type != "cuda":
+            raise UnavailableError("needs a GPU")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train."""
+
+    config: Config
+    change: Callable[["TimedRun"], object] | None = None  # made to the run, where no knob does it
+    processes: int = 1  # that share a batch, each on its own GPU
+    is_choice: bool = True  # changes nothing but speed, so it may be recommended
+
+
+Variants = dict[str, Variant]  # by name; the others are compared with the first
+
+
+def with_knobs(config: Config, **knobs: Any) -> Config:  # noqa: ANN401 - knobs have many types
+    """`config` with other values; `data__workers=2` is `data.workers`."""
+    dotted = {name.replace("__", "."): value for name, value in knobs.items()}
+    return unflatten(flatten(config) | dotted)
 
 
 def read_switches() -> list[partial]:

@@ -1,25 +1,222 @@
-"""All tips by name: one function each, in the order of `docs/tips.md`.
+"""All tips by name, and those on what the model and a training step compute.
 
-A tip returns the variants that `bench` compares, or raises `UnavailableError`; its docstring is its
-section of the page. To add one, write such a function and list it here.
+A tip returns the variants that `bench` compares, or raises `UnavailableError`. To add one: such a
+function, its name in `TIPS`, and its section in `docs/tips.md`.
 """
 
-import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 
-from . import compute, data_loading, training_step
-from .setup import Setup, Variants
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+
+from ...config import Config
+from ...data import Batch
+from ...runtime.command_line import summary
+from . import data_loading
+from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
+
+# Functions that create tensors, of those that augmentation uses.
+CREATORS = (torch.rand, torch.arange, torch.zeros, torch.full, torch.tensor, torch.empty)
+
+
+def mixed_precision(setup: Setup) -> Variants:
+    """Compute convolutions and matrix products in 16 bits; weights stay float32."""
+    names = ("fp32", "bf16") if setup.world.device.type == "cpu" else ("fp32", "bf16", "fp16")
+    return {name: Variant(with_knobs(setup.config, precision=name)) for name in names}
+
+
+def channels_last(setup: Setup) -> Variants:
+    """Keep the channels of a pixel next to each other in memory."""
+    return off_and_on(setup.config, "compute.channels_last", "contiguous", "channels_last")
+
+
+def torch_compile(setup: Setup) -> Variants:
+    """Compile the model: fewer kernels, and operations between convolutions fused into one."""
+    return off_and_on(setup.config, "compute.compile", "eager", "compiled")
+
+
+def fused_optimizer(setup: Setup) -> Variants:
+    """Update all weights with a few kernels."""
+    return {
+        "for-loop": Variant(setup.config, partial(unfuse, foreach=False)),
+        "foreach": Variant(setup.config, partial(unfuse, foreach=True)),
+        "fused": Variant(setup.config),
+    }
+
+
+def unfuse(run: TimedRun, foreach: bool) -> None:
+    """Use another implementation of the same optimizer."""
+    optimizer = run.state.optimizer
+    for group in optimizer.param_groups:
+        group |= {"fused": False, "foreach": foreach}
+    # Only fused kernels read it on the device; the others refuse it.
+    optimizer.register_step_pre_hook(lambda made, *_: setattr(made, "found_inf", None))
+    optimizer._step_supports_amp_scaling = False  # or fp16's scaler would leave unscaling to it
+
+
+def cudnn_benchmark(setup: Setup) -> Variants:
+    """Let cuDNN try its algorithms for each convolution, and keep the fastest."""
+    setup.need_gpu()
+    if setup.config.deterministic:
+        raise UnavailableError("--deterministic forbids it")
+    return switched(setup.config, lambda value: setattr(torch.backends.cudnn, "benchmark", value))
+
+
+def tf32(setup: Setup) -> Variants:
+    """Let a GPU round the inputs of float32 products to 19 bits."""
+    setup.need_gpu()
+    if torch.cuda.get_device_capability(setup.world.device) < (8, 0):
+        raise UnavailableError("needs a GPU of the Ampere generation or later")
+
+    def switch(value: bool) -> None:
+        torch.set_float32_matmul_precision("high" if value else "highest")
+        torch.backends.cudnn.allow_tf32 = value
+
+    return switched(with_knobs(setup.config, precision="fp32"), switch)
+
+
+def off_and_on(
+    config: Config, knob: str, off: str = "off", on: str = "on", is_choice: bool = True
+) -> Variants:
+    """A knob that is False in the first variant and True in the second."""
+    configs = (with_knobs(config, **{knob: value}) for value in (False, True))
+    return {n: Variant(c, is_choice=is_choice) for n, c in zip((off, on), configs, strict=True)}
+
+
+def switched(config: Config, switch: Callable[[bool], None]) -> Variants:
+    """Off and on, by a switch of the process; each round restores it."""
+    values = {"off": False, "on": True}
+    return {name: Variant(config, lambda _, v=value: switch(v)) for name, value in values.items()}
+
+
+def data_parallel(setup: Setup) -> Variants:
+    """Use several GPUs with one process each (DistributedDataParallel), not with threads."""
+
+    def use_threads(run: TimedRun) -> None:
+        run.ddp_model = nn.DataParallel(run.ddp_model)
+
+    count = torch.cuda.device_count() if setup.world.device.type == "cuda" else 0
+    if count < 2:
+        raise UnavailableError("needs 2 GPUs")
+    whole = count * setup.config.data.batch_size
+    config = with_knobs(setup.config, data__batch_size=whole, compute__compile=False)
+    return {
+        "DataParallel": Variant(config, use_threads),
+        f"DDP, {count} processes": Variant(config, processes=count),
+    }
+
+
+def on_device(setup: Setup) -> Variants:
+    """Create tensors on the device, instead of on the CPU to be copied."""
+
+    def create_on_cpu(run: TimedRun) -> None:
+        augment = run.augment
+
+        def slow_augment(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+            with CreateOnCPU():
+                return augment(batch, step)
+
+        run.augment = slow_augment
+
+    setup.need_gpu()
+    slow = Variant(setup.config, create_on_cpu)
+    return {"created on the CPU": slow, "on the device": Variant(setup.config)}
+
+
+class CreateOnCPU(TorchFunctionMode):
+    """Creates tensors on the CPU and copies them to the device that is asked for."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        """Call a function of torch."""
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if func in CREATORS and device is not None:
+            rest = {k: v for k, v in kwargs.items() if k not in ("device", "generator")}
+            return func(*args, **rest).to(device)
+        return func(*args, **kwargs)
+
+
+def item(setup: Setup) -> Variants:
+    """Read no value back in a step: no `.item()`, `.cpu()`, `print(loss)` or `if loss > x`."""
+
+    def read_loss(run: TimedRun) -> None:
+        run.after_step = run.loss.item
+
+    slow = Variant(setup.config, read_loss)
+    return {"loss.item() in each step": slow, "nothing is read": Variant(setup.config)}
+
+
+def empty_cache(setup: Setup) -> Variants:
+    """Do not call `torch.cuda.empty_cache()` in each step, as some do against running out."""
+
+    def empty(run: TimedRun) -> None:
+        run.after_step = torch.cuda.empty_cache
+
+    setup.need_gpu()
+    return {"in each step": Variant(setup.config, empty), "never": Variant(setup.config)}
+
+
+def inference_mode(setup: Setup) -> Variants:
+    """Evaluate without recording what gradients would need."""
+    modes = {"neither": nullcontext, "no_grad": torch.no_grad}
+    contexts = modes | {"inference_mode": torch.inference_mode}
+    return {name: Variant(setup.config, evaluate_in(mode)) for name, mode in contexts.items()}
+
+
+def evaluate_in(context: Callable[[], AbstractContextManager]) -> Callable[[TimedRun], None]:
+    """Make forward passes over one batch in place of training steps."""
+
+    def change(run: TimedRun) -> None:
+        images = run.data.sample(run.data.batch_size)
+        model = run.state.model.eval()
+
+        def batches(start: int, stop: int) -> Iterator[Tensor]:
+            return iter([images] * (stop - start))
+
+        def step(images: Tensor) -> None:
+            with run.state.precision.autocast():
+                logits = model(run.normalize(images))
+            run.loss += logits.detach().amax()
+
+        run.around, run.batches, run.step = context, batches, step
+
+    return change
+
+
+def deterministic(setup: Setup) -> Variants:
+    """The price of bit-identical runs on a GPU."""
+    return off_and_on(setup.config, "deterministic", is_choice=False)
+
+
+def profiler(setup: Setup) -> Variants:
+    """The price of recording a trace."""
+
+    def record(run: TimedRun) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it prints a line in each round
+        activities = [ProfilerActivity.CPU]
+        activities += [ProfilerActivity.CUDA] * (run.world.device.type == "cuda")
+        names = ("record_shapes", "profile_memory", "with_stack", "acc_events")
+        run.around = lambda: profile(activities=activities, **dict.fromkeys(names, True))
+
+    return {"off": Variant(setup.config), "recording": Variant(setup.config, record)}
+
 
 TIPS: dict[str, Callable[[Setup], Variants]] = {
     tip.__name__: tip
     for tip in (
-        compute.mixed_precision,
-        compute.channels_last,
-        compute.torch_compile,
-        compute.fused_optimizer,
-        compute.cudnn_benchmark,
-        compute.tf32,
-        compute.data_parallel,
+        mixed_precision,
+        channels_last,
+        torch_compile,
+        fused_optimizer,
+        cudnn_benchmark,
+        tf32,
+        data_parallel,
         data_loading.resident,
         data_loading.prepared,
         data_loading.num_workers,
@@ -29,27 +226,20 @@ TIPS: dict[str, Callable[[Setup], Variants]] = {
         data_loading.uint8,
         data_loading.pin_memory,
         data_loading.non_blocking,
-        training_step.on_device,
-        training_step.item,
-        training_step.empty_cache,
-        training_step.inference_mode,
-        training_step.deterministic,
-        training_step.profiler,
+        on_device,
+        item,
+        empty_cache,
+        inference_mode,
+        deterministic,
+        profiler,
     )
 }
 SLOW = ("torch_compile",)  # takes a minute before its first step
 
 
 def page() -> str:
-    """All tips in Markdown: `docs/tips.md`."""
-    parts = [
-        "# What makes training fast",
-        "Each section is a row of `bench`, which measures what the tip gains on your machine, with "
-        "your model\nand your images; `--rows` with names from here measures only those. Most are "
-        "always on in this\nproject, and `bench` compares with training without them. "
-        "`bench --tips` prints this page.",
-    ]
-    for name, tip in TIPS.items():
-        title, _, rest = inspect.cleandoc(tip.__doc__ or "").partition("\n\n")
-        parts += [f"## {name}", title, rest.strip()]
-    return "\n\n".join(parts) + "\n"
+    """`docs/tips.md`, or just the names and titles of the tips if the package is there alone."""
+    path = Path(__file__).parents[4] / "docs" / "tips.md"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    return "".join(f"{name}: {summary(tip)}\n" for name, tip in TIPS.items())

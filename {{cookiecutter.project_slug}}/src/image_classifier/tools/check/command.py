@@ -3,10 +3,10 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ...config import ComputeConfig, Config, DataConfig, RunConfig
+from ...config import Config, DataConfig
 from ...errors import EXIT_DONE, EXIT_FAULT
 from ...runtime.command_line import PrepareData, command, parse, summary, take_images
-from ...runtime.launch import run_in_processes
+from ...runtime.launch import attempt
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,15 @@ class CheckOptions:
 def main(words: list[str]) -> int:
     """Check the images before training: `check [PRESET] --data.root FOLDER`."""
     name, images = take_images(words)
-    default, about = CheckOptions(images), summary(main)
     prog = f"{command('check')} {name}"
-    options = parse(CheckOptions, words, prog=prog, about=about, default=default)
-    config = Config(data=DataConfig(**asdict(options.data)))
+    options = parse(CheckOptions, words, prog, summary(main), CheckOptions(images))
+    data = Config(data=DataConfig(**asdict(options.data))).data  # in its ranges
     serious = 0
 
     def work() -> None:
         nonlocal serious
         from .check import check
 
-        serious = check(config.data, options.splits, options.json, options.quarantine)
+        serious = check(data, options.splits, options.json, options.quarantine)
 
-    code = run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
-    return code or (EXIT_FAULT if serious else EXIT_DONE)
+    return attempt(work) or (EXIT_FAULT if serious else EXIT_DONE)

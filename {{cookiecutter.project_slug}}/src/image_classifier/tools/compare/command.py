@@ -5,9 +5,8 @@ from typing import Annotated
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig
 from ...runtime.command_line import command, parse, summary
-from ...runtime.launch import run_in_processes
+from ...runtime.launch import attempt
 
 
 @dataclass(frozen=True)
@@ -26,4 +25,4 @@ def main(words: list[str]) -> int:
 
         compare(options.runs)
 
-    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    return attempt(work)

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig, within
+from ...config import within
 from ...errors import UserError
 from ...runtime.command_line import command, parse, summary
-from ...runtime.launch import run_in_processes
+from ...runtime.launch import attempt
 
 RESULT_IS_IN_FILES = True
 
@@ -39,4 +39,4 @@ def main(words: list[str]) -> int:
 
         export(options)
 
-    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    return attempt(work)

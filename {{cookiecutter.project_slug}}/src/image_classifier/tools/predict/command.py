@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, RunConfig, within
+from ...config import ComputeConfig, within
 from ...errors import EXIT_DONE, EXIT_FAULT
 from ...runtime.command_line import command, parse, summary
-from ...runtime.launch import run_in_processes
+from ...runtime.launch import attempt
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,4 @@ def main(words: list[str]) -> int:
 
         num_read = predict(options, compute)
 
-    code = run_in_processes(work, RunConfig(processes=1), compute)
-    return code or (EXIT_DONE if num_read else EXIT_FAULT)
+    return attempt(work) or (EXIT_DONE if num_read else EXIT_FAULT)

@@ -17,7 +17,6 @@ from ..loaded_model import LoadedModel
 
 LIST = "-"  # in place of a path
 FEW = 8  # images for each worker, at least
-FORMULAS = (b"=", b"+", b"-", b"@")  # how a formula begins in a spreadsheet
 
 
 class Images:
@@ -60,18 +59,16 @@ class Images:
 def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathList:
     """The files that the words `paths` of a command line name, in their order.
 
-    Only the names are kept, in one array. A name that begins like a formula of a spreadsheet gets
-    `./` before it.
+    Only the names are kept, in one array.
 
     Raises:
         UserError: if there is nothing at a path, or no image at all.
     """
     found = (path for text in paths for path in files_of(text, stdin, separator))
-    safe = (b"./" + path if path.startswith(FORMULAS) else path for path in found)
-    first = next(safe, None)
+    first = next(found, None)
     if first is None:
         raise UserError("there are no images: name files, folders or 'patterns', or - for a list")
-    return PathList(Path(), chain((first,), safe))
+    return PathList(Path(), chain((first,), found))
 
 
 def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:

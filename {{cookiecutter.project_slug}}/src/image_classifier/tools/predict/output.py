@@ -108,14 +108,17 @@ def flat(row: Row, top_k: int) -> dict[str, Any]:
 
 
 def write_csv(rows: Iterable[Row], file: BinaryIO, top_k: int) -> None:
-    """Write CSV; classes that a spreadsheet would run get a ' before them, as OWASP advises."""
+    """Write CSV that no spreadsheet runs: a `./` before paths like a formula, a ' before classes.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
     text = io.TextIOWrapper(file, "utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(flat(NO_ROW, top_k))
     for row in rows:
         path, *others = flat(row, top_k).values()
         safe = (f"'{c}" if isinstance(c, str) and FORMULA.match(c) else c for c in others)
-        writer.writerow([path, *safe])
+        writer.writerow([f"./{path}" if FORMULA.match(path) else path, *safe])
     text.detach()
 
 

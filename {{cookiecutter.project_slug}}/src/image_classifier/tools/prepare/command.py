@@ -3,17 +3,9 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ...config import (
-    PREPARED_QUALITY,
-    PREPARED_SIDE,
-    ComputeConfig,
-    Config,
-    DataConfig,
-    RunConfig,
-    within,
-)
+from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config, DataConfig, within
 from ...runtime.command_line import PrepareData, command, parse, summary, take_images
-from ...runtime.launch import run_in_processes
+from ...runtime.launch import attempt
 
 RESULT_IS_IN_FILES = True
 
@@ -32,16 +24,15 @@ class PrepareOptions:
 def main(words: list[str]) -> int:
     """Write images once at the size that training needs: `prepare [PRESET] --data.root FOLDER`."""
     name, images = take_images(words)
-    default, about = PrepareOptions(images), summary(main)
     prog = f"{command('prepare')} {name}"
-    options = parse(PrepareOptions, words, prog=prog, about=about, default=default)
-    config = Config(data=DataConfig(**asdict(options.data)))
+    options = parse(PrepareOptions, words, prog, summary(main), PrepareOptions(images))
+    data = Config(data=DataConfig(**asdict(options.data))).data  # in its ranges
 
     def work() -> None:
         from ...data import Recipe
         from .prepare import prepare_images
 
         recipe = Recipe(options.format, options.side, options.quality)
-        prepare_images(config.data, options.splits, recipe)
+        prepare_images(data, options.splits, recipe)
 
-    return run_in_processes(work, RunConfig(processes=1), ComputeConfig(device="cpu"))
+    return attempt(work)

@@ -21,7 +21,9 @@ from ...errors import FaultError, UserError
 from ...predictions import Predictions, calibrate, calibration_error
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
-from .. import html
+from ..html import PAGE, line_chart, reliability_diagram
+from .images import Picture, gallery
+from .tables import class_table, confused_pairs, confusion_matrix, definitions
 
 PICTURES = 24  # wrong predictions that are shown
 MOST_CLASSES = 20  # of a confusion matrix that can be read
@@ -71,9 +73,9 @@ def write_page(
     rows = read_rows(folder / "metrics.jsonl")
     config, environment = (read_object(folder / f"{n}.json") for n in ("config", "environment"))
     classes, confusion = predictions.source.classes, predictions.confusion()
-    heading, confusions = "Confusion matrix", html.confusion_matrix
+    heading, confusions = "Confusion matrix", confusion_matrix
     if len(classes) > MOST_CLASSES:
-        heading, confusions = "Most confused classes", html.confused_pairs
+        heading, confusions = "Most confused classes", confused_pairs
     calibration = calibrate(predictions)
     name = escape(folder.resolve().name)
     about = f"{config['model.name']} on {config['data.name']}, {config['epochs']:g} epochs; "
@@ -87,18 +89,18 @@ def write_page(
         f'<div class="curves">{curves(rows)}</div>',
         '<div class="beside">',
         f"<section><h2>{heading}</h2>{confusions(classes, confusion)}</section>",
-        f"<section><h2>Classes</h2>{html.class_table(classes, confusion)}</section>",
+        f"<section><h2>Classes</h2>{class_table(classes, confusion)}</section>",
         "</div>",
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
         "<h2>Most confident mistakes</h2><p>In color the predicted class, below it the true one. "
         f"Some may be wrong labels.</p>{mistakes(predictions)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
-        f'<dl class="list">{html.definitions(config, changed)}</dl>',
-        f'<h2>Environment</h2><dl class="list environment">{html.definitions(environment)}</dl>',
+        f'<dl class="list">{definitions(config, changed)}</dl>',
+        f'<h2>Environment</h2><dl class="list environment">{definitions(environment)}</dl>',
     ]
     # A path among the knobs may hold bytes that are not text: they are shown as `\udcff`.
-    page = html.PAGE.substitute(title=name, body="\n".join(body))
+    page = PAGE.substitute(title=name, body="\n".join(body))
     write_text(folder / "report.html", page)
 
 
@@ -125,7 +127,7 @@ def curves(rows: Rows) -> str:
     for title, metrics, options in CHARTS:
         unit = 0.01 if "unit" in options else 1.0
         lines = {metric.partition("/")[0]: curve(rows, metric, unit) for metric in metrics}
-        charts.append(html.line_chart(title, lines, **options))
+        charts.append(line_chart(title, lines, **options))
     return "".join(charts)
 
 
@@ -143,7 +145,7 @@ def calibration_section(calibration: Tensor) -> str:
         kind = "overconfident" if said > right else "underconfident"
         verdict = f"{kind} by {100 * abs(said - right):.1f} points"
     return (
-        f'<div class="reliability">{html.reliability_diagram(calibration)}<p>Mean confidence '
+        f'<div class="reliability">{reliability_diagram(calibration)}<p>Mean confidence '
         f"{said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error (ECE): "
         f"{calibration_error(calibration):.1%}.</p></div>"
     )
@@ -163,8 +165,8 @@ def mistakes(predictions: Predictions) -> str:
         title = f"image {index}"
         if source.paths is not None:
             title = source.paths.relative(index).decode("utf-8", "backslashreplace")
-        pictures.append(html.Picture(read_image(source, index), title, lines))
-    return html.gallery(pictures)
+        pictures.append(Picture(read_image(source, index), title, lines))
+    return gallery(pictures)
 
 
 def augmented(samples: Samples, classes: tuple[str, ...]) -> str:
@@ -177,9 +179,9 @@ def augmented(samples: Samples, classes: tuple[str, ...]) -> str:
             lines = [("true", classes[n], f"{share:.1%}") for share, n in shares]
         else:
             lines = [("true", classes[int(label)], "")]
-        pictures.append(html.Picture(image, f"step {step}", lines))
+        pictures.append(Picture(image, f"step {step}", lines))
     note = f"As the model saw them in step {step:,}."
-    return f"<h2>Augmented training images</h2><p>{note}</p>{html.gallery(pictures)}"
+    return f"<h2>Augmented training images</h2><p>{note}</p>{gallery(pictures)}"
 
 
 def read_image(source: Source, index: int) -> Tensor | None:

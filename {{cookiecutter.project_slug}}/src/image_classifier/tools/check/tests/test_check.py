@@ -190,7 +190,7 @@ def test_the_list_can_be_edited_by_hand(root: Path) -> None:
 
 
 def test_images_in_memory_are_checked_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
     noise = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (4, 8, 8, 3), generator=noise).byte()
@@ -205,22 +205,17 @@ def test_images_in_memory_are_checked_too(
     serious, report = check(tmp_path / "none", name="mine")
     assert serious == 1
     assert names(report["findings"]["leaks"]) == [{"train[0]", "val[0]"}]
-    assert main(["check", "--data.name", "mine", "--quarantine"]) == 2
-    assert "mine has none: it is in memory" in capsys.readouterr().err
-    monkeypatch.setitem(
-        DATASETS, "mine", lambda *_: Source(torch.arange(3), ("ant",), pixels=pixels[:3])
-    )
-    assert main(["check", "--data.name", "mine"]) == 2
-    assert "2 of 3 labels of the train images are outside 0 .. 0" in capsys.readouterr().err
+    words = ("check", "--data.name", "mine")
+    assert "mine has none: it is in memory" in refusal(*words, "--quarantine")
+    wrong = Source(torch.arange(3), ("ant",), pixels=pixels[:3])
+    monkeypatch.setitem(DATASETS, "mine", lambda *_: wrong)
+    assert "2 of 3 labels of the train images are outside 0 .. 0" in refusal(*words)
 
 
-def test_a_mistake_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line(root: Path, refusal: Callable[..., str]) -> None:
     for words, expected in (
         ("--data.root nowhere", "--data.root 'nowhere': there is no such folder"),
         ("--json /proc/x/y", "cannot write '/proc/x/y': No such file"),
         ("--splits test", "has no folder 'test'"),
     ):
-        assert main(["check", "--data.root", str(root), *words.split()]) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert expected in said
+        assert expected in refusal("check", "--data.root", root, *words.split())

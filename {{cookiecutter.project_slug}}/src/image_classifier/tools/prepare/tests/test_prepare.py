@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,16 +88,8 @@ def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path: Path) -> No
 def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(
     root: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = changed(
-        config,
-        epochs=1,
-        data__name="folder",
-        data__root=str(root),
-        data__limit=0,
-        data__batch_size=4,
-        data__workers=0,
-        augment__crop="resized",
-    )
+    config = changed(config, epochs=1, data__name="folder", data__root=str(root), data__limit=0)
+    config = changed(config, data__batch_size=4, data__workers=0, augment__crop="resized")
     assert prepare(root) == 0
     capsys.readouterr()
     train(config)
@@ -202,23 +195,17 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(
 
 
 def test_a_mistake_in_preparing_is_answered_in_one_line(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def complaint(*words: str) -> str:
-        capsys.readouterr()
-        assert prepare(root, *words) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        return said
-
+    words = ("prepare", "--data.root", root)
     in_memory = Source(torch.zeros(1).long(), ("ant",), pixels=torch.zeros(1, 8, 8, 3).byte())
     monkeypatch.setitem(DATASETS, "mine", lambda *_: in_memory)
-    assert "in memory" in complaint("--data.name", "mine")
-    assert "--side 7 is not in 8 .. 4096" in complaint("--side", "7")
-    assert "cannot write prepared images" in complaint("--data.cache", "/proc/nowhere")
+    assert "in memory" in refusal(*words, "--data.name", "mine")
+    assert "--side 7 is not in 8 .. 4096" in refusal(*words, "--side", "7")
+    assert "cannot write prepared images" in refusal(*words, "--data.cache", "/proc/nowhere")
     with writing.alone_in(root.parent / "photos.cache" / "train"):
-        assert "by another process" in complaint()
+        assert "by another process" in refusal(*words)
     (root / "train" / "bee" / "5.jpg").write_bytes(b"<html>")
-    said = complaint()
+    said = refusal(*words)
     assert "photos/train/bee/5.jpg': not a JPEG" in said
     assert "; `check --quarantine` leaves out all such files" in said
