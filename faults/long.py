@@ -39,8 +39,8 @@ def twenty_thousand_steps(scratch: Path, tries: int) -> str:
     for column in range(3):
         values = [sample[column] for sample in warm]
         growth.append(statistics.median(values[-fifth:]) / statistics.median(values[:fifth]) - 1)
-    rows = [row for row in read_rows(folder / "metrics.jsonl") if "train/loss" in row]
-    rates = [row["train/images_per_second"] for row in rows]
+    rows = read_rows(folder / "metrics.jsonl")
+    rates = [rate for row in rows if (rate := row.get("train/images_per_second"))]
     tenth = max(1, len(rates) // 10)
     slowdown = 1 - statistics.median(rates[-tenth:]) / statistics.median(rates[1 : tenth + 1])
     main, workers, files = growth

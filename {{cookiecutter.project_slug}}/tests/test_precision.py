@@ -7,6 +7,7 @@ import torch
 from conftest import changed, run_ranks
 
 from image_classifier import precision as precision_module
+from image_classifier.checkpoint import read_newest
 from image_classifier.config import Config
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import (
@@ -39,7 +40,8 @@ def plant(patch: pytest.MonkeyPatch, rounds: Rounds) -> list[int]:
 
 def chosen(config: Config, world: World = CPU) -> tuple[str, str]:
     """The format that a run takes, and why."""
-    config, why = settle_precision(config, TrainData(config, world), world)
+    saved = read_newest(config.run, world)
+    config, why = settle_precision(config, TrainData(config, world), world, saved)
     return config.precision, why
 
 

@@ -1,4 +1,4 @@
-"""Ranks of one run: how they meet, who downloads, what they agree on, and how they part."""
+"""Ranks of one run: how they start, meet, agree and part."""
 
 import json
 import os
@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +31,7 @@ from image_classifier.runtime.distributed import (
     join_world,
     open_store,
 )
+from image_classifier.runtime.signals import Signals, StoppedError
 from image_classifier.train import train
 
 
@@ -130,21 +130,14 @@ def test_what_one_rank_tells_all_know_at_the_same_step() -> None:
     assert one == other == [[0, 0], [0, 0], [7, 0], [0, 0], [0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("seconds_per_step", [0.01, 3.0])
+@pytest.mark.parametrize(("seconds_per_step", "interval"), [(0.01, 50), (3.0, 1)])
 def test_ranks_tell_each_other_about_twice_a_second(
-    monkeypatch: pytest.MonkeyPatch, seconds_per_step: float
+    monkeypatch: pytest.MonkeyPatch, seconds_per_step: float, interval: int
 ) -> None:
-    clock, exchanges, done = [0.0], [], SimpleNamespace(wait=lambda: None)
-    all_reduce = lambda *_, **__: exchanges.append(clock[0]) or done  # noqa: E731
-    monkeypatch.setattr(consensus.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(dist, "new_group", lambda **_: None)
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    ranks = consensus.AsyncConsensus(World(torch.device("cpu"), size=2), timeout_seconds=60)
-    for step in range(1, 1001):
-        clock[0] += seconds_per_step
-        ranks.max(step, 0)
-    pauses = [later - sooner for sooner, later in pairwise(exchanges[2:])]
-    assert 0.4 <= min(pauses) <= max(pauses) <= max(0.6, seconds_per_step * 1.01)
+    ranks = consensus.AsyncConsensus(World(torch.device("cpu")), timeout_seconds=60)
+    ranks.last = (0, 0.0)
+    monkeypatch.setattr(consensus.time, "monotonic", lambda: 100 * seconds_per_step)
+    assert ranks.interval(100) == interval
 
 
 def starved(config: Config) -> int:
@@ -200,3 +193,69 @@ def test_ranks_end_with_what_launched_them(tmp_path: Path) -> None:
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
     assert not alive
+
+
+def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that() -> None:
+    with pytest.raises(StoppedError, match=r"^$") as error, Signals():  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] closed")
+    assert error.value.code == 128 + signal.SIGTERM
+
+
+RANK = """
+import os, signal, sys, time
+
+is_first, is_main = os.environ["RUN_RESTARTS"] == "0", os.environ["RANK"] == "0"
+
+def ignore(*numbers):
+    return [signal.signal(number, signal.SIG_IGN) for number in numbers]
+
+def ctrl_c():
+    time.sleep(0.2)  # two at once would be one
+    os.kill(os.getppid(), signal.SIGINT)
+    return True
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "causes"),
+    [
+        ("sys.exit(75 * is_first)", 0, []),  # as often as it asks for it
+        ("is_first and os.kill(os.getpid(), 9)", 0, ["ended by SIGKILL (out of memory?)"]),
+        ("os.kill(os.getpid(), 9)", 128 + 9, ["ended by SIGKILL (out of memory?)"] * 3),
+        ("sys.exit(74)", 74, ["a rank was lost"] * 3),
+        ("sys.exit(2)", 2, []),
+        # A signal to the launcher while its ranks start; a second Ctrl-C where one hangs.
+        ("is_main and os.kill(os.getppid(), 15); time.sleep(60)", 128 + 15, []),
+        ("is_main and ignore(2, 15) and ctrl_c() and ctrl_c() and time.sleep(60)", 128 + 2, []),
+    ],
+)
+def test_a_rank_that_was_lost_is_started_again(
+    rank: str,
+    code: int,
+    causes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", RANK + rank])
+    for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)  # what `launch` sets is put back
+    assert launch.launch(2) == code
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == len(causes)
+    for number, (line, cause) in enumerate(zip(said, causes, strict=True), start=1):
+        assert line.endswith(f"{cause}: restart {number} of 3, from the last save")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files without names are Linux's")
+def test_ranks_meet_in_a_file_that_is_gone_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with launch.meeting_place() as (variables, _):
+        monkeypatch.setenv(*variables.popitem())
+        stores = [open_store(rank, 2, 2, timedelta(seconds=9)) for rank in range(2)]
+        stores[0].set("address", "here")
+        assert stores[1].get("address") == b"here"
+        assert not [*tmp_path.iterdir()]

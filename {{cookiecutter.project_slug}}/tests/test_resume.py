@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from itertools import chain
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.checkpoint import Checkpoints
+from image_classifier.checkpoint import Checkpoints, read_newest
 from image_classifier.config import Config
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.loader import Batch, TrainData
@@ -31,7 +30,6 @@ from image_classifier.models import (
 )
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import run_dir
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.files import write_whole
 from image_classifier.tracking.logger import RunLogger
@@ -168,7 +166,7 @@ def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(
     with contextlib.suppress(KeyboardInterrupt), checkpoints_of(config) as checkpoints:
         checkpoints.save(state, {"loss": 1.0, "step": 5})
         raise KeyboardInterrupt
-    checkpoints_of(config).resume(again)
+    checkpoints_of(config).resume(again, read_newest(config.run, CPU))
     scaler = again.precision.scaler
     assert (again.step, scaler.get_scale(), scaler._get_growth_tracker()) == (5, 16.0, 2)
 
@@ -326,16 +324,3 @@ def test_weights_of_a_run_start_another(trained_once: Path, config: Config, name
     other = changed(config, optim__lr=0.0, optim__warmup_epochs=0, epochs=0.25)
     train(changed(other, run__init_from=str(path)))
     assert_same(final(other)["state"]["model"], load_best(path.with_name("best.pt")).weights)
-
-
-def test_a_kill_can_leave_no_lock_in_the_users_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_dir, "__file__", str(tmp_path / "run.py"))
-    (tmp_path / "mine.py").write_text("mine")
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    subprocess.run(["git", "add", "mine.py"], cwd=tmp_path, check=True)
-    os.utime(tmp_path / "mine.py", (0, 0))  # git would like to note that it is the same
-    index = (tmp_path / ".git" / "index").read_bytes()
-    assert run_dir.git("status", "--porcelain") == "A  mine.py"
-    assert (tmp_path / ".git" / "index").read_bytes() == index

@@ -22,8 +22,8 @@ from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import (
     EvalData,
+    Prefetcher,
     TrainData,
-    on_device,
 )
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
@@ -238,6 +238,6 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
     world = World(torch.device("cuda"))
     for _ in range(2):
         host_batches = iter([(torch.tensor(step), torch.zeros(1)) for step in range(3)])
-        assert [int(batch.pixels) for batch in on_device(host_batches, world)] == [0, 1, 2]
+        assert [int(batch.pixels) for batch in Prefetcher(host_batches, world)] == [0, 1, 2]
     printed = capsys.readouterr().out
     assert printed.count("warning: batches are not page-locked") == (not is_pinned)

@@ -16,7 +16,7 @@ from test_resume import assert_same, final, train_until
 from torch import Tensor, nn
 
 from image_classifier import checkpoint
-from image_classifier.config import Config, ModelConfig, RunConfig
+from image_classifier.config import Config, ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.models import (
     PretrainedWeights,
@@ -37,7 +37,7 @@ CLASSES = tuple("abcde")
 
 def load(path: Path | str, name: str = "resnet9") -> PretrainedWeights:
     """The weights in a file, for a model of that name."""
-    return load_pretrained(RunConfig(init_from=str(path)), ModelConfig(name=name), CPU)
+    return load_pretrained(str(path), ModelConfig(name=name), CPU)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from image_classifier.cli import main
 from image_classifier.config import (
     Config,
     ModelConfig,
-    RunConfig,
 )
 from image_classifier.errors import UserError
 from image_classifier.models import (
@@ -51,6 +50,8 @@ def put(saved: dict[str, Any], place: str, value: object) -> dict[str, Any]:
         ("mean", [0.5, math.nan, 0.5], f"{OTHER}ValueError('no images have"),
         ("config/run.keep", 2, f"{VERSION}there is no --run.keep"),  # a knob that once was
         ("config/epochs", math.nan, f"{VERSION}--epochs nan"),
+        ("config/model.width", "__import__('os')", f"{VERSION}Error parsing --model.width: "),
+        ("config/run.trackers", ["--help"], f"{VERSION}help is not a knob"),
     ],
 )
 def test_what_no_run_saved_is_refused_in_a_line(
@@ -67,7 +68,7 @@ def test_what_no_run_saved_is_refused_in_a_line(
     with pytest.raises(UserError, match=re.escape(message)):
         read_checkpoint(path)
     with pytest.raises(UserError, match=re.escape(message)):
-        load_pretrained(RunConfig(init_from=str(path)), ModelConfig(), World(torch.device("cpu")))
+        load_pretrained(str(path), ModelConfig(), World(torch.device("cpu")))
     assert main(["train", "smoke", "--run.init-from", str(path), "--run.dir", str(tmp_path)]) == 2
     line = capsys.readouterr().err
     assert message in line

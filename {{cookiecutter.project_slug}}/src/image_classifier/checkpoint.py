@@ -15,10 +15,10 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .config import FREE_TO_CHANGE, Config, flag
+from .config import FREE_TO_CHANGE, Config, RunConfig, flag
 from .data import Source, are_replaced
 from .errors import FaultError, UserError
-from .models import WRONG_CONTENT, DamagedError, misfit, newest_first, read_checkpoint
+from .models import WRONG_CONTENT, DamagedError, first_reason, newest_first, read_checkpoint
 from .runtime.config_dict import flatten
 from .runtime.console import some
 from .runtime.distributed import World
@@ -28,6 +28,32 @@ from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
 KEEP = 2  # newest checkpoints kept beside the best
+
+
+def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
+    """What the last checkpoint of a run holds: None if there is none, or with `--run.fresh`.
+
+    A damaged checkpoint is skipped for the one before it.
+
+    Raises:
+        UserError: if all are damaged, or one is not of this project.
+    """
+    damage: list[str] = []
+    for path in [] if run.fresh else newest_first(Path(run.dir, "checkpoints")):
+        try:
+            saved = read_checkpoint(path)
+        except DamagedError as error:
+            damage.append(str(error))
+            continue
+        if damage and world.is_main:
+            print(f"{damage[0]}; using {str(path)!a} (step {saved['state']['step']})")
+        return saved
+    if damage:
+        raise UserError(
+            f"no readable checkpoint in {run.dir!a}: {'; '.join(damage)}. "
+            "Move them away, or start over with --run.fresh"
+        )
+    return None
 
 
 class Checkpoints:
@@ -52,39 +78,23 @@ class Checkpoints:
         self.saved_step, self.saved_at = 0, monotonic()  # of the last save, on every rank
         self.kept_step = 0  # of the newest checkpoint on the disk
 
-    def resume(self, state: TrainState) -> dict[str, Any] | None:
-        """Load the last checkpoint into `state`, and return all that was saved.
-
-        None if there is none, or with `--run.fresh`, which deletes what an earlier run left. A
-        damaged checkpoint is skipped for the one before it.
+    def resume(self, state: TrainState, saved: dict[str, Any] | None) -> None:
+        """Load the checkpoint `saved` into `state`; `--run.fresh` deletes what a run left before.
 
         Raises:
-            UserError: if it is of another run, or all checkpoints are damaged.
+            UserError: if it is of another run.
         """
         if self.run.fresh:
             clear_run(self.folder.parent, self.world)
-        damage: list[str] = []
-        for path in newest_first(self.folder):
-            try:
-                saved = read_checkpoint(path)
-            except DamagedError as error:
-                damage.append(str(error))
-                continue
-            self.check_identity(saved)
-            try:
-                state.load_state_dict(saved["state"])
-            except WRONG_CONTENT as error:
-                raise self.refusal(misfit(path, error)) from error
-            if damage and self.world.is_main:
-                print(f"{damage[0]}; using {str(path)!a} (step {state.step})")
-            self.kept_step = state.step
-            return saved
-        if damage:
-            raise UserError(
-                f"no readable checkpoint in {str(self.folder)!a}: {'; '.join(damage)}. "
-                "Move them away, or start over with --run.fresh"
-            )
-        return None
+        if saved is None:
+            return
+        self.check_identity(saved)
+        try:
+            state.load_state_dict(saved["state"])
+        except WRONG_CONTENT as error:
+            reason = f"its checkpoint holds another model: {first_reason(error)}"
+            raise self.refusal(reason) from error
+        self.kept_step = state.step
 
     def check_identity(self, saved: dict[str, Any]) -> None:
         """Check that a checkpoint is of a run with the same config on the same images.
@@ -123,8 +133,10 @@ class Checkpoints:
 
     @property
     def are_old(self) -> bool:
-        """Whether the last save was too long ago, by the clock of rank 0."""
-        return self.world.is_main and monotonic() - self.saved_at > SAVE_SECONDS
+        """Whether to save now: rank 0 failed to write the last one, or that is too long ago."""
+        has_failed = self.pending and self.pending.done() and self.pending.exception()
+        is_late = monotonic() - self.saved_at > SAVE_SECONDS
+        return self.world.is_main and (bool(has_failed) or is_late)
 
     def save(self, state: TrainState, log: dict[str, float]) -> None:
         """Save `state` and the state of the log; the file is written while training continues."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
-from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .config import ComputeConfig, Config, OptimConfig
 from .data import TrainData, cache_folder
 from .errors import UserError
-from .models import build_model, newest_first
+from .models import build_model
 from .runtime.distributed import World
 from .runtime.files import read_object, write_json
 from .runtime.machine import cpu_name, one_thread, usual_precision
@@ -105,19 +105,18 @@ class Precision:
             optimizer.zero_grad(set_to_none=True)
 
 
-def settle_precision(config: Config, data: TrainData, world: World) -> tuple[Config, str]:
+def settle_precision(
+    config: Config, data: TrainData, world: World, saved: dict[str, Any] | None = None
+) -> tuple[Config, str]:
     """`config` with a number format in place of `auto`, the same on every rank, and the reason.
 
-    A resumed run keeps the format that it began with.
+    A run that resumes from the checkpoint `saved` keeps the format that it began with.
     """
     if config.precision != "auto":
         return config, "as --precision says"
-    folder, name, why = Path(config.run.dir), None, "as this run began"
-    if newest_first(folder / "checkpoints") and not config.run.fresh:
-        with suppress(OSError):  # if the config is damaged, the checkpoint tells if it differs
-            name = read_object(folder / "config.json").get("precision")
-    if name in [*DTYPES]:
-        return replace(config, precision=name), why
+    name = saved and saved["config"].get("precision")
+    if name in DTYPES:
+        return replace(config, precision=name), "as this run began"
     if world.device.type != "cpu":
         name, why = usual_precision(world.device), "fast on this device"
     else:

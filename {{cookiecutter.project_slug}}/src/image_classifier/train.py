@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .augment import build_augment
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, read_newest
 from .config import Config
 from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
@@ -53,13 +53,14 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         # Data, and the number format that is fastest for this model on this device.
         train_data = TrainData(config, world)
         total_steps, steps_per_epoch = train_data.total_steps, train_data.steps_per_epoch
-        config, why_precision = settle_precision(config, train_data, world)
+        saved = read_newest(run, world)  # the checkpoint to resume from, or None
+        config, why_precision = settle_precision(config, train_data, world, saved)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
         val_data = EvalData(train_data.data, "val", world, run, micro_batch.size)
 
         # Pretrained weights want images normalized as those that they were trained on.
-        pretrained = load_pretrained(run, config.model, world)
+        pretrained = load_pretrained(run.init_from, config.model, world, saved)
         if pretrained.mean:
             for data in (train_data, val_data):
                 data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
@@ -86,8 +87,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
 
         state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         checkpoints = Checkpoints(config, world, train_data.source)
-        saved = checkpoints.resume(state)
+        checkpoints.resume(state, saved)
         log = RunLogger(config, world, train_data, saved)
+        del saved  # model and optimizer have what they need of it
         log.introduce(
             val_data,
             model,
@@ -115,7 +117,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             micro_batch.halve_micro_batch_on_oom(state),
             AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
-            profiler(config, world) as profile,
+            profiler(config, world) as tell_profiler,
         ):
             for batch in train_data.batches(state.step, 0 if stop_early else total_steps):
                 if backbone and state.step == unfreeze_step:
@@ -130,7 +132,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 state.advance()
 
                 log.step(state.step, loss, images, labels)
-                profile.step()
+                tell_profiler()
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
                 if is_due(evaluate_every):

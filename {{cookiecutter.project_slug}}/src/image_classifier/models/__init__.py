@@ -26,8 +26,8 @@ from .weights import (
     Best,
     DamagedError,
     check_weights,
+    first_reason,
     load_best,
-    misfit,
     newest_first,
     read_checkpoint,
 )
@@ -44,9 +44,9 @@ __all__ = [
     "find_head",
     "find_heads",
     "find_matrices",
+    "first_reason",
     "load_best",
     "load_pretrained",
-    "misfit",
     "newest_first",
     "read_checkpoint",
 ]

@@ -3,6 +3,8 @@
 https://arxiv.org/abs/2404.00498, section 3.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
@@ -95,18 +97,10 @@ def norm(channels: int) -> nn.BatchNorm2d:
     return layer
 
 
-def airbench(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """The network of the paper's 94 % recipe, for images of 32 pixels."""
-    return build(model, num_classes, image_size, num_convs=2)
-
-
-def airbench96(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """The deeper, residual network of the paper's 96 % recipe, there with a width of 128."""
-    return build(model, num_classes, image_size, num_convs=3)
-
-
-def build(model: ModelConfig, num_classes: int, image_size: int, num_convs: int) -> nn.Module:
-    """The network.
+def airbench(
+    model: ModelConfig, num_classes: int, image_size: int, num_convs: int = 2
+) -> nn.Module:
+    """The network of the paper's 94 % recipe, for images of 32 pixels.
 
     Raises:
         UserError: if the images are too small.
@@ -116,3 +110,7 @@ def build(model: ModelConfig, num_classes: int, image_size: int, num_convs: int)
             f"{model.name} takes a --data.image-size from {SMALLEST_IMAGE} on, not {image_size}"
         )
     return Airbench(model, num_classes, num_convs)
+
+
+# The deeper, residual network of the paper's 96 % recipe, there with a width of 128.
+airbench96 = partial(airbench, num_convs=3)

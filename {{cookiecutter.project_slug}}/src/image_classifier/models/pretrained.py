@@ -4,16 +4,16 @@ import json
 import re
 import sys
 from argparse import Namespace
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from ..config import ModelConfig, RunConfig
+from ..config import ModelConfig
 from ..errors import UserError
 from ..runtime.console import some
 from ..runtime.distributed import World
@@ -22,12 +22,9 @@ from .timm import PREFIX, pretrained_config
 from .torchvision import published_weights
 from .weights import (
     Colors,
-    DamagedError,
     check_images,
     check_weights,
     first_reason,
-    load_best,
-    newest_first,
     parse_checkpoint,
     read_file,
 )
@@ -79,32 +76,30 @@ class PretrainedWeights:
         return f"{self.note}{new}{'; images are normalized as for them' if self.mean else ''}"
 
 
-def load_pretrained(run: RunConfig, model: ModelConfig, world: World) -> PretrainedWeights:
-    """The weights that `run.init_from` names, in host memory.
-
-    There are none if it names none, or if `run.dir` has a checkpoint to resume from: then only the
-    normalization is known, from that checkpoint.
+def load_pretrained(
+    init_from: str, model: ModelConfig, world: World, saved: dict[str, Any] | None = None
+) -> PretrainedWeights:
+    """The weights that `init_from` names, in host memory; none if it names none.
 
     Args:
-        run: its `dir`, `fresh` and `init_from` count.
+        init_from: as `--run.init-from`.
         model: the model that the weights are for.
         world: the processes; the first on each machine downloads for the others.
+        saved: the checkpoint that the run resumes from: of that, only the normalization counts.
 
     Raises:
         UserError: if there is no such file, or it holds anything but weights.
     """
-    if not run.init_from:
+    if not init_from:
         return PretrainedWeights("random weights")
-    saved = [] if run.fresh else newest_first(Path(run.dir, "checkpoints"))
-    for path in saved:
-        with suppress(DamagedError):  # `Checkpoints.resume` says so
-            best, note = load_best(path), "weights of this run; --run.init-from was for its start"
-            return PretrainedWeights(note, mean=best.mean, std=best.std)
-    if run.init_from == PUBLISHED:
+    if saved is not None:
+        note = "weights of this run; --run.init-from was for its start"
+        return PretrainedWeights(note, mean=tuple(saved["mean"]), std=tuple(saved["std"]))
+    if init_from == PUBLISHED:
         found = read_weights(download(model.name, world))
         found = replace(found, note=f"torchvision's weights of {model.name}")
     else:
-        found = read_weights(Path(run.init_from))
+        found = read_weights(Path(init_from))
     found = replace(found, weights=unwrapped(found.weights))
     return found if found.mean else replace(found, **usual_normalization(model.name))
 

@@ -68,11 +68,12 @@ def conv(inputs: int, outputs: int, norm: Norm, pool: bool = False) -> nn.Sequen
     return nn.Sequential(*layers, norm(outputs), nn.ReLU(inplace=True))
 
 
-def resnet9(model: ModelConfig, num_classes: int, _image_size: int) -> nn.Module:
-    """The network with BatchNorm; it takes images of any size, and 32 pixels suit it best."""
-    return ResNet9(model, num_classes, nn.BatchNorm2d)
+def resnet9(
+    model: ModelConfig, num_classes: int, _image_size: int, norm: Norm = nn.BatchNorm2d
+) -> nn.Module:
+    """The network; it takes images of any size, and 32 pixels suit it best."""
+    return ResNet9(model, num_classes, norm)
 
 
-def resnet9_gn(model: ModelConfig, num_classes: int, _image_size: int) -> nn.Module:
-    """The same with GroupNorm, whose result does not depend on how a batch is divided."""
-    return ResNet9(model, num_classes, partial(nn.GroupNorm, 8))
+# The same with GroupNorm, whose result does not depend on how a batch is divided.
+resnet9_gn = partial(resnet9, norm=partial(nn.GroupNorm, 8))

@@ -200,8 +200,3 @@ def load_plain(file: BinaryIO, path: Path) -> Any:  # noqa: ANN401 - whatever a 
 def first_reason(error: Exception) -> str:
     """The first of the reasons for which torch can't load weights, which it lists in lines."""
     return "".join(str(error).splitlines()[:2][-1:]).strip()
-
-
-def misfit(path: Path, error: Exception) -> str:
-    """What to say when a checkpoint's weights don't fit the model."""
-    return f"{str(path)!a} holds another model: {first_reason(error)}"

@@ -68,6 +68,9 @@ def attempt(work: Callable[[], None]) -> int:
     Raises:
         UserError: as `work` does; the command line reports it.
     """
+    import torch  # noqa: F401 - Ctrl-C in the midst of this import would end in a traceback
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which `launch_once` has blocked
     rank = os.environ.get("RANK")
     if not faulthandler.is_enabled():
         faulthandler.enable(2)  # shows the Python line of a crash in C code, on standard error
@@ -144,12 +147,15 @@ def launch_once(
         for rank in range(processes):
             environment = os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, *sys.orig_argv[1:]]
-            # In a session of its own, so that Ctrl-C reaches it once: through `forward`.
+            # In a session of its own, so that Ctrl-C reaches it once: through `forward`. Until it
+            # can report that in a line, in `attempt`, it lets the signal wait.
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             ranks.append(
                 subprocess.Popen(  # noqa: S603 - our own command
                     command, env=environment, start_new_session=True, pass_fds=descriptors
                 )
             )
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         while not (failed := [process for process in ranks if process.poll()]):
             if all(process.returncode == 0 for process in ranks):
                 return EXIT_DONE, ""

@@ -5,7 +5,7 @@ To read the trace: https://ui.perfetto.dev; the memory snapshot: https://docs.py
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -27,37 +27,28 @@ def phase(name: str) -> AbstractContextManager:
     return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()
 
 
-class Profile:
-    """Tells torch's profiler of each step; lets the GPU warn of waits in one step before."""
-
-    def __init__(self, recorder: profile | None = None, *, is_cuda: bool = False) -> None:
-        """Without a `recorder`, `step` does nothing."""
-        self.recorder, self.is_cuda = recorder, is_cuda
-
-    def step(self) -> None:
-        """A training step has ended."""
-        if self.recorder is None:
-            return
-        self.recorder.step()
-        if self.is_cuda:  # a warning names each line of Python that waits for the GPU
-            is_last_skipped = self.recorder.step_num == SKIPPED_STEPS - 1
-            torch.cuda.set_sync_debug_mode("warn" if is_last_skipped else "default")
-
-
 @contextmanager
-def profiler(config: Config, world: World) -> Iterator[Profile]:
-    """A block in which rank 0 records a few steps if `config.profile`; call `step` after each.
+def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
+    """A block in which rank 0 records a few steps if `config.profile`; call its value after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
     the time of each phase of a step, and the most expensive operations.
     """
     if not config.profile or not world.is_main:
-        yield Profile()
+        yield lambda: None
         return
     folder = Path(config.run.dir, "profile")
     folder.mkdir(exist_ok=True)
     trace = str(folder / "trace.json.gz")
     is_cuda = world.device.type == "cuda"
+    if not is_cuda:  # where torch is built for GPUs, it would report that there is no driver
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+    def end_step() -> None:
+        recorder.step()
+        if is_cuda:  # a warning names each line of Python that waits for the GPU
+            is_last_skipped = recorder.step_num == SKIPPED_STEPS - 1
+            torch.cuda.set_sync_debug_mode("warn" if is_last_skipped else "default")
 
     def finish(recorder: profile) -> None:
         recorder.export_chrome_trace(trace)
@@ -87,7 +78,7 @@ def profiler(config: Config, world: World) -> Iterator[Profile]:
         with_stack=True,
         acc_events=True,  # otherwise torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
-        yield Profile(recorder, is_cuda=is_cuda)
+        yield end_step
     needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
     if recorder.step_num < needed:
         print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")

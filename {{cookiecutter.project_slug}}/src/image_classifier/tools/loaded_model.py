@@ -8,7 +8,7 @@ from torch import nn
 from ..config import ComputeConfig
 from ..data import Source
 from ..errors import UserError
-from ..models import Best, build_model, load_best, misfit
+from ..models import Best, build_model, first_reason, load_best
 from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.console import some
@@ -60,7 +60,7 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
     try:
         model.load_state_dict(best.weights)
     except RuntimeError as error:
-        raise UserError(misfit(path, error)) from error
+        raise UserError(f"{str(path)!a} holds another model: {first_reason(error)}") from error
     model = model.to(precision.device, memory_format=precision.memory_format).eval()
     return LoadedModel(
         **vars(best) | {"weights": model.state_dict()},  # those of the file need not stay

@@ -35,7 +35,7 @@ from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tools
 from .bottleneck import verdict
-from .flops import TRAINING_PASSES, count_flops, find_peak
+from .flops import TRAINING_PASSES, count_flops, matmul_flops
 from .monitor import Monitor
 from .trackers import Trackers, confusion_image
 
@@ -145,11 +145,11 @@ class RunLogger:
         self.unfreeze_step = unfreeze_step
         if flops := count_flops(model, self.config.data.image_size):
             self.forward_flops = flops
-            self.peak_flops, source = find_peak(precision)
+            self.peak_flops = matmul_flops(precision.device, precision.dtype)
             lines.append(
                 f"an image: {flops / 1e9:.3g} GFLOP forward, "
                 f"{TRAINING_PASSES * flops / 1e9:.3g} in training; "
-                f"peak of the device: {self.peak_flops / 1e12:.3g} TFLOP/s ({source})"
+                f"a matrix product reaches {self.peak_flops / 1e12:.3g} TFLOP/s here"
             )
         if self.monitor.note:
             lines.append(self.monitor.note)
@@ -190,24 +190,22 @@ class RunLogger:
             now - self.marked,
             self.train_data.waited_seconds - self.marked_wait,
         )
-        rate, waited = self.speed(*spent)
-        memory, mfu = memory_bytes(self.world.device), self.mfu(rate)
-        metrics = {
-            "train/loss": loss,
-            "train/lr": lr,
-            "train/images_per_second": round(rate, 1),
-            "train/waited_fraction": round(waited, 4),
-            "memory_bytes": memory,
-            **({"train/mfu": round(mfu, 4)} if mfu else {}),
-            **self.monitor.metrics(),
-            **self.train_data.bad_images.metrics(),
-        }
+        metrics, speed = {"train/loss": loss, "train/lr": lr}, ""
+        if spent[0]:  # steps that were timed
+            rate, waited = self.speed(*spent)
+            metrics["train/images_per_second"] = round(rate, 1)
+            metrics["train/waited_fraction"] = round(waited, 4)
+            if mfu := self.mfu(rate):
+                metrics["train/mfu"] = round(mfu, 4)
+            speed = f"{rate:,.0f} images/s  waited {waited:.0%}  "
+        metrics["memory_bytes"] = memory = memory_bytes(self.world.device)
+        metrics |= self.monitor.metrics() | self.train_data.bad_images.metrics()
         self.write(step, metrics)
         left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
         top1 = "" if self.top1 is None else f"  top-1 {self.top1:.1%}"
         line = (
-            f"{self.place(step)}  loss {loss:.4f}{top1}  lr {lr:.1e}  {rate:,.0f} images/s  "
-            f"waited {waited:.0%}  {memory / 2**30:.1f} GB  ETA {clock(left)}"
+            f"{self.place(step)}  loss {loss:.4f}{top1}  lr {lr:.1e}  {speed}"
+            f"{memory / 2**30:.1f} GB  ETA {clock(left)}"
         )
         is_live = sys.stdout.isatty()  # on a terminal the next line replaces this one
         self.say(line[: shutil.get_terminal_size().columns - 1] if is_live else line, not is_live)

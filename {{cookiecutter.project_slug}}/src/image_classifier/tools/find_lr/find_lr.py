@@ -86,7 +86,7 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     """Train one step with each of `lrs`, and return the losses up to where it diverges."""
     data, micro_batch = TrainData(config, world), MicroBatch(config, world)
     config, _ = settle_precision(config, data, world)
-    pretrained = load_pretrained(config.run, config.model, world)
+    pretrained = load_pretrained(config.run.init_from, config.model, world)
     if pretrained.mean:
         data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
     training = Training(config, world, data)
