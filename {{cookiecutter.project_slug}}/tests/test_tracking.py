@@ -17,6 +17,7 @@ from torch import nn
 from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
 from image_classifier.models.resnet9 import ResNet9
+from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
 from image_classifier.tracking import (
     RunLogger,
@@ -25,7 +26,8 @@ from image_classifier.tracking import (
 )
 from image_classifier.tracking.flops import (
     count_flops,
-    matmul_flops,
+    datasheet,
+    find_peak,
 )
 from image_classifier.tracking.monitor import Monitor
 from image_classifier.train import train
@@ -118,15 +120,33 @@ def test_attention_is_counted_although_frozen_weights_have_a_kernel_of_their_own
     assert count_flops(model.requires_grad_(False), 8) == trained
 
 
-def test_the_peak_of_the_device_is_measured() -> None:
-    assert 1e8 < matmul_flops(torch.device("cpu"), torch.float32) < 1e15
-
-
 def test_small_images_and_frozen_layers_cost_less(config: Config) -> None:
     log = SimpleNamespace(config=config, world=SimpleNamespace(size=2))
     log.forward_flops, log.peak_flops, log.unfreeze_step = 100, 1000, 4
     for log.step_done, log.image_size, mfu in ((4, 32, 0.5), (5, 32, 1.5), (5, 16, 0.375)):
         assert RunLogger.mfu(log, rate=10) == mfu
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989),
+        ("NVIDIA A100-SXM4-80GB", torch.float32, 156),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", torch.bfloat16, None),
+        ("Tesla T4", torch.float16, 65),
+        ("NVIDIA GeForce RTX 3090 Ti", torch.bfloat16, None),
+    ],
+)
+def test_a_datasheet_is_that_of_the_very_gpu(
+    name: str, dtype: torch.dtype, teraflops: float | None
+) -> None:
+    assert datasheet(name, dtype) == (teraflops and pytest.approx(teraflops * 1e12))
+
+
+def test_a_device_without_a_datasheet_is_measured(config: Config) -> None:
+    flops, source = find_peak(Precision("fp32", config.compute, config.optim, torch.device("cpu")))
+    assert 1e8 < flops < 1e15
+    assert "measured" in source
 
 
 UUIDS = ("aaaa", "bbbb", "cccc")  # of a machine's GPUs, as NVML numbers them

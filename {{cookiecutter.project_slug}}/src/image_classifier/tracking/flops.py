@@ -1,14 +1,41 @@
 """FLOPs: what an image costs, what the device can do, and the share of it that a run uses (MFU)."""
 
+import re
 import time
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
+from ..precision import Precision
+
 # The gradients of a layer's inputs and of its weights cost a forward pass each.
 TRAINING_PASSES = 3
 MEASURING_SECONDS = 0.1
+# Dense products (datasheets often show twice as much, for sparse matrices) in TFLOP/s: in 16 bits
+# with float32 sums, and in TF32, or in float32 where a GPU has no TF32. By the whole name: a
+# laptop's chip, a "Ti" or a part of a GPU (MIG) is another one.
+DATASHEETS: dict[str, tuple[float, float]] = {
+    # https://images.nvidia.com/data-center/a100/a100-datasheet.pdf
+    r"A100.*": (312, 156),
+    # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
+    r"H100 80GB HBM3": (989, 494.5),
+    r"H100 PCIe": (756, 378),
+    # https://resources.nvidia.com/en-us-data-center-overview-mc/en-us-data-center-overview/hpc-datasheet-sc23-h200
+    r"H200": (989, 494.5),
+    # https://www.nvidia.com/en-us/data-center/l4
+    r"L4": (121, 60),
+    # https://www.nvidia.com/en-us/data-center/l40s
+    r"L40S": (362, 183),
+    # https://www.nvidia.com/en-us/data-center/tesla-t4 (neither bf16 nor TF32)
+    r"T4": (65, 8.1),
+    # https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
+    r"GeForce RTX 3090": (71, 35.6),
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
+    r"GeForce RTX 4090": (165.2, 82.6),
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf
+    r"GeForce RTX 5090": (209.5, 104.8),
+}
 
 
 def count_flops(model: nn.Module, image_size: int) -> int:
@@ -33,19 +60,29 @@ def blank_logits(model: nn.Module, image_size: int) -> Tensor:
         model.train(was_training)
 
 
+def find_peak(precision: Precision) -> tuple[float, str]:
+    """The peak of the device in FLOP/s in the number format of the run, and where that is from."""
+    device, dtype = precision.device, precision.dtype
+    if device.type == "cuda" and (flops := datasheet(torch.cuda.get_device_name(device), dtype)):
+        return flops, "datasheet"
+    return matmul_flops(device, dtype), "measured with a matrix product"
+
+
+def datasheet(name: str, dtype: torch.dtype) -> float | None:
+    """FLOP/s of the GPU of that name, if its datasheet is known."""
+    name = name.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    known = [row for pattern, row in DATASHEETS.items() if re.fullmatch(pattern, name)]
+    return known[0][dtype == torch.float32] * 1e12 if known and "MIG" not in name else None
+
+
 @cache
 def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a large matrix product: the best of a few, measured once per process."""
-    # Several on a GPU, where waiting for one takes a tenth of its time.
-    size, products = (1024, 1) if device.type == "cpu" else (4096, 8)
+    size = 1024 if device.type == "cpu" else 4096
     matrix = torch.ones(size, size, device=device, dtype=dtype)
     seconds: list[float] = []
     while sum(seconds[1:]) < MEASURING_SECONDS:  # the first one also loads a library
         began = time.perf_counter()
-        for _ in range(products):
-            result = matrix @ matrix
-        result[0, 0].item()  # which waits for the device
+        (matrix @ matrix)[0, 0].item()  # which waits for the device
         seconds.append(time.perf_counter() - began)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # the run's own peak is logged
-    return 2 * size**3 * products / min(seconds)
+    return 2 * size**3 / min(seconds)

@@ -35,7 +35,7 @@ from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tools
 from .bottleneck import verdict
-from .flops import TRAINING_PASSES, count_flops, matmul_flops
+from .flops import TRAINING_PASSES, count_flops, find_peak
 from .monitor import Monitor
 from .trackers import Trackers, confusion_image
 
@@ -145,11 +145,11 @@ class RunLogger:
         self.unfreeze_step = unfreeze_step
         if flops := count_flops(model, self.config.data.image_size):
             self.forward_flops = flops
-            self.peak_flops = matmul_flops(precision.device, precision.dtype)
+            self.peak_flops, source = find_peak(precision)
             lines.append(
                 f"an image: {flops / 1e9:.3g} GFLOP forward, "
                 f"{TRAINING_PASSES * flops / 1e9:.3g} in training; "
-                f"a matrix product reaches {self.peak_flops / 1e12:.3g} TFLOP/s here"
+                f"peak of the device: {self.peak_flops / 1e12:.3g} TFLOP/s ({source})"
             )
         if self.monitor.note:
             lines.append(self.monitor.note)
