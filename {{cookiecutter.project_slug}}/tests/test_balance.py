@@ -76,6 +76,7 @@ def test_an_image_that_comes_again_is_cropped_anew(on_photos: Config) -> None:
     data = TrainData(changed(one_batch, augment__crop="resized", augment__flip="none"), CPU)
     data.source = replace(data.source, labels=torch.tensor([0] * 11 + [1]))
     data.loader.samples.source = data.source
+    data.loader.sampler.labels = data.source.labels
     (batch,) = data.batches(0, 1)
     rare = batch.pixels[batch.labels == 1]
     assert len(rare) == 6
