@@ -331,19 +331,18 @@ def ours(task: Task, cache: str = "none") -> Batches:
 
 
 def ours_prepared(task: Task, form: str) -> Batches:
-    """Ours from a cache of one of two formats, which is written the first time."""
+    """Ours from a cache of one of two formats."""
     prepare(task.root, task.scratch / form, form)
     return ours(task, form)
 
 
 def prepare(root: Path, cache: Path, form: str) -> None:
-    """Let the verb `prepare` of a generated project write a cache, if there is none."""
-    if not cache.exists():
-        main = "import sys; from image_classifier.cli import main; sys.exit(main())"
-        words = f"prepare folder --data.root {root} --data.cache {cache} --format {form}"
-        subprocess.run(
-            [sys.executable, "-c", main, *words.split()], check=True, stdout=subprocess.DEVNULL
-        )
+    """Let the verb `prepare` of a generated project write a cache; one that is complete stays."""
+    main = "import sys; from image_classifier.cli import main; sys.exit(main())"
+    words = f"prepare folder --data.root {root} --data.cache {cache} --format {form}"
+    subprocess.run(
+        [sys.executable, "-c", main, *words.split()], check=True, stdout=subprocess.DEVNULL
+    )
     pictures.warm(cache)
 
 
