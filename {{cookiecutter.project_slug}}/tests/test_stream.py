@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,20 @@ def test_the_end_of_workers_is_told_with_a_hint(
     for worker in workers:
         worker.join(5)
         assert not worker.is_alive()
+
+
+def test_a_worker_that_dies_with_a_lock_of_the_loader_stops_nobody(
+    streamed: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, make = [], BaseContext.Event
+    monkeypatch.setattr(BaseContext, "Event", lambda ctx: events.append(make(ctx)) or events[-1])
+    data = TrainData(streamed, CPU)
+    batches = data.batches(0, 100)
+    next(batches)
+    events[0]._cond.acquire()
+    os.kill(data.loader.workers[0].pid, signal.SIGKILL)
+    with pytest.raises(FaultError, match="ended by SIGKILL"):
+        list(batches)
 
 
 def test_the_number_of_workers_is_measured_if_that_is_worth_it(

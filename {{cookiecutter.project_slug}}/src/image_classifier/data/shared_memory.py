@@ -11,6 +11,7 @@ import mmap
 import multiprocessing
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections import deque
@@ -215,6 +216,9 @@ class SharedMemoryLoader:
                 **options,
             )
             self.parts = iter(self.loader)
+        # A worker that is killed may hold the lock of the event by which DataLoader ends workers:
+        # this process would wait for it for ever. `kill_all` ends them instead.
+        self.parts._workers_done_event = threading.Event()
         # DataLoader's handler would raise in any line of the main thread; `next_part` checks the
         # workers itself. In other threads DataLoader sets none.
         with contextlib.suppress(ValueError):
