@@ -151,12 +151,14 @@ def common_side(source: Source, probes: int = 256) -> int | None:
     """The side in pixels if so many images of the dataset are all equal squares, else None."""
     if source.pixels is None and source.paths is None:
         return None
-    sizes, picked = set(), {len(source) * probe // probes for probe in range(probes)}
-    while picked and len(sizes) < 2:
+    side = None
+    for index in sorted({len(source) * probe // probes for probe in range(probes)}):
         with suppress(BadImageError):  # loading says what is wrong
-            sizes.add(tuple(source.read(picked.pop()).shape[:2]))
-    height, width = sizes.pop() if len(sizes) == 1 else (0, 1)
-    return height if height == width else None
+            height, width = source.read(index).shape[:2]
+            if height != width or side not in (None, height):
+                return None  # at once: each image is decoded for this
+            side = height
+    return side
 
 
 def check_batch_size(batch_size: int, count: int, processes: int, accumulate: int) -> None:
