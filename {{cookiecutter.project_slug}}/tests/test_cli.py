@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -123,13 +124,11 @@ def test_a_mistake_is_answered_in_one_line(
     words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
-    assert main(words.split()) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    said = refusal(*words.split())
     assert said.startswith("error: ")
     assert MISTAKES[words] in said
     assert not any(tmp_path.iterdir())
