@@ -205,7 +205,7 @@ ROWS = [
     Row(
         "classic mistakes in config, data and code",
         "refused or told before the first step",
-        tests_of(PROJECT, "tests/test_sanity_checks.py"),
+        tests_of(PROJECT, "tests/test_checks.py", "src/image_classifier/tools/sanity_checks"),
         1,
         0,
     ),

@@ -22,7 +22,6 @@ from image_classifier.evaluate import Scores
 from image_classifier.optim import build_loss
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.seeding import balanced_order_at
-from image_classifier.tracking import sanity_checks
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -102,15 +101,6 @@ def test_weighted_losses_of_parts_add_up(config: Config) -> None:
     assert whole == pytest.approx(sum(weights[labels] * torch.stack(each)) / 6)
     assert loss_of(logits[:4], labels[:4]) + loss_of(logits[4:], labels[4:]) == pytest.approx(whole)
     assert loss_of(logits, one_hot(labels, 3).float()) == pytest.approx(whole)
-
-
-def test_a_skewed_folder_is_pointed_out(
-    skewed: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sanity_checks, "SKEWED", 5)
-    train(changed(skewed, optim__warmup_epochs=0, epochs=0.125))
-    line = "warning: the largest class has 40 training images and the smallest 7."
-    assert line in capsys.readouterr().out
 
 
 def test_a_run_ends_when_it_gets_no_better(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

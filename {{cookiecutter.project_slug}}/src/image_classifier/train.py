@@ -83,7 +83,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
         loss_fn = build_loss(config.optim, micro_batch.share, train_data.class_weights)
-        warnings = check_setup(config, model, train_data, val_data)
+        check_setup(config, model, train_data, val_data)
 
         state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         checkpoints = Checkpoints(config, world, train_data.source)
@@ -97,7 +97,6 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             unfreeze_step=unfreeze_step,
             init_note=init_note,
             precision_note=f"{why_precision}; {reproducibility}",
-            warnings=warnings,
         )
         set_frozen(model, backbone, is_frozen=state.step < unfreeze_step)
         ddp_model = wrap_ddp(model, world)

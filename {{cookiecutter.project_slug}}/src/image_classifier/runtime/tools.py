@@ -3,6 +3,7 @@
 - `tools/<name>/command.py` is the command of that name: `main(words) -> exit code`. With
   `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
 - `tools/<name>/tracker.py` is the tracker of that name: `open_tracker`, and perhaps `LIBRARY`.
+- `tools/<name>/observer.py` adds warnings, metrics and sentences to the log: `open_observer`.
 - `tools/report/page.py` writes the report page: `write_page`.
 """
 

@@ -1,1 +1,1 @@
-"""Commands beside training, trackers and the report page: any of them can be deleted."""
+"""Commands beside training, trackers, observers, the report page: any of them can be deleted."""

@@ -1,10 +1,22 @@
-"""What a run says of itself: log, trackers, GPU readings, bottleneck, FLOPs, sanity checks.
+"""What a run says of itself: its log, which tells trackers and observers, and errors at its start.
 
-A tracker of yours needs `Tracker`, `Knobs` and `PROJECT`, the name that groups the runs.
+A tracker of yours needs `Tracker`, `Knobs` and `PROJECT`, the name that groups the runs; an
+observer needs `Observer`, `Setup` and `Speed`. Both are tools.
 """
 
+from .checks import blank_logits, check_setup
 from .logger import RunLogger
-from .sanity_checks import check_setup
+from .observers import Observer, Setup, Speed
 from .trackers import PROJECT, Knobs, Tracker
 
-__all__ = ["PROJECT", "Knobs", "RunLogger", "Tracker", "check_setup"]
+__all__ = [
+    "PROJECT",
+    "Knobs",
+    "Observer",
+    "RunLogger",
+    "Setup",
+    "Speed",
+    "Tracker",
+    "blank_logits",
+    "check_setup",
+]

@@ -1,6 +1,6 @@
-"""The log of a run: `metrics.jsonl`, the progress line, trackers, the report page, `status.json`.
+"""The log of a run: `metrics.jsonl`, progress lines, `status.json`.
 
-The training loop tells it of every step; it tells all others that observe a run.
+The training loop tells it of every step; it tells trackers, observers and the report page.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,7 @@ from ..runtime.machine import device_name
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tools
-from .bottleneck import verdict
-from .flops import TRAINING_PASSES, count_flops, find_peak
-from .monitor import Monitor
+from .observers import Observer, Setup, Speed, open_observers
 from .trackers import Trackers, confusion_image
 
 SAMPLES = 24  # augmented training images that the report page shows
@@ -53,18 +50,16 @@ class RunLogger:
         self.config, self.world, self.train_data = config, world, train_data
         self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, train_data.total_steps
         self.folder = Path(config.run.dir)
-        self.monitor, self.trackers = Monitor(world), Trackers(self.say)
+        self.trackers = Trackers(self.say)
+        self.observers: list[Observer] = []
         page = find_tools("page").get("report")  # `tools/report` may be deleted
         self.write_report = page.write_page if page else None
         self.samples: tuple[Tensor, Tensor, int] | None = None  # images, labels and their step
-        self.warnings: Sequence[str] = ()
+        self.warnings: list[str] = []  # of the observers
         self.step_done = self.start_step = saved["state"]["step"] if saved else 0
         row = saved["report"] if saved else {"loss": 0.0, "step": 0}
         self.loss = torch.full((), row["loss"], device=world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
-        self.forward_flops = 0  # of an image of full size, on rank 0
-        self.peak_flops = 1.0  # of the device, per second
-        self.unfreeze_step = 0  # the first that trains all weights
         self.image_size = 0  # of the last step
         self.top1: float | None = None  # of the last evaluation
         self.message = ""  # why the run ended early
@@ -110,9 +105,8 @@ class RunLogger:
         unfreeze_step: int,
         init_note: str,
         precision_note: str,
-        warnings: Sequence[str],
     ) -> None:
-        """Print what the run consists of, what an image costs, and warnings.
+        """Print what the run consists of, and what its observers warn of.
 
         Args:
             val_data: the validation images.
@@ -121,11 +115,14 @@ class RunLogger:
             unfreeze_step: the first step that trains all weights.
             init_note: which weights it starts from.
             precision_note: why this precision, and how reproducible the run is.
-            warnings: what is probably a mistake.
         """
         if not self.world.is_main:
             return
-        train_data, world, self.warnings = self.train_data, self.world, warnings
+        train_data, world = self.train_data, self.world
+        self.observers = open_observers(
+            Setup(self.config, world, train_data, val_data, model, precision, unfreeze_step)
+        )
+        self.warnings = [line for observer in self.observers for line in observer.warnings]
         num_weights = sum(weight.numel() for weight in model.parameters())
         why_cpu = f" ({world.why_cpu})" if world.why_cpu else ""
         ranks, threads = world.size, torch.get_num_threads()
@@ -134,7 +131,7 @@ class RunLogger:
             f"{train_data.num_classes} classes",
             *train_data.source.notes,
             *val_data.source.notes,
-            *(f"warning: {warning}" for warning in warnings),
+            *(f"warning: {warning}" for warning in self.warnings),
             f"images: {train_data.where}: {train_data.reason}",
             f"{type(model).__name__}: {num_weights:,} weights; {init_note}",
             f"{device_name(world.device)}{why_cpu}, {ranks} process{'es' * (ranks > 1)}, "
@@ -142,17 +139,7 @@ class RunLogger:
         ]
         if self.start_step < unfreeze_step:
             lines.append("the first epochs train only the last layer")
-        self.unfreeze_step = unfreeze_step
-        if flops := count_flops(model, self.config.data.image_size):
-            self.forward_flops = flops
-            self.peak_flops, source = find_peak(precision)
-            lines.append(
-                f"an image: {flops / 1e9:.3g} GFLOP forward, "
-                f"{TRAINING_PASSES * flops / 1e9:.3g} in training; "
-                f"peak of the device: {self.peak_flops / 1e12:.3g} TFLOP/s ({source})"
-            )
-        if self.monitor.note:
-            lines.append(self.monitor.note)
+        lines += [note for observer in self.observers for note in observer.notes]
         folder = printable(str(self.folder))
         lines.append(f"{folder}: from step {self.start_step} of {self.total_steps}")
         self.say("\n".join(lines))
@@ -178,7 +165,7 @@ class RunLogger:
     def progress(self, step: int, lr: float) -> None:
         """Log the mean loss since the last row, and the throughput. Waits for the device.
 
-        At the end of an epoch, also print what limits the throughput.
+        At the end of an epoch, also print what observers say of it.
 
         Raises:
             FaultError: if a loss is inf or nan, on every rank.
@@ -190,32 +177,30 @@ class RunLogger:
             now - self.marked,
             self.train_data.waited_seconds - self.marked_wait,
         )
-        metrics, speed = {"train/loss": loss, "train/lr": lr}, ""
-        if spent[0]:  # steps that were timed
-            rate, waited = self.speed(*spent)
-            metrics["train/images_per_second"] = round(rate, 1)
-            metrics["train/waited_fraction"] = round(waited, 4)
-            if mfu := self.mfu(rate):
-                metrics["train/mfu"] = round(mfu, 4)
-            speed = f"{rate:,.0f} images/s  waited {waited:.0%}  "
+        metrics, rates = {"train/loss": loss, "train/lr": lr}, ""
+        if speed := self.speed(*spent):
+            metrics["train/images_per_second"] = round(speed.images_per_second, 1)
+            metrics["train/waited_fraction"] = round(speed.waited, 4)
+            rates = f"{speed.images_per_second:,.0f} images/s  waited {speed.waited:.0%}  "
         metrics["memory_bytes"] = memory = memory_bytes(self.world.device)
-        metrics |= self.monitor.metrics() | self.train_data.bad_images.metrics()
+        metrics |= self.train_data.bad_images.metrics()
+        for observer in self.observers:
+            metrics |= observer.metrics(speed)
         self.write(step, metrics)
         left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
         top1 = "" if self.top1 is None else f"  top-1 {self.top1:.1%}"
         line = (
-            f"{self.place(step)}  loss {loss:.4f}{top1}  lr {lr:.1e}  {speed}"
+            f"{self.place(step)}  loss {loss:.4f}{top1}  lr {lr:.1e}  {rates}"
             f"{memory / 2**30:.1f} GB  ETA {clock(left)}"
         )
         is_live = sys.stdout.isatty()  # on a terminal the next line replaces this one
         self.say(line[: shutil.get_terminal_size().columns - 1] if is_live else line, not is_live)
         self.epoch = [sum(pair) for pair in zip(self.epoch, spent, strict=True)]
         if step % self.steps_per_epoch == 0:
-            if self.epoch[0]:  # steps that were timed
-                rate, waited = self.speed(*self.epoch)
-                used = f" MFU {mfu:.0%}." if (mfu := self.mfu(rate)) else ""
-                limit = verdict(self.config, self.train_data, rate, waited)
-                self.say(f"{self.place(step)}  {limit}{used}")
+            if speed := self.speed(*self.epoch):
+                found = [observer.verdict(speed) for observer in self.observers]
+                if verdict := " ".join(filter(None, found)):
+                    self.say(f"{self.place(step)}  {verdict}")
             if told := self.train_data.bad_images.told():
                 self.say(told)
             self.epoch = [0.0, 0.0, 0.0]
@@ -223,19 +208,12 @@ class RunLogger:
         self.row_step = step
         self.restart_clock(step)
 
-    def speed(self, steps: float, seconds: float, waited: float) -> tuple[float, float]:
-        """Images per second, and the fraction of the time that was spent waiting for data."""
-        return steps * self.train_data.batch_size / seconds, waited / seconds
-
-    def mfu(self, rate: float) -> float:
-        """Model FLOPs utilization at `rate` images per second: https://arxiv.org/abs/2204.02311.
-
-        FLOPs grow with the area of the images. Frozen layers have no backward pass.
-        """
-        passes = TRAINING_PASSES if self.step_done > self.unfreeze_step else 1
-        area = (self.image_size / self.config.data.image_size) ** 2
-        flops = self.forward_flops * passes * area
-        return rate * flops / (self.peak_flops * self.world.size)
+    def speed(self, steps: float, seconds: float, waited: float) -> Speed | None:
+        """Speed over steps that took and waited so many seconds; None if no steps were timed."""
+        if not steps:
+            return None
+        rate = steps * self.train_data.batch_size / seconds
+        return Speed(self.step_done, self.image_size, rate, waited / seconds)
 
     def scores(self, step: int, scores: Scores) -> None:
         """Log an evaluation, and rewrite the report page if the last writing is a while ago."""

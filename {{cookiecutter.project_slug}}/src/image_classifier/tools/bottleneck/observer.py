@@ -1,21 +1,23 @@
 """What limits the speed of a run, in one sentence per epoch."""
 
-from ..config import Config
-from ..data import TrainData
-from ..runtime.machine import num_cores, usual_precision
+from functools import partial
+
+from ...config import Config
+from ...data import TrainData
+from ...runtime.machine import num_cores, usual_precision
+from ...tracking import Observer, Setup, Speed
 
 LOADING_LIMITS = 0.1  # share of the time spent waiting for images from which on loading is slow
 
 
-def verdict(config: Config, data: TrainData, rate: float, waited: float) -> str:
-    """What limits the speed of training, and which option to try.
+def open_observer(setup: Setup) -> Observer:
+    """Judge the speed of each epoch."""
+    return Observer(verdict=partial(verdict, setup.config, setup.train_data))
 
-    Args:
-        config: of the run.
-        data: the training images, with what is known of their workers.
-        rate: training images per second.
-        waited: share of the time in which the loop waited for images, 0 to 1.
-    """
+
+def verdict(config: Config, data: TrainData, speed: Speed) -> str:
+    """What limits the speed of training, and which option to try."""
+    rate, waited = speed.images_per_second, speed.waited
     if waited > LOADING_LIMITS:
         return (
             f"Loading is the limit: {rate:,.0f} images/s, while the model could take "

@@ -1,13 +1,14 @@
-"""FLOPs: what an image costs, what the device can do, and the share of it that a run uses (MFU)."""
+"""FLOPs: what an image costs, and the share of the device's peak that a run uses (MFU)."""
 
 import re
 import time
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..precision import Precision
+from ...precision import Precision
+from ...tracking import Observer, Setup, Speed, blank_logits
 
 # The gradients of a layer's inputs and of its weights cost a forward pass each.
 TRAINING_PASSES = 3
@@ -38,6 +39,35 @@ DATASHEETS: dict[str, tuple[float, float]] = {
 }
 
 
+def open_observer(setup: Setup) -> Observer:
+    """Count the FLOPs of an image of full size; nothing to add where that finds none."""
+    full_size = setup.config.data.image_size
+    flops = count_flops(setup.model, full_size)
+    if not flops:
+        return Observer()
+    peak, source = find_peak(setup.precision)
+    note = (
+        f"an image: {flops / 1e9:.3g} GFLOP forward, "
+        f"{TRAINING_PASSES * flops / 1e9:.3g} in training; "
+        f"peak of the device: {peak / 1e12:.3g} TFLOP/s ({source})"
+    )
+
+    def mfu(speed: Speed) -> float:
+        """Model FLOPs utilization: https://arxiv.org/abs/2204.02311.
+
+        FLOPs grow with the area of the images. Frozen layers have no backward pass.
+        """
+        passes = TRAINING_PASSES if speed.step > setup.unfreeze_step else 1
+        image_flops = flops * passes * (speed.image_size / full_size) ** 2
+        return speed.images_per_second * image_flops / (peak * setup.world.size)
+
+    return Observer(
+        notes=(note,),
+        metrics=lambda speed: {"train/mfu": round(mfu(speed), 4)} if speed else {},
+        verdict=lambda speed: f"MFU {mfu(speed):.0%}.",
+    )
+
+
 def count_flops(model: nn.Module, image_size: int) -> int:
     """FLOPs of a forward pass of one image; a multiplication and an addition are two."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -45,19 +75,6 @@ def count_flops(model: nn.Module, image_size: int) -> int:
     with FlopCounterMode(display=False) as counter:
         blank_logits(model, image_size)
     return counter.get_total_flops()
-
-
-@torch.no_grad()  # not inference_mode: training may use what a model keeps of this
-def blank_logits(model: nn.Module, image_size: int) -> Tensor:
-    """The logits of one blank image in evaluation, (1, classes); `model` stays as it was."""
-    image = torch.zeros(1, 3, image_size, image_size, device=next(model.parameters()).device)
-    was_training, fastpath = model.training, torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # its kernel hides operations from a counter
-    try:
-        return model.eval().forward(image)  # `forward` is not compiled: one image never comes again
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        model.train(was_training)
 
 
 def find_peak(precision: Precision) -> tuple[float, str]:

@@ -1,18 +1,15 @@
-"""Sanity checks before the first step: errors that end a run, and warnings on likely mistakes.
+"""Sanity checks before the first step: warnings on what is probably a mistake.
 
-To add a warning: a function that returns a sentence, or "" if all is well, in `check_setup`.
+To add one: a function that returns a sentence, or "" if all is well, in `open_observer`.
 """
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..config import Config
-from ..data import EvalData, Source, TrainData
-from ..errors import UserError
-from ..runtime.console import some
-from .flops import blank_logits
-from .trackers import check_trackers
+from ...config import Config
+from ...data import Source
+from ...tracking import Observer, Setup
 
 # A learning rate, the batch size it is usual for, the power of the batch size it grows by, and why.
 USUAL_LR = {
@@ -25,56 +22,16 @@ SMALL_FOR_BATCHNORM = 8  # images: https://arxiv.org/abs/1803.08494, figure 5
 SKEWED = 10  # times as many images as the smallest class has
 
 
-def check_setup(
-    config: Config, model: nn.Module, train_data: TrainData, val_data: EvalData
-) -> list[str]:
-    """Run all checks, in milliseconds; `model` is on its device, and not wrapped for DDP.
-
-    Returns the warnings.
-
-    Raises:
-        UserError: if the run could only fail or count wrong.
-    """
-    train, val = train_data.source, val_data.source
-    check_trackers(config.run.trackers)
-    check_classes(train, val)
-    check_logits(config, model, len(train.classes))
+def open_observer(setup: Setup) -> Observer:
+    """Look for mistakes, in milliseconds."""
+    config, train, val = setup.config, setup.train_data.source, setup.val_data.source
     warnings = (
         unusual_lr(config),
-        small_batchnorm_batch(config, model, train_data.world.size),
+        small_batchnorm_batch(config, setup.model, setup.world.size),
         imbalanced_classes(config, train),
         other_normalization(train, val),
     )
-    return [warning for warning in warnings if warning]
-
-
-def check_classes(train: Source, val: Source) -> None:
-    """Both splits have the same classes, and each label is the number of one."""
-    if train.classes != val.classes:
-        raise UserError(
-            f"the classes of the validation images ({some(val.classes)}) differ from those of the "
-            f"training images ({some(train.classes)}): give both splits the same classes"
-        )
-    train.check_labels("training")
-    val.check_labels("validation")
-
-
-def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
-    """The model takes all image sizes of the run, some of them hours later, and has all outputs."""
-    data, name = config.data, config.model.name
-    for size in {data.image_size, data.test_size, config.augment.min_size} - {0}:
-        try:
-            shape = tuple(blank_logits(model, size).shape[1:])
-        except (RuntimeError, AssertionError, UserError) as error:
-            raise UserError(
-                f"--model.name {name} can't take images of {size} pixels, see --data.image-size, "
-                f"--data.test-size, --augment.min-size: {str(error).splitlines()[0]}"
-            ) from error
-        if shape != (num_classes,):
-            raise UserError(
-                f"--model.name {name} gives {shape} values for an image, but there are "
-                f"{num_classes} classes: its last layer needs one output per class"
-            )
+    return Observer(warnings=tuple(filter(None, warnings)))
 
 
 def unusual_lr(config: Config) -> str:

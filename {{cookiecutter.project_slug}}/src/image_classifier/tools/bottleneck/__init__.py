@@ -1,0 +1,1 @@
+"""What limits the speed of a run, in a sentence after each epoch."""

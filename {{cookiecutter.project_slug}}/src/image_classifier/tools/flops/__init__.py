@@ -1,0 +1,1 @@
+"""FLOPs of an image, and the share of the device's peak that a run uses (MFU)."""

@@ -1,0 +1,87 @@
+"""FLOPs are those by hand, and MFU is relative to the peak of the very device."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import changed
+from torch import nn
+
+from image_classifier.config import Config
+from image_classifier.precision import Precision
+from image_classifier.tools.flops import observer
+from image_classifier.tools.flops.observer import count_flops, datasheet, find_peak
+from image_classifier.tracking import Speed
+from image_classifier.train import train
+
+
+def test_flops_are_those_by_hand_and_counting_changes_nothing() -> None:
+    layers = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(4 * 64, 10))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
+    assert count_flops(model, 8) == 2 * (64 * 3 * 9 * 4 + 256 * 10)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.training
+
+
+def test_attention_is_counted_although_frozen_weights_have_a_kernel_of_their_own() -> None:
+    tokens = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Flatten(2), nn.Unflatten(2, (16, 12)))
+    layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
+    model = nn.Sequential(tokens, nn.Flatten(0, 1), layer)
+    trained = count_flops(model, 8)
+    assert trained > 2 * 16 * 12 * (4 * 12 + 2 * 24)
+    assert count_flops(model.requires_grad_(False), 8) == trained
+
+
+def test_small_images_and_frozen_layers_cost_less(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer, "count_flops", lambda *_: 100)
+    monkeypatch.setattr(observer, "find_peak", lambda _: (1000, "datasheet"))
+    setup = SimpleNamespace(config=config, world=SimpleNamespace(size=2), model=None)
+    setup.precision, setup.unfreeze_step = None, 4
+    mfu = observer.open_observer(setup)
+    for step, image_size, expected in ((4, 32, 0.5), (5, 32, 1.5), (5, 16, 0.375)):
+        speed = Speed(step, image_size, images_per_second=10, waited=0.0)
+        assert mfu.metrics(speed) == {"train/mfu": expected}
+        assert mfu.verdict(speed) == f"MFU {expected:.0%}."
+    assert mfu.metrics(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989),
+        ("NVIDIA A100-SXM4-80GB", torch.float32, 156),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", torch.bfloat16, None),
+        ("Tesla T4", torch.float16, 65),
+        ("NVIDIA GeForce RTX 3090 Ti", torch.bfloat16, None),
+    ],
+)
+def test_a_datasheet_is_that_of_the_very_gpu(
+    name: str, dtype: torch.dtype, teraflops: float | None
+) -> None:
+    assert datasheet(name, dtype) == (teraflops and pytest.approx(teraflops * 1e12))
+
+
+def test_a_device_without_a_datasheet_is_measured(config: Config) -> None:
+    flops, source = find_peak(Precision("fp32", config.compute, config.optim, torch.device("cpu")))
+    assert 1e8 < flops < 1e15
+    assert "measured" in source
+
+
+def test_a_run_logs_what_an_image_costs_and_the_share_of_the_peak_that_it_uses(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(changed(config, epochs=1, run__log_every_steps=1))
+    said = capsys.readouterr().out
+    assert re.search(r"an image: [\d.]+ GFLOP forward", said)
+    assert re.search(r"MFU \d+%\.", said)
+    rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
+    *_, last = (row for row in rows if "train/loss" in row)
+    assert 0 < last["train/mfu"] < 1

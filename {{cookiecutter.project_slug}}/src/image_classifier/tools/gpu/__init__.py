@@ -1,0 +1,1 @@
+"""Readings of the GPUs by NVML."""

@@ -1,0 +1,1 @@
+"""Warnings on likely mistakes before the first step."""

@@ -1,0 +1,65 @@
+"""Errors that end a run before its first step; warnings come from the tool `sanity_checks`."""
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Config
+from ..data import EvalData, Source, TrainData
+from ..errors import UserError
+from ..runtime.console import some
+from .trackers import check_trackers
+
+
+def check_setup(
+    config: Config, model: nn.Module, train_data: TrainData, val_data: EvalData
+) -> None:
+    """Run all checks, in milliseconds; `model` is on its device, and not wrapped for DDP.
+
+    Raises:
+        UserError: if the run could only fail or count wrong.
+    """
+    check_trackers(config.run.trackers)
+    check_classes(train_data.source, val_data.source)
+    check_logits(config, model, train_data.num_classes)
+
+
+def check_classes(train: Source, val: Source) -> None:
+    """Both splits have the same classes, and each label is the number of one."""
+    if train.classes != val.classes:
+        raise UserError(
+            f"the classes of the validation images ({some(val.classes)}) differ from those of the "
+            f"training images ({some(train.classes)}): give both splits the same classes"
+        )
+    train.check_labels("training")
+    val.check_labels("validation")
+
+
+def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
+    """The model takes all image sizes of the run, some of them hours later, and has all outputs."""
+    data, name = config.data, config.model.name
+    for size in {data.image_size, data.test_size, config.augment.min_size} - {0}:
+        try:
+            shape = tuple(blank_logits(model, size).shape[1:])
+        except (RuntimeError, AssertionError, UserError) as error:
+            raise UserError(
+                f"--model.name {name} can't take images of {size} pixels, see --data.image-size, "
+                f"--data.test-size, --augment.min-size: {str(error).splitlines()[0]}"
+            ) from error
+        if shape != (num_classes,):
+            raise UserError(
+                f"--model.name {name} gives {shape} values for an image, but there are "
+                f"{num_classes} classes: its last layer needs one output per class"
+            )
+
+
+@torch.no_grad()  # not inference_mode: training may use what a model keeps of this
+def blank_logits(model: nn.Module, image_size: int) -> Tensor:
+    """The logits of one blank image in evaluation, (1, classes); `model` stays as it was."""
+    image = torch.zeros(1, 3, image_size, image_size, device=next(model.parameters()).device)
+    was_training, fastpath = model.training, torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its kernel hides operations from a counter
+    try:
+        return model.eval().forward(image)  # `forward` is not compiled: one image never comes again
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        model.train(was_training)

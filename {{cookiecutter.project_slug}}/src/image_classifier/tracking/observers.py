@@ -1,0 +1,56 @@
+"""Observers, all of them tools: told of a run, they add warnings, metrics and sentences to its log.
+
+To add one: `tools/<name>/observer.py` with a function `open_observer` that returns an `Observer`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..config import Config
+from ..data import EvalData, TrainData
+from ..precision import Precision
+from ..runtime.distributed import World
+from ..runtime.tools import find_tools
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run consists of, before its first step."""
+
+    config: Config
+    world: World
+    train_data: TrainData
+    val_data: EvalData
+    model: nn.Module  # on its device, and not wrapped for DDP
+    precision: Precision
+    unfreeze_step: int  # the first step that trains all weights
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a run is, over its last steps or its last epoch."""
+
+    step: int  # how many are done
+    image_size: int  # side in pixels of the images of the last step
+    images_per_second: float  # on all ranks
+    waited: float  # share of the time in which the loop waited for images, 0 to 1
+
+
+@dataclass(frozen=True)
+class Observer:
+    """What one observer adds to the log of a run."""
+
+    warnings: tuple[str, ...] = ()  # printed, and shown by the report page
+    notes: tuple[str, ...] = ()  # lines on what the run consists of
+    metrics: Callable[[Speed | None], dict[str, float]] = lambda _: {}  # for each row; None: no
+    # steps were timed
+    verdict: Callable[[Speed], str] = lambda _: ""  # a sentence after each epoch
+
+
+def open_observers(setup: Setup) -> list[Observer]:
+    """The observers of a run, in the order of their names. Only rank 0 has any."""
+    if not setup.world.is_main:
+        return []
+    return [tool.open_observer(setup) for tool in find_tools("observer").values()]
