@@ -24,7 +24,7 @@ import house
 import record
 import rounds
 
-ABOUT = "models optim precision train"
+ABOUT = "models optim precision tools/cpu_precision train"
 CLASSES = 10
 SKIPPED = 5  # steps before the clock starts
 LONGEST = 20_000  # steps
@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Images per second of one network in one precision."""
     import torch
     import torchvision  # noqa: F401 - a run imports it anyway: not part of what `auto` takes
-    from image_classifier import precision as precision_module
+    from image_classifier.tools.cpu_precision import probe
 
     name, _, precision = options.contender.partition(":")
     task = TASKS[name]
@@ -84,13 +84,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     house.offer_pixels("noise", *pixels)
     readings: list[tuple[int, rounds.Reading]] = []
     probes: list[dict[str, float]] = []
-    own = precision_module.measure
+    own = probe.measure
 
-    def probe(*words: Any) -> list[tuple[float, float]]:  # noqa: ANN401
+    def measured(*words: Any) -> list[tuple[float, float]]:  # noqa: ANN401
         """What the measurement of `auto` finds; the clock is read before and after."""
         began = time.monotonic()
         found = own(*words)
-        gain = precision_module.gain_of(found)
+        gain = probe.gain_of(found)
         probes.append({"probe_seconds": time.monotonic() - began, "probe_gain": gain})
         return found
 
@@ -113,7 +113,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
             done += 1
         read(done)
 
-    precision_module.measure = probe
+    probe.measure = measured
     house.train(build_config(task, precision, options.device, folder), timed)
     (began, first), (ended, last) = readings
     took, count = last.since(first), (ended - began) * task.batch

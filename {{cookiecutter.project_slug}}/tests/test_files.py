@@ -3,13 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
-from conftest import changed
 
-from image_classifier import precision as precision_module
 from image_classifier.config import Config
-from image_classifier.data.loader import TrainData
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.heartbeat import rows_of
 from image_classifier.train import train
@@ -35,15 +31,3 @@ def test_rows_of_ranks_are_those_that_are_whole(damaged: bytes, tmp_path: Path) 
     path = tmp_path / "heartbeats"
     path.write_bytes(damaged + b"\n" + json.dumps(row).encode() + b"\n")
     assert rows_of(path) == [row]
-
-
-def test_a_measured_precision_that_is_damaged_is_measured_again(
-    damaged: bytes, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    rounds = [(3.0, 1.0)]
-    monkeypatch.setattr(precision_module, "measure", lambda *_: rounds)
-    config = changed(config, precision="auto", data__cache=str(tmp_path))
-    data = TrainData(config, CPU)
-    (tmp_path / "precision.json").write_bytes(damaged)
-    said = [precision_module.settle_precision(config, data, CPU)[1] for _ in range(2)]
-    assert [line.split(", ")[1] for line in said] == ["measured now", "measured before"]

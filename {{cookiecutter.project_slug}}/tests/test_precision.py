@@ -1,94 +1,29 @@
-"""`--precision auto`: the fastest format for this network on this machine, the same ever after."""
-
-from pathlib import Path
+"""`--precision auto` without a measurement: by the generation of a GPU, or as a run began."""
 
 import pytest
 import torch
-from conftest import changed, run_ranks
+from conftest import changed
 
 from image_classifier import precision as precision_module
-from image_classifier.checkpoint import read_newest
 from image_classifier.config import Config
-from image_classifier.data.loader import TrainData
-from image_classifier.precision import (
-    Rounds,
-    measure,
-    settle_precision,
-)
-from image_classifier.runtime.distributed import World, join_world
+from image_classifier.data import TrainData
+from image_classifier.precision import settle_precision
+from image_classifier.runtime.distributed import World
 from image_classifier.runtime.machine import usual_precision
-from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
-FASTER = [(1.0, 0.5), (1.2, 0.6)]  # seconds in fp32 and in bf16
-SLOWER = [(1.0, 1.1), (1.2, 1.3)]
-CONTRADICTORY = [(1.0, 0.5), (1.0, 2.0)]
 
 
-@pytest.fixture
-def auto(config: Config, tmp_path: Path) -> Config:
-    """A tiny run that leaves the format to the machine."""
-    return changed(config, precision="auto", data__cache=str(tmp_path / "cache"))
-
-
-def plant(patch: pytest.MonkeyPatch, rounds: Rounds) -> list[int]:
-    """Let the measurement find `rounds`; a list that grows with each measurement."""
-    calls: list[int] = []
-    patch.setattr(precision_module, "measure", lambda *_: calls.append(1) or rounds)
-    return calls
-
-
-def chosen(config: Config, world: World = CPU) -> tuple[str, str]:
-    """The format that a run takes, and why."""
-    saved = read_newest(config.run, world)
-    config, why = settle_precision(config, TrainData(config, world), world, saved)
-    return config.precision, why
-
-
-def test_a_cpu_takes_bf16_only_where_it_was_measured_to_be_faster(
-    auto: Config, monkeypatch: pytest.MonkeyPatch
+def test_without_the_tool_that_measures_a_cpu_computes_as_the_run_began_or_in_fp32(
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = plant(monkeypatch, CONTRADICTORY)  # which is not remembered
-    assert chosen(auto)[0] == chosen(auto)[0]
-    assert len(calls) == 2
-    calls = plant(monkeypatch, FASTER)
-    for when in ("measured now", "measured before"):
-        assert chosen(auto) == ("bf16", f"bf16 is 2 x as fast as fp32 here, {when}")
-    assert len(calls) == 1
-    other = changed(auto, model__width=16)  # each network is measured
-    plant(monkeypatch, SLOWER)
-    assert chosen(other) == ("fp32", "bf16 is 0.91 x as fast as fp32 here, measured now")
-    assert chosen(changed(other, precision="bf16"))[0] == "bf16"
-
-
-def test_a_run_resumes_in_the_format_that_it_began_with(
-    auto: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch, FASTER)
-    train(changed(auto, epochs=1, optim__warmup_epochs=0))
-    plant(monkeypatch, SLOWER)
-    elsewhere = changed(auto, data__cache=auto.data.cache + "2")
-    assert chosen(elsewhere) == ("bf16", "as this run began")
-    assert chosen(changed(elsewhere, run__fresh=True))[0] == "fp32"
-
-
-def test_the_measurement_leaves_the_random_state_as_it_was(auto: Config) -> None:
-    before = torch.default_generator.get_state()
-    rounds = measure(auto, 10, 16, CPU)
-    assert torch.equal(torch.default_generator.get_state(), before)
-    assert 1 <= len(rounds) <= 2
-    assert min(map(min, rounds)) > 0
-
-
-def chosen_on_rank(config: Config) -> str:
-    """The format that this rank takes, where the two measure the opposite."""
-    with join_world(config.compute) as world, pytest.MonkeyPatch.context() as patch:
-        plant(patch, (FASTER, SLOWER)[world.rank])
-        return chosen(config, world)[0]
-
-
-def test_all_ranks_take_the_same_format(auto: Config) -> None:
-    assert run_ranks(2, chosen_on_rank, auto) == ["bf16", "bf16"]
+    monkeypatch.setattr(precision_module, "find_tools", lambda _: {})
+    auto = changed(config, precision="auto")
+    data = TrainData(auto, CPU)
+    assert settle_precision(auto, data, CPU)[0].precision == "fp32"
+    saved = {"config": {"precision": "bf16"}}
+    resumed, why = settle_precision(auto, data, CPU, saved)
+    assert (resumed.precision, why) == ("bf16", "as this run began")
 
 
 def test_a_gpu_takes_the_format_that_its_generation_is_made_for(

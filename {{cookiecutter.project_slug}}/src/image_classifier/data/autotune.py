@@ -29,7 +29,7 @@ GOOD_ENOUGH = 0.95  # of the highest rate: more workers cost memory for nothing
 
 
 def choose_where(
-    data: DataConfig, augment: AugmentConfig, source: Source, side: int | None, world: World
+    data: DataConfig, augment: AugmentConfig, source: Source, world: World
 ) -> tuple[str, str]:
     """Where the training images are kept (device, host or stream), and why."""
     if data.where != "auto":
@@ -37,7 +37,7 @@ def choose_where(
     if augment.policy != "none":
         return "stream", f"{augment.policy} works on single images"
     # Never by memory where it would change the pixels: the device cuts crops otherwise.
-    if augment.crop == "resized" or side is None:
+    if augment.crop == "resized" or (side := common_side(source)) is None:
         return "stream", "crops are cut from the whole image"
     needed = len(source) * side**2 * 3
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"

@@ -60,8 +60,7 @@ class TrainData:
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
         self.total_steps = self.steps_in(config.epochs)
-        side = common_side(self.source) if data.where != "stream" else None
-        self.where, self.reason = choose_where(data, augment, self.source, side, world)
+        self.where, self.reason = choose_where(data, augment, self.source, world)
         # The device on which batches are gathered.
         self.home = world.device if self.where == "device" else torch.device("cpu")
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
@@ -72,7 +71,8 @@ class TrainData:
             self.data = replace(data, workers=self.workers)  # evaluation has as many
             self.reason += why
         else:
-            side = (augment.crop == "resized" and side) or data.image_size
+            # The device cuts random boxes from whole images, if these are equal squares.
+            side = (augment.crop == "resized" and common_side(self.source)) or data.image_size
             pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)

@@ -6,7 +6,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -144,24 +144,3 @@ def command(verb: str) -> str:
     """A command as the user called it: `train.py`, or the console script's name and the verb."""
     program = Path(sys.argv[0])
     return program.name if program.stem == verb else f"{program.name} {verb}"
-
-
-@dataclass(frozen=True)
-class PrepareData:
-    """Which images to prepare or check; the names are those of `train`'s options."""
-
-    name: str = "folder"  # a dataset of files
-    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
-    val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
-    cache: str = ""  # folder to write to; default: ROOT.cache, beside `root`
-
-
-def take_images(words: list[str]) -> tuple[str, PrepareData]:
-    """The preset whose name `words` begin with, or `folder`: its name, and its images.
-
-    Raises:
-        UserError: if there is no preset of that name.
-    """
-    name, preset = take_preset(words, "folder")
-    data = preset.data
-    return name, PrepareData(data.name, data.root, data.val_fraction, data.cache)

@@ -5,8 +5,9 @@ from typing import Literal
 
 from ...config import Config, DataConfig
 from ...errors import EXIT_DONE, EXIT_FAULT
-from ...runtime.command_line import PrepareData, command, parse, summary, take_images
+from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
+from ..image_options import PrepareData, take_images
 
 
 @dataclass(frozen=True)

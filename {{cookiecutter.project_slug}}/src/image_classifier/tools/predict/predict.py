@@ -11,9 +11,10 @@ from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
-from ...runtime.console import Progress, is_reader_gone, printable, say
+from ...runtime.console import is_reader_gone, printable, say
 from ...runtime.distributed import join_world
 from ..loaded_model import LoadedModel, load_model
+from ..progress import Progress
 from .command import PredictOptions
 from .images import Images, list_files
 from .output import NO_ROW, Output, Row, check_out

@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config, DataConfig, within
-from ...runtime.command_line import PrepareData, command, parse, summary, take_images
+from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
+from ..image_options import PrepareData, take_images
 
 RESULT_IS_IN_FILES = True
 

@@ -22,9 +22,10 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import BadImageError, PathList, open_files, prepared, read_image, resize
 from ...errors import UserError
-from ...runtime.console import Progress, clock, say
+from ...runtime.console import clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
+from ..progress import Progress
 
 SHARD_BYTES = 2**26  # of a file of images, about; each thread holds one in memory, several times
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it

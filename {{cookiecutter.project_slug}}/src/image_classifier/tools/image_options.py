@@ -1,0 +1,26 @@
+"""Options of the commands that read the images of a preset."""
+
+from dataclasses import dataclass
+
+from ..runtime.command_line import take_preset
+
+
+@dataclass(frozen=True)
+class PrepareData:
+    """Which images to prepare or check; the names are those of `train`'s options."""
+
+    name: str = "folder"  # a dataset of files
+    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
+    cache: str = ""  # folder to write to; default: ROOT.cache, beside `root`
+
+
+def take_images(words: list[str]) -> tuple[str, PrepareData]:
+    """The preset whose name `words` begin with, or `folder`: its name, and its images.
+
+    Raises:
+        UserError: if there is no preset of that name.
+    """
+    name, preset = take_preset(words, "folder")
+    data = preset.data
+    return name, PrepareData(data.name, data.root, data.val_fraction, data.cache)
