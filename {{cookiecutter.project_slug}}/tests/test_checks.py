@@ -34,7 +34,7 @@ from image_classifier.runtime.command_line import (
     take_preset,
 )
 from image_classifier.runtime.distributed import World
-from image_classifier.tracking import check_setup
+from image_classifier.tracking import Setup, check_setup
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -50,7 +50,7 @@ def check() -> Check:
     def check(model: nn.Module | None = None, **changes: object) -> None:
         config = changed(few, **changes)
         model = model or build_model(config.model, 10, config.data.image_size)
-        check_setup(config, model, train_data, val_data)
+        check_setup(Setup(config, CPU, train_data, val_data, model, None, 0))
 
     return check
 

@@ -217,7 +217,6 @@ def check_ranges(config: object) -> None:
                     raise out_of_range(prefix + knob.name, number, f"{low:g} .. {high:g}")
 
 
-PREPARED_SIDE, PREPARED_QUALITY = 256, 85  # what `prepare` writes if it is not told otherwise
 # Knobs that cannot change what is learned may differ when a run is resumed. Those of `prepared`
 # images change pixels, which the fingerprint of the images tells.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")

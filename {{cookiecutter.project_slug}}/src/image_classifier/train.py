@@ -32,7 +32,7 @@ from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
-from .tracking import RunLogger, check_setup
+from .tracking import RunLogger, Setup, check_setup
 from .train_state import TrainState
 
 
@@ -83,21 +83,15 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         optimizer = build_optimizer(config.optim, model)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
         loss_fn = build_loss(config.optim, micro_batch.share, train_data.class_weights)
-        check_setup(config, model, train_data, val_data)
+        setup = Setup(config, world, train_data, val_data, model, precision, unfreeze_step)
+        check_setup(setup)
 
         state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         checkpoints = Checkpoints(config, world, train_data.source)
         checkpoints.resume(state, saved)
-        log = RunLogger(config, world, train_data, saved)
+        log = RunLogger(setup, saved)
         del saved  # model and optimizer have what they need of it
-        log.introduce(
-            val_data,
-            model,
-            precision,
-            unfreeze_step=unfreeze_step,
-            init_note=init_note,
-            precision_note=f"{why_precision}; {reproducibility}",
-        )
+        log.introduce(init_note=init_note, precision_note=f"{why_precision}; {reproducibility}")
         set_frozen(model, backbone, is_frozen=state.step < unfreeze_step)
         ddp_model = wrap_ddp(model, world)
         evaluate_every = train_data.steps_in(run.evaluate_every_epochs)

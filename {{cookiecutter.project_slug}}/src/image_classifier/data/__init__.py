@@ -6,11 +6,9 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 
 from .autotune import choose_workers, fits_memory, open_loader, worker_counts
 from .crops import BOX_DRAWS, center_crop, random_boxes, resize
-from .datasets import DATASETS, open_dataset, open_files, prepared
+from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import has_suffix, walk
-from .datasets.paths import PathList
-from .datasets.prepared import Recipe, cache_folder
-from .datasets.quarantine import quarantine_path, read_quarantine
+from .datasets.paths import NO_CACHE, PathList, cache_folder
 from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
@@ -21,12 +19,12 @@ __all__ = [
     "BOX_DRAWS",
     "DATASETS",
     "LEFT_OUT",
+    "NO_CACHE",
     "BadImageError",
     "Batch",
     "EvalData",
     "PathList",
     "Prefetcher",
-    "Recipe",
     "Samples",
     "Source",
     "TrainData",
@@ -40,11 +38,8 @@ __all__ = [
     "open_dataset",
     "open_files",
     "open_loader",
-    "prepared",
-    "quarantine_path",
     "random_boxes",
     "read_image",
-    "read_quarantine",
     "reflect",
     "resize",
     "shift_and_flip",

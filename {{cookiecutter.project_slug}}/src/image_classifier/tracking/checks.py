@@ -4,23 +4,22 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Config
-from ..data import EvalData, Source, TrainData
+from ..data import Source
 from ..errors import UserError
 from ..runtime.console import some
+from .observers import Setup
 from .trackers import check_trackers
 
 
-def check_setup(
-    config: Config, model: nn.Module, train_data: TrainData, val_data: EvalData
-) -> None:
-    """Run all checks, in milliseconds; `model` is on its device, and not wrapped for DDP.
+def check_setup(setup: Setup) -> None:
+    """Run all checks, in milliseconds.
 
     Raises:
         UserError: if the run could only fail or count wrong.
     """
-    check_trackers(config.run.trackers)
-    check_classes(train_data.source, val_data.source)
-    check_logits(config, model, train_data.num_classes)
+    check_trackers(setup.config.run.trackers)
+    check_classes(setup.train_data.source, setup.val_data.source)
+    check_logits(setup.config, setup.model, setup.train_data.num_classes)
 
 
 def check_classes(train: Source, val: Source) -> None:

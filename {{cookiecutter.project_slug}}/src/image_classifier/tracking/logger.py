@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..config import Config
-from ..data import EvalData, TrainData
 from ..errors import FaultError
 from ..evaluate import Scores
-from ..precision import Precision
 from ..predictions import phrase, scores_text
 from ..preprocess import denormalize
 from ..runtime import console
 from ..runtime.config_dict import flatten
 from ..runtime.console import clock, printable
-from ..runtime.distributed import World
 from ..runtime.files import append_lines, forget_rows_after, write_json
 from ..runtime.machine import device_name
 from ..runtime.run_dir import environment
@@ -43,13 +39,12 @@ PAGE_SECONDS = 60.0  # between two writings of the page, which take a second or 
 class RunLogger:
     """Logs one run to the terminal and to its folder; ranks other than 0 are quiet."""
 
-    def __init__(
-        self, config: Config, world: World, train_data: TrainData, saved: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, setup: Setup, saved: dict[str, Any] | None) -> None:
         """Begin, or continue from the checkpoint `saved`: rows of later steps are dropped."""
-        self.config, self.world, self.train_data = config, world, train_data
+        self.setup, self.config, self.world = setup, setup.config, setup.world
+        self.train_data = train_data = setup.train_data
         self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, train_data.total_steps
-        self.folder = Path(config.run.dir)
+        self.folder = Path(self.config.run.dir)
         self.trackers = Trackers(self.say)
         self.observers: list[Observer] = []
         page = find_tools("page").get("report")  # `tools/report` may be deleted
@@ -58,7 +53,7 @@ class RunLogger:
         self.warnings: list[str] = []  # of the observers
         self.step_done = self.start_step = saved["state"]["step"] if saved else 0
         row = saved["report"] if saved else {"loss": 0.0, "step": 0}
-        self.loss = torch.full((), row["loss"], device=world.device)  # summed since `row_step`
+        self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
         self.image_size = 0  # of the last step
         self.top1: float | None = None  # of the last evaluation
@@ -67,9 +62,9 @@ class RunLogger:
         self.epoch = [0.0, 0.0, 0.0]  # steps, seconds, seconds waited for data since a verdict
         self.restart_clock(self.start_step)
         self.unwritten: list[str] = []  # rows for which the disk had no space
-        if world.is_main:
-            write_json(self.folder / "config.json", flatten(config))
-            write_json(self.folder / "environment.json", environment(world))
+        if self.world.is_main:
+            write_json(self.folder / "config.json", flatten(self.config))
+            write_json(self.folder / "environment.json", environment(self.world))
 
     def __enter__(self) -> "RunLogger":
         """Mark the run as running, and open its trackers."""
@@ -96,32 +91,18 @@ class RunLogger:
         if self.world.is_main:
             console.say(line, is_last)
 
-    def introduce(
-        self,
-        val_data: EvalData,
-        model: nn.Module,
-        precision: Precision,
-        *,
-        unfreeze_step: int,
-        init_note: str,
-        precision_note: str,
-    ) -> None:
+    def introduce(self, *, init_note: str, precision_note: str) -> None:
         """Print what the run consists of, and what its observers warn of.
 
         Args:
-            val_data: the validation images.
-            model: the network, on the device.
-            precision: its number format.
-            unfreeze_step: the first step that trains all weights.
             init_note: which weights it starts from.
             precision_note: why this precision, and how reproducible the run is.
         """
         if not self.world.is_main:
             return
-        train_data, world = self.train_data, self.world
-        self.observers = open_observers(
-            Setup(self.config, world, train_data, val_data, model, precision, unfreeze_step)
-        )
+        setup, model, world = self.setup, self.setup.model, self.world
+        train_data, val_data = setup.train_data, setup.val_data
+        self.observers = open_observers(setup)
         self.warnings = [line for observer in self.observers for line in observer.warnings]
         num_weights = sum(weight.numel() for weight in model.parameters())
         why_cpu = f" ({world.why_cpu})" if world.why_cpu else ""
@@ -135,9 +116,9 @@ class RunLogger:
             f"images: {train_data.where}: {train_data.reason}",
             f"{type(model).__name__}: {num_weights:,} weights; {init_note}",
             f"{device_name(world.device)}{why_cpu}, {ranks} process{'es' * (ranks > 1)}, "
-            f"{threads} thread{'s' * (threads > 1)} each, {precision.name}; {precision_note}",
+            f"{threads} thread{'s' * (threads > 1)} each, {setup.precision.name}; {precision_note}",
         ]
-        if self.start_step < unfreeze_step:
+        if self.start_step < setup.unfreeze_step:
             lines.append("the first epochs train only the last layer")
         lines += [note for observer in self.observers for note in observer.notes]
         folder = printable(str(self.folder))

@@ -18,11 +18,10 @@ from torch.utils.data import Dataset
 from ...config import DataConfig
 from ...errors import UserError, choose
 from ...runtime.seeding import DATASET, seeded
+from ...runtime.tools import find_tools
 from .cifar import cifar10, cifar100
 from .folder import folder
 from .map_style import source_of
-from .prepared import with_prepared
-from .quarantine import without_quarantine
 from .shapes import shapes
 from .source import Source
 
@@ -34,8 +33,6 @@ DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
 def open_dataset(data: DataConfig, split: str) -> Source:
     """One split of the dataset that `data` names; its images as `prepare` wrote them, if it did.
 
-    Files that `check --quarantine` listed are left out.
-
     Args:
         data: Its `name`, `root`, `cache`, `limit`, and what the dataset's function reads.
         split: train, val or test.
@@ -44,12 +41,17 @@ def open_dataset(data: DataConfig, split: str) -> Source:
         UserError: for a name that is not in `DATASETS`, images that are not there or damaged, or a
             function that does not return what it should.
     """
-    source = with_prepared(open_files(data, split), data, split)
+    source = open_files(data, split)
+    if prepared := find_tools("prepared").get("prepare"):
+        source = prepared.with_prepared(source, data, split)
     return source.thinned(data.limit) if 0 < data.limit < len(source) else source
 
 
 def open_files(data: DataConfig, split: str) -> Source:
-    """`open_dataset` without a limit and without prepared images."""
+    """`open_dataset` without a limit and without prepared images.
+
+    Files that `check --quarantine` listed are left out.
+    """
     function = choose("dataset", data.name, DATASETS)
     with seeded(DATASET):
         found = function(data, split)
@@ -60,4 +62,5 @@ def open_files(data: DataConfig, split: str) -> Source:
             "Dataset, `Source(labels, classes, pixels=images)`, or one with "
             "`paths=PathList(folder, paths)`"
         )
-    return without_quarantine(source, data, split)
+    quarantine = find_tools("quarantine").get("check")
+    return quarantine.without_quarantine(source, data, split) if quarantine else source

@@ -1,4 +1,4 @@
-"""The paths of image files."""
+"""The paths of image files, and of the folder for what is made of them."""
 
 import os
 from array import array
@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...config import DataConfig
 from ...errors import UserError
 
 STAT_THREADS = 4  # faster than one on network file systems
 STAT_TOGETHER = 4096  # files per task of a thread
+NO_CACHE = "off"  # as `data.cache`: read the files
 
 
 class PathList:
@@ -80,3 +82,13 @@ class PathList:
 
         with ThreadPoolExecutor(STAT_THREADS) as threads:
             return torch.cat(list(threads.map(stats_from, range(0, len(self), STAT_TOGETHER))))
+
+
+def cache_folder(data: DataConfig) -> Path:
+    """The folder for what tools keep of a dataset: `data.cache`, or ROOT.cache."""
+    if data.cache not in ("", NO_CACHE):
+        return Path(data.cache)
+    root = Path(data.root)
+    if root.name in ("", ".."):
+        root = root.resolve()
+    return root.with_name(f"{root.name}.cache")

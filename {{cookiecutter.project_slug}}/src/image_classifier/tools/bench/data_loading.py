@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
-from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config
+from ...config import Config
 from ...data import (
     DATASETS,
     Batch,
     Prefetcher,
-    Recipe,
     Samples,
     fits_memory,
     worker_counts,
@@ -184,7 +183,7 @@ def prepared(setup: Setup) -> Variants:
         configs = {"files": files, f"prepared, {source.recipe}": config}
         return {name: Variant(found, is_choice=False) for name, found in configs.items()}
     try:
-        from ..prepare.prepare import prepare_images
+        from ..prepare.prepare import Recipe, prepare_images
     except ModuleNotFoundError:
         raise UnavailableError("needs the tool prepare, which was deleted") from None
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
@@ -194,7 +193,7 @@ def prepared(setup: Setup) -> Variants:
     variants = {"files": Variant(with_knobs(config, data__cache="off"), is_choice=False)}
     for form in ("jpeg", "raw"):
         cached = with_knobs(config, data__cache=str(Path(config.run.dir, SAMPLE, form)))
-        recipe = Recipe(form, max(PREPARED_SIDE, data.image_size), PREPARED_QUALITY)
+        recipe = Recipe(form, max(Recipe.side, data.image_size))
         prepare_images(cached.data, ("train",), recipe)
         variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
     return variants

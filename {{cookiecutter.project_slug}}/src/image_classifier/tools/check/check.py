@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from ...config import DataConfig
-from ...data import has_suffix, quarantine_path, read_quarantine
+from ...data import has_suffix
 from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_text
 from .near_duplicates import connected_components, find_near_duplicates
+from .quarantine import quarantine_path, read_quarantine
 from .survey import Images
 
 UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single color so far

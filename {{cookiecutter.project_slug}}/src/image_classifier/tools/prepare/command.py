@@ -3,10 +3,11 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ...config import PREPARED_QUALITY, PREPARED_SIDE, Config, DataConfig, within
+from ...config import Config, DataConfig, within
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
 from ..image_options import PrepareData, take_images
+from .recipe import Recipe
 
 RESULT_IS_IN_FILES = True
 
@@ -17,9 +18,9 @@ class PrepareOptions:
 
     data: PrepareData = field(default_factory=PrepareData)
     splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
-    side: int = within(PREPARED_SIDE, 8, 4096)  # shorter side, in pixels; smaller images stay
+    side: int = within(Recipe.side, 8, 4096)  # shorter side, in pixels; smaller images stay
     format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
-    quality: int = within(PREPARED_QUALITY, 1, 100)  # JPEG quality, up to 100
+    quality: int = within(Recipe.quality, 1, 100)  # JPEG quality, up to 100
 
 
 def main(words: list[str]) -> int:
@@ -30,7 +31,6 @@ def main(words: list[str]) -> int:
     data = Config(data=DataConfig(**asdict(options.data))).data  # in its ranges
 
     def work() -> None:
-        from ...data import Recipe
         from .prepare import prepare_images
 
         recipe = Recipe(options.format, options.side, options.quality)

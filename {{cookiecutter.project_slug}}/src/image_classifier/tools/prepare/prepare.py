@@ -1,4 +1,4 @@
-"""Images written once at the size that training needs; `data/datasets/prepared.py` reads them.
+"""Images written once at the size that training needs; `prepared.py` reads them.
 
 A file of images has a key, a digest of the settings and of the state of the images' own files, and
 a checksum. Each file that is damaged, missing or has another key is written, the others are kept:
@@ -20,26 +20,28 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import BadImageError, PathList, open_files, prepared, read_image, resize
+from ...data import BadImageError, PathList, cache_folder, open_files, read_image, resize
 from ...errors import UserError
 from ...runtime.console import clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
 from ..progress import Progress
+from . import prepared
+from .recipe import Recipe
 
 SHARD_BYTES = 2**26  # of a file of images, about; each thread holds one in memory, several times
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
 MIN_IMAGES = 16  # in a file, of which there are fewer then
 
 
-def prepare_images(data: DataConfig, splits: Sequence[str], recipe: prepared.Recipe) -> None:
+def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> None:
     """Write all images of `splits` as `recipe` says, or what is missing of them.
 
     Raises:
         UserError: if the dataset has no files, one can't be read, or these can't be written.
     """
     for split in splits:
-        folder, paths = prepared.cache_folder(data) / split, open_files(data, split).paths
+        folder, paths = cache_folder(data) / split, open_files(data, split).paths
         if paths is None:
             raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
         try:
@@ -62,7 +64,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def prepare_split(paths: PathList, folder: Path, recipe: prepared.Recipe) -> None:
+def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
     """Write the images of one split, and last the index that makes them usable."""
     began, progress = time.monotonic(), Progress(len(paths))
     state = paths.state()  # before the files are read: training finds a later change
@@ -97,7 +99,7 @@ def prepare_split(paths: PathList, folder: Path, recipe: prepared.Recipe) -> Non
     say(f"{folder}: {len(paths):,} images, {recipe}: {done}")
 
 
-def images_per_shard(recipe: prepared.Recipe, count: int) -> int:
+def images_per_shard(recipe: Recipe, count: int) -> int:
     """The number of images in a file: a power of 2, so that a few more images do not change it."""
     image_bytes = 4 * recipe.side**2 // (1 if recipe.format == "raw" else 8)  # of 4:3, about
     most = max(1, min(SHARD_BYTES // image_bytes, max(MIN_IMAGES, count // MIN_SHARDS)))
@@ -115,7 +117,7 @@ def is_whole(path: Path, key: str) -> bool:
     return about == f"{key} {prepared.digest_of(key, arrays)}"
 
 
-def write_shard(path: Path, files: PathList, recipe: prepared.Recipe, key: str) -> None:
+def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
     """Write the images of `files` to one file: `images`, where each ends, and their sizes."""
     content, ends, sizes = bytearray(), [], []
     for number in range(len(files)):
@@ -132,7 +134,7 @@ def write_shard(path: Path, files: PathList, recipe: prepared.Recipe, key: str) 
     write_whole(path, lambda file: file.write(save(arrays, {"about": about})))
 
 
-def encode(path: Path, recipe: prepared.Recipe) -> tuple[bytes | memoryview, tuple[int, int]]:
+def encode(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, tuple[int, int]]:
     """An image as it is stored, and its height and width.
 
     Raises:
@@ -154,9 +156,7 @@ def encode(path: Path, recipe: prepared.Recipe) -> tuple[bytes | memoryview, tup
     return jpeg, (height, width)
 
 
-def write_index(
-    folder: Path, names: list[str], state: dict[str, Tensor], recipe: prepared.Recipe
-) -> None:
+def write_index(folder: Path, names: list[str], state: dict[str, Tensor], recipe: Recipe) -> None:
     """Write where each image is, and of which files and how it was made."""
     places, sizes, digests = [], [], []
     for number, name in enumerate(names):

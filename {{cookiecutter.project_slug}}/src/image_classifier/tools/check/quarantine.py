@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 
 from ...config import DataConfig
+from ...data import Source, cache_folder
 from ...errors import UserError
 from ...runtime.console import path_of
 from ...runtime.files import open_plain
-from .prepared import cache_folder
-from .source import Source
 
 
 def quarantine_path(data: DataConfig) -> Path:

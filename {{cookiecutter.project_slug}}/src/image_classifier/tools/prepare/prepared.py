@@ -8,7 +8,7 @@ The index is written last. The images are used only while those files are the sa
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +19,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...config import DataConfig
+from ...data import NO_CACHE, Source, cache_folder
 from ...errors import UserError
 from ...runtime.machine import is_in_memory, map_pages
-from .source import Source
+from .recipe import Recipe
 
 VERSION = 2  # of the index; images with another are prepared again
 INDEX = "index.safetensors"
-OFF = "off"  # as `data.cache`: read the files
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How images are prepared."""
-
-    format: str  # raw or jpeg
-    side: int  # of the shorter side in pixels, where an image is not smaller
-    quality: int  # of jpeg, from 1 to 100
-
-    def __str__(self) -> str:
-        """The recipe in words."""
-        form = "raw" if self.format == "raw" else f"JPEG of quality {self.quality}"
-        return f"{form}, shorter side {self.side}"
 
 
 class Prepared:
@@ -91,16 +77,6 @@ class Prepared:
         return self.__dict__ | {"shards": [None] * len(self.shards)}
 
 
-def cache_folder(data: DataConfig) -> Path:
-    """The folder for prepared images and for the list of `check`: `data.cache`, or ROOT.cache."""
-    if data.cache not in ("", OFF):
-        return Path(data.cache)
-    root = Path(data.root)
-    if root.name in ("", ".."):
-        root = root.resolve()
-    return root.with_name(f"{root.name}.cache")
-
-
 def shard_name(number: int) -> str:
     """The name of a file of images."""
     return f"images-{number:05}.safetensors"
@@ -113,7 +89,7 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
         UserError: if they are damaged, as training from the files would be slow without a reason.
     """
     folder = cache_folder(data) / split
-    if data.cache == OFF or source.paths is None or not folder.is_dir():
+    if data.cache == NO_CACHE or source.paths is None or not folder.is_dir():
         return source
     recipe, digests, index = read_index(folder / INDEX)
     if recipe is None:

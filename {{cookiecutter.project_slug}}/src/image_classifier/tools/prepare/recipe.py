@@ -1,0 +1,17 @@
+"""How `prepare` writes images."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How images are prepared."""
+
+    format: str = "raw"  # raw or jpeg
+    side: int = 256  # of the shorter side in pixels, where an image is not smaller
+    quality: int = 85  # of jpeg, from 1 to 100
+
+    def __str__(self) -> str:
+        """The recipe in words."""
+        form = "raw" if self.format == "raw" else f"JPEG of quality {self.quality}"
+        return f"{form}, shorter side {self.side}"
