@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from image_classifier.errors import FaultError, UserError
 from image_classifier.models import read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import consensus, heartbeat
+from image_classifier.runtime import consensus
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import (
     OutOfMemoryError,
@@ -135,29 +134,6 @@ def test_all_ranks_end_after_the_same_step_whichever_got_the_signal(config: Conf
     assert message.startswith("received SIGTERM: saved ")
     assert other_message == ""
     assert 2 <= step == other_step < 8
-
-
-def left_alone(config: Config) -> None:
-    """Train, and be killed if this is rank 1."""
-    heartbeat.BEAT_SECONDS = 0.1
-
-    def die(log: RunLogger) -> None:
-        if log.world.rank == 1 and log.step_done == 3:
-            time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    in_each_step(die)
-    with suppress(FaultError):
-        train(config)
-
-
-def test_a_rank_that_was_killed_is_named_with_its_place(config: Config) -> None:
-    with pytest.raises(EOFError):
-        run_ranks(2, left_alone, config)
-    found = status(config)
-    assert found["state"] == "failed"
-    for part in ("no answer from rank 1 on ", "which has ended", "at test_faults.py:"):
-        assert part in found["message"]
 
 
 def test_out_of_memory_halves_the_micro_batch_and_nothing_else(

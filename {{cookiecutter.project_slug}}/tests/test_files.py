@@ -7,7 +7,6 @@ import torch
 
 from image_classifier.config import Config
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.heartbeat import rows_of
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -24,10 +23,3 @@ def test_a_run_goes_on_beside_what_is_damaged(finished: Config, damaged: bytes) 
     left = (folder / "metrics.jsonl").read_bytes()
     assert rows in left
     assert all(isinstance(json.loads(line)["step"], int) for line in left.splitlines())
-
-
-def test_rows_of_ranks_are_those_that_are_whole(damaged: bytes, tmp_path: Path) -> None:
-    row = {"rank": 1, "host": "h", "process": 9, "step": 3, "line": "l", "time": 1.0, "how": "runs"}
-    path = tmp_path / "heartbeats"
-    path.write_bytes(damaged + b"\n" + json.dumps(row).encode() + b"\n")
-    assert rows_of(path) == [row]

@@ -24,7 +24,7 @@ from image_classifier.data import loader
 from image_classifier.errors import EXIT_RESTART, UserError
 from image_classifier.models import pretrained
 from image_classifier.optim import build_loss
-from image_classifier.runtime import consensus, heartbeat, launch
+from image_classifier.runtime import consensus, launch
 from image_classifier.runtime.distributed import (
     World,
     is_peer_failure,
@@ -32,6 +32,7 @@ from image_classifier.runtime.distributed import (
     open_store,
 )
 from image_classifier.runtime.signals import Signals, StoppedError
+from image_classifier.runtime.tools import find_tools
 from image_classifier.train import train
 
 
@@ -154,7 +155,8 @@ def starved(config: Config) -> int:
         return starved_loss
 
     train_module.build_loss = build
-    heartbeat.BEAT_SECONDS = 0.05
+    if heartbeat := find_tools("watcher").get("heartbeat"):
+        heartbeat.BEAT_SECONDS = 0.05
     launch.time = SimpleNamespace(sleep=lambda _: None)
     return launch.attempt(lambda: train(config))
 

@@ -20,7 +20,7 @@ from .errors import UserError
 from .preprocess import Normalize
 from .runtime import seeding
 from .runtime.distributed import World
-from .runtime.profiler import phase
+from .runtime.phases import phase
 
 # Progressive resizing has few sizes, as each is compiled and tuned anew: multiples of 4 or, for
 # images of 128 pixels or more, of 32, which most networks halve five times.

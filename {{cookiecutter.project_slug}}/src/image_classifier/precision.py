@@ -14,7 +14,7 @@ from .data import TrainData
 from .errors import UserError
 from .runtime.distributed import World
 from .runtime.machine import usual_precision
-from .runtime.profiler import phase
+from .runtime.phases import phase
 from .runtime.tools import find_tools
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -26,13 +26,11 @@ from .precision import Precision, settle_precision
 from .preprocess import Normalize
 from .runtime.consensus import AsyncConsensus
 from .runtime.distributed import World, join_world
-from .runtime.heartbeat import heartbeat
 from .runtime.out_of_memory import MicroBatch
-from .runtime.profiler import profiler
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
-from .tracking import RunLogger, Setup, check_setup
+from .tracking import RunLogger, Setup, check_setup, watchers
 from .train_state import TrainState
 
 
@@ -106,11 +104,10 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             closing(val_data),
             Signals() as signals,
             log,
-            heartbeat(run, world, state),
+            watchers(setup, state) as tell_watchers,
             micro_batch.halve_micro_batch_on_oom(state),
             AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
-            profiler(config, world) as tell_profiler,
         ):
             for batch in train_data.batches(state.step, 0 if stop_early else total_steps):
                 if backbone and state.step == unfreeze_step:
@@ -125,7 +122,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 state.advance()
 
                 log.step(state.step, loss, images, labels)
-                tell_profiler()
+                tell_watchers()
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
                 if is_due(evaluate_every):

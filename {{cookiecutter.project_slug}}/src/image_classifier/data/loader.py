@@ -17,7 +17,7 @@ from ..config import Config, DataConfig, RunConfig
 from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
-from ..runtime.profiler import phase
+from ..runtime.phases import phase
 from .autotune import check_batch_size, choose_where, common_side, fits_memory, open_loader
 from .bad_images import BadImages
 from .datasets import open_dataset

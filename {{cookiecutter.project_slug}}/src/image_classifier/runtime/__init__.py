@@ -3,12 +3,11 @@
 - `distributed`: one process per device: `join_world`, `World` and its collectives
 - `launch`: starts the processes of a run, restarts them, and returns the exit code
 - `consensus`: ranks agree on a signal or a save after the same step
-- `heartbeat`: says which rank hangs or was killed, and where
 - `out_of_memory`: halves the micro-batch after running out of memory
 - `signals`: SIGTERM, Ctrl-C and others end a run after its step
 - `seeding`: random numbers decided by seed, epoch and index
 - `machine`: cores, memory and accelerators that the container offers
-- `profiler`: `--profile`, the phases of a step, lines that wait for the device
+- `phases`: the phases of a step, as a profiler shows them
 - `run_dir`: the run folder, its lock, and what is known about the environment
 - `files`: files written whole or not at all; safe reading of damaged ones
 - `console`: printing that cannot fail; names from outside made printable

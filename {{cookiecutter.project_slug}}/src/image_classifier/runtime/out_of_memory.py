@@ -8,6 +8,7 @@ rank that fails writes down half of its micro-batch, all start again, and read i
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -15,9 +16,14 @@ from ..config import Config
 from ..errors import EXIT_RESTART, FaultError
 from .distributed import World
 from .files import read_object, write_json
-from .heartbeat import Stepping
 
 FILE = "micro_batch.json"  # in the run folder, to the end of the run
+
+
+class Stepping(Protocol):
+    """Whatever counts the steps of a run."""
+
+    step: int
 
 
 class OutOfMemoryError(FaultError):

@@ -4,6 +4,7 @@
   `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
 - `tools/<name>/tracker.py` is the tracker of that name: `open_tracker`, and perhaps `LIBRARY`.
 - `tools/<name>/observer.py` adds warnings, metrics and sentences to the log: `open_observer`.
+- `tools/<name>/watcher.py` surrounds the steps of a run, and is told of each: `watch`.
 - `tools/prepare/prepared.py` reads what `prepare` wrote: `with_prepared`.
 - `tools/check/quarantine.py` leaves out what `check` listed: `without_quarantine`.
 - `tools/cpu_precision/probe.py` measures which precision is faster on a CPU: `find_gain`.

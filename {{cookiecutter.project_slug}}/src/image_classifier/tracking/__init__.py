@@ -1,12 +1,12 @@
 """What a run says of itself: its log, which tells trackers and observers, and errors at its start.
 
 A tracker of yours needs `Tracker`, `Knobs` and `PROJECT`, the name that groups the runs; an
-observer needs `Observer`, `Setup` and `Speed`. Both are tools.
+observer needs `Observer`, `Setup` and `Speed`, and a watcher `Setup`. All of them are tools.
 """
 
 from .checks import blank_logits, check_setup
 from .logger import RunLogger
-from .observers import Observer, Setup, Speed
+from .observers import Observer, Setup, Speed, watchers
 from .trackers import PROJECT, Knobs, Tracker
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "Tracker",
     "blank_logits",
     "check_setup",
+    "watchers",
 ]

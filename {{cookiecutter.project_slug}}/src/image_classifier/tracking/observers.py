@@ -1,9 +1,12 @@
-"""Observers, all of them tools: told of a run, they add warnings, metrics and sentences to its log.
+"""Observers, which add warnings, metrics and sentences to the log, and watchers of the steps.
 
-To add one: `tools/<name>/observer.py` with a function `open_observer` that returns an `Observer`.
+All of them are tools. To add an observer: `tools/<name>/observer.py` with a function
+`open_observer(setup)` that returns an `Observer`. To add a watcher: `tools/<name>/watcher.py` with
+a context manager `watch(setup, state)`, whose value is called after each step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from torch import nn
@@ -13,6 +16,7 @@ from ..data import EvalData, TrainData
 from ..precision import Precision
 from ..runtime.distributed import World
 from ..runtime.tools import find_tools
+from ..train_state import TrainState
 
 
 @dataclass(frozen=True)
@@ -54,3 +58,17 @@ def open_observers(setup: Setup) -> list[Observer]:
     if not setup.world.is_main:
         return []
     return [tool.open_observer(setup) for tool in find_tools("observer").values()]
+
+
+@contextmanager
+def watchers(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
+    """A block of steps that all watchers surround, on every rank; call its value after each."""
+    with ExitStack() as stack:
+        tools = find_tools("watcher").values()
+        told = [stack.enter_context(tool.watch(setup, state)) for tool in tools]
+
+        def tell() -> None:
+            for watcher in told:
+                watcher()
+
+        yield tell

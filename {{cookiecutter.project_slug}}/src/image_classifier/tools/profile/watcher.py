@@ -6,34 +6,28 @@ To read the trace: https://ui.perfetto.dev; the memory snapshot: https://docs.py
 import gc
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
 
-from ..config import Config
-from .console import printable
-from .distributed import World
+from ...runtime.console import printable
+from ...runtime.phases import PHASES
+from ...tracking import Setup
+from ...train_state import TrainState
 
-PHASES = ("wait for data", "copy", "augment", "forward", "backward", "optimizer")
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
 
 
-def phase(name: str) -> AbstractContextManager:
-    """A block that a profiler shows as `name`, one of PHASES; costs nothing without a profiler."""
-    assert name in PHASES, name
-    return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()
-
-
 @contextmanager
-def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
-    """A block in which rank 0 records a few steps if `config.profile`; call its value after each.
+def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], None]]:
+    """A block in which rank 0 records a few steps if `--profile`; call its value after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
     the time of each phase of a step, and the most expensive operations.
     """
+    config, world = setup.config, setup.world
     if not config.profile or not world.is_main:
         yield lambda: None
         return
@@ -83,16 +77,3 @@ def profiler(config: Config, world: World) -> Iterator[Callable[[], None]]:
     if recorder.step_num < needed:
         print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
-
-
-def line_of(frame: FrameType | None) -> str:
-    """The innermost line outside torch and Python's library: `train.py:88 in train`."""
-    library = f"{Path(torch.__file__).parent}{os.sep}", "<"
-    standard = f"{Path(os.__file__).parent}{os.sep}"
-    while frame is not None:
-        name = frame.f_code.co_filename
-        is_standard = name.startswith(standard) and "site-packages" not in name
-        if not is_standard and not name.startswith(library):
-            return f"{Path(name).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "its end"

@@ -6,27 +6,24 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any
 
-from ..config import RunConfig
-from ..errors import EXIT_PEER_LOST, FaultError
-from .distributed import World, is_peer_failure
-from .files import read_rows
-from .profiler import line_of
+import torch
+
+from ...errors import EXIT_PEER_LOST, FaultError
+from ...runtime.distributed import World, is_peer_failure
+from ...runtime.files import read_rows
+from ...tracking import Setup
+from ...train_state import TrainState
 
 FILE = "heartbeats"  # in the run folder: a row of ROW_BYTES for each rank
 ROW_BYTES = 512
 BEAT_SECONDS = 1.0
-
-
-class Stepping(Protocol):
-    """Whatever counts the steps of a run."""
-
-    step: int
 
 
 class LostError(FaultError):
@@ -36,17 +33,18 @@ class LostError(FaultError):
 
 
 @contextmanager
-def heartbeat(run: RunConfig, world: World, progress: Stepping) -> Iterator[None]:
+def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
     """A block in which each rank writes where it stands; a process that is alone writes nothing.
 
     Raises:
         LostError: in place of an error that only says that another rank is gone; it names the rank.
     """
+    world = setup.world
     if world.size == 1:
-        yield
+        yield lambda: None
         return
-    path, is_over, lost = Path(run.dir, FILE), threading.Event(), None
-    beat = partial(write_row, path, world, progress, threading.get_ident())
+    path, is_over, lost = Path(setup.config.run.dir, FILE), threading.Event(), None
+    beat = partial(write_row, path, world, state, threading.get_ident())
 
     def beat_on() -> None:
         while not is_over.wait(BEAT_SECONDS):
@@ -56,7 +54,7 @@ def heartbeat(run: RunConfig, world: World, progress: Stepping) -> Iterator[None
     thread = threading.Thread(target=beat_on, daemon=True)
     thread.start()
     try:
-        yield
+        yield lambda: None
     except Exception as error:
         if not is_peer_failure(error):
             raise
@@ -72,13 +70,13 @@ def heartbeat(run: RunConfig, world: World, progress: Stepping) -> Iterator[None
         raise lost
 
 
-def write_row(path: Path, world: World, progress: Stepping, thread: int, how: str) -> None:
+def write_row(path: Path, world: World, state: TrainState, thread: int, how: str) -> None:
     """Write this rank's row: where its main `thread` is; a full disk must not end the run."""
     row = {
         "rank": world.rank,
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "step": progress.step,
+        "step": state.step,
         "line": line_of(sys._current_frames().get(thread)),
         "time": time.time(),
         "how": how,
@@ -127,3 +125,16 @@ def describe(row: dict[str, Any]) -> str:
         f"last seen {time.time() - row['time']:.0f} s ago after step {row['step']}, "
         f"at {row['line']}"
     )
+
+
+def line_of(frame: FrameType | None) -> str:
+    """The innermost line outside torch and Python's library: `train.py:88 in train`."""
+    library = f"{Path(torch.__file__).parent}{os.sep}", "<"
+    standard = f"{Path(os.__file__).parent}{os.sep}"
+    while frame is not None:
+        name = frame.f_code.co_filename
+        is_standard = name.startswith(standard) and "site-packages" not in name
+        if not is_standard and not name.startswith(library):
+            return f"{Path(name).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "its end"

@@ -1,0 +1,1 @@
+"""Which rank hangs or was killed, and where it was."""

@@ -1,0 +1,1 @@
+"""`--profile`: a few steps recorded by torch.profiler."""
