@@ -14,35 +14,3 @@ from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
 from .loader import Batch, EvalData, Prefetcher, TrainData
 from .samples import LEFT_OUT, Samples
-
-__all__ = [
-    "BOX_DRAWS",
-    "DATASETS",
-    "LEFT_OUT",
-    "NO_CACHE",
-    "BadImageError",
-    "Batch",
-    "EvalData",
-    "PathList",
-    "Prefetcher",
-    "Samples",
-    "Source",
-    "TrainData",
-    "Windows",
-    "are_replaced",
-    "cache_folder",
-    "center_crop",
-    "choose_workers",
-    "fits_memory",
-    "has_suffix",
-    "open_dataset",
-    "open_files",
-    "open_loader",
-    "random_boxes",
-    "read_image",
-    "reflect",
-    "resize",
-    "shift_and_flip",
-    "walk",
-    "worker_counts",
-]

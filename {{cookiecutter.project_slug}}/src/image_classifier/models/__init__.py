@@ -32,25 +32,6 @@ from .weights import (
     read_checkpoint,
 )
 
-__all__ = [
-    "MODELS",
-    "WRONG_CONTENT",
-    "Best",
-    "DamagedError",
-    "PretrainedWeights",
-    "build_model",
-    "check_weights",
-    "find_blocks",
-    "find_head",
-    "find_heads",
-    "find_matrices",
-    "first_reason",
-    "load_best",
-    "load_pretrained",
-    "newest_first",
-    "read_checkpoint",
-]
-
 MODELS: dict[str, Callable[[ModelConfig, int, int], nn.Module]] = {
     "resnet9": resnet9,
     "resnet9_gn": resnet9_gn,

@@ -4,7 +4,6 @@ A full disk, a closed terminal or a reader such as `head` ends neither a run nor
 """
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -103,18 +102,9 @@ def printable(text: str) -> str:
 
 
 def printable_path(name: bytes) -> str:
-    """A path in a form that can be printed, and that `path_of` turns back into the same bytes."""
+    """A path in a form that can be printed, and turned back into the same bytes."""
     shown = ""
     for letter in os.fsdecode(name).replace("\\", "\\\\"):
         codes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
         shown += letter if letter.isprintable() else codes
     return shown
-
-
-def path_of(text: str) -> bytes:
-    r"""The path that `printable_path` shows as `text`."""
-    return re.sub(
-        rb"\\(?:x([0-9a-f]{2})|\\)",
-        lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\",
-        text.encode(),
-    )

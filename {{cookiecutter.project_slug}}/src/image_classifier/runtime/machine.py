@@ -1,9 +1,7 @@
 """What this machine, or the container on it, offers: cores, memory, an accelerator."""
 
 import ctypes
-import mmap
 import os
-import platform
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,12 +9,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 
 CGROUP = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
@@ -93,29 +89,6 @@ def hand_back_memory() -> None:
     call_libc("malloc_trim", 0)
 
 
-def map_pages(array: np.ndarray) -> None:
-    """Map all pages of a memory-mapped array at once: page faults one by one cost more than a copy.
-
-    For files that `is_in_memory`: other pages would be read from the disk first. Does nothing where
-    the system cannot.
-    """
-    before = array.ctypes.data % mmap.PAGESIZE
-    first, size = array.ctypes.data - before, array.nbytes + before
-    call_libc("madvise", ctypes.c_void_p(first), ctypes.c_size_t(size), MADV_POPULATE_READ)
-
-
-def is_in_memory(path: Path) -> bool:
-    """Whether a file is in the page cache, judged by a few places that are read without waiting."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            for place in range(0, size, size // 8 + 1):
-                os.preadv(file.fileno(), [bytearray(1)], place, os.RWF_NOWAIT)
-    except (OSError, AttributeError):  # the read would wait, or this is not Linux
-        return False
-    return True
-
-
 def end_with_parent(number: int) -> None:
     """Let Linux send this process the signal `number` when its parent dies."""
     call_libc("prctl", PR_SET_PDEATHSIG, number)
@@ -176,12 +149,6 @@ def usual_precision(device: torch.device) -> str:
         return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
     has_bf16 = any(flag in cpu_info() for flag in (" amx_bf16", " avx512_bf16", " bf16"))
     return "bf16" if device.type == "cpu" and has_bf16 else "fp32"
-
-
-def cpu_name() -> str:
-    """The CPU's model name: `AMD EPYC 9B14`."""
-    found = re.search(r"model name\s*: (.*)", cpu_info())
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 @cache

@@ -8,16 +8,3 @@ from .checks import blank_logits, check_setup
 from .logger import RunLogger
 from .observers import Observer, Setup, Speed, watchers
 from .trackers import PROJECT, Knobs, Tracker
-
-__all__ = [
-    "PROJECT",
-    "Knobs",
-    "Observer",
-    "RunLogger",
-    "Setup",
-    "Speed",
-    "Tracker",
-    "blank_logits",
-    "check_setup",
-    "watchers",
-]

@@ -6,6 +6,7 @@ Each line is a path below `data.root`, a tab, and a reason. Bytes that cannot be
 as `\xff`, and a backslash as two.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import torch
 from ...config import DataConfig
 from ...data import Source, cache_folder
 from ...errors import UserError
-from ...runtime.console import path_of
 from ...runtime.files import open_plain
 
 
@@ -63,3 +63,12 @@ def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:
         gone = next(label for label in had.tolist() if label not in has)
         raise UserError(f"class {source.classes[gone]!a} has no {split} images: {said}")
     return replace(source.picked(kept), notes=(*source.notes, said))
+
+
+def path_of(text: str) -> bytes:
+    r"""The path that `printable_path` shows as `text`."""
+    return re.sub(
+        rb"\\(?:x([0-9a-f]{2})|\\)",
+        lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\",
+        text.encode(),
+    )

@@ -6,6 +6,8 @@ network and machine: `precision.json` in the dataset's cache folder keeps the re
 
 import json
 import os
+import platform
+import re
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict
@@ -20,7 +22,7 @@ from ...models import build_model
 from ...precision import Precision
 from ...runtime.distributed import World
 from ...runtime.files import read_object, write_json
-from ...runtime.machine import cpu_name, one_thread
+from ...runtime.machine import cpu_info, one_thread
 from ...runtime.seeding import WEIGHTS, seeded
 
 STEP_SECONDS = 0.06  # target length of a step: with fewer images all formats take as long
@@ -61,6 +63,12 @@ def machine_key(config: Config) -> str:
     layout = "channels_last" if config.compute.channels_last else "contiguous"
     network = f"{json.dumps(asdict(config.model))} at {config.data.image_size} pixels"
     return f"{cpu_name()}, {limit}, torch {torch.__version__}, {network}, {layout}"
+
+
+def cpu_name() -> str:
+    """The CPU's model name: `AMD EPYC 9B14`."""
+    found = re.search(r"model name\s*: (.*)", cpu_info())
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def measure(config: Config, num_classes: int, most_images: int, world: World) -> Rounds:

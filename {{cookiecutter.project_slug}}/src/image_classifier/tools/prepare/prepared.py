@@ -6,8 +6,11 @@
 The index is written last. The images are used only while those files are the same.
 """
 
+import ctypes
 import hashlib
 import json
+import mmap
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +24,12 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import NO_CACHE, Source, cache_folder
 from ...errors import UserError
-from ...runtime.machine import is_in_memory, map_pages
+from ...runtime.machine import call_libc
 from .recipe import Recipe
 
 VERSION = 2  # of the index; images with another are prepared again
 INDEX = "index.safetensors"
+MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
 
 
 class Prepared:
@@ -144,3 +148,26 @@ def damage(path: Path, reason: object) -> UserError:
         f"prepared images {str(path)!a} are damaged: {reason}; "
         "`prepare` mends them, --data.cache off reads the files instead"
     )
+
+
+def map_pages(array: np.ndarray) -> None:
+    """Map all pages of a memory-mapped array at once: page faults one by one cost more than a copy.
+
+    For files that `is_in_memory`: other pages would be read from the disk first. Does nothing where
+    the system cannot.
+    """
+    before = array.ctypes.data % mmap.PAGESIZE
+    first, size = array.ctypes.data - before, array.nbytes + before
+    call_libc("madvise", ctypes.c_void_p(first), ctypes.c_size_t(size), MADV_POPULATE_READ)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether a file is in the page cache, judged by a few places that are read without waiting."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for place in range(0, size, size // 8 + 1):
+                os.preadv(file.fileno(), [bytearray(1)], place, os.RWF_NOWAIT)
+    except (OSError, AttributeError):  # the read would wait, or this is not Linux
+        return False
+    return True
