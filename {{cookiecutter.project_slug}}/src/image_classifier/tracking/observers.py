@@ -54,9 +54,7 @@ class Observer:
 
 
 def open_observers(setup: Setup) -> list[Observer]:
-    """The observers of a run, in the order of their names. Only rank 0 has any."""
-    if not setup.world.is_main:
-        return []
+    """The observers of a run, in the order of their names; only rank 0 asks for them."""
     return [tool.open_observer(setup) for tool in find_tools("observer").values()]
 
 

@@ -13,7 +13,11 @@ from torch import nn
 from image_classifier.config import Config
 from image_classifier.precision import Precision
 from image_classifier.tools.flops import observer
-from image_classifier.tools.flops.observer import count_flops, datasheet, find_peak
+from image_classifier.tools.flops.observer import (
+    count_flops,
+    datasheet,
+    find_peak,
+)
 from image_classifier.tracking import Speed
 from image_classifier.train import train
 
