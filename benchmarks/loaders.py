@@ -33,7 +33,7 @@ import record
 import rounds
 
 # The way from a file to a batch.
-ABOUT = "augment data"
+ABOUT = "augment data tools/prepare"
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SKIPPED = 16  # batches before the clock starts: by then everybody's queues are as full as they get

@@ -30,7 +30,7 @@ import pictures
 import record
 import rounds
 
-ABOUT = "data"
+ABOUT = "data tools/prepare"
 
 FILES = 64  # that there are in fact
 FEW = 1000  # names of an index that costs nothing

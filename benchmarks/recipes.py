@@ -28,7 +28,7 @@ import record
 import rounds
 
 # A preset is its config, and what learns by it.
-ABOUT = "augment data evaluate models optim precision presets train"
+ABOUT = "augment data evaluate models optim precision presets tools/cpu_precision train"
 TRANSFER = "finetune --data.root FLOWERS --data.image-size 64 --model.stem imagenet --epochs 15"
 TRANSFER += " --run.patience 0"
 RECIPES = {

@@ -18,7 +18,7 @@ from .suites import tests_of
 from .table import Row, run_row
 
 # What keeps the promises.
-ABOUT = "checkpoint data runtime train train_state"
+ABOUT = "checkpoint data runtime tools/heartbeat train train_state"
 
 ROWS = [
     Row(

@@ -1,1 +1,4 @@
-"""Which rank hangs or was killed, and where it was."""
+"""Which rank hangs or was killed, and where it was.
+
+Without this tool, a run of which a rank hangs ends, but is not started again.
+"""
