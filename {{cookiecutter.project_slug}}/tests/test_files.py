@@ -3,13 +3,8 @@
 import json
 from pathlib import Path
 
-import torch
-
 from image_classifier.config import Config
-from image_classifier.runtime.distributed import World
 from image_classifier.train import train
-
-CPU = World(torch.device("cpu"))
 
 
 def test_a_run_goes_on_beside_what_is_damaged(finished: Config, damaged: bytes) -> None:

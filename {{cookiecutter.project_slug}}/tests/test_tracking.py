@@ -1,6 +1,7 @@
 """What a run says of its speed and its memory."""
 
 import json
+import re
 import resource
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from conftest import changed
 
 from image_classifier.config import Config
 from image_classifier.models.resnet9 import ResNet9
+from image_classifier.runtime.tools import find_tools
 from image_classifier.tracking import logger
 from image_classifier.train import train
 
@@ -34,6 +36,11 @@ def test_the_first_step_is_not_in_the_speed_as_it_compiles(
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert most / 2 < row["memory_bytes"] <= most
     said = capsys.readouterr().out
+    observers = find_tools("observer").keys()  # each may be deleted
+    if "bottleneck" in observers:
+        assert "  The model is the limit: 16 images/s. " in said
+    if observers >= {"bottleneck", "flops"}:
+        assert re.search(r"is the limit: .* MFU \d+%\.", said)
     assert " 1 process, " in said
     assert ", fp32; as --precision says; seed 0: " in said
     assert "  ETA 0:00\n" in said

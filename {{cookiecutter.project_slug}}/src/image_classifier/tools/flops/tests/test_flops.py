@@ -89,3 +89,12 @@ def test_a_run_logs_what_an_image_costs_and_the_share_of_the_peak_that_it_uses(
     rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
     *_, last = (row for row in rows if "train/loss" in row)
     assert 0 < last["train/mfu"] < 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_share_of_the_peak_of_a_gpu_is_logged(config: Config) -> None:
+    train(changed(config, compute__device="cuda", epochs=20))
+    rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
+    *_, last = (row for row in rows if "train/loss" in row)
+    assert 0 < last["train/mfu"] < 1
