@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ EVERY_OPTION_OFF = {
 Render = Callable[..., Path]
 
 
-def render_with_cookiecutter(output_dir: Path, **answers: str) -> Path:
+def render_with_cookiecutter(output_dir, **answers):
     """Render the checkout as `cookiecutter . --no-input` does, without touching the home folder."""
     scratch = str(output_dir.parent / "cookiecutter")
     folder = cookiecutter(
@@ -45,24 +45,24 @@ def render_with_cookiecutter(output_dir: Path, **answers: str) -> Path:
     return Path(folder)
 
 
-def tracked_files(folder: Path) -> set[Path]:
+def tracked_files(folder):
     """Return the files of `folder` that git has or would take, relative to it."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
     return {Path(name) for name in listing.split("\0") if name and (folder / name).exists()}
 
 
-def all_files(folder: Path) -> set[Path]:
+def all_files(folder):
     """Return every file below `folder`, caches included, relative to it."""
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
 
 
-def contents(folder: Path, files: set[Path]) -> dict[Path, tuple[bytes, int]]:
+def contents(folder, files):
     """Return the bytes of each file, and its mode."""
     return {file: ((folder / file).read_bytes(), (folder / file).stat().st_mode) for file in files}
 
 
-def python(*words: str, folder: Path = PROJECT, **environment: str) -> str:
+def python(*words, folder=PROJECT, **environment):
     """What a process of Python prints, in the project or another folder; it must succeed."""
     done = subprocess.run(
         [sys.executable, *words],
@@ -77,7 +77,7 @@ def python(*words: str, folder: Path = PROJECT, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Small runs in this process are faster on one core, the more so beside other work."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -85,6 +85,6 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def render(tmp_path: Path) -> Render:
+def render(tmp_path):
     """Return a function that renders some answers into a new folder."""
     return lambda **answers: render_with_cookiecutter(tmp_path / "output", **answers)

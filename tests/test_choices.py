@@ -13,7 +13,6 @@ from conftest import (
     EVERY_OPTION_OFF,
     LONG_NAMES,
     PROJECT,
-    Render,
     all_files,
     python,
     render_with_cookiecutter,
@@ -39,18 +38,18 @@ GITLAB = {Path(".gitlab-ci.yml")}
 
 
 @pytest.fixture(scope="module")
-def long_named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def long_named(tmp_path_factory):
     """Render with names that share no word with the default ones."""
     return render_with_cookiecutter(tmp_path_factory.mktemp("long") / "output", **LONG_NAMES)
 
 
-def test_no_default_word_is_left(long_named: Path) -> None:
+def test_no_default_word_is_left(long_named):
     for file in all_files(long_named):
         text = (long_named / file).read_bytes().decode(errors="ignore") + str(file)
         assert not [word for word in DEFAULT_WORDS if word in text], file
 
 
-def test_the_answers_read_back_equal(long_named: Path) -> None:
+def test_the_answers_read_back_equal(long_named):
     project = tomllib.loads((long_named / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["pretuned"]["answers"] == LONG_NAMES | {
         "licence": "MIT",
@@ -65,14 +64,14 @@ def test_the_answers_read_back_equal(long_named: Path) -> None:
     assert project["project"]["authors"] == [author]
 
 
-def test_texts_are_shown_as_typed(long_named: Path) -> None:
+def test_texts_are_shown_as_typed(long_named):
     assert f"Copyright (c) {LONG_NAMES['author']}\n" in (long_named / "LICENSE").read_text("utf-8")
     tokens = MarkdownIt().parse((long_named / "README.md").read_text(encoding="utf-8"))
     title = next(token for token in tokens if token.type == "inline")
     assert "".join(part.content for part in title.children or ()) == LONG_NAMES["project_name"]
 
 
-def test_an_answer_with_a_default_word_in_it_is_not_read_twice(render: Render) -> None:
+def test_an_answer_with_a_default_word_in_it_is_not_read_twice(render):
     folder = render(author="Image Classifier", project_name="image-classifier by Ada Lovelace")
     answers = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["pretuned"]["answers"]
     assert answers["author"] == "Image Classifier"
@@ -92,9 +91,7 @@ def test_an_answer_with_a_default_word_in_it_is_not_read_twice(render: Render) -
         (EVERY_OPTION_OFF, DOCKER | SLURM | GITHUB | TOOLS, set()),
     ],
 )
-def test_a_choice_brings_exactly_its_files(
-    answers: dict[str, str], gone: set[Path], new: set[Path], render: Render
-) -> None:
+def test_a_choice_brings_exactly_its_files(answers, gone, new, render):
     assert all_files(render(**answers)) == tracked_files(PROJECT) - gone | new
 
 
@@ -111,9 +108,7 @@ def test_a_choice_brings_exactly_its_files(
         ),
     ],
 )
-def test_the_licence_is_named_and_given_in_full(
-    licence: str, expression: str, first_words: str, render: Render
-) -> None:
+def test_the_licence_is_named_and_given_in_full(licence, expression, first_words, render):
     folder = render(licence=licence)
     text = " ".join((folder / "LICENSE").read_text(encoding="utf-8").split())
     assert text.startswith(first_words)
@@ -124,7 +119,7 @@ def test_the_licence_is_named_and_given_in_full(
 
 
 @pytest.mark.parametrize("licence", ["MIT", "proprietary"])
-def test_the_project_builds_with_its_answers_as_metadata(licence: str, render: Render) -> None:
+def test_the_project_builds_with_its_answers_as_metadata(licence, render):
     folder = render(**LONG_NAMES, licence=licence)
     python("-m", "hatchling", "build", "-t", "wheel", folder=folder)
     with zipfile.ZipFile(next(folder.glob("dist/*.whl"))) as wheel:
@@ -135,13 +130,13 @@ def test_the_project_builds_with_its_answers_as_metadata(licence: str, render: R
     assert author == (LONG_NAMES["author"], LONG_NAMES["email"])
 
 
-def test_the_names_follow_from_the_project_name(render: Render) -> None:
+def test_the_names_follow_from_the_project_name(render):
     folder = render(project_name="Zoë's Cats & Dogs")
     assert folder.name == "zoe-s-cats-dogs"
     assert (folder / "src" / "zoe_s_cats_dogs" / "__init__.py").is_file()
 
 
-def test_the_folder_holds_no_jinja_and_free_text_only_where_it_is_quoted() -> None:
+def test_the_folder_holds_no_jinja_and_free_text_only_where_it_is_quoted():
     free = [word for word in DEFAULT_WORDS if word not in ("image-classifier", "image_classifier")]
     for file in tracked_files(PROJECT):
         text = (PROJECT / file).read_bytes().decode(errors="ignore")

@@ -60,7 +60,7 @@ Job = Callable[..., subprocess.Popen]
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(tmp_path, monkeypatch):
     """A function that starts the script with some arguments, as job 4242, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     commands = {"srun": SRUN, "scontrol": SCONTROL, "python": PYTHON}
@@ -71,7 +71,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
         path.chmod(0o755)
     (tmp_path / "train.py").write_text(RANK)
 
-    def start(*arguments: str, **variables: str) -> subprocess.Popen:
+    def start(*arguments, **variables):
         slurm = {"JOB_ID": "4242", "JOB_NUM_NODES": "1", "JOB_NODELIST": "node[7-8]"}
         environment = {f"SLURM_{key}": value for key, value in slurm.items()}
         environment |= {"PYTHON": str(tmp_path / "bin/python"), "RUN": "runs/slurm-4242"}
@@ -88,19 +88,19 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return start
 
 
-def ended(job: subprocess.Popen) -> tuple[int, str]:
+def ended(job):
     """Exit code of a job that ends by itself, and what it said."""
     said, _ = job.communicate(timeout=60)
     return job.returncode, said
 
 
-def asked() -> list[str]:
+def asked():
     """What was asked of scontrol."""
     path = Path("scontrol.txt")
     return path.read_text().splitlines() if path.exists() else []
 
 
-def words(name: str) -> list[str]:
+def words(name):
     """The arguments that a stand-in was called with."""
     return Path(f"{name}.txt").read_text().split("\0")[:-1]
 
@@ -117,14 +117,12 @@ RETURNS = "interrupted and saved: job 4242 goes back to the queue\n"
         *((state, "137", "0", (137, "", [])) for state in ("failed", "running", "")),
     ],
 )
-def test_only_an_interrupted_run_returns_to_the_queue(
-    state: str, code: str, refused: str, ends: tuple[int, str, list[str]], job: Job
-) -> None:
+def test_only_an_interrupted_run_returns_to_the_queue(state, code, refused, ends, job):
     found = ended(job("smoke", STATE=state, CODE=code, REFUSED=refused))
     assert (*found, asked()) == ends
 
 
-def test_an_attempt_without_progress_does_not_return_for_ever(job: Job) -> None:
+def test_an_attempt_without_progress_does_not_return_for_ever(job):
     ended(job("smoke", STATE="interrupted", CODE="1"))
     code, _ = ended(job("smoke", STATE="", CODE="2", SLURM_RESTART_COUNT="1"))  # as it was left
     assert code == 2
@@ -135,7 +133,7 @@ def test_an_attempt_without_progress_does_not_return_for_ever(job: Job) -> None:
     "hostile",
     ["a b", "it's", '"', "$(touch owned)", "`touch owned`", "; touch owned", "*", "", "\\", "-n"],
 )
-def test_arguments_arrive_as_they_were_given(hostile: str, job: Job) -> None:
+def test_arguments_arrive_as_they_were_given(hostile, job):
     folder = f"runs/{hostile}"
     code, _ = ended(
         job("smoke", hostile, "--run.dir", folder, STATE="interrupted", CODE="1", RUN=folder)
@@ -148,7 +146,7 @@ def test_arguments_arrive_as_they_were_given(hostile: str, job: Job) -> None:
     assert not Path("owned").exists()
 
 
-def test_the_run_folder_is_the_same_when_the_job_returns(job: Job) -> None:
+def test_the_run_folder_is_the_same_when_the_job_returns(job):
     ended(job("smoke", "--run.fresh"))
     first = words("python")
     ended(job("smoke", "--run.fresh", SLURM_RESTART_COUNT="2"))
@@ -156,7 +154,7 @@ def test_the_run_folder_is_the_same_when_the_job_returns(job: Job) -> None:
     assert words("python")[-3:] == ["--run.dir", "runs/slurm-4242", "--run.no-fresh"]
 
 
-def test_nodes_meet_at_the_first_of_them_and_one_node_opens_no_port(job: Job) -> None:
+def test_nodes_meet_at_the_first_of_them_and_one_node_opens_no_port(job):
     ended(job(SLURM_JOB_NUM_NODES="2", SLURM_GPUS_ON_NODE="4"))
     several = words("python")
     assert several[several.index("--rdzv-endpoint") + 1] == "node7:24242"
@@ -170,14 +168,14 @@ def test_nodes_meet_at_the_first_of_them_and_one_node_opens_no_port(job: Job) ->
     assert {"--kill-on-bad-exit=0", "--wait=120"} <= set(words("srun"))
 
 
-def test_it_says_where_it_is_to_be_called(job: Job) -> None:
+def test_it_says_where_it_is_to_be_called(job):
     Path("train.py").unlink()
     code, said = ended(job())
     assert code == 2
     assert said.count("\n") == 1
 
 
-def test_a_job_of_two_processes_learns_what_one_learns(job: Job) -> None:
+def test_a_job_of_two_processes_learns_what_one_learns(job):
     code = f"import runpy; runpy.run_path({str(PROJECT / 'train.py')!r}, run_name='__main__')"
     Path("train.py").write_text(code)
     words = "smoke --run.trackers --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
@@ -194,14 +192,14 @@ def test_a_job_of_two_processes_learns_what_one_learns(job: Job) -> None:
     assert losses(run) == pytest.approx(losses(Path("runs/alone")), rel=1e-4)
 
 
-def losses(run: Path) -> list[float]:
+def losses(run):
     """The losses that a run logged."""
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_each_process_of_training_gets_the_signal_once(number: int, job: Job) -> None:
+def test_each_process_of_training_gets_the_signal_once(number, job):
     running = job("smoke", PYTHON=sys.executable, SLURM_GPUS_ON_NODE="2")
     run = Path("runs/slurm-4242")
     wait_for(run / "ready0", run / "ready1")
@@ -212,7 +210,7 @@ def test_each_process_of_training_gets_the_signal_once(number: int, job: Job) ->
     assert asked() == ["requeue 4242"]
 
 
-def test_what_is_cancelled_does_not_return(job: Job) -> None:
+def test_what_is_cancelled_does_not_return(job):
     running = job("smoke", PYTHON=sys.executable)
     run = Path("runs/slurm-4242")
     wait_for(run / "ready0")
@@ -224,7 +222,7 @@ def test_what_is_cancelled_does_not_return(job: Job) -> None:
     assert asked() == []
 
 
-def wait_for(*paths: Path) -> None:
+def wait_for(*paths):
     """Return when all of the files are there."""
     for _ in range(600):
         if all(path.exists() for path in paths):
@@ -233,9 +231,9 @@ def wait_for(*paths: Path) -> None:
     raise TimeoutError(paths)
 
 
-def signal_step(number: int) -> None:
+def signal_step(number):
     """Send a signal to every process of the step, as Slurm does, whatever its session."""
-    children: dict[int, list[int]] = {}
+    children = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             pid, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])

@@ -12,7 +12,7 @@ from pretuned import cli
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -29,9 +29,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("name", "'name' must have the form key=value"),
     ],
 )
-def test_a_wrong_word_says_which_are_right(
-    argument: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_word_says_which_are_right(argument, message, tmp_path, capsys):
     assert cli.main(["--no-input", argument]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -39,14 +37,14 @@ def test_a_wrong_word_says_which_are_right(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_choice_may_be_written_in_any_case() -> None:
+def test_a_choice_may_be_written_in_any_case():
     assert cli.main(["--no-input", "licence=apache-2.0", "ci=NONE", "docker=No"]) == 0
     project = tomllib.loads(Path("image-classifier/pyproject.toml").read_text())
     answers = project["tool"]["pretuned"]["answers"]
     assert (answers["licence"], answers["ci"], answers["docker"]) == ("Apache-2.0", "none", False)
 
 
-def test_typed_answers_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_answers_are_taken(monkeypatch):
     typed = ["", "birds", "", "", "Ada Byron", "", "3", "n", "n", "2", "2"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed) + "\n"))
     assert cli.main(["project_name=Bird Watch"]) == 0
@@ -66,15 +64,13 @@ def test_typed_answers_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_unanswered_questions_make_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unanswered_questions_make_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdin", io.StringIO("Bird Watch\n"))
     assert cli.main([]) == 130
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_left_outside_the_new_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nothing_is_left_outside_the_new_folder(monkeypatch, tmp_path):
     scratch, home = tmp_path / "scratch", tmp_path / "home"
     scratch.mkdir()
     home.mkdir()
@@ -86,7 +82,7 @@ def test_nothing_is_left_outside_the_new_folder(
     assert not list(home.iterdir())
 
 
-def test_the_version_is_the_one_that_projects_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_one_that_projects_name(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     written = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pretuned"]["version"]

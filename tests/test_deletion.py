@@ -1,9 +1,8 @@
 """Any tool can be deleted: what is left lints, keeps its layers, and finds all of its tests."""
 
 import shutil
-from pathlib import Path
 
-from conftest import LONG_NAMES, PROJECT, Render, python
+from conftest import LONG_NAMES, PROJECT, python
 
 SHARED = {"html"}  # by tools
 TOOLS = {path.name for path in PROJECT.glob("src/*/tools/*/")} - SHARED - {"__pycache__"}
@@ -30,7 +29,7 @@ with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
 """
 
 
-def test_a_tool_can_be_deleted(render: Render, tmp_path: Path) -> None:
+def test_a_tool_can_be_deleted(render, tmp_path):
     whole = render(**LONG_NAMES)
     for tool in TOOLS:
         shutil.copytree(whole, tmp_path / tool)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,7 +16,7 @@ EXAMPLES = PROJECT / "src/image_classifier/tools/export/README.md"
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory):
     """A folder with a run, exported with and without preprocessing, and the README's examples."""
     folder = tmp_path_factory.mktemp("export")
     noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
@@ -37,12 +36,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def strictly(*words: str, folder: Path, **environment: str) -> str:
+def strictly(*words, folder, **environment):
     """Run Python with warnings as errors; what it printed."""
     return python("-W", "error", *words, folder=folder, OMP_NUM_THREADS="1", **environment)
 
 
-def test_the_examples_of_the_readme_run_without_the_project_and_agree(exported: Path) -> None:
+def test_the_examples_of_the_readme_run_without_the_project_and_agree(exported):
     first, second = (
         strictly(f"{name}_example.py", "photo.png", "turned.png", folder=exported, PYTHONPATH="")
         for name in ("onnx", "pt2")
@@ -51,7 +50,7 @@ def test_the_examples_of_the_readme_run_without_the_project_and_agree(exported: 
     assert first == second
 
 
-def test_the_onnx_file_is_whole_and_says_what_it_is(exported: Path) -> None:
+def test_the_onnx_file_is_whole_and_says_what_it_is(exported):
     for folder, names, sizes in (
         (".", ("images", "probabilities"), ["batch", "height", "width", 3]),
         ("raw", ("images", "logits"), ["batch", 3, 32, 32]),

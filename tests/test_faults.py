@@ -14,13 +14,13 @@ CALLS = [
 ]
 
 
-def test_what_is_injected_loses_nothing() -> None:
+def test_what_is_injected_loses_nothing():
     said = python("-m", "faults", "--short", folder=ROOT, PYTHONPATH=str(ROOT))
     assert "BROKEN" not in said
     assert said.count("**kept**") >= 4
 
 
-def test_every_promise_of_the_table_was_kept() -> None:
+def test_every_promise_of_the_table_was_kept():
     table = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     rows = [line for line in table.splitlines() if line.startswith("| ") and "---" not in line]
     assert len(rows) > 20
@@ -29,7 +29,7 @@ def test_every_promise_of_the_table_was_kept() -> None:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=ast.unparse)
-def test_a_row_that_is_held_by_tests_finds_them(call: ast.Call) -> None:
+def test_a_row_that_is_held_by_tests_finds_them(call):
     folder, path, *options = call.args
     text = (FOLDERS[ast.unparse(folder)] / ast.literal_eval(path)).read_text(encoding="utf-8")
     tests = re.findall(r"^def (test_\w+)", text, re.MULTILINE)

@@ -4,7 +4,6 @@ import json
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ WORDS += " --augment.crop resized --epochs 1 --optim.warmup-epochs 0 --run.track
 WORDS += " --data.where stream --data.workers 2 --compute.device cpu --data.prefetch-batches 8"
 
 
-def in_own_mounts(*commands: str) -> subprocess.CompletedProcess[str]:
+def in_own_mounts(*commands):
     """Run commands of a shell that see mounts of their own."""
     script = " && ".join(commands)
     command = ["unshare", "--mount", "sh", "-c", script]
@@ -24,7 +23,7 @@ def in_own_mounts(*commands: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def may_mount() -> None:
+def may_mount():
     """Only root may, and not in every container."""
     try:
         allowed = in_own_mounts("mount -t tmpfs tmpfs /mnt").returncode == 0
@@ -35,7 +34,7 @@ def may_mount() -> None:
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path):
     """32 photographs to train on, and 8 for validation, in a folder that holds nothing else."""
     chance = np.random.default_rng(0)
     for number in range(40):
@@ -46,15 +45,15 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "disk" / "photos"
 
 
-def training(photos: Path, run: Path, *words: str) -> str:
+def training(photos, run, *words):
     """The command of a training on `photos` that ends in `run`."""
     command = f"train.py folder --data.root {photos} --run.dir {run} {WORDS}".split()
     return shlex.join([sys.executable, *command, *words])
 
 
 def test_4_megabytes_of_shared_memory_and_a_dataset_that_cannot_be_written_are_enough(
-    photos: Path, tmp_path: Path
-) -> None:
+    photos, tmp_path
+):
     disk = shlex.quote(str(photos.parent))
     # A batch is 1.2 MB, and so the ring of one process alone more than there is.
     large = ("--data.image-size", "224", "--run.processes", "2")

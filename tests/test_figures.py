@@ -4,8 +4,6 @@ import ast
 import dataclasses
 import re
 from argparse import Namespace
-from pathlib import Path
-from typing import Any
 
 import figures
 import house
@@ -23,13 +21,13 @@ SECTIONS = ("What presets reach", "What was measured")
 SCRIPTS = [*sorted((ROOT / "benchmarks").glob("*.py")), ROOT / "faults" / "__main__.py"]
 
 
-def test_the_pages_have_the_figures_of_the_results() -> None:
+def test_the_pages_have_the_figures_of_the_results():
     # After a change of what a result is about, its rows have to say so: `make figures`.
     assert [path.name for path, _ in figures.differing()] == []
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_no_figure_of_the_readme_is_written_by_hand(title: str) -> None:
+def test_no_figure_of_the_readme_is_written_by_hand(title):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     section = re.search(rf"^## {title}\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)[1]
     by_hand = re.sub(r"<!-- figures: .*?<!-- /figures -->", "", section, flags=re.DOTALL)
@@ -37,7 +35,7 @@ def test_no_figure_of_the_readme_is_written_by_hand(title: str) -> None:
     assert not re.findall(r".*\d.*", by_hand)
 
 
-def test_a_result_of_other_code_says_so_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_of_other_code_says_so_in_its_row(monkeypatch):
     result = record.load("training") | {"digest": record.digest(ROOT / "benchmarks/training.py")}
     assert record.staleness(result) == ""
     assert "**" not in figures.Machines().cell(result)
@@ -61,18 +59,18 @@ def test_a_result_of_other_code_says_so_in_its_row(monkeypatch: pytest.MonkeyPat
         ("if x: raise E", "if y: raise E", False),
     ],
 )
-def test_words_make_no_result_stale_but_code_does(before: str, after: str, is_same: bool) -> None:
+def test_words_make_no_result_stale_but_code_does(before, after, is_same):
     one, other = ("".join(record.code(ast.parse(text), {"main"})) for text in (before, after))
     assert (one == other) is is_same
 
 
-def test_a_digest_is_the_same_in_every_version_of_python() -> None:
+def test_a_digest_is_the_same_in_every_version_of_python():
     text = "def f(x: int = 1, *a) -> str:\n    return f'{x!r:>{w}} {a}' 'b' if x else None\nf(1.5)"
     code = "".join(record.code(ast.parse(text), set()))
     assert record.hashlib.sha256(code.encode()).hexdigest()[:12] == "9da1f35edae2"
 
 
-def test_a_digest_counts_what_is_imported_and_what_is_named(tmp_path: Path) -> None:
+def test_a_digest_counts_what_is_imported_and_what_is_named(tmp_path):
     counted = {path.name for path in record.modules_of(ROOT / "benchmarks/training.py")}
     assert {"training.py", "loaders.py", "house.py", "rounds.py", "pictures.py"} <= counted
     assert "record.py" not in counted  # what writes a result does not change it
@@ -85,7 +83,7 @@ def test_a_digest_counts_what_is_imported_and_what_is_named(tmp_path: Path) -> N
         record.digest(script)
 
 
-def configs(folder: Path) -> dict[str, Any]:
+def configs(folder):
     """The config of every comparison, whatever it is asked to do."""
     course = training.Course(folder, folder, steps=20, seed=0, min_area=0.08, device="cpu")
     caches = ("raw", "none", "jpeg", "synthetic")
@@ -101,7 +99,7 @@ def configs(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_a_comparison_has_no_tricks_but_those_that_it_names(tmp_path: Path) -> None:
+def test_a_comparison_has_no_tricks_but_those_that_it_names(tmp_path):
     images = tmp_path / "train" / "ant"
     images.mkdir(parents=True)
     for number in range(64):  # an epoch of what `training` compares
@@ -117,7 +115,7 @@ def test_a_comparison_has_no_tricks_but_those_that_it_names(tmp_path: Path) -> N
         assert (config.data.balance, run.init_from) == ("none", ""), name
 
 
-def test_a_knob_that_no_comparison_names_is_an_error() -> None:
+def test_a_knob_that_no_comparison_names_is_an_error():
     @dataclasses.dataclass
     class Section:
         old: int = 0
@@ -127,6 +125,6 @@ def test_a_knob_that_no_comparison_names_is_an_error() -> None:
         house.complete(Section, {"old": 0})
 
 
-def test_no_comparison_begins_with_a_preset() -> None:
+def test_no_comparison_begins_with_a_preset():
     for path in SCRIPTS[:-1]:
         assert not re.search(r"import presets|\.presets\b", path.read_text(encoding="utf-8")), path

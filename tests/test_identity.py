@@ -4,26 +4,25 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import PROJECT, ROOT, Render, all_files, contents, tracked_files
+from conftest import PROJECT, ROOT, all_files, contents, tracked_files
 
 from pretuned import cli
 
 
-def test_the_default_answers_give_the_folder_itself(render: Render) -> None:
+def test_the_default_answers_give_the_folder_itself(render):
     folder = render()
     expected = contents(PROJECT, tracked_files(PROJECT))
     assert contents(folder, all_files(folder)) == expected
 
 
-def test_an_editable_install_renders_the_same_bytes(tmp_path: Path) -> None:
+def test_an_editable_install_renders_the_same_bytes(tmp_path):
     assert cli.main(["--no-input", "--output-dir", str(tmp_path)]) == 0
     assert_same_as_template(tmp_path / "image-classifier")
 
 
-def test_what_developers_leave_in_the_template_is_not_handed_on(tmp_path: Path) -> None:
+def test_what_developers_leave_in_the_template_is_not_handed_on(tmp_path):
     template = copied(tmp_path / "template")
     for leftover in ("src/__pycache__/a.pyc", ".ruff_cache/a", ".venv/bin/a", "runs/a", "data/a"):
         path = template / PROJECT.name / leftover
@@ -34,7 +33,7 @@ def test_what_developers_leave_in_the_template_is_not_handed_on(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def wheels(tmp_path_factory):
     """Build the wheel from the checkout, and from the source distribution."""
     built = tmp_path_factory.mktemp("built")
     run("hatchling", "build", "-t", "wheel", "-d", built / "checkout", cwd=ROOT, home=built)
@@ -46,9 +45,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("source", ["checkout", "sdist"])
-def test_an_installed_wheel_renders_the_same_bytes(
-    source: str, wheels: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_installed_wheel_renders_the_same_bytes(source, wheels, tmp_path):
     # Compiled, as pip leaves it: a render must not hold the bytecode of the bundled template.
     target = tmp_path / "installed"
     install = ("uv", "pip", "install", "--no-deps", "--compile-bytecode", "--target", target)
@@ -57,7 +54,7 @@ def test_an_installed_wheel_renders_the_same_bytes(
     assert_same_as_template(tmp_path / "image-classifier")
 
 
-def test_a_clone_renders_the_same_bytes(tmp_path: Path) -> None:
+def test_a_clone_renders_the_same_bytes(tmp_path):
     clone = copied(tmp_path / "clone")
     git = ("git", "-C", clone, "-c", "user.name=a", "-c", "user.email=a@b.c")
     for arguments in (["init", "-q"], ["add", "--all"], ["commit", "-qm", "all"]):
@@ -67,7 +64,7 @@ def test_a_clone_renders_the_same_bytes(tmp_path: Path) -> None:
     assert_same_as_template(tmp_path / "image-classifier")
 
 
-def copied(target: Path) -> Path:
+def copied(target):
     """Copy the checkout, without what git ignores, and return the copy."""
     for file in tracked_files(ROOT):
         (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +72,7 @@ def copied(target: Path) -> Path:
     return target
 
 
-def assert_same_as_template(folder: Path) -> None:
+def assert_same_as_template(folder):
     """Compare bytes, and of the modes what an archive keeps: who may execute."""
     expected = contents(PROJECT, tracked_files(PROJECT))
     found = contents(folder, all_files(folder))
@@ -85,9 +82,7 @@ def assert_same_as_template(folder: Path) -> None:
         assert bool(found[file][1] & 0o100) == bool(mode & 0o100), file
 
 
-def run(
-    module: str, *arguments: object, home: Path, cwd: Path | None = None, path: Path | None = None
-) -> None:
+def run(module, *arguments, home, cwd=None, path=None):
     """Run a module in a process of its own, which imports from `path` first."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = os.environ | {"HOME": str(home), "PYTHONPATH": str(path or "")}

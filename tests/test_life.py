@@ -35,30 +35,26 @@ sys.exit(main(["train", *sys.argv[1:]]))
 
 
 @pytest.fixture(scope="module")
-def long_and_bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def long_and_bare(tmp_path_factory):
     """Render with long names and every option off."""
     output = tmp_path_factory.mktemp("long") / "output"
     return render_with_cookiecutter(output, **LONG_NAMES, **EVERY_OPTION_OFF)
 
 
 @pytest.fixture(scope="module")
-def short_and_full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def short_and_full(tmp_path_factory):
     """Render with short names and every option on."""
     return render_with_cookiecutter(tmp_path_factory.mktemp("short") / "output", **SHORT_NAMES)
 
 
-def test_a_project_with_long_names_and_no_options_tests_itself_and_trains(
-    long_and_bare: Path,
-) -> None:
+def test_a_project_with_long_names_and_no_options_tests_itself_and_trains(long_and_bare):
     make(long_and_bare, "test")
     make(long_and_bare, "train", f"ARGS={SMOKE}")
     assert not list(long_and_bare.glob("src/*/tools"))
     assert not list(long_and_bare.glob("runs/smoke/report.html"))
 
 
-def test_a_project_with_short_names_and_all_options_tests_its_tools(
-    short_and_full: Path,
-) -> None:
+def test_a_project_with_short_names_and_all_options_tests_its_tools(short_and_full):
     make(short_and_full, "check")
     # What has to do with tools: the other tests were run without them.
     tests = ["src", *(f"tests/test_{name}.py" for name in ("cli", "console", "security"))]
@@ -66,7 +62,7 @@ def test_a_project_with_short_names_and_all_options_tests_its_tools(
     python("-m", "pytest", "-q", "-n", "auto", *tests, folder=short_and_full)
 
 
-def test_a_mistake_that_one_process_meets_is_one_line(short_and_full: Path, tmp_path: Path) -> None:
+def test_a_mistake_that_one_process_meets_is_one_line(short_and_full, tmp_path):
     for number in range(16):
         split = "train" if number < 8 else "val"
         path = tmp_path / split / ("ant", "bee")[number % 2] / f"{number}.png"
@@ -83,9 +79,7 @@ def test_a_mistake_that_one_process_meets_is_one_line(short_and_full: Path, tmp_
     assert "cannot read image" in done.stderr
 
 
-def test_a_mistake_that_one_process_meets_while_training_is_one_line(
-    short_and_full: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_that_one_process_meets_while_training_is_one_line(short_and_full, tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     words = [*SMOKE.split(), "--run.log-every-steps", "1", "--run.processes", "2"]
     done = subprocess.run(
@@ -101,7 +95,7 @@ def test_a_mistake_that_one_process_meets_while_training_is_one_line(
     assert sum("train/loss" in row for row in rows) == 1
 
 
-def make(folder: Path, target: str, *variables: str) -> None:
+def make(folder, target, *variables):
     """Run `make` in the environment of these tests, with nothing installed into it."""
     installed = Path(sys.prefix, f".{folder.name}")
     command = ["make", f"--old-file={installed}", target, f"VENV={sys.prefix}", *variables]

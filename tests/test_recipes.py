@@ -1,7 +1,6 @@
 """Published recipes train: a step on small images, one on large ones, a test on larger ones."""
 
 import json
-from pathlib import Path
 
 import pytest
 from image_classifier.cli import main
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         ("imagenet_vit_s", "--data.image-size 64 --data.test-size 96"),
     ],
 )
-def test_a_recipe_for_imagenet_trains(tmp_path: Path, preset: str, words: str) -> None:
+def test_a_recipe_for_imagenet_trains(tmp_path, preset, words):
     folder = ["--run.dir", str(tmp_path / "run")]
     assert main(["train", preset, *f"{TINY} {words}".split(), *folder]) == 0
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

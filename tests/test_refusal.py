@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -49,16 +49,14 @@ ODD_TEXTS = [
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path, monkeypatch):
     """Be where a relative path that escapes would be seen, and with an output folder below."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(("key", "value"), REFUSED)
 @pytest.mark.parametrize("way", ["cookiecutter", "pretuned"])
-def test_a_refused_answer_leaves_one_line_and_nothing_else(
-    way: str, key: str, value: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_answer_leaves_one_line_and_nothing_else(way, key, value, tmp_path, capfd):
     output = tmp_path / "a" / "b" / "output"
     if way == "pretuned":
         code = cli.main(["--no-input", "--output-dir", str(output), f"{key}={value}"])
@@ -77,7 +75,7 @@ def test_a_refused_answer_leaves_one_line_and_nothing_else(
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[bytes, int]]:
+def plain(tmp_path_factory):
     """The files of a project called `odd` with the default texts."""
     output = tmp_path_factory.mktemp("plain") / "output"
     folder = render_with_cookiecutter(output, project_slug="odd", package_name="odd")
@@ -85,9 +83,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[bytes, i
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
-def test_an_odd_but_lawful_text_is_kept_as_it_is(
-    text: str, tmp_path: Path, plain: dict[Path, tuple[bytes, int]]
-) -> None:
+def test_an_odd_but_lawful_text_is_kept_as_it_is(text, tmp_path, plain):
     arguments = [f"{key}={text}" for key in ("project_name", "description", "author")]
     names = ["project_slug=odd", "package_name=odd"]
     assert cli.main(["--no-input", "--output-dir", "output", *names, *arguments]) == 0
@@ -113,7 +109,7 @@ def test_an_odd_but_lawful_text_is_kept_as_it_is(
 @pytest.mark.parametrize(
     "slug", ["odd", "a-b_c", "x" * 50, "true", "null", "on", "eval-exec", "rm-rf", "n0"]
 )
-def test_a_slug_means_nothing_in_shell_yaml_or_make(slug: str) -> None:
+def test_a_slug_means_nothing_in_shell_yaml_or_make(slug):
     answers = [f"project_slug={slug}", "package_name=odd", "ci=GitLab CI"]
     assert cli.main(["--output-dir", "output", "--no-input", *answers]) == 0
     folder = Path("output", slug)
@@ -127,7 +123,7 @@ def test_a_slug_means_nothing_in_shell_yaml_or_make(slug: str) -> None:
     assert project["project"]["scripts"] == {slug: "odd.cli:main"}
 
 
-def test_a_suggested_name_passes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_suggested_name_passes(tmp_path, capfd):
     for key, values in (("project_slug", BAD_SLUGS), ("package_name", BAD_PACKAGES)):
         for value in values:
             cli.main(["--no-input", f"{key}={value}"])
@@ -136,7 +132,7 @@ def test_a_suggested_name_passes(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert not list(tmp_path.iterdir())
 
 
-def test_no_name_that_the_project_uses_is_accepted() -> None:
+def test_no_name_that_the_project_uses_is_accepted():
     found = dependencies()
     assert {"simplejpeg", "timm", "pyyaml", "nvidia-ml-py", "hatchling"} <= found.keys()
     installed = [known for known in found.values() if known]
@@ -151,10 +147,10 @@ def test_no_name_that_the_project_uses_is_accepted() -> None:
     assert accepted("project_slug", found.keys() | commands | beside) == set()
 
 
-def accepted(key: str, names: set[str]) -> set[str]:
+def accepted(key, names):
     """Those of the names that a project may have."""
 
-    def passes(name: str) -> bool:
+    def passes(name):
         try:
             cli.check({key: name})
         except cli.RefusedError:
@@ -164,13 +160,13 @@ def accepted(key: str, names: set[str]) -> set[str]:
     return set(filter(passes, names))
 
 
-def dependencies() -> dict[str, Distribution | None]:
+def dependencies():
     """What the project needs or can use, and what that needs; None: it is not installed."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     optional = project["project"]["optional-dependencies"] | project["dependency-groups"]
     lines = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     lines += [line for group in optional.values() for line in group]
-    found: dict[str, Distribution | None] = {}
+    found = {}
     for line in lines:  # which grows on the way
         need = Requirement(line)
         name = re.sub(r"[-_.]+", "-", need.name).lower()
@@ -181,7 +177,7 @@ def dependencies() -> dict[str, Distribution | None]:
     return found
 
 
-def imports_of(known: Distribution) -> set[str]:
+def imports_of(known):
     """What a distribution is imported as, in lower case: a file system may not tell the cases."""
     code = [file for file in known.files or [] if file.suffix in (".py", ".so", ".pyd")]
     tops = {file.parts[0].partition(".")[0] for file in code if file.parts[0] != ".."}
@@ -197,7 +193,7 @@ def imports_of(known: Distribution) -> set[str]:
         ["pretuned"],
     ],
 )
-def test_a_folder_with_something_in_it_is_left_alone(words: list[str], tmp_path: Path) -> None:
+def test_a_folder_with_something_in_it_is_left_alone(words, tmp_path):
     mine = tmp_path / "image-classifier" / "src" / "mine.py"
     mine.parent.mkdir(parents=True)
     mine.write_text("my work")

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ REMOTE, FLAG, URL = "planted-remote", "planted-flag", "planted-url"
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory):
     """A project in git, whose remote holds a token, as those of CI jobs do."""
     folder = render_with_cookiecutter(tmp_path_factory.mktemp("project") / "output")
     for words in (
@@ -42,7 +41,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_one_process_opens_no_socket_and_writes_no_secret(project: Path) -> None:
+def test_one_process_opens_no_socket_and_writes_no_secret(project):
     # Called as a service would: with words of its own before those of the run.
     caller = "import sys; from image_classifier.cli import main; sys.exit(main(sys.argv[4:]))"
     own = [f"--api-key={FLAG}", f"https://me:{URL}@example.com/hook", "--"]
@@ -59,20 +58,20 @@ def test_one_process_opens_no_socket_and_writes_no_secret(project: Path) -> None
         assert not [secret for secret in planted if secret.encode() in content], path
 
 
-def test_processes_of_one_machine_talk_on_loopback_alone(project: Path) -> None:
+def test_processes_of_one_machine_talk_on_loopback_alone(project):
     found = sockets_during(["train.py", *SMOKE, "--run.processes", "2"], project, {})
     assert found  # gloo's
     assert found <= set(LOOPBACK)
 
 
-def test_an_open_port_would_be_seen(tmp_path: Path) -> None:
+def test_an_open_port_would_be_seen(tmp_path):
     code = "import socket, time; s = socket.create_server(('', 0)); time.sleep(1)"
     assert sockets_during(["-c", code], tmp_path, {}) == {"00000000"}
 
 
-def sockets_during(words: list[str], folder: Path, environment: dict[str, str]) -> set[str]:
+def sockets_during(words, folder, environment):
     """Local addresses of all internet sockets of a Python and its children, while it runs."""
-    found: set[str] = set()
+    found = set()
     with subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
@@ -89,7 +88,7 @@ def sockets_during(words: list[str], folder: Path, environment: dict[str, str]) 
     return found
 
 
-def family(pid: int) -> Iterator[int]:
+def family(pid):
     """A process and all that it has started."""
     yield pid
     with contextlib.suppress(OSError):
@@ -98,7 +97,7 @@ def family(pid: int) -> Iterator[int]:
                 yield from family(int(child))
 
 
-def sockets(pid: int) -> Iterator[str]:
+def sockets(pid):
     """The inodes of a process's sockets, of every kind."""
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -108,7 +107,7 @@ def sockets(pid: int) -> Iterator[str]:
                     yield target[8:-1]
 
 
-def addresses(inodes: set[str]) -> set[str]:
+def addresses(inodes):
     """The local addresses of those that are of the internet's kinds."""
     if not inodes:
         return set()

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +12,7 @@ GITLAB = ROOT / "parts/ci/GitLab CI/.gitlab-ci.yml"
 
 
 @pytest.mark.parametrize("folder", [ROOT, PROJECT], ids=["template", "project"])
-def test_dependencies_have_lower_bounds_and_no_upper_ones(folder: Path) -> None:
+def test_dependencies_have_lower_bounds_and_no_upper_ones(folder):
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     needs = project["project"]["dependencies"] + project["dependency-groups"]["dev"]
     assert needs
@@ -21,7 +20,7 @@ def test_dependencies_have_lower_bounds_and_no_upper_ones(folder: Path) -> None:
         assert re.fullmatch(r"[a-z0-9-]+>=[0-9]+(\.[0-9]+)*", need), need
 
 
-def test_torch_is_none_whose_safe_loading_can_be_passed_by() -> None:
+def test_torch_is_none_whose_safe_loading_can_be_passed_by():
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     needs = dict(need.split(">=") for need in project["project"]["dependencies"])
     oldest = tuple(map(int, needs["torch"].split(".")))
@@ -29,7 +28,7 @@ def test_torch_is_none_whose_safe_loading_can_be_passed_by() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=["template", "project"])
-def test_actions_are_pinned_to_commits_and_may_only_read(path: Path) -> None:
+def test_actions_are_pinned_to_commits_and_may_only_read(path):
     text = path.read_text(encoding="utf-8")
     workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {}
@@ -48,7 +47,7 @@ def test_actions_are_pinned_to_commits_and_may_only_read(path: Path) -> None:
         assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+", use), use
 
 
-def test_images_of_gitlab_and_docker_have_a_version() -> None:
+def test_images_of_gitlab_and_docker_have_a_version():
     jobs = yaml.safe_load(GITLAB.read_text(encoding="utf-8"))
     versions = jobs["test"]["parallel"]["matrix"][0]["VERSION"]
     assert jobs["test"]["image"] == "python:$VERSION"
@@ -59,7 +58,7 @@ def test_images_of_gitlab_and_docker_have_a_version() -> None:
     assert not re.search(r"^ADD |curl|wget", dockerfile, re.MULTILINE)
 
 
-def test_nothing_listens_beyond_the_machine() -> None:
+def test_nothing_listens_beyond_the_machine():
     for path in [*PROJECT.rglob("*.py"), *PROJECT.glob("*.md"), *PROJECT.glob("[MDs]*")]:
         if path.is_file() and "tests" not in path.parts:
             text = path.read_text(encoding="utf-8")

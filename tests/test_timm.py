@@ -16,7 +16,7 @@ FAMILIES = """
 """
 
 
-def test_weights_are_grouped_as_timm_groups_them() -> None:
+def test_weights_are_grouped_as_timm_groups_them():
     for name in FAMILIES.split():
         with torch.device("meta"):
             model = timm.create_model(name, num_classes=7)

@@ -5,7 +5,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
 
 from conftest import PROJECT
 
@@ -38,7 +37,7 @@ print(json.dumps({"said": said, "called": called}))
 """
 
 
-def track(folder: Path, name: str) -> dict[str, list[str]]:
+def track(folder, name):
     """Track a run in `folder` by a library; what it said, and whom it called."""
     folder.mkdir()
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "TRACKIO", "HF_"))}
@@ -59,7 +58,7 @@ def track(folder: Path, name: str) -> dict[str, list[str]]:
     return json.loads(done.stdout)
 
 
-def test_wandb_keeps_a_run_that_goes_on_under_one_id_to_be_sent_later(tmp_path: Path) -> None:
+def test_wandb_keeps_a_run_that_goes_on_under_one_id_to_be_sent_later(tmp_path):
     told = track(tmp_path / "run", "wandb")
     sync = f"wandb: kept offline; to upload: wandb sync {tmp_path}/run/wandb/offline-run-*"
     assert told["said"] == [sync, sync]
@@ -72,7 +71,7 @@ def test_wandb_keeps_a_run_that_goes_on_under_one_id_to_be_sent_later(tmp_path: 
     assert not [host for host in told["called"] if "127.0.0.1" not in host and "::1" not in host]
 
 
-def test_trackio_keeps_a_run_that_goes_on_in_its_folder(tmp_path: Path) -> None:
+def test_trackio_keeps_a_run_that_goes_on_in_its_folder(tmp_path):
     told = track(tmp_path / "run", "trackio")
     assert told["said"][0].startswith(f"trackio: to view: TRACKIO_DIR={tmp_path}/run/trackio ")
     assert told["called"] == []

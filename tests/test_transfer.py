@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import timm
 import torch
 from conftest import python
 from image_classifier.cli import main
-from image_classifier.config import Config, DataConfig, ModelConfig
+from image_classifier.config import DataConfig, ModelConfig
 from image_classifier.data.datasets import open_dataset
 from image_classifier.models import build_model
 from image_classifier.presets import finetune, shapes
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """A folder with a run on many images, and photographs of three of their ten classes."""
     here = tmp_path_factory.mktemp("transfer")
     train(donor(here))
@@ -37,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def donor(here: Path) -> Config:
+def donor(here):
     """A run on many images of ten classes."""
     base = shapes()
     return replace(
@@ -52,7 +51,7 @@ def donor(here: Path) -> Config:
     )
 
 
-def test_trained_weights_help_where_images_are_few(place: Path) -> None:
+def test_trained_weights_help_where_images_are_few(place):
     base, preset = donor(place), finetune()
     weights, photos = place / "donor/checkpoints/best.safetensors", str(place / "photos")
     run = replace(base.run, init_from=str(weights), evaluate_every_epochs=15)
@@ -74,7 +73,7 @@ def test_trained_weights_help_where_images_are_few(place: Path) -> None:
     assert train(tuned).top1 > train(scratch).top1 + 0.1
 
 
-def test_a_frozen_start_is_the_same_on_two_processes(place: Path) -> None:
+def test_a_frozen_start_is_the_same_on_two_processes(place):
     # BatchNorm would see other images on two processes.
     model = build_model(ModelConfig("resnet9_gn", width=8), 3, 32)
     torch.save(model.state_dict(), place / "group.pth")
@@ -93,9 +92,7 @@ def test_a_frozen_start_is_the_same_on_two_processes(place: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_a_model_of_timm_learns_from_its_own_weights(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_timm_learns_from_its_own_weights(place, capsys):
     model = timm.create_model("test_vit", num_classes=7, img_size=32)
     path = place / "vit.pth"
     torch.save({"state_dict": model.state_dict()}, path)
@@ -107,9 +104,7 @@ def test_a_model_of_timm_learns_from_its_own_weights(
     assert "120 val images" in capsys.readouterr().out
 
 
-def test_the_suggested_learning_rate_is_within_a_decade_of_a_good_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_suggested_learning_rate_is_within_a_decade_of_a_good_one(tmp_path, capsys):
     words = "find-lr shapes --model.width 16 --data.batch-size 128 --data.limit 4000"
     words += f" --compute.device cpu --precision fp32 --run.dir {tmp_path} --low 3e-3 --steps 140"
     assert main(words.split()) == 0

@@ -8,12 +8,10 @@ import pickle
 import shutil
 import sys
 import uuid
-from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from html.parser import HTMLParser
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small models need
 import torch
 import torch.distributed as dist
 from PIL import Image
-from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,7 +54,7 @@ SERVER.set_forkserver_preload(
 )
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart(session):
     """Let the server import while the first tests run; other processes import from `src`, too."""
     if session.config.option.collectonly:
         return
@@ -66,19 +63,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     forkserver.ensure_running()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish(session):
     """Keep torch out of garbage collections."""
     gc.freeze()
     session.config.add_cleanup(gc.unfreeze)  # or nanobind reports leaks at exit
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers():
     """Return the processes of `pytest -n auto`: the cores of the container, of which 4 suffice."""
     return min(4, num_cores())
 
 
-def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) -> None:  # noqa: ANN401
+def _run(function, arguments, rank, pipe):
     os.environ |= rank
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)  # for its data workers
@@ -89,7 +86,7 @@ def _run(function: Callable, arguments: tuple, rank: dict[str, str], pipe: Any) 
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
 
 
-def start(function: Callable, *arguments: object, rank: dict[str, str] | None = None) -> tuple:
+def start(function, *arguments, rank=None):
     """Start `function(*arguments)` in its own process; return it, and the pipe of its result."""
     receiver, sender = SERVER.Pipe(duplex=False)
     process = SERVER.Process(target=_run, args=(function, arguments, rank or {}, sender))
@@ -98,7 +95,7 @@ def start(function: Callable, *arguments: object, rank: dict[str, str] | None = 
     return process, receiver
 
 
-def run_alone(function: Callable, *arguments: object) -> tuple[int, Any]:
+def run_alone(function, *arguments):
     """Exit code and result (None after a kill) of `function(*arguments)` in its own process."""
     process, receiver = start(function, *arguments)
     process.join()  # not until the pipe is closed: data workers outlive a kill by seconds
@@ -106,7 +103,7 @@ def run_alone(function: Callable, *arguments: object) -> tuple[int, Any]:
     return process.exitcode, result
 
 
-def job_of(size: int) -> list[dict[str, str]]:
+def job_of(size):
     """The environment variables of each of `size` ranks on this machine."""
     job = {
         "WORLD_SIZE": str(size),
@@ -117,7 +114,7 @@ def job_of(size: int) -> list[dict[str, str]]:
     return [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
-def run_ranks(size: int, function: Callable, *arguments: object, **others: str) -> list[Any]:
+def run_ranks(size, function, *arguments, **others):
     """The results of `function(*arguments)` on `size` ranks; `others` are more variables."""
     ranks = [start(function, *arguments, rank=rank | others) for rank in job_of(size)]
     try:
@@ -128,16 +125,16 @@ def run_ranks(size: int, function: Callable, *arguments: object, **others: str) 
             process.kill()
 
 
-def count_exchanges() -> list[int]:
+def count_exchanges():
     """Count the exchanges of gradients from now on: a number for each model wrapped by DDP."""
     exchanges = []
     build = DistributedDataParallel.__init__
 
-    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def exchange(_, bucket):
         exchanges[-1] += bucket.is_last()
         return allreduce_hook(dist.group.WORLD, bucket)
 
-    def counted(model: DistributedDataParallel, *words: object, **knobs: object) -> None:
+    def counted(model, *words, **knobs):
         build(model, *words, **knobs)
         model.register_comm_hook(None, exchange)
         exchanges.append(0)
@@ -146,7 +143,7 @@ def count_exchanges() -> list[int]:
     return exchanges
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     """Whether a process runs; a zombie does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
@@ -154,13 +151,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def losses(folder: str | Path) -> list[float]:
+def losses(folder):
     """The training and validation losses that a run logged."""
     rows = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
     return [row.get("train/loss") or row["val/loss"] for row in rows]
 
 
-def changed(config: Config, **knobs: object) -> Config:
+def changed(config, **knobs):
     """`config` with other values; `data__limit=5` is `data.limit`."""
     for name, value in knobs.items():
         section, _, knob = name.rpartition("__")
@@ -172,23 +169,23 @@ def changed(config: Config, **knobs: object) -> Config:
     return config
 
 
-def make_quick(patch: pytest.MonkeyPatch) -> None:
+def make_quick(patch):
     """Compute on one core, which is faster for images this small, and do not wait for the disk."""
     patch.setattr(distributed, "num_threads", lambda _: 1)
     patch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Make every test quick."""
     make_quick(monkeypatch)
 
 
 @pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal(capsys):
     """A function from the words of a command that is a mistake to the one line that says so."""
 
-    def refusal_of(*words: object) -> str:
+    def refusal_of(*words):
         capsys.readouterr()
         assert main([str(word) for word in words]) == 2
         line = capsys.readouterr().err
@@ -198,14 +195,14 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return refusal_of
 
 
-def options_of(verb: str) -> type:
+def options_of(verb):
     """The dataclass whose fields are the options of a command."""
     own = vars(sys.modules[commands()[verb].__module__]).values()
     kinds = {kind.__name__.lower(): kind for kind in own if is_dataclass(kind)}
     return kinds.get(f"{verb.replace('-', '')}options", Config)
 
 
-def tiny(folder: Path) -> Config:
+def tiny(folder):
     """A run of a second: two epochs of four steps on drawn shapes, at CPU's exact precision."""
     return changed(
         smoke(),
@@ -219,13 +216,13 @@ def tiny(folder: Path) -> Config:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path):
     """A tiny run that has not started."""
     return tiny(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")
-def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_once(tmp_path_factory):
     """The folder of a finished tiny run; do not change it."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
@@ -235,13 +232,13 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def finished(config: Config, trained_once: Path) -> Config:
+def finished(config, trained_once):
     """A finished tiny run, in a folder that the test may change."""
     shutil.copytree(trained_once, config.run.dir)
     return config
 
 
-def write_photo(path: Path, seed: int, size: tuple[int, int] = (90, 70)) -> None:
+def write_photo(path, seed, size=(90, 70)):
     """Write a JPEG of smooth colored noise."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(0, 256, (6, 8, 3), dtype=torch.uint8, generator=generator)
@@ -250,7 +247,7 @@ def write_photo(path: Path, seed: int, size: tuple[int, int] = (90, 70)) -> None
 
 
 @pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """A folder of photographs of several sizes: 2 classes, 12 to train on and 4 for validation."""
     root = tmp_path_factory.mktemp("photos")
     for number in range(16):
@@ -261,12 +258,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def on_photos(config: Config, photos: Path) -> Config:
+def on_photos(config, photos):
     """A tiny run on photographs, three batches an epoch."""
     return changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
 
 
-def untrained_run(config: Config, photos: Path) -> str:
+def untrained_run(config, photos):
     """The folder of a run on photographs, whose model has random weights and is confident."""
     config = changed(config, data__name="folder", data__root=str(photos), data__limit=0)
     torch.manual_seed(0)
@@ -307,12 +304,12 @@ DAMAGED = {
 
 
 @pytest.fixture(params=DAMAGED)
-def damaged(request: pytest.FixtureRequest) -> bytes:
+def damaged(request):
     """The content of a damaged JSON file."""
     return DAMAGED[request.param]
 
 
-def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Predictions:
+def answers_of(classes, confusion):
     """Predictions for gray images with this confusion matrix, all of probability 0.75."""
     count = int(confusion.sum())
     places = torch.arange(confusion.numel()).repeat_interleave(confusion.flatten())
@@ -325,13 +322,13 @@ def answers_of(classes: tuple[str, ...], confusion: Tensor) -> Predictions:
 class Shown(HTMLParser):
     """A parsed HTML page: its elements, attributes, text, and the cells of its tables."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         """Read all of it."""
         super().__init__()
-        self.tags: set[str] = set()
-        self.pairs: list[tuple[str, str]] = []
-        self.tables: list[list[list[str]]] = []
-        self.words: list[str] = []
+        self.tags = set()
+        self.pairs = []
+        self.tables = []
+        self.words = []
         self.is_cell = False
         self.feed(text)
         self.attributes = {name for name, _ in self.pairs}
@@ -339,7 +336,7 @@ class Shown(HTMLParser):
         self.pictures = [value for name, value in self.pairs if name == "src"]
         self.titles = [value for name, value in self.pairs if name == "title"]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         """Count it, and begin a table, a row or a cell."""
         self.tags.add(tag)
         self.pairs += [(name, value or "") for name, value in attrs]
@@ -351,22 +348,22 @@ class Shown(HTMLParser):
             self.tables[-1][-1].append("")
             self.is_cell = True
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         """End a cell."""
         self.is_cell = self.is_cell and tag not in ("td", "th")
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         """Add to the cell, if there is one."""
         self.words.append(data)
         if self.is_cell:
             self.tables[-1][-1][-1] += data
 
 
-def after_each_step(patch: pytest.MonkeyPatch, act: Callable[[RunLogger, Tensor], object]) -> None:
+def after_each_step(patch, act):
     """Let `act` happen after each step of training, before it is saved."""
     step = RunLogger.step
 
-    def step_and_act(log: RunLogger, number: int, loss: Tensor, *batch: Tensor) -> None:
+    def step_and_act(log, number, loss, *batch):
         step(log, number, loss, *batch)
         act(log, loss)
 

@@ -1,7 +1,6 @@
 """Augmentation of whole batches does to each image what it would do to it alone."""
 
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from conftest import changed, run_ranks
 from PIL import Image
 from test_order import opened
-from torch import Tensor
 from torch.nn import functional
 from torchvision import transforms
 
@@ -41,20 +39,20 @@ CPU = World(torch.device("cpu"))
 
 
 @pytest.fixture
-def images() -> Tensor:
+def images():
     """Six images of noise: (6, 12, 12, 3) uint8."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (6, 12, 12, 3), dtype=torch.uint8, generator=generator)
 
 
-def draws(count: int, width: int) -> Tensor:
+def draws(count, width):
     """Numbers from 0 to 1: (count, width)."""
     return torch.rand((count, width), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("margin", [0, 3])
-def test_an_image_is_padded_cropped_and_mirrored(images: Tensor, margin: int, flip: bool) -> None:
+def test_an_image_is_padded_cropped_and_mirrored(images, margin, flip):
     shifts = torch.randint(-margin, margin + 1, (6, 2))
     mirrored = torch.arange(6) % 2 == 1 if flip else None
     shifted = shift_and_flip(images, shifts, mirrored)
@@ -71,14 +69,14 @@ def test_an_image_is_padded_cropped_and_mirrored(images: Tensor, margin: int, fl
     assert torch.equal(rows, shift_and_flip(images, shifts, mirrored, numbers))
 
 
-def augmented(config: Config, steps: range) -> list[Tensor]:
+def augmented(config, steps):
     """The images of these steps, as a model sees them."""
     data, _, augment = opened(config, CPU)
     batches = zip(steps, data.batches(steps.start, steps.stop), strict=True)
     return [augment(batch, step)[0] for step, batch in batches]
 
 
-def test_images_grow_in_a_run_wherever_it_resumes(config: Config) -> None:
+def test_images_grow_in_a_run_wherever_it_resumes(config):
     config = changed(config, data__where="stream", data__workers=0, data__test_size=40)
     plain = changed(config, augment__min_size=16, augment__growth=(0.5, 0.5))
     growing = changed(plain, augment__cutout=8)
@@ -91,7 +89,7 @@ def test_images_grow_in_a_run_wherever_it_resumes(config: Config) -> None:
     assert (small - means).abs().mean() < 0.15  # the same images, smaller
 
 
-def test_evaluation_sees_images_of_the_size_it_asks_for(photos: Path) -> None:
+def test_evaluation_sees_images_of_the_size_it_asks_for(photos):
     for size, expected in ((48, 48), (0, 32)):
         data = changed(Config(), data__name="folder", data__root=str(photos), data__test_size=size)
         (batch,) = EvalData(data.data, "val", CPU).batches()
@@ -102,7 +100,7 @@ def test_evaluation_sees_images_of_the_size_it_asks_for(photos: Path) -> None:
         changed(Config(), augment__min_size=40)
 
 
-def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions() -> None:
+def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions():
     uniform, least = draws(2000, BOX_DRAWS), 0.08
     boxes, get = random_boxes(uniform, 60, 100, least), transforms.RandomResizedCrop.get_params
     assert (boxes >= 0).all()
@@ -119,7 +117,7 @@ def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions() -> None:
     assert (torch.tensor(placed) - boxes).abs().max() <= 1
 
 
-def test_crops_are_those_of_pillow(images: Tensor) -> None:
+def test_crops_are_those_of_pillow(images):
     whole = resized_crop(images, torch.full((6, BOX_DRAWS), 0.5), 12, 1.0)
     torch.testing.assert_close(whole, images.float(), atol=1e-3, rtol=0)
     pixels, out = torch.randint(0, 256, (90, 120, 3)).byte(), torch.empty(48, 48, 3).byte()
@@ -133,13 +131,13 @@ def test_crops_are_those_of_pillow(images: Tensor) -> None:
     assert torch.equal(out, pixels[:48, 6:54])
 
 
-def test_randaugment_is_as_strong_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_randaugment_is_as_strong_as_it_is_told(monkeypatch):
     arguments = SimpleNamespace(RandAugment=lambda ops, magnitude: (ops, magnitude))
     monkeypatch.setattr(transforms, "v2", arguments, raising=False)  # to import it takes seconds
     assert build_policy(AugmentConfig(policy="randaugment-m30-n3")) == (3, 30)
 
 
-def test_cutout_blanks_a_square_and_nothing_else() -> None:
+def test_cutout_blanks_a_square_and_nothing_else():
     images = torch.ones(50, 3, 12, 12)
     cutout(images, draws(50, 2), 4)
     blank = (images == 0).sum(dim=(1, 2, 3)) / 3
@@ -147,7 +145,7 @@ def test_cutout_blanks_a_square_and_nothing_else() -> None:
     assert blank.min() >= 4  # a quarter, at a corner
 
 
-def test_normalized_pixels_have_mean_0_and_deviation_1(images: Tensor) -> None:
+def test_normalized_pixels_have_mean_0_and_deviation_1(images):
     flat = images.flatten(0, 2) / 255
     mean, std = tuple(flat.mean(0).tolist()), tuple(flat.std(0).tolist())
     source = Source(torch.zeros(6).long(), ("a",), images, mean=mean, std=std)
@@ -158,7 +156,7 @@ def test_normalized_pixels_have_mean_0_and_deviation_1(images: Tensor) -> None:
 
 
 @pytest.mark.parametrize("knobs", [{"mixup": 1.0}, {"cutmix": 1.0}, {"mixup": 1.0, "cutmix": 1.0}])
-def test_labels_are_mixed_as_the_images_are(knobs: dict[str, float]) -> None:
+def test_labels_are_mixed_as_the_images_are(knobs):
     labels = torch.arange(4)
     for seed in range(20):
         # An image of class c has the value c everywhere, so the share of a value can be counted.
@@ -171,7 +169,7 @@ def test_labels_are_mixed_as_the_images_are(knobs: dict[str, float]) -> None:
         assert (targets[:2, 2:] == 0).all()  # pairs are neighbors
 
 
-def sides(config: Config) -> dict[tuple[int, int], bool]:
+def sides(config):
     """Whether an image of this rank was mirrored, by epoch and index, in two epochs."""
     with join_world(config.compute) as world:
         data, normalize, augment = opened(config, world)
@@ -187,7 +185,7 @@ def sides(config: Config) -> dict[tuple[int, int], bool]:
         return found
 
 
-def test_each_epoch_shows_the_other_side_of_every_image_on_any_rank(config: Config) -> None:
+def test_each_epoch_shows_the_other_side_of_every_image_on_any_rank(config):
     config = changed(config, augment__crop="none", augment__flip="alternating")
     alone = sides(config)
     assert 16 < sum(alone[0, index] for index in range(64)) < 48
@@ -197,7 +195,7 @@ def test_each_epoch_shows_the_other_side_of_every_image_on_any_rank(config: Conf
 
 
 @pytest.mark.parametrize("tta", VIEWS)
-def test_an_image_and_its_mirror_image_get_one_prediction(config: Config, tta: str) -> None:
+def test_an_image_and_its_mirror_image_get_one_prediction(config, tta):
     source = TrainData(config, CPU).source
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
     normalize = Normalize(source, 32, precision, AugmentConfig(tta=tta))

@@ -11,7 +11,7 @@ import torch
 from conftest import changed, run_ranks, write_photo
 from torch import Tensor
 
-from image_classifier.config import Config, OptimConfig
+from image_classifier.config import OptimConfig
 from image_classifier.data import bad_images as bad_images_module
 from image_classifier.data import decode
 from image_classifier.data.loader import EvalData, TrainData
@@ -33,7 +33,7 @@ Seen = list[tuple[Tensor, ...]]
 
 
 @pytest.fixture(scope="module")
-def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spoilt(tmp_path_factory):
     """24 photographs to train on, of which 2 are not, and 10 for validation, of which 1 is not."""
     root = tmp_path_factory.mktemp("spoilt")
     for split, count in (("train", 24), ("val", 10)):
@@ -46,7 +46,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def skipping(config: Config, spoilt: Path) -> Config:
+def skipping(config, spoilt):
     """A run on them that passes over bad images, six to a batch."""
     Path(config.run.dir).mkdir()
     config = changed(config, data__name="folder", data__root=str(spoilt), data__limit=0)
@@ -54,7 +54,7 @@ def skipping(config: Config, spoilt: Path) -> Config:
     return changed(config, data__on_bad_image="skip", augment__crop="resized")
 
 
-def seen(config: Config, start: int = 0, world: World = CPU) -> Seen:
+def seen(config, start=0, world=CPU):
     """Images, labels and indices of the batches from `start` on."""
     batches = TrainData(config, world).batches(start, STEPS)
     return [
@@ -62,12 +62,12 @@ def seen(config: Config, start: int = 0, world: World = CPU) -> Seen:
     ]
 
 
-def names_in(listed: str) -> list[str]:
+def names_in(listed):
     """The names on a list of bad images, sorted."""
     return sorted(line.split("\t")[0] for line in listed.splitlines())
 
 
-def test_a_bad_image_is_masked_in_its_place(skipping: Config) -> None:
+def test_a_bad_image_is_masked_in_its_place(skipping):
     data = TrainData(skipping, CPU)
     paths = data.source.paths
     is_bad = torch.tensor([os.fsdecode(paths.relative(i)) in BAD["train"] for i in range(24)])
@@ -85,7 +85,7 @@ def test_a_bad_image_is_masked_in_its_place(skipping: Config) -> None:
             assert crop == "none" or torch.equal(batch[0], other[0])
 
 
-def test_the_loss_ignores_masked_images() -> None:
+def test_the_loss_ignores_masked_images():
     logits = torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
     loss_of = build_loss(OptimConfig(label_smoothing=0.1), 4, torch.tensor([1.0, 3.0]))
     labels = torch.tensor([0, LEFT_OUT, 1, LEFT_OUT])
@@ -97,7 +97,7 @@ def test_the_loss_ignores_masked_images() -> None:
     assert loss_of(logits[1::2], labels[1::2]) == 0
 
 
-def on_a_rank(config: Config) -> tuple[list[int], list[int], str, tuple[int, float, int]]:
+def on_a_rank(config):
     """Indices streamed and resident, the list of bad images, and an evaluation."""
     with join_world(config.compute) as world:
         streamed = [i for *_, indices in seen(config, world=world) for i in indices.tolist()]
@@ -114,7 +114,7 @@ def on_a_rank(config: Config) -> tuple[list[int], list[int], str, tuple[int, flo
         return streamed, resident, listed, counts
 
 
-def test_two_processes_see_and_count_what_one_does(skipping: Config) -> None:
+def test_two_processes_see_and_count_what_one_does(skipping):
     skipping = changed(skipping, data__workers=0)
     (alone, _, _, (count, loss, left_out)) = on_a_rank(skipping)
     Path(skipping.run.dir, "bad_images.txt").unlink()
@@ -128,9 +128,7 @@ def test_two_processes_see_and_count_what_one_does(skipping: Config) -> None:
     assert names_in(ranks[0][2]) == LISTED
 
 
-def test_a_run_says_how_many_were_skipped_and_lists_each_once(
-    skipping: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_how_many_were_skipped_and_lists_each_once(skipping, capsys):
     skipping = changed(skipping, run__log_every_steps=2, model__width=8, data__workers=0)
     train(skipping)
     folder = Path(skipping.run.dir)
@@ -148,7 +146,7 @@ def test_a_run_says_how_many_were_skipped_and_lists_each_once(
 
 
 @pytest.mark.parametrize("where", ["stream", "auto"])
-def test_evaluation_leaves_out_what_cannot_be_read_or_stops(skipping: Config, where: str) -> None:
+def test_evaluation_leaves_out_what_cannot_be_read_or_stops(skipping, where):
     config = changed(skipping, data__where=where)
     data = EvalData(config.data, "val", CPU, config.run)
     for _ in range(2):
@@ -160,16 +158,14 @@ def test_evaluation_leaves_out_what_cannot_be_read_or_stops(skipping: Config, wh
         list(EvalData(stopping, "val", CPU).batches())
 
 
-def test_too_many_bad_images_end_the_run(skipping: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_bad_images_end_the_run(skipping, monkeypatch):
     monkeypatch.setattr(bad_images_module, "MOST", 1)
     with pytest.raises(FaultError, match=r"2 of 24 images can't be read; .*bad_images\.txt' lists"):
         seen(skipping)
     assert len(Path(skipping.run.dir, "bad_images.txt").read_text().splitlines()) == 2
 
 
-def test_a_file_that_vanishes_while_training_is_told_or_skipped(
-    skipping: Config, photos: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_vanishes_while_training_is_told_or_skipped(skipping, photos, tmp_path):
     root = Path(shutil.copytree(photos, tmp_path / "own"))
     lost = (root / "train" / "ant" / "0.jpg").rename(root / "train" / "ant" / "new\nline.jpg")
     skipping = changed(skipping, data__root=str(root), data__batch_size=4)
@@ -184,8 +180,8 @@ def test_a_file_that_vanishes_while_training_is_told_or_skipped(
     assert listed == "train/ant/new\\x0aline.jpg\tNo such file or directory\n"
 
 
-def test_what_the_system_lacks_is_not_the_fault_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_what_the_system_lacks_is_not_the_fault_of_a_file(monkeypatch):
+    def refuse(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "open", refuse)

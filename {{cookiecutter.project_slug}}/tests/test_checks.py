@@ -13,11 +13,10 @@ from conftest import changed
 from torch import nn
 
 from image_classifier.cli import main
-from image_classifier.config import Config, DataConfig
+from image_classifier.config import Config
 from image_classifier.data import shared_memory
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
-from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import (
     EvalData,
     Prefetcher,
@@ -29,10 +28,7 @@ from image_classifier.errors import UserError
 from image_classifier.models import build_model
 from image_classifier.optim import build_schedule
 from image_classifier.presets import PRESETS, smoke
-from image_classifier.runtime.command_line import (
-    parse,
-    take_preset,
-)
+from image_classifier.runtime.command_line import parse, take_preset
 from image_classifier.runtime.distributed import World
 from image_classifier.tracking import Setup, check_setup
 from image_classifier.train import train
@@ -42,12 +38,12 @@ Check = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def check() -> Check:
+def check():
     """Check a run of smoke with other options or another model."""
     few = changed(smoke(), epochs=2, data__limit=64, data__batch_size=16)
     train_data, val_data = TrainData(few, CPU), EvalData(few.data, "val", CPU)
 
-    def check(model: nn.Module | None = None, **changes: object) -> None:
+    def check(model=None, **changes):
         config = changed(few, **changes)
         model = model or build_model(config.model, 10, config.data.image_size)
         check_setup(Setup(config, CPU, train_data, val_data, model, None, 0))
@@ -55,10 +51,10 @@ def check() -> Check:
     return check
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, config: Config, split: str, **changes: object) -> Config:
+def plant(monkeypatch, config, split, **changes):
     """`config` with a dataset of one's own, in which one split has something else."""
 
-    def mine(data: DataConfig, wanted: str) -> Source:
+    def mine(data, wanted):
         source = shapes(data, wanted)
         return replace(source, **changes) if wanted == split else source
 
@@ -67,7 +63,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, config: Config, split: str, **changes
 
 
 @pytest.mark.parametrize("knob", ["augment__min_size", "data__test_size"])
-def test_sizes_and_heads_that_do_not_fit_are_refused(check: Check, knob: str) -> None:
+def test_sizes_and_heads_that_do_not_fit_are_refused(check, knob):
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32**2, 10))
     check(model=flat)
     with pytest.raises(UserError, match=r"can.t take images of 24 pixels.*: .*mat1"):
@@ -78,7 +74,7 @@ def test_sizes_and_heads_that_do_not_fit_are_refused(check: Check, knob: str) ->
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_counts_in_epochs_of_the_run(preset: str) -> None:
+def test_a_preset_counts_in_epochs_of_the_run(preset):
     made = PRESETS[preset]()
     words = [preset, "--epochs=1"]
     config = parse(Config, words, prog="train", about="", default=take_preset(words, "shapes")[1])
@@ -94,7 +90,7 @@ def test_a_preset_counts_in_epochs_of_the_run(preset: str) -> None:
     assert rates[-1] < rates[peak] / 20
 
 
-def test_knobs_that_are_given_are_not_shrunk(capsys: pytest.CaptureFixture[str]) -> None:
+def test_knobs_that_are_given_are_not_shrunk(capsys):
     words = ["--epochs", "2", "--optim.warmup-epochs=1.5", "--run.evaluate-every-epochs=0.5"]
     _, default = take_preset(words, "shapes")
     config = parse(Config, words, prog="train", about="", default=default)
@@ -116,8 +112,8 @@ def test_knobs_that_are_given_are_not_shrunk(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_a_run_with_wrong_labels_is_refused_and_deletes_nothing(
-    config: Config, monkeypatch: pytest.MonkeyPatch, split: str, changes: dict, said: str
-) -> None:
+    config, monkeypatch, split, changes, said
+):
     rows = Path(config.run.dir, "metrics.jsonl")
     rows.parent.mkdir()
     rows.write_text("of an earlier run")
@@ -127,9 +123,7 @@ def test_a_run_with_wrong_labels_is_refused_and_deletes_nothing(
     assert rows.read_text() == "of an earlier run"
 
 
-def test_a_run_keeps_the_normalization_that_it_learned_with(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_the_normalization_that_it_learned_with(config, monkeypatch):
     config = plant(monkeypatch, config, "train", mean=(0.4, 0.4, 0.4))
     train(config)
     plant(monkeypatch, config, "train", mean=(0.3, 0.3, 0.3))
@@ -138,9 +132,7 @@ def test_a_run_keeps_the_normalization_that_it_learned_with(
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_memory_that_can_not_be_locked_is_noticed(
-    config: Config, monkeypatch: pytest.MonkeyPatch, refused: bool
-) -> None:
+def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
     asked, released, forgotten = [], [], []
     fake = SimpleNamespace(
         cudaHostRegister=lambda address, *_: asked.append(address) or int(refused),
@@ -158,9 +150,7 @@ def test_memory_that_can_not_be_locked_is_noticed(
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_pinned: bool
-) -> None:
+def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, capsys, is_pinned):
     idle = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     idle.wait_stream = lambda _: None
     for name in ("Stream", "Event", "current_stream"):

@@ -2,7 +2,6 @@
 
 import hashlib
 import pickle
-from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
@@ -15,17 +14,17 @@ from image_classifier.errors import UserError
 
 
 @pytest.fixture
-def miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def miniature(tmp_path, monkeypatch):
     """A folder with a CIFAR-10 of six images, whose sums torchvision is made to expect."""
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     chance = np.random.default_rng(0)
 
-    def write(name: str, content: dict) -> tuple[str, str]:
+    def write(name, content):
         (folder / name).write_bytes(pickle.dumps(content))
         return name, hashlib.md5((folder / name).read_bytes()).hexdigest()
 
-    def batch(name: str, labels: list[int]) -> tuple[str, str]:
+    def batch(name, labels):
         images = chance.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
         return write(name, {"data": images, "labels": labels})
 
@@ -38,16 +37,16 @@ def miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_network(monkeypatch):
     """A download fails as it does without a network."""
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise URLError("no network")
 
     monkeypatch.setattr(datasets.cifar, "download_and_extract_archive", fail)
 
 
-def test_a_local_copy_is_taken(miniature: Path) -> None:
+def test_a_local_copy_is_taken(miniature):
     data = DataConfig(name="cifar10", root=str(miniature))
     train, val = open_dataset(data, "train"), open_dataset(data, "val")
     assert train.labels.tolist() == [0, 1, 1, 0]
@@ -57,14 +56,14 @@ def test_a_local_copy_is_taken(miniature: Path) -> None:
     assert "test images" in val.notes[0]
 
 
-def test_a_copy_that_was_tampered_with_is_not_opened(miniature: Path) -> None:
+def test_a_copy_that_was_tampered_with_is_not_opened(miniature):
     with (miniature / "cifar-10-batches-py" / "one").open("ab") as file:
         file.write(b" ")
     with pytest.raises(UserError, match="cannot download CIFAR10"):
         open_dataset(DataConfig(name="cifar10", root=str(miniature)), "train")
 
 
-def test_without_a_network_the_user_is_told(tmp_path: Path) -> None:
+def test_without_a_network_the_user_is_told(tmp_path):
     for name in ("cifar10", "cifar100"):
         with pytest.raises(UserError, match=r"no network; put cifar-100?-python.tar.gz there"):
             open_dataset(DataConfig(name=name, root=str(tmp_path)), "train")

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,15 +19,12 @@ from image_classifier import train
 from image_classifier.cli import commands, main
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime.command_line import summary
-from image_classifier.runtime.config_dict import (
-    flatten,
-    unflatten,
-)
+from image_classifier.runtime.config_dict import flatten, unflatten
 
 PROJECT = Path(__file__).parent.parent
 
 
-def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path: Path) -> None:
+def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path):
     words = [sys.executable, "-X", "importtime", PROJECT / "train.py", "--help"]
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
@@ -43,9 +39,7 @@ def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", commands())
-def test_the_help_of_an_option_is_the_whole_of_its_comment(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_help_of_an_option_is_the_whole_of_its_comment(verb, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
     with pytest.raises(SystemExit):
         main([verb, "--help"])
@@ -64,9 +58,7 @@ def test_the_help_of_an_option_is_the_whole_of_its_comment(
     assert unflatten(flatten(smoke())) == smoke()  # what was done to show help changes no type
 
 
-def test_the_bare_command_says_what_to_type_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_bare_command_says_what_to_type_first(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
     assert main([]) == 0
     said = capsys.readouterr().out
@@ -75,9 +67,7 @@ def test_the_bare_command_says_what_to_type_first(
     assert re.findall(r"^  ([\w-]+)  ", said, re.MULTILINE)[-len(commands()) :] == list(commands())
 
 
-def test_the_version_is_that_of_the_project(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_version_is_that_of_the_project(monkeypatch, capsys):
     mine = SimpleNamespace(name="photo-sorter", version="1.2.3")
     script = SimpleNamespace(module=main.__module__, dist=mine)
     monkeypatch.setattr(metadata, "entry_points", lambda group: [script])  # noqa: ARG005
@@ -118,12 +108,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_answered_in_one_line(
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: Callable[..., str],
-) -> None:
+def test_a_mistake_is_answered_in_one_line(words, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
     said = refusal(*words.split())
@@ -141,9 +126,7 @@ def test_a_mistake_is_answered_in_one_line(
         ("finetune --data.root photos", "finetune", "photos"),
     ],
 )
-def test_whoever_gives_a_folder_means_the_images_in_it(
-    words: str, preset: str, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_gives_a_folder_means_the_images_in_it(words, preset, root, monkeypatch):
     begun = []
     monkeypatch.setattr(train, "train", begun.append)
     assert main(["train", *words.split()]) == 0
@@ -152,7 +135,7 @@ def test_whoever_gives_a_folder_means_the_images_in_it(
     assert begun[0].data.batch_size == PRESETS[preset]().data.batch_size
 
 
-def test_a_run_folder_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = "smoke --data.limit 96 --data.batch-size 24 --epochs 2"
     assert main(["train", *words.split()]) == 0
@@ -172,6 +155,6 @@ def test_a_run_folder_says_what_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}
 
 
-def test_a_config_survives_being_written_down() -> None:
+def test_a_config_survives_being_written_down():
     for preset in PRESETS.values():
         assert unflatten(json.loads(json.dumps(flatten(preset())))) == preset()

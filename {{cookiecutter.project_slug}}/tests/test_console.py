@@ -4,10 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TextIO
 
 import pytest
 from conftest import SMOKE, run_alone
@@ -20,7 +17,7 @@ CLOSED = "cannot write to standard output: Bad file descriptor"
 
 
 @contextmanager
-def printing_to(stream: TextIO) -> Iterator[None]:
+def printing_to(stream):
     """A block in which standard output is `stream`."""
     before, sys.stdout = sys.stdout, stream
     try:
@@ -32,12 +29,8 @@ def printing_to(stream: TextIO) -> Iterator[None]:
 
 @pytest.mark.parametrize("verb", ["evaluate", "check"])
 def test_a_verb_does_its_work_and_says_that_its_output_is_lost(
-    verb: str,
-    trained_once: Path,
-    photos: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    verb, trained_once, photos, tmp_path, capsys
+):
     if verb not in commands():
         pytest.skip("it was deleted")
     result = tmp_path / "result.json"
@@ -50,7 +43,7 @@ def test_a_verb_does_its_work_and_says_that_its_output_is_lost(
     assert result.exists() == (verb == "check")
 
 
-def train_without_output(folder: Path) -> tuple[int, str]:
+def train_without_output(folder):
     """Train where standard output is closed: the exit code, and what has its number then."""
     os.dup2(os.open(folder / "said", os.O_WRONLY | os.O_CREAT), 2)
     os.close(1)
@@ -59,9 +52,7 @@ def train_without_output(folder: Path) -> tuple[int, str]:
     return main(["train", *words]), os.readlink("/proc/self/fd/1")
 
 
-def test_a_run_whose_output_is_closed_comes_to_its_end_and_no_file_takes_its_place(
-    tmp_path: Path,
-) -> None:
+def test_a_run_whose_output_is_closed_comes_to_its_end_and_no_file_takes_its_place(tmp_path):
     assert run_alone(train_without_output, tmp_path) == (0, (EXIT_DONE, os.devnull))
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "done"
     promise = "; the run goes on, metrics.jsonl has all\n"
@@ -69,10 +60,9 @@ def test_a_run_whose_output_is_closed_comes_to_its_end_and_no_file_takes_its_pla
 
 
 @pytest.mark.parametrize(
-    ("redirection", "said"),
-    [(">/dev/full", FULL), ("<&- >&-", f"{CLOSED}\n")],
+    ("redirection", "said"), [(">/dev/full", FULL), ("<&- >&-", f"{CLOSED}\n")]
 )
-def test_python_has_nothing_to_add_at_its_end(redirection: str, said: str) -> None:
+def test_python_has_nothing_to_add_at_its_end(redirection, said):
     code = "from image_classifier.cli import main\n"
     code += "raise SystemExit(main([]))"
     words = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, code]
@@ -83,8 +73,8 @@ def test_python_has_nothing_to_add_at_its_end(redirection: str, said: str) -> No
 
 @pytest.mark.skipif("predict" not in commands(), reason="it was deleted")
 def test_a_reader_that_has_seen_enough_ends_a_prediction_without_a_word(
-    trained_once: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    trained_once, photos, capsys
+):
     receive, send = os.pipe()
     os.close(receive)
     words = [str(trained_once), str(photos), "--workers", "0", "--device", "cpu"]

@@ -5,7 +5,6 @@ import torch
 from conftest import answers_of, changed, run_ranks
 from torch import nn
 
-from image_classifier.config import Config
 from image_classifier.data.loader import EvalData
 from image_classifier.evaluate import Scores, evaluate
 from image_classifier.models import build_model
@@ -21,14 +20,14 @@ from image_classifier.runtime.distributed import World, join_world
 SIZES = (1, 2, 3, 7, 23)
 
 
-def evaluated(config: Config, model: nn.Module, world: World) -> Scores:
+def evaluated(config, model, world):
     """The scores of a model on the validation images."""
     precision = Precision("fp32", config.compute, config.optim, world.device)
     data = EvalData(config.data, "val", world)
     return evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
 
 
-def evaluated_on_sets(config: Config, sizes: tuple[int, ...]) -> list[Scores]:
+def evaluated_on_sets(config, sizes):
     """The scores of an untrained model on sets of these sizes."""
     with join_world(config.compute) as world:
         torch.manual_seed(world.rank)  # ranks differ in their statistics, as in training
@@ -41,7 +40,7 @@ def evaluated_on_sets(config: Config, sizes: tuple[int, ...]) -> list[Scores]:
         return [evaluated(changed(config, data__limit=size), model, world) for size in sizes]
 
 
-def test_every_image_counts_once_on_any_number_of_ranks(config: Config) -> None:
+def test_every_image_counts_once_on_any_number_of_ranks(config):
     config = changed(config, model__name="resnet9", data__workers=0)
     alone = evaluated_on_sets(config, SIZES)  # of images in memory
     streamed = changed(config, data__where="stream")
@@ -58,7 +57,7 @@ def test_every_image_counts_once_on_any_number_of_ranks(config: Config) -> None:
                 torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_scores_are_those_of_the_logits(config: Config) -> None:
+def test_scores_are_those_of_the_logits(config):
     config, world = changed(config, data__limit=40), World(torch.device("cpu"))
     source = EvalData(config.data, "val", world).source
     precision = Precision("fp32", config.compute, config.optim, world.device)
@@ -81,7 +80,7 @@ def test_scores_are_those_of_the_logits(config: Config) -> None:
     assert scores.metrics()["val/ece"] == calibration_error(calibrate(scores.predictions))
 
 
-def test_evaluation_changes_nothing(config: Config) -> None:
+def test_evaluation_changes_nothing(config):
     world, outputs = World(torch.device("cpu")), []
     model = build_model(changed(config, model__name="resnet9", model__dropout=0.5).model, 10, 32)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -94,7 +93,7 @@ def test_evaluation_changes_nothing(config: Config) -> None:
     assert model.training
 
 
-def test_classes_are_listed_from_the_worst_and_top5_of_more_than_five() -> None:
+def test_classes_are_listed_from_the_worst_and_top5_of_more_than_five():
     for num_classes, is_told in ((5, False), (6, True)):
         confusion, classes = torch.eye(num_classes).long(), tuple("abcdef"[:num_classes])
         scores = Scores(0.5, 1.0, 1.0, confusion, answers_of(classes, confusion))

@@ -16,64 +16,58 @@ from torch import Tensor, nn
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.config import Config
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models import read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import consensus
 from image_classifier.runtime.launch import attempt
-from image_classifier.runtime.out_of_memory import (
-    OutOfMemoryError,
-)
+from image_classifier.runtime.out_of_memory import OutOfMemoryError
 from image_classifier.runtime.signals import StoppedError
 from image_classifier.tracking import logger
-from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 
 Fault = Callable[[int, Tensor], Tensor]
 
 
-def last(config: Config) -> dict:
+def last(config):
     """The state in the newest checkpoint of a run."""
     return read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))["state"]
 
 
-def status(config: Config) -> dict:
+def status(config):
     """The status of a run, as it is written for other programs."""
     return json.loads(Path(config.run.dir, "status.json").read_text())
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+def plant(monkeypatch, fault):
     """Let `fault` change the loss of each micro-batch; it is told the micro-batch's number."""
     build = train_module.build_loss
 
-    def build_faulty(*arguments: object) -> Callable[[Tensor, Tensor], Tensor]:
+    def build_faulty(*arguments):
         loss_of, calls = build(*arguments), iter(range(1, 1000))
         return lambda logits, labels: fault(next(calls), loss_of(logits, labels))
 
     monkeypatch.setattr(train_module, "build_loss", build_faulty)
 
 
-def in_each_step(act: Callable[[RunLogger], object]) -> None:
+def in_each_step(act):
     """Let `act` happen in every step, in a process of its own."""
     after_each_step(pytest.MonkeyPatch(), lambda log, _: act(log))
 
 
-def out_of_memory() -> Tensor:
+def out_of_memory():
     """A fault: there is no memory for this micro-batch."""
     raise torch.OutOfMemoryError("planted")
 
 
-def sends(number: signal.Signals) -> Fault:
+def sends(number):
     """A fault: the third step sends a signal to this process."""
     return lambda step, loss: (step == 3 and os.kill(os.getpid(), number)) or loss
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(
-    config: Config, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(config, number, monkeypatch):
     plant(monkeypatch, sends(number))
     # SIGHUP ends a process, even where the tests themselves run under `nohup`.
     before = signal.signal(number, signal.SIG_DFL)
@@ -89,9 +83,7 @@ def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(
     assert (found["state"], found["signal"], found["step"]) == ("interrupted", number.name, step)
 
 
-def test_under_nohup_a_run_outlives_its_terminal(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_nohup_a_run_outlives_its_terminal(config, monkeypatch):
     plant(monkeypatch, sends(signal.SIGHUP))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     train(config)
@@ -99,10 +91,10 @@ def test_under_nohup_a_run_outlives_its_terminal(
     assert status(config)["state"] == "done"
 
 
-def interrupted_twice(config: Config) -> None:
+def interrupted_twice(config):
     """Train, and get Ctrl-C twice in a step that takes for ever."""
 
-    def hang(_: RunLogger) -> None:
+    def hang(_):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         os.read(os.pipe()[0], 1)
@@ -111,14 +103,14 @@ def interrupted_twice(config: Config) -> None:
     train(config)
 
 
-def test_a_second_ctrl_c_waits_for_nothing(config: Config) -> None:
+def test_a_second_ctrl_c_waits_for_nothing(config):
     assert run_alone(interrupted_twice, config) == (130, None)
 
 
-def stopped_on_one_rank(config: Config) -> tuple[str, int]:
+def stopped_on_one_rank(config):
     """Train, with a signal to rank 1 alone; the message, and the step that was saved."""
 
-    def send(log: RunLogger) -> None:
+    def send(log):
         if log.world.rank == 1 and log.step_done == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -129,7 +121,7 @@ def stopped_on_one_rank(config: Config) -> tuple[str, int]:
     return str(error.value), last(config)["step"]
 
 
-def test_all_ranks_end_after_the_same_step_whichever_got_the_signal(config: Config) -> None:
+def test_all_ranks_end_after_the_same_step_whichever_got_the_signal(config):
     (message, step), (other_message, other_step) = run_ranks(2, stopped_on_one_rank, config)
     assert message.startswith("received SIGTERM: saved ")
     assert other_message == ""
@@ -137,14 +129,11 @@ def test_all_ranks_end_after_the_same_step_whichever_got_the_signal(config: Conf
 
 
 def test_out_of_memory_halves_the_micro_batch_and_nothing_else(
-    config: Config,
-    trained_once: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    config, trained_once, monkeypatch, capsys
+):
     sizes, forward = [], nn.Module.__call__
 
-    def look(module: nn.Module, *arguments: object, **options: object) -> object:
+    def look(module, *arguments, **options):
         if type(module).__name__ == "ResNet9" and module.training:
             sizes.append(len(arguments[0]))
         return forward(module, *arguments, **options)
@@ -162,9 +151,7 @@ def test_out_of_memory_halves_the_micro_batch_and_nothing_else(
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
 
 
-def test_where_one_image_is_too_much_the_message_says_what_needs_less(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_one_image_is_too_much_the_message_says_what_needs_less(config, monkeypatch):
     plant(monkeypatch, lambda *_: out_of_memory())
     message = r"micro-batch 1: .* a smaller --data.image-size"
     with pytest.raises(FaultError, match=message) as error:
@@ -172,9 +159,7 @@ def test_where_one_image_is_too_much_the_message_says_what_needs_less(
     assert error.value.code == 1
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(config, monkeypatch):
     plant(monkeypatch, lambda step, loss: loss * float("nan") if step == 6 else loss)
     with pytest.raises(FaultError, match="the loss is not finite in steps 6 to 6"):
         train(changed(config, run__save_every_steps=1))
@@ -186,8 +171,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 def test_a_gradient_that_is_not_finite_moves_no_weight_and_no_momentum(
-    config: Config, name: str, clip_norm: float, is_scaled: bool
-) -> None:
+    config, name, clip_norm, is_scaled
+):
     optim = replace(config.optim, name=name, clip_norm=clip_norm)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     optimizer = build_optimizer(optim, model)
@@ -205,11 +190,11 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_no_momentum(
 
 
 @pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def full_disk(monkeypatch):
     """A disk that has no space for the checkpoints of the steps in this list."""
     steps, save = [], checkpoint.torch.save
 
-    def save_or_fail(saved: dict, file: object) -> None:
+    def save_or_fail(saved, file):
         file.write(b"half of it")
         if saved["state"]["step"] in steps:
             try:
@@ -232,14 +217,8 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_a_run_that_could_not_be_saved_has_failed_and_resumes(
-    config: Config,
-    full_disk: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    full_at: list[int],
-    number: int,
-    message: str,
-) -> None:
+    config, full_disk, monkeypatch, *, full_at, number, message
+):
     config = changed(config, run__save_every_steps=2)
     full_disk += full_at
     with monkeypatch.context() as patch:
@@ -254,12 +233,10 @@ def test_a_run_that_could_not_be_saved_has_failed_and_resumes(
     assert (status(config)["state"], last(config)["step"]) == ("done", 8)
 
 
-def test_rows_that_a_full_disk_does_not_take_are_written_later(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_a_full_disk_does_not_take_are_written_later(config, monkeypatch, capsys):
     append = logger.append_lines
 
-    def fail_at_first(path: Path, lines: list[str]) -> None:
+    def fail_at_first(path, lines):
         append(path, lines)
         if len(lines) < 3:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -273,10 +250,10 @@ def test_rows_that_a_full_disk_does_not_take_are_written_later(
     assert "its rows are kept for later" in capsys.readouterr().out
 
 
-def hold(config: Config, path: Path) -> None:
+def hold(config, path):
     """Train until `path` exists; `began` beside it says that the first step is done."""
 
-    def wait(_: RunLogger) -> None:
+    def wait(_):
         path.with_name("began").touch()
         while not path.exists():
             time.sleep(0.01)
@@ -285,9 +262,7 @@ def hold(config: Config, path: Path) -> None:
     train(config)
 
 
-def test_a_second_run_in_a_folder_is_refused_but_not_after_the_first_was_killed(
-    config: Config, tmp_path: Path
-) -> None:
+def test_a_second_run_in_a_folder_is_refused_but_not_after_the_first_was_killed(config, tmp_path):
     process, _ = start(hold, config, tmp_path / "go")
     while not (tmp_path / "began").exists():
         assert process.is_alive()

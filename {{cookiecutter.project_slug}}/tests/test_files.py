@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-from image_classifier.config import Config
 from image_classifier.train import train
 
 
-def test_a_run_goes_on_beside_what_is_damaged(finished: Config, damaged: bytes) -> None:
+def test_a_run_goes_on_beside_what_is_damaged(finished, damaged):
     folder = Path(finished.run.dir)
     rows = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(damaged + b"\n" + rows + damaged)

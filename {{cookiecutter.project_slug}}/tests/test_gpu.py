@@ -1,8 +1,6 @@
 """What only a GPU can show: every precision, no hidden waits, correct overlap, exactness."""
 
 import gc
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,18 +8,11 @@ from conftest import changed
 from test_faults import last, plant
 from test_resume import assert_same, train_until
 
-from image_classifier.config import Config
-from image_classifier.data.loader import (
-    Batch,
-    Prefetcher,
-    TrainData,
-)
+from image_classifier.data.loader import Prefetcher, TrainData
 from image_classifier.errors import FaultError
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import attempt
-from image_classifier.runtime.out_of_memory import (
-    OutOfMemoryError,
-)
+from image_classifier.runtime.out_of_memory import OutOfMemoryError
 from image_classifier.train import train
 
 pytestmark = [
@@ -31,7 +22,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def on_gpu(config: Config) -> Config:
+def on_gpu(config):
     """A short run with all that may happen in a step."""
     return changed(
         config,
@@ -47,7 +38,7 @@ def on_gpu(config: Config) -> Config:
     )
 
 
-def trained_weights(config: Config, **knobs: object) -> dict[str, torch.Tensor]:
+def trained_weights(config, **knobs):
     """The weights that a run with other values of some options ends with."""
     train(changed(config, **knobs))
     return last(changed(config, **knobs))["model"]
@@ -56,9 +47,7 @@ def trained_weights(config: Config, **knobs: object) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", ["resnet9", "airbench"])
-def test_a_run_ends_well_in_every_precision(
-    on_gpu: Config, name: str, precision: str, compiled: bool
-) -> None:
+def test_a_run_ends_well_in_every_precision(on_gpu, name, precision, compiled):
     config = changed(on_gpu, model__name=name, model__width=8, precision=precision)
     weights = trained_weights(config, compute__compile=compiled)
     assert all(tensor.isfinite().all() for tensor in weights.values())
@@ -66,12 +55,10 @@ def test_a_run_ends_well_in_every_precision(
 
 @pytest.mark.parametrize("where", ["device", "host", "stream"])
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
-def test_no_step_waits_for_the_device(
-    on_gpu: Config, monkeypatch: pytest.MonkeyPatch, where: str, name: str
-) -> None:
+def test_no_step_waits_for_the_device(on_gpu, monkeypatch, where, name):
     batches = TrainData.batches
 
-    def watched(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+    def watched(data, start, stop):
         for step, batch in enumerate(batches(data, start, stop), start=1):
             # The first step tunes and allocates, the last one logs and evaluates.
             torch.cuda.set_sync_debug_mode("error" if 1 < step < stop else "default")
@@ -84,7 +71,7 @@ def test_no_step_waits_for_the_device(
     train(changed(quiet, data__workers=2))
 
 
-def test_copies_that_overlap_bring_the_right_images() -> None:
+def test_copies_that_overlap_bring_the_right_images():
     device = torch.device("cuda", 0)
     host = [torch.full((64, 64, 64, 3), step, dtype=torch.uint8) for step in range(100)]
     pairs = ((images.pin_memory(), torch.tensor([0])) for images in host)
@@ -97,7 +84,7 @@ def test_copies_that_overlap_bring_the_right_images() -> None:
     assert torch.stack(sums).tolist() == list(range(100))
 
 
-def test_resident_host_and_streamed_images_train_alike(on_gpu: Config, tmp_path: Path) -> None:
+def test_resident_host_and_streamed_images_train_alike(on_gpu, tmp_path):
     exact = changed(on_gpu, deterministic=True, data__workers=2)
     one, *others = (
         trained_weights(exact, data__where=where, run__dir=str(tmp_path / where))
@@ -108,9 +95,7 @@ def test_resident_host_and_streamed_images_train_alike(on_gpu: Config, tmp_path:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_deterministic_run_repeats_and_resumes_to_the_last_bit(
-    on_gpu: Config, tmp_path: Path, precision: str
-) -> None:
+def test_a_deterministic_run_repeats_and_resumes_to_the_last_bit(on_gpu, tmp_path, precision):
     exact = changed(on_gpu, deterministic=True, precision=precision, run__save_every_steps=1)
     one, other = (trained_weights(exact, run__dir=str(tmp_path / name)) for name in "ab")
     assert_same(one, other)
@@ -118,20 +103,18 @@ def test_a_deterministic_run_repeats_and_resumes_to_the_last_bit(
     assert_same(trained_weights(exact), one)
 
 
-def test_a_loss_that_is_not_finite_is_found_on_the_device(
-    on_gpu: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_not_finite_is_found_on_the_device(on_gpu, monkeypatch):
     plant(monkeypatch, lambda step, loss: loss * (float("nan") if step == 3 else 1))
     with pytest.raises(FaultError, match="the loss is not finite in steps"):
         train(on_gpu)
 
 
-def test_photographs_train_on_the_device(on_gpu: Config, photos: Path) -> None:
+def test_photographs_train_on_the_device(on_gpu, photos):
     config = changed(on_gpu, data__name="folder", data__root=str(photos), data__batch_size=4)
     train(changed(config, augment__crop="resized", augment__policy="randaugment"))
 
 
-def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu: Config) -> None:
+def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu):
     config = changed(on_gpu, model__width=128, data__limit=128, data__batch_size=128)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -32,47 +32,47 @@ README = (PROJECT / "README.md").read_text()
 GUIDE = (PROJECT / "docs" / "guide.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     """The blocks of code in `language` of the README and the guide."""
     return re.findall(rf"^```{language}\n(.*?)^```", README + GUIDE, re.DOTALL | re.MULTILINE)
 
 
-def test_imports_point_downwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_point_downwards(monkeypatch):
     linter = pytest.importorskip("importlinter.cli")
     monkeypatch.chdir(PROJECT)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT / "src"))
     assert linter.lint_imports(no_cache=True) == 0
 
 
-def test_every_knob_is_read() -> None:
+def test_every_knob_is_read():
     readers = "".join(t for path, t in MODULES.items() if path not in ("config.py", "presets.py"))
     names = {knob: knob.rpartition(".")[2] for knob in flatten(Config())}
     unread = [knob for knob, name in names.items() if not re.search(rf"\b\w+\.{name}\b", readers)]
     assert unread == []
 
 
-def test_the_package_never_names_itself_and_rooms_are_imported_by_their_faces() -> None:
+def test_the_package_never_names_itself_and_rooms_are_imported_by_their_faces():
     for path, text in MODULES.items():
         assert not re.search(rf"\b{PACKAGE.name}\b", text), path
         for room in {"data", "models", "tracking"} - {path.partition("/")[0]}:
             assert not re.search(rf"^\s*from \.+{room}\.", text, re.MULTILINE), path
 
 
-def test_the_shapes_are_the_same_bytes_everywhere() -> None:
+def test_the_shapes_are_the_same_bytes_everywhere():
     source = open_dataset(DataConfig(limit=256), "train")
     digest = hashlib.sha256(source.pixels.numpy().tobytes() + source.labels.numpy().tobytes())
     expected = "ea4717f671641dbe03792556206b88dca7d8b823577e0119c9aa35c7d2b09e9e"
     assert digest.hexdigest() == expected
 
 
-def test_the_layout_of_the_readme_is_that_of_the_package() -> None:
+def test_the_layout_of_the_readme_is_that_of_the_package():
     rows = re.findall(r"^\| (`.*?`) \|", README.partition("## Layout")[2], re.MULTILINE)
     named = {name.rstrip("/") for row in rows for name in re.findall(r"`(.*?)`", row)}
     there = {path.name for path in PACKAGE.iterdir()} - {"__init__.py", "__pycache__"}
     assert named - {"tools"} == there - {"tools"}  # all tools may be deleted
 
 
-def test_every_command_of_the_readme_is_understood() -> None:
+def test_every_command_of_the_readme_is_understood():
     found = set()
     for line in [line for block in blocks("sh") for line in block.splitlines()]:
         words = shlex.split(line.replace("train.py", "train"), comments=True)
@@ -87,7 +87,7 @@ def test_every_command_of_the_readme_is_understood() -> None:
     assert found == {*commands()}
 
 
-def run_in(folder: Path, *lines: str) -> int:
+def run_in(folder, *lines):
     """Run commands in the copy of the project in `folder`; the sum of their exit codes."""
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE.name]:
         del sys.modules[name]
@@ -97,7 +97,7 @@ def run_in(folder: Path, *lines: str) -> int:
     return sum(main(line.split()) for line in lines)
 
 
-def test_every_extension_of_the_readme_works(tmp_path: Path) -> None:
+def test_every_extension_of_the_readme_works(tmp_path):
     shutil.copytree(PROJECT / "src", tmp_path / "src")
     patches = blocks("diff")
     assert len(patches) >= 9

@@ -12,7 +12,6 @@ import sys
 import time
 import warnings
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ NO_IMAGE = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
 
 
 @pytest.fixture(autouse=True)
-def as_users_see_it() -> object:
+def as_users_see_it():
     """Pillow's warnings are silenced, as they are outside of pytest: none comes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -46,7 +45,7 @@ def as_users_see_it() -> object:
     assert not caught
 
 
-def quarters(*colors: tuple[int, ...]) -> Image.Image:
+def quarters(*colors):
     """A picture of four rectangles, each of another color."""
     pixels = np.zeros((HEIGHT, WIDTH, len(colors[0])), dtype=np.uint8)
     for number, color in enumerate(colors):
@@ -60,53 +59,53 @@ GRAY16 = np.asarray(RGB.convert("L")).astype(np.uint16) * 256 + 77
 OTHER = Image.new("RGB", RGB.size)
 
 
-def saved(image: Image.Image, form: str, **options: object) -> bytes:
+def saved(image, form, **options):
     """An image in a file."""
     file = io.BytesIO()
     image.save(file, form, **options)
     return file.getvalue()
 
 
-def chunk(kind: bytes, content: bytes) -> bytes:
+def chunk(kind, content):
     """A chunk of a PNG."""
     check = struct.pack(">I", zlib.crc32(kind + content))
     return struct.pack(">I", len(content)) + kind + content + check
 
 
-def png(width: int, height: int, bits: int, kind: int, rows: bytes) -> bytes:
+def png(width, height, bits, kind, rows):
     """A PNG made by hand: of what Pillow does not write, or of a size that is a lie."""
     header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
     parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def rgb16() -> bytes:
+def rgb16():
     """A PNG of 16 bits in each color; the lower 8 are noise."""
     deep = (np.asarray(RGB).astype(np.uint16) * 256 + 99).astype(">u2")
     return png(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in deep))
 
 
-def keyed() -> bytes:
+def keyed():
     """A PNG of which red is transparent."""
     content = saved(RGB, "PNG")
     place = content.index(b"IDAT") - 4
     return content[:place] + chunk(b"tRNS", struct.pack(">HHH", 255, 0, 0)) + content[place:]
 
 
-def with_alpha(mode: str) -> Image.Image:
+def with_alpha(mode):
     """The quarters, of which the first is transparent and the second half so."""
     image = RGB.convert(mode[:-1])
     image.putalpha(quarters((0,), (128,), (255,), (255,)))
     return image
 
 
-def claims(jpeg: bytes, height: int, width: int) -> bytes:
+def claims(jpeg, height, width):
     """A JPEG with another size in its header."""
     place = jpeg.index(b"\xff\xc0")
     return jpeg[: place + 5] + struct.pack(">HH", height, width) + jpeg[place + 9 :]
 
 
-def animated(form: str) -> bytes:
+def animated(form):
     """The quarters, and then another picture."""
     return saved(RGB, form, save_all=True, append_images=[OTHER], lossless=True)
 
@@ -116,7 +115,7 @@ GARBLED = JPEG[:2] + b"\xff\xe1\0\x12Exif\0\0MMnonsense" + JPEG[2:]
 PALETTE = RGB.quantize(8)
 CLEAR = [WHITE, (127, 255, 127), *COLORS[2:]]
 # By name: the file, and the colors of its quarters or the reason why it is refused.
-ZOO: dict[str, tuple[bytes, list | str]] = {
+ZOO = {
     "baseline.jpg": (JPEG, COLORS),
     "progressive.jpg": (saved(RGB, "JPEG", quality=95, progressive=True), COLORS),
     "gray.jpg": (saved(RGB.convert("L"), "JPEG", quality=95), GRAYS),
@@ -151,16 +150,13 @@ ZOO: dict[str, tuple[bytes, list | str]] = {
     "cut.png": (rgb16()[:-60], "truncated|broken|Truncated"),
     "bomb.png": (png(10_250, 10_250, 1, 0, b"\0" * 1283), "10250 x 10250 pixels, more than"),
     "bomb.jpg": (claims(JPEG, 65_500, 65_500), "65500 x 65500 pixels, more than"),
-    "bomb for Pillow.jpg": (
-        claims(CMYK, 65_500, 65_500),
-        "exceeds limit|65500 x 65500",
-    ),
+    "bomb for Pillow.jpg": (claims(CMYK, 65_500, 65_500), "exceeds limit|65500 x 65500"),
     "warned of by Pillow.jpg": (claims(CMYK, 10_000, 10_000), "10000 x 10000 pixels, more than"),
     "bomb.gif": (b"GIF89a\xff\xff\xff\xff" + saved(RGB, "GIF")[10:], "pixels"),
 }
 
 
-def read(path: Path) -> np.ndarray:
+def read(path):
     """The pixels of a file, which may neither take long nor much memory."""
     began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
@@ -172,9 +168,7 @@ def read(path: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_file_is_read_right_or_refused_with_its_path_and_the_reason(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_file_is_read_right_or_refused_with_its_path_and_the_reason(name, tmp_path):
     content, expected = ZOO[name]
     path = tmp_path / name
     path.write_bytes(content)
@@ -202,9 +196,7 @@ def test_a_file_is_read_right_or_refused_with_its_path_and_the_reason(
     ],
 )
 @pytest.mark.parametrize("image", [RGB, RGB.resize((1, HEIGHT))], ids=("quarters", "column"))
-def test_a_turned_image_is_set_upright_as_by_pillow(
-    form: str, options: dict, image: Image.Image, tmp_path: Path
-) -> None:
+def test_a_turned_image_is_set_upright_as_by_pillow(form, options, image, tmp_path):
     path = tmp_path / "turned"
     for orientation in range(10):
         exif = Image.Exif()
@@ -230,15 +222,13 @@ def test_a_turned_image_is_set_upright_as_by_pillow(
     ],
     ids=("nothing", "folder", "pipe", "loop"),
 )
-def test_what_is_no_file_is_refused(
-    make: Callable[[Path], None], reason: str, tmp_path: Path
-) -> None:
+def test_what_is_no_file_is_refused(make, reason, tmp_path):
     make(tmp_path / "x.jpg")
     with pytest.raises(BadImageError, match=rf"cannot read image '.*x\.jpg': .*{reason}"):
         read_image(tmp_path / "x.jpg")
 
 
-def test_a_message_is_one_line_whatever_the_file_is_called(tmp_path: Path) -> None:
+def test_a_message_is_one_line_whatever_the_file_is_called(tmp_path):
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/new\nline \xff.jpg"))
     path.write_bytes(b"no image")
     with pytest.raises(BadImageError, match=r"new\\nline \\udcff\.jpg") as error:
@@ -247,9 +237,7 @@ def test_a_message_is_one_line_whatever_the_file_is_called(tmp_path: Path) -> No
     assert "\n" not in str(error.value)
 
 
-def test_damaged_files_are_read_or_refused_alike_by_both_decoders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monkeypatch):
     chance, path = random.Random(0), tmp_path / "x"
     sound = [content for content, expected in ZOO.values() if isinstance(expected, list)]
     reasons = []

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,12 @@ import pytest
 import torch
 from conftest import changed, count_exchanges, run_alone, run_ranks
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier import train as train_module
-from image_classifier.config import Config, OptimConfig
-from image_classifier.data.loader import Batch, TrainData
+from image_classifier.config import Config
+from image_classifier.data.loader import TrainData
 from image_classifier.models import read_checkpoint
 from image_classifier.optim import (
     build_loss,
@@ -42,7 +41,7 @@ class Waits(TorchDispatchMode):
 
     in_step = False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Look at the operation, and do it."""
         if (name := func.overloadpacket.__name__) in WAITING:
             self.found[self.in_step].append(name)
@@ -50,7 +49,7 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.fixture
-def quiet(config: Config) -> Config:
+def quiet(config):
     """One epoch with all that may happen in a step, and nothing beside it before the last."""
     return changed(
         config,
@@ -67,12 +66,10 @@ def quiet(config: Config) -> Config:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
-def test_no_step_waits_for_the_device(
-    quiet: Config, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_no_step_waits_for_the_device(quiet, monkeypatch, name):
     batches = TrainData.batches
 
-    def watched(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+    def watched(data, start, stop):
         for step, batch in enumerate(batches(data, start, stop), start=1):
             waits.in_step = step < stop  # the last logs and evaluates
             yield batch
@@ -90,19 +87,17 @@ class Mark:
     """Something that is alive for as long as what holds it."""
 
 
-def test_each_step_has_its_learning_rate_and_no_graph_outlives_it(
-    quiet: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs: WeakSet[Mark] = WeakSet()
+def test_each_step_has_its_learning_rate_and_no_graph_outlives_it(quiet, monkeypatch):
+    graphs = WeakSet()
     alive, rates, backward, step = [], [], Precision.backward, Precision.step
 
-    def remember(precision: Precision, loss: Tensor) -> None:
+    def remember(precision, loss):
         alive.append(len(graphs))
         loss.grad_fn.metadata["mark"] = mark = Mark()
         graphs.add(mark)
         backward(precision, loss)
 
-    def look(precision: Precision, optimizer: torch.optim.Optimizer) -> None:
+    def look(precision, optimizer):
         rates.append([group["lr"] for group in optimizer.param_groups])
         step(precision, optimizer)
 
@@ -115,7 +110,7 @@ def test_each_step_has_its_learning_rate_and_no_graph_outlives_it(
 
 
 @pytest.mark.parametrize(("schedule", "at_40"), [("cosine", 0.853553), ("linear", 0.75)])
-def test_the_learning_rate_rises_then_falls_to_nothing(schedule: str, at_40: float) -> None:
+def test_the_learning_rate_rises_then_falls_to_nothing(schedule, at_40):
     optim = replace(Config().optim, lr=1.0, warmup_epochs=2.0, schedule=schedule)
     lr_at = build_schedule(optim, steps_per_epoch=10, total_steps=100)
     rates = [lr_at(step) for step in range(101)]
@@ -125,7 +120,7 @@ def test_the_learning_rate_rises_then_falls_to_nothing(schedule: str, at_40: flo
     assert rates[40] == pytest.approx(at_40)
 
 
-def test_gradients_are_clipped_to_the_norm_that_was_asked_for(config: Config) -> None:
+def test_gradients_are_clipped_to_the_norm_that_was_asked_for(config):
     optim = replace(config.optim, clip_norm=0.5, momentum=0.0, lr=1.0, weight_decay=0.0)
     model = nn.Linear(3, 3, bias=False)
     before = model.weight.detach().clone()
@@ -137,14 +132,14 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for(config: Config) ->
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
-def test_the_forward_pass_is_in_the_chosen_precision(config: Config, name: str) -> None:
+def test_the_forward_pass_is_in_the_chosen_precision(config, name):
     precision, model = Precision(name, config.compute, config.optim, CPU), nn.Conv2d(3, 4, 3)
     with precision.autocast():
         assert model(torch.zeros(1, 3, 4, 4)).dtype == precision.dtype
     assert model.weight.dtype == torch.float32
 
 
-def gpu_settings(config: Config) -> tuple:
+def gpu_settings(config):
     """What torch is told about a GPU: matrix products, TF32, choice of kernels, determinism."""
     seed_everything(0, config.deterministic, torch.device("cuda"))
     Precision("fp32", config.compute, config.optim, torch.device("cuda"))
@@ -153,14 +148,14 @@ def gpu_settings(config: Config) -> tuple:
     return torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, exact, workspace
 
 
-def test_a_gpu_is_set_for_speed_and_repeats_its_kernels_where_asked(config: Config) -> None:
+def test_a_gpu_is_set_for_speed_and_repeats_its_kernels_where_asked(config):
     fast, exact = (run_alone(gpu_settings, changed(config, deterministic=d)) for d in (False, True))
     assert fast == (0, ("high", True, True, False, None))
     assert exact == (0, ("high", True, False, True, ":4096:8"))
 
 
 @pytest.fixture
-def one_step(config: Config) -> Config:
+def one_step(config):
     """A single step of plain gradient descent: the change of the weights is their gradient."""
     return changed(
         config,
@@ -173,13 +168,11 @@ def one_step(config: Config) -> Config:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_images_and_weights_share_a_memory_layout(
-    one_step: Config, monkeypatch: pytest.MonkeyPatch, channels_last: bool
-) -> None:
+def test_images_and_weights_share_a_memory_layout(one_step, monkeypatch, channels_last):
     layouts, forward = set(), nn.Conv2d.forward
     wanted = torch.channels_last if channels_last else torch.contiguous_format
 
-    def look(layer: nn.Conv2d, images: Tensor) -> Tensor:
+    def look(layer, images):
         if images.shape[1] == 3 and len(images) > 1:  # FLOPs are counted with a single one
             pair = (images, layer.weight)
             layouts.update(tensor.is_contiguous(memory_format=wanted) for tensor in pair)
@@ -190,16 +183,16 @@ def test_images_and_weights_share_a_memory_layout(
     assert layouts == {True}
 
 
-def test_the_smoke_run_learns_what_it_always_learned(trained_once: Path) -> None:
+def test_the_smoke_run_learns_what_it_always_learned(trained_once):
     rows = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())
     # A change that is to change nothing must leave these; other processors round differently.
     found = [row["val/loss"] for row in rows if "val/loss" in row]
     assert found == pytest.approx(GOLDEN, rel=2e-3)
 
 
-def trained_weights(config: Config) -> dict[str, Tensor]:
+def trained_weights(config):
     """The weights after a run, from memory."""
-    states: list[TrainState] = []
+    states = []
     build = lambda *arguments: states.append(TrainState(*arguments)) or states[-1]  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_module, "TrainState", build)
@@ -207,15 +200,13 @@ def trained_weights(config: Config) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in states[0].model.state_dict().items()}
 
 
-def trained_and_counted(config: Config) -> tuple[dict[str, Tensor], list[int]]:
+def trained_and_counted(config):
     """The weights after a run, and how often its ranks exchanged gradients."""
     exchanges = count_exchanges()
     return trained_weights(config), exchanges
 
 
-def test_accumulated_gradients_and_those_of_ranks_are_those_of_the_whole_batch(
-    one_step: Config,
-) -> None:
+def test_accumulated_gradients_and_those_of_ranks_are_those_of_the_whole_batch(one_step):
     whole = trained_weights(one_step)
     divided = changed(one_step, run__fresh=True, optim__accumulate=4)
     (one, exchanges), (other, _) = run_ranks(2, trained_and_counted, divided)
@@ -225,7 +216,7 @@ def test_accumulated_gradients_and_those_of_ranks_are_those_of_the_whole_batch(
         torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-5)
 
 
-def test_the_seed_decides_the_weights_that_a_run_begins_with(config: Config) -> None:
+def test_the_seed_decides_the_weights_that_a_run_begins_with(config):
     data = SimpleNamespace(num_classes=10)
     one, other, again = (
         init_model(changed(config, seed=seed), data, None).head.weight for seed in (1, 2, 1)
@@ -235,7 +226,7 @@ def test_the_seed_decides_the_weights_that_a_run_begins_with(config: Config) -> 
 
 
 @pytest.mark.parametrize(("name", "lr"), [("sgd", 0.05), ("adamw", 3e-3), ("muon", 3e-3)])
-def test_every_optimizer_learns(config: Config, name: str, lr: float) -> None:
+def test_every_optimizer_learns(config, name, lr):
     optim = replace(config.optim, name=name, lr=lr)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -251,20 +242,20 @@ def test_every_optimizer_learns(config: Config, name: str, lr: float) -> None:
     assert losses[-1] < losses[0] / 2
 
 
-def test_muon_moves_all_directions_alike() -> None:
+def test_muon_moves_all_directions_alike():
     matrix = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonal(matrix @ torch.diag(torch.linspace(0.1, 9, 20))))
     assert 0.6 < values.min() < values.max() < 1.3
 
 
-def new_state(optim: OptimConfig, model: nn.Module) -> TrainState:
+def new_state(optim, model):
     """The state of a run that averages its weights."""
     precision = Precision("fp32", Config().compute, optim, CPU)
     ema = deepcopy(model).requires_grad_(False)
     return TrainState(model, build_optimizer(optim, model), precision, ema, optim.ema_decay)
 
 
-def test_the_moving_average_follows_with_a_window_that_grows() -> None:
+def test_the_moving_average_follows_with_a_window_that_grows():
     model, expected, average = nn.BatchNorm1d(1), [1.0], []
     state = new_state(replace(Config().optim, ema_decay=0.9), model)
     for step in range(1, 200):
@@ -279,7 +270,7 @@ def test_the_moving_average_follows_with_a_window_that_grows() -> None:
     assert state.best_model.num_batches_tracked == 199
 
 
-def test_the_averaged_weights_are_kept(one_step: Config) -> None:
+def test_the_averaged_weights_are_kept(one_step):
     config = changed(one_step, optim__ema_decay=0.9)
     train(config)
     path = Path(config.run.dir, "checkpoints", "best.pt")
@@ -288,7 +279,7 @@ def test_the_averaged_weights_are_kept(one_step: Config) -> None:
     assert not torch.equal(saved["ema"]["head.weight"], saved["model"]["head.weight"])
 
 
-def test_the_best_is_the_first_with_the_highest_top1() -> None:
+def test_the_best_is_the_first_with_the_highest_top1():
     state, found = new_state(Config().optim, nn.Linear(2, 2)), []
     for top1 in (0.2, 0.5, 0.4, 0.5, 0.6):
         state.advance()
@@ -297,12 +288,12 @@ def test_the_best_is_the_first_with_the_highest_top1() -> None:
     assert found == [True, True, False, False, True]
 
 
-def test_later_epochs_compile_nothing_anew(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_epochs_compile_nothing_anew(config, monkeypatch):
     from torch._dynamo.utils import counters
 
     compile_module, evaluate, graphs = nn.Module.compile, train_module.evaluate, []
 
-    def evaluate_and_count(*arguments: object) -> object:
+    def evaluate_and_count(*arguments):
         scores = evaluate(*arguments)
         graphs.append(counters["stats"]["unique_graphs"])
         return scores

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,22 +22,20 @@ from image_classifier.runtime.machine import (
 @pytest.mark.parametrize(
     ("quota", "cores"), [("", 8), ("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1)]
 )
-def test_a_quota_limits_the_cores(
-    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_limits_the_cores(quota, cores, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert num_cores(tmp_path) == cores
 
 
-def test_a_limit_limits_the_memory(tmp_path: Path) -> None:
+def test_a_limit_limits_the_memory(tmp_path):
     for name, size in {"max": 2**30, "current": 2**29}.items():
         (tmp_path / f"memory.{name}").write_text(f"{size}\n")
     assert host_memory_bytes(tmp_path) == 2**29
     assert host_memory_bytes(tmp_path / "nowhere") > 2**29
 
 
-def test_threads_are_those_that_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_those_that_the_user_asks_for(monkeypatch):
     monkeypatch.setattr(machine, "num_cores", lambda: 8)
     for name in ("OMP_NUM_THREADS", "TORCHELASTIC_MAX_RESTARTS"):
         monkeypatch.delenv(name, raising=False)
@@ -52,7 +49,7 @@ def test_threads_are_those_that_the_user_asks_for(monkeypatch: pytest.MonkeyPatc
         assert num_threads(2) == threads
 
 
-def test_a_process_computes_on_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_computes_on_as_many_threads(monkeypatch):
     monkeypatch.setattr(distributed, "num_threads", lambda processes: 3 // processes)
     # The first block restores the number of threads.
     with machine.one_thread(), distributed.join_world(ComputeConfig(device="cpu")):
@@ -60,12 +57,12 @@ def test_a_process_computes_on_as_many_threads(monkeypatch: pytest.MonkeyPatch) 
     assert torch.get_num_threads() != 3
 
 
-def refuse_to_start() -> None:
+def refuse_to_start():
     """As torch does without a driver."""
     raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have one")
 
 
-def test_a_run_on_the_cpu_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_the_cpu_says_why_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -89,7 +86,7 @@ def test_a_run_on_the_cpu_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPat
         choose_device("cuda", 0, 1)
 
 
-def test_a_gpu_that_is_older_than_the_build_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_older_than_the_build_is_not_taken(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90a", "compute_120"])
     cuda = torch.device("cuda")
@@ -103,9 +100,7 @@ def test_a_gpu_that_is_older_than_the_build_is_not_taken(monkeypatch: pytest.Mon
     assert find_accelerator() == ("cuda", "")
 
 
-def test_each_process_has_a_device_of_its_own_or_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -125,10 +120,8 @@ def test_each_process_has_a_device_of_its_own_or_is_refused(
         (OSError(errno.ENOSPC, "No space left", "a"), "failed: [Errno 28] No space left: ", "\n"),
     ],
 )
-def test_a_fault_comes_with_its_traceback_and_a_full_disk_in_a_line(
-    fault: Exception, begin: str, end: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
+def test_a_fault_comes_with_its_traceback_and_a_full_disk_in_a_line(fault, begin, end, capsys):
+    def fail():
         raise fault
 
     assert attempt(fail) == 1

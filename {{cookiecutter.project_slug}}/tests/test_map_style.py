@@ -10,7 +10,6 @@ from conftest import changed
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from image_classifier.config import Config
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.map_style import (
     source_of,
@@ -31,14 +30,14 @@ class Noisy(Dataset):
 
     classes = ("ant", "bee")
 
-    def __init__(self, bad: int = -1) -> None:
+    def __init__(self, bad=-1):
         self.targets = [index % 2 for index in range(COUNT)]
         self.bad = bad
 
-    def __len__(self) -> int:
+    def __len__(self):
         return COUNT
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, index):
         if index == self.bad:
             raise OSError("image file is truncated")
         draws = torch.rand(1).item(), random.random(), np.random.rand()
@@ -48,14 +47,14 @@ class Noisy(Dataset):
 
 
 @pytest.fixture
-def noisy(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+def noisy(config, monkeypatch):
     """A run on them, six to a batch."""
     monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Noisy())
     Path(config.run.dir).mkdir()
     return changed(config, data__name="mine", data__limit=0, data__batch_size=6, data__workers=0)
 
 
-def seen(config: Config, start: int = 0) -> list[torch.Tensor]:
+def seen(config, start=0):
     """Images, labels and indices of each batch up to step 8, two epochs."""
     data = TrainData(config, CPU)
     assert data.where == "stream"
@@ -68,7 +67,7 @@ def seen(config: Config, start: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("crop", ["none", "resized"])
-def test_pixels_depend_on_the_place_alone(noisy: Config, crop: str) -> None:
+def test_pixels_depend_on_the_place_alone(noisy, crop):
     noisy = changed(noisy, augment__crop=crop)
     alone = torch.stack(seen(noisy))
     assert torch.equal(torch.stack(seen(changed(noisy, data__workers=2))), alone)
@@ -78,7 +77,7 @@ def test_pixels_depend_on_the_place_alone(noisy: Config, crop: str) -> None:
     assert not torch.equal(source.read(3, 0, 0, 3), source.read(3, 0, 1, 3))  # epochs draw anew
 
 
-def test_an_evaluation_draws_the_same_each_time(noisy: Config) -> None:
+def test_an_evaluation_draws_the_same_each_time(noisy):
     one, other = (
         torch.cat([batch.images.clone() for batch in EvalData(data, "val", CPU).batches()])
         for data in (changed(noisy, data__where=where).data for where in ("stream", "auto"))
@@ -86,9 +85,7 @@ def test_an_evaluation_draws_the_same_each_time(noisy: Config) -> None:
     assert torch.equal(one, other)
 
 
-def test_it_trains_and_a_bad_image_is_named_or_skipped(
-    noisy: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_trains_and_a_bad_image_is_named_or_skipped(noisy, monkeypatch):
     monkeypatch.setitem(DATASETS, "mine", lambda _data, split: Noisy(7 if split == "train" else -1))
     words = r"cannot read image 'image 7': image file is truncated"
     with pytest.raises(UserError, match=words):
@@ -99,7 +96,7 @@ def test_it_trains_and_a_bad_image_is_named_or_skipped(
     assert listed == "image 7\timage file is truncated\n"
 
 
-def test_labels_and_classes_are_found_where_it_does_not_name_them() -> None:
+def test_labels_and_classes_are_found_where_it_does_not_name_them():
     labels = torch.tensor([2, 0, 1, 0])
     source = source_of(TensorDataset(PIXELS.expand(4, -1, -1, -1), labels))
     assert torch.equal(source.labels, labels)
@@ -108,7 +105,7 @@ def test_labels_and_classes_are_found_where_it_does_not_name_them() -> None:
     assert torch.equal(source.read(1), PIXELS)
 
 
-def test_what_is_not_map_style_is_refused() -> None:
+def test_what_is_not_map_style_is_refused():
     endless = type("Endless", (IterableDataset,), {"__iter__": None})
     with pytest.raises(UserError, match=r"Endless should be map-style: with __len__ and"):
         source_of(endless())
@@ -118,7 +115,7 @@ def test_what_is_not_map_style_is_refused() -> None:
             source_of(wrong)
 
 
-def test_images_are_pil_or_bytes_in_either_layout() -> None:
+def test_images_are_pil_or_bytes_in_either_layout():
     array, chw = PIXELS.numpy(), PIXELS.permute(2, 0, 1)
     for image in (Image.fromarray(array), PIXELS, chw, array, chw.numpy()):
         assert torch.equal(to_pixels(image), PIXELS)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import conv2d
 from torchvision.models import get_model
 
@@ -25,7 +25,7 @@ AIRBENCH = ModelConfig(name="airbench", width=8)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_model_of_every_preset_builds(name: str) -> None:
+def test_the_model_of_every_preset_builds(name):
     config = PRESETS[name]()
     size = config.data.image_size
     with torch.device("meta"), torch.inference_mode():
@@ -37,7 +37,7 @@ def test_the_model_of_every_preset_builds(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "head"), [("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", "classifier.1")]
 )
-def test_models_of_torchvision_get_a_head_and_dropout(name: str, head: str) -> None:
+def test_models_of_torchvision_get_a_head_and_dropout(name, head):
     model = build_model(ModelConfig(name=name, dropout=0.5), 3, 64)
     found, layer = find_head(model)
     assert found == head  # dropout before it changes no names
@@ -54,7 +54,7 @@ def test_models_of_torchvision_get_a_head_and_dropout(name: str, head: str) -> N
     assert 9 <= len(blocks) <= 14
 
 
-def test_small_images_keep_their_resolution() -> None:
+def test_small_images_keep_their_resolution():
     with torch.device("meta"):
         small = build_model(ModelConfig(name="resnet18"), 3, 32)
         assert build_model(ModelConfig(name="vgg11"), 3, 64).enlarged == 1
@@ -75,14 +75,14 @@ def test_small_images_keep_their_resolution() -> None:
         (ModelConfig(name="vit_s"), 40, "vit_s takes a --data.image-size in steps of 16, not 40"),
     ],
 )
-def test_a_model_that_cannot_be_is_refused(model: ModelConfig, size: int, said: str) -> None:
+def test_a_model_that_cannot_be_is_refused(model, size, said):
     with torch.device("meta"), pytest.raises(UserError, match=said):
         build_model(model, 3, size)
 
 
 # Norms, scales, tokens, positions, biases of places, groups.
 @pytest.mark.parametrize("name", ["resnext50_32x4d", "convnext_tiny", "swin_v2_t", *MODELS])
-def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name: str) -> None:
+def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name):
     with torch.device("meta"):
         own = MODELS.get(name, lambda *_: get_model(name, weights=None))
         model = own(ModelConfig(name=name), 10, 32)
@@ -97,14 +97,14 @@ def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name
     assert {names[weight] for weight in optimizer.hidden} == hidden
 
 
-def smooth(count: int) -> Tensor:
+def smooth(count):
     """Images whose neighboring pixels and colors are much alike: (count, 3, 12, 12)."""
     generator = torch.Generator().manual_seed(0)
     gray, noise = torch.randn((2, count, 3, 12, 12), generator=generator)
     return gray[:, :1] + gray[:, :1].roll(1, 3) + noise / 2
 
 
-def test_the_first_layer_whitens_the_training_images() -> None:
+def test_the_first_layer_whitens_the_training_images():
     images = smooth(400)
     model = build_model(AIRBENCH, 7, 12, sample=lambda count: images[:count])
     outputs = model.whiten(images).transpose(0, 1).flatten(1)  # (filters, places)
@@ -118,7 +118,7 @@ def test_the_first_layer_whitens_the_training_images() -> None:
 @pytest.mark.parametrize(
     ("name", "begin", "end"), [("imagenet_rn50_16", 11, 13), ("imagenet_rn50_88", 65, 76)]
 )
-def test_ffcvs_recipes_have_its_sizes_and_learning_rates(name: str, begin: int, end: int) -> None:
+def test_ffcvs_recipes_have_its_sizes_and_learning_rates(name, begin, end):
     config, per_epoch = PRESETS[name](), 312
     epochs = round(config.epochs)
     size_at = build_size(config.augment, config.data.image_size, per_epoch, epochs * per_epoch)
@@ -132,7 +132,7 @@ def test_ffcvs_recipes_have_its_sizes_and_learning_rates(name: str, begin: int, 
     assert (config.data.eval_size, config.data.batch_size) == (256, 8 * 512)
 
 
-def test_the_vits_recipe_has_its_learning_rates_and_decay() -> None:
+def test_the_vits_recipe_has_its_learning_rates_and_decay():
     config, total = PRESETS["imagenet_vit_s"](), 90 * 1251
     lr_at = build_schedule(config.optim, 1251, total)
     found = [lr_at(step) for step in (5000, 10_000, (10_000 + total) // 2)]
@@ -140,7 +140,7 @@ def test_the_vits_recipe_has_its_learning_rates_and_decay() -> None:
     assert lr_at(10_000) * config.optim.weight_decay == pytest.approx(1e-4, rel=0.01)
 
 
-def test_features_are_blurred_before_each_stride_but_the_first() -> None:
+def test_features_are_blurred_before_each_stride_but_the_first():
     features = torch.rand(2, 16, 9, 9)
     kernel = torch.outer(*2 * [torch.tensor([1.0, 2.0, 1.0])]).expand(16, 1, 3, 3) / 16
     expected = conv2d(features, kernel, padding=1, groups=16)
@@ -153,7 +153,7 @@ def test_features_are_blurred_before_each_stride_but_the_first() -> None:
     assert hooked == {f"layer{n}.0.{last}" for n in (2, 3, 4) for last in ("conv1", "downsample.0")}
 
 
-def test_a_vit_finds_a_place_again_in_a_larger_image() -> None:
+def test_a_vit_finds_a_place_again_in_a_larger_image():
     small, large = positions(2, 2).view(2, 2, -1), positions(6, 2).view(6, 6, -1)
     torch.testing.assert_close(large[1::3, 1::3], small)
     assert small.flatten(0, 1).unique(dim=0).shape == (4, 384)

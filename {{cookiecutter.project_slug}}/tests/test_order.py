@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -10,15 +9,14 @@ import torch
 from conftest import changed, run_ranks
 
 from image_classifier.augment import build_augment
-from image_classifier.config import Config
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime import seeding
-from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime.distributed import join_world
 
 
-def opened(config: Config, world: World) -> tuple[TrainData, Normalize, Callable]:
+def opened(config, world):
     """The training images, and how they are normalized and augmented."""
     data = TrainData(config, world)
     precision = Precision("fp32", config.compute, config.optim, world.device)
@@ -26,7 +24,7 @@ def opened(config: Config, world: World) -> tuple[TrainData, Normalize, Callable
     return data, normalize, build_augment(config.augment, data, normalize, world, config.seed)
 
 
-def seen(config: Config, start: int = 0, stop: int = 8) -> list[tuple[list[int], list[str]]]:
+def seen(config, start=0, stop=8):
     """For each step: this rank's images by number, and by a digest of what the model sees."""
     with join_world(config.compute) as world:
         data, _, augment = opened(config, world)
@@ -41,12 +39,12 @@ def seen(config: Config, start: int = 0, stop: int = 8) -> list[tuple[list[int],
         return steps
 
 
-def joined(lists: Iterable[list]) -> list:
+def joined(lists):
     """One list of all."""
     return [item for part in lists for item in part]
 
 
-def test_an_epoch_visits_every_image_once_in_an_order_of_its_own() -> None:
+def test_an_epoch_visits_every_image_once_in_an_order_of_its_own():
     orders = [seeding.order_at(seed, epoch, 100).tolist() for seed in (0, 1) for epoch in (0, 1)]
     assert all(sorted(order) == list(range(100)) for order in orders)
     assert len({*map(tuple, orders)}) == 4
@@ -57,7 +55,7 @@ def test_an_epoch_visits_every_image_once_in_an_order_of_its_own() -> None:
     assert len({seeding.seed_at(*key) for key in keys}) == len(keys)
 
 
-def draws(count: int) -> list[list[int]]:
+def draws(count):
     """What each generator that a transform may use draws: so many bytes."""
     return [
         list(random.randbytes(count)),
@@ -66,7 +64,7 @@ def draws(count: int) -> list[list[int]]:
     ]
 
 
-def test_seeded_draws_leave_other_draws_alone() -> None:
+def test_seeded_draws_leave_other_draws_alone():
     with seeding.seeded(0):
         expected = [draws(8), draws(8)]
     with seeding.seeded(0):
@@ -79,7 +77,7 @@ def test_seeded_draws_leave_other_draws_alone() -> None:
     assert all(one != other for one, other in zip(first, inside, strict=True))
 
 
-def test_each_step_and_each_run_draws_its_own() -> None:
+def test_each_step_and_each_run_draws_its_own():
     cpu, found = torch.device("cpu"), []
     for place in (3, 3, 4):
         seeding.seed_everything(place, deterministic=False, device=cpu)
@@ -99,9 +97,7 @@ def test_each_step_and_each_run_draws_its_own() -> None:
         ({"augment__policy": "randaugment", "augment__flip": "none", "data__workers": 0}, 20),
     ],
 )
-def test_each_epoch_augments_anew(
-    config: Config, knobs: dict[str, object], most_alike: int
-) -> None:
+def test_each_epoch_augments_anew(config, knobs, most_alike):
     crop = {"augment__crop": "none"} if "augment__policy" in knobs else {}
     steps = seen(changed(config, **knobs, **crop))
     first, second = (
@@ -112,13 +108,13 @@ def test_each_epoch_augments_anew(
     assert sum(first[image] == second[image] for image in first) <= most_alike
 
 
-def test_resident_and_streamed_images_are_the_same_from_any_step(config: Config) -> None:
+def test_resident_and_streamed_images_are_the_same_from_any_step(config):
     resident = seen(config)
     for where, workers in (("device", 0), ("host", 0), ("stream", 0), ("stream", 2)):
         assert seen(changed(config, data__where=where, data__workers=workers), 5) == resident[5:]
 
 
-def test_workers_crop_alike_and_nothing_crops_again(on_photos: Config) -> None:
+def test_workers_crop_alike_and_nothing_crops_again(on_photos):
     config = changed(on_photos, augment__crop="resized", data__workers=0)
     with_policy = changed(config, augment__policy="trivialaugment")
     assert seen(changed(with_policy, data__workers=2)) == seen(with_policy)
@@ -129,7 +125,7 @@ def test_workers_crop_alike_and_nothing_crops_again(on_photos: Config) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_share_the_batches_that_one_process_sees(config: Config, size: int) -> None:
+def test_ranks_share_the_batches_that_one_process_sees(config, size):
     mix = {"augment__mixup": 0.4, "augment__cutmix": 1.0} if size == 2 else {}
     config = changed(config, data__batch_size=12, augment__cutout=8, **mix)
     alone = seen(config)

@@ -1,11 +1,9 @@
 """`--precision auto` without a measurement: by the generation of a GPU, or as a run began."""
 
-import pytest
 import torch
 from conftest import changed
 
 from image_classifier import precision as precision_module
-from image_classifier.config import Config
 from image_classifier.data import TrainData
 from image_classifier.precision import settle_precision
 from image_classifier.runtime.distributed import World
@@ -15,8 +13,8 @@ CPU = World(torch.device("cpu"))
 
 
 def test_without_the_tool_that_measures_a_cpu_computes_as_the_run_began_or_in_fp32(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    config, monkeypatch
+):
     monkeypatch.setattr(precision_module, "find_tools", lambda _: {})
     auto = changed(config, precision="auto")
     data = TrainData(auto, CPU)
@@ -26,9 +24,7 @@ def test_without_the_tool_that_measures_a_cpu_computes_as_the_run_began_or_in_fp
     assert (resumed.precision, why) == ("bf16", "as this run began")
 
 
-def test_a_gpu_takes_the_format_that_its_generation_is_made_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_takes_the_format_that_its_generation_is_made_for(monkeypatch):
     for capability, name in (((8, 0), "bf16"), ((7, 5), "fp16"), ((6, 1), "fp32")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         assert usual_precision(torch.device("cuda", 0)) == name

@@ -6,7 +6,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import is_alive, job_of, losses, run_ranks, start
-from torch import Tensor
 
 from image_classifier import train as train_module
 from image_classifier.config import Config
@@ -37,7 +35,7 @@ from image_classifier.train import train
 
 
 @pytest.fixture
-def agents_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def agents_store(monkeypatch):
     """A store as torchrun's agent has for all attempts; what it tells the ranks of two nodes."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     told = {
@@ -55,16 +53,14 @@ def agents_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 
 def test_ranks_on_two_nodes_meet_and_learn_what_one_process_learns(
-    config: Config, agents_store: dict[str, str], trained_once: Path
-) -> None:
+    config, agents_store, trained_once
+):
     run_ranks(2, train, config, **agents_store)
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
 
 
 @pytest.mark.usefixtures("agents_store")
-def test_another_attempt_finds_nothing_of_the_one_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_attempt_finds_nothing_of_the_one_before_it(monkeypatch):
     patience = timedelta(seconds=20)
     for number in (0, 1):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
@@ -74,20 +70,20 @@ def test_another_attempt_finds_nothing_of_the_one_before_it(
         assert open_store(1, 2, 1, patience).check(["address"])
 
 
-def opened(folder: Path) -> tuple[list[str], str, bool]:
+def opened(folder):
     """Open a dataset and weights that have to be downloaded; then a dataset that can't be.
 
     Returns what was opened; what is said of the last, and whether another rank is to say it.
     """
 
-    def download(path: Path) -> Path:
+    def download(path):
         if not path.exists():
             path.touch(exist_ok=False)
             time.sleep(0.1)  # in which others would find half of it
             path.write_text("whole")
         return path
 
-    def open_dataset(_: object, split: str) -> str:
+    def open_dataset(_, split):
         if split == "lost":
             raise UserError("no network")
         return download(folder / split).read_text()
@@ -111,14 +107,14 @@ def opened(folder: Path) -> tuple[list[str], str, bool]:
     return found, str(said), is_peer_failure(said)
 
 
-def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path: Path) -> None:
+def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path):
     first, second = run_ranks(2, opened, tmp_path)
     assert first == (["whole", "whole"], "no network", False)
     # Where it fails, nobody waits for ever, and one alone tells why.
     assert (second[0], second[2]) == (["whole", "whole"], True)
 
 
-def exchanged(steps: int) -> list[list[int]]:
+def exchanged(steps):
     """What this rank knows after each step, when both hand in numbers of their own in step 2."""
     consensus.EXCHANGE_SECONDS = 0
     with join_world(Config().compute) as world, consensus.AsyncConsensus(world, 60) as ranks:
@@ -126,28 +122,26 @@ def exchanged(steps: int) -> list[list[int]]:
         return [ranks.max(step, number, 0) for step, number in enumerate(numbers, start=1)]
 
 
-def test_what_one_rank_tells_all_know_at_the_same_step() -> None:
+def test_what_one_rank_tells_all_know_at_the_same_step():
     one, other = run_ranks(2, exchanged, 6)
     assert one == other == [[0, 0], [0, 0], [7, 0], [0, 0], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize(("seconds_per_step", "interval"), [(0.01, 50), (3.0, 1)])
-def test_ranks_tell_each_other_about_twice_a_second(
-    monkeypatch: pytest.MonkeyPatch, seconds_per_step: float, interval: int
-) -> None:
+def test_ranks_tell_each_other_about_twice_a_second(monkeypatch, seconds_per_step, interval):
     ranks = consensus.AsyncConsensus(World(torch.device("cpu")), timeout_seconds=60)
     ranks.last = (0, 0.0)
     monkeypatch.setattr(consensus.time, "monotonic", lambda: 100 * seconds_per_step)
     assert ranks.interval(100) == interval
 
 
-def starved(config: Config) -> int:
+def starved(config):
     """Train as a rank, and return the exit code; rank 1 has no memory for more than 4 images."""
 
-    def build(*arguments: object) -> object:
+    def build(*arguments):
         loss_of, calls = build_loss(*arguments), iter(range(1, 1000))
 
-        def starved_loss(logits: Tensor, labels: Tensor) -> Tensor:
+        def starved_loss(logits, labels):
             if os.environ["RANK"] == "1" and len(logits) > 4 and next(calls) >= 6:
                 raise torch.OutOfMemoryError("planted")
             return loss_of(logits, labels)
@@ -161,9 +155,7 @@ def starved(config: Config) -> int:
     return launch.attempt(lambda: train(config))
 
 
-def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(
-    config: Config, trained_once: Path
-) -> None:
+def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(config, trained_once):
     assert run_ranks(2, starved, config)[1] == EXIT_RESTART
     assert run_ranks(2, starved, config) == [0, 0]
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
@@ -171,7 +163,7 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
 
 
-def launched(folder: Path) -> None:
+def launched(folder):
     """Start two ranks, which meet and write down their numbers, and wait for them."""
     tempfile.tempdir = str(folder.parent)  # where the killed ranks leave the file they met in
     for rank in job_of(2):
@@ -183,7 +175,7 @@ def launched(folder: Path) -> None:
     signal.pause()
 
 
-def test_ranks_end_with_what_launched_them(tmp_path: Path) -> None:
+def test_ranks_end_with_what_launched_them(tmp_path):
     launcher, _ = start(launched, tmp_path)
     end = time.monotonic() + 20
     while len(pids := [int(path.name) for path in tmp_path.iterdir()]) < 2:
@@ -197,7 +189,7 @@ def test_ranks_end_with_what_launched_them(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that() -> None:
+def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that():
     with pytest.raises(StoppedError, match=r"^$") as error, Signals():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGTERM)
         raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] closed")
@@ -233,13 +225,7 @@ def ctrl_c():
         ("is_main and ignore(2, 15) and ctrl_c() and ctrl_c() and time.sleep(60)", 128 + 2, []),
     ],
 )
-def test_a_rank_that_was_lost_is_started_again(
-    rank: str,
-    code: int,
-    causes: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_rank_that_was_lost_is_started_again(rank, code, causes, monkeypatch, capfd):
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", RANK + rank])
     for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)  # what `launch` sets is put back
@@ -251,9 +237,7 @@ def test_a_rank_that_was_lost_is_started_again(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files without names are Linux's")
-def test_ranks_meet_in_a_file_that_is_gone_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_meet_in_a_file_that_is_gone_with_them(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with launch.meeting_place() as (variables, _):
         monkeypatch.setenv(*variables.popitem())

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from torch.utils._pytree import tree_flatten
 from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.checkpoint import Checkpoints, read_newest
-from image_classifier.config import Config
 from image_classifier.data.datasets import open_dataset
-from image_classifier.data.loader import Batch, TrainData
+from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
 from image_classifier.models import (
     DamagedError,
@@ -32,7 +30,6 @@ from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.files import write_whole
-from image_classifier.tracking.logger import RunLogger
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
 
@@ -42,10 +39,10 @@ SPEED = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memor
 SPEED += ("device/", "energy_joules")
 
 
-def train_until(config: Config, step: int, kill: bool = True) -> None:
+def train_until(config, step, kill=True):
     """Train, and die by SIGKILL in the middle of step `step`; or leave as after Ctrl-C."""
 
-    def stop(log: RunLogger, _: torch.Tensor) -> None:
+    def stop(log, _):
         if log.step_done > step:
             if kill:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -56,7 +53,7 @@ def train_until(config: Config, step: int, kill: bool = True) -> None:
         train(config)
 
 
-def final(config: Config) -> dict:
+def final(config):
     """The last checkpoint of a run, without its folder, workers and energy."""
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
     del saved["config"]["run.dir"], saved["config"]["data.workers"]
@@ -64,13 +61,13 @@ def final(config: Config) -> dict:
     return saved
 
 
-def rows(config: Config) -> list[dict]:
+def rows(config):
     """What a run logged, without its speed and its use of the device."""
     found = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
     return [{k: v for k, v in row.items() if not k.startswith(SPEED)} for row in found]
 
 
-def assert_same(one: object, other: object) -> None:
+def assert_same(one, other):
     """Both are equal to the last bit, whatever they are made of."""
     (ones, form), (others, other_form) = tree_flatten(one), tree_flatten(other)
     assert form == other_form
@@ -78,9 +75,7 @@ def assert_same(one: object, other: object) -> None:
         assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
-def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(
-    config: Config, photos: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(config, photos, tmp_path):
     # With all that has a memory, draws random numbers, or changes with the epoch.
     config = changed(
         config,
@@ -112,12 +107,12 @@ def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(
     assert rows(config) == rows(unbroken)
 
 
-def seen_until(config: Config, step: int) -> list[int]:
+def seen_until(config, step):
     """Resume, end at `step`, and return the images that this rank trained on."""
-    seen: list[int] = []
+    seen = []
     batches = TrainData.batches
 
-    def recorded(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+    def recorded(data, start, stop):
         for batch in batches(data, start, stop):
             seen.extend(batch.indices.tolist())
             yield batch
@@ -128,9 +123,7 @@ def seen_until(config: Config, step: int) -> list[int]:
     return seen[: len(seen) - config.data.batch_size // int(os.environ.get("WORLD_SIZE", "1"))]
 
 
-def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(
-    config: Config, trained_once: Path
-) -> None:
+def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config, trained_once):
     config = changed(config, run__save_every_steps=1)
     two = run_ranks(2, seen_until, config, 1)
     one = seen_until(config, 3)
@@ -140,12 +133,12 @@ def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(
     assert losses(config.run.dir)[-2:] == pytest.approx(losses(trained_once)[-2:], rel=1e-3)
 
 
-def checkpoints_of(config: Config) -> Checkpoints:
+def checkpoints_of(config):
     """The checkpoints of a run in one process."""
     return Checkpoints(config, CPU, open_dataset(config.data, "train"))
 
 
-def new_state(config: Config, scale: float) -> TrainState:
+def new_state(config, scale):
     """A tiny model before its first step, whose losses are scaled."""
     model = torch.nn.Linear(4, 4)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
@@ -153,9 +146,7 @@ def new_state(config: Config, scale: float) -> TrainState:
     return TrainState(model, build_optimizer(config.optim, model), precision)
 
 
-def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(config, monkeypatch):
     state, again, save = new_state(config, 8.0), new_state(config, 4.0), torch.save
     for _ in range(5):
         state.precision.backward(state.model(torch.ones(2, 4)).mean())
@@ -171,14 +162,14 @@ def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(
     assert (again.step, scaler.get_scale(), scaler._get_growth_tracker()) == (5, 16.0, 2)
 
 
-def test_a_finished_run_is_not_trained_again(finished: Config) -> None:
+def test_a_finished_run_is_not_trained_again(finished):
     before, logged = final(finished), rows(finished)[-1]
     again = train(finished)
     assert (again.top1, again.loss) == (logged["val/top1"], logged["val/loss"])
     assert_same(final(finished), before)
 
 
-def test_fresh_starts_over_and_deletes_only_what_the_run_wrote(finished: Config) -> None:
+def test_fresh_starts_over_and_deletes_only_what_the_run_wrote(finished):
     before, notes = final(finished), Path(finished.run.dir, "notes.txt")
     notes.write_text("mine")
     fresh = changed(finished, run__fresh=True, optim__lr=0.01)
@@ -192,10 +183,8 @@ def test_fresh_starts_over_and_deletes_only_what_the_run_wrote(finished: Config)
     assert notes.read_text() == "mine"
 
 
-def test_a_kill_before_the_best_is_saved_does_not_lose_it(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(path: Path, write: object) -> None:
+def test_a_kill_before_the_best_is_saved_does_not_lose_it(config, monkeypatch):
+    def fail(path, write):
         if path.name == "best.safetensors":
             raise KeyboardInterrupt
         write_whole(path, write)
@@ -220,9 +209,7 @@ INIT_FROM = r"take another --run.dir \(with --run.init-from '.*last.pt' it"
         ({}, "holds another model: .*--run.fresh"),  # its code was edited
     ],
 )
-def test_another_run_is_not_mixed_into_a_run(
-    finished: Config, photos: Path, monkeypatch: pytest.MonkeyPatch, knobs: dict, message: str
-) -> None:
+def test_another_run_is_not_mixed_into_a_run(finished, photos, monkeypatch, knobs, message):
     if not knobs:
         edited = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
         monkeypatch.setattr(train_module, "build_model", lambda *_, **__: edited)
@@ -232,9 +219,7 @@ def test_another_run_is_not_mixed_into_a_run(
         train(changed(finished, **knobs))
 
 
-def test_images_that_were_replaced_under_their_names_are_noticed(
-    on_photos: Config, photos: Path, tmp_path: Path
-) -> None:
+def test_images_that_were_replaced_under_their_names_are_noticed(on_photos, photos, tmp_path):
     root = shutil.copytree(photos, tmp_path / "photos")
     config = changed(on_photos, data__root=str(root), epochs=1, optim__warmup_epochs=0)
     image = root / "train" / "ant" / "4.jpg"
@@ -248,9 +233,7 @@ def test_images_that_were_replaced_under_their_names_are_noticed(
         train(config)
 
 
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(
-    finished: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(finished, capsys):
     last = Path(finished.run.dir, "checkpoints", "last.pt")
     previous, newest = sorted(last.parent.glob("step_*.pt"))[-2:]
     whole = last.read_bytes()
@@ -270,14 +253,12 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(
         train(finished)  # which overwrites none of them
 
 
-def test_data_reaches_the_disk_before_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
+def test_data_reaches_the_disk_before_its_name(tmp_path, monkeypatch):
+    events = []
     name_of = lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")).name  # noqa: E731
     replace = Path.replace
 
-    def rename(path: Path, target: Path) -> Path:
+    def rename(path, target):
         events.append(f"name {target.name}")
         return replace(path, target)
 
@@ -289,9 +270,7 @@ def test_data_reaches_the_disk_before_its_name(
     assert others == ["name last.pt", f"sync {tmp_path.name}"]
 
 
-def test_only_the_newest_checkpoints_are_kept_and_nothing_half_written(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_newest_checkpoints_are_kept_and_nothing_half_written(config, monkeypatch):
     folder = Path(config.run.dir)
     mine = folder / ".mine.0123abcd.tmp"
     left = [folder / ".report.html.0123abcd.tmp", folder / "checkpoints/.last.pt.0123abcd.tmp"]
@@ -306,9 +285,7 @@ def test_only_the_newest_checkpoints_are_kept_and_nothing_half_written(
     assert names == ["best.pt", "best.safetensors", "last.pt", *numbered]
 
 
-def test_a_run_that_seldom_evaluates_saves_by_the_clock(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_seldom_evaluates_saves_by_the_clock(config, monkeypatch):
     minutes = iter(range(1, 1000))
     monkeypatch.setattr(checkpoint, "monotonic", lambda: 60.0 * next(minutes))
     monkeypatch.setattr(checkpoint, "SAVE_SECONDS", 150.0)
@@ -319,7 +296,7 @@ def test_a_run_that_seldom_evaluates_saves_by_the_clock(
 
 
 @pytest.mark.parametrize("name", ["best.pt", "best.safetensors"])
-def test_weights_of_a_run_start_another(trained_once: Path, config: Config, name: str) -> None:
+def test_weights_of_a_run_start_another(trained_once, config, name):
     path = trained_once / "checkpoints" / name
     other = changed(config, optim__lr=0.0, optim__warmup_epochs=0, epochs=0.25)
     train(changed(other, run__init_from=str(path)))

@@ -7,7 +7,6 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,20 +37,20 @@ OWNED = "owned"  # the folder that a payload makes where it runs
 class Payload:
     """An object whose pickle calls a function when it is read."""
 
-    def __init__(self, function: Callable, *arguments: object) -> None:
+    def __init__(self, function, *arguments):
         """Call `function(*arguments)`."""
         self.call = function, arguments
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         """What pickle writes down."""
         return self.call
 
 
-def by_call(path: Path) -> None:
+def by_call(path):
     torch.save({"state": {"model": Payload(os.mkdir, OWNED)}}, path)
 
 
-def by_name_on_the_terminal(path: Path) -> None:
+def by_name_on_the_terminal(path):
     content = io.BytesIO()
     torch.save({"state": torch.zeros(1)}, content)
     with zipfile.ZipFile(content) as good, zipfile.ZipFile(path, "w") as archive:
@@ -60,17 +59,17 @@ def by_name_on_the_terminal(path: Path) -> None:
             archive.writestr(name, bad if name.endswith("data.pkl") else good.read(name))
 
 
-def old_format(path: Path) -> None:
+def old_format(path):
     torch.save(Payload(os.mkdir, OWNED), path, _use_new_zipfile_serialization=False)
 
 
-def program(path: Path) -> None:
+def program(path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and still read
         torch.jit.script(nn.Linear(2, 2)).save(path)
 
 
-def bomb(path: Path) -> None:
+def bomb(path):
     torch.save({"state": torch.zeros(2)}, path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("x/data/9", bytes(2**22))
@@ -87,13 +86,13 @@ HOSTILE = {
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """An empty folder to be in, where a payload leaves its trace."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def begin_with(path: str) -> None:
+def begin_with(path):
     """Take the first weights of a model from a file."""
     world = World(torch.device("cpu"))
     weights = load_pretrained(path, ModelConfig(), world)
@@ -101,9 +100,7 @@ def begin_with(path: str) -> None:
 
 
 @pytest.mark.parametrize("write", HOSTILE, ids=lambda write: write.__name__)
-def test_a_hostile_checkpoint_is_refused_in_a_line(
-    here: Path, write: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_checkpoint_is_refused_in_a_line(here, write, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # torch's way to allow it
     write(Path("last.pt"))
     with pytest.raises(UserError) as refused:
@@ -130,7 +127,7 @@ def test_a_hostile_checkpoint_is_refused_in_a_line(
     ],
     ids=["empty", "endless header", "endless tensor", "pickle"],
 )
-def test_a_hostile_safetensors_is_refused(here: Path, content: bytes) -> None:
+def test_a_hostile_safetensors_is_refused(here, content):
     Path("w.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"--run.init-from 'w.safetensors': "):
         begin_with("w.safetensors")
@@ -141,14 +138,14 @@ def test_a_hostile_safetensors_is_refused(here: Path, content: bytes) -> None:
     assert not (here / OWNED).exists()
 
 
-def test_the_package_calls_nothing_that_runs_what_it_reads() -> None:
+def test_the_package_calls_nothing_that_runs_what_it_reads():
     imports = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
     calls = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.jit.load"}
     calls |= {"extractall", "unpack_archive", "urlopen", "urlretrieve", "load_state_dict_from_url"}
     loads, found = [], []
     for path in (path for path in PACKAGE.rglob("*.py") if path.parent.name != "tests"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names: list[str] = []
+            names = []
             match node:
                 case ast.Import() | ast.ImportFrom():
                     names = [getattr(node, "module", None) or "", *(n.name for n in node.names)]
@@ -184,9 +181,7 @@ HOSTILE_NAMES = [
 ESCAPED = {r"a\r\n\x1b]0;owned\x07\x1b[2J", r"\u202egnp.exe", r"\xff\xfe"}
 
 
-def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
-    here: Path, config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(here, config, capsys):
     for name in HOSTILE_NAMES:
         for split in ("train", "val"):
             write_photo(here / "photos" / split / os.fsdecode(name) / "1.jpg", 0, size=(32, 32))
@@ -224,7 +219,7 @@ def test_names_are_shown_and_reach_neither_page_nor_shell_nor_terminal(
     assert not (here / OWNED).exists()
 
 
-def test_names_of_all_scripts_are_shown_and_nothing_moves_the_cursor() -> None:
+def test_names_of_all_scripts_are_shown_and_nothing_moves_the_cursor():
     for text in ("日本\u3000🦊", "👩\u200d🔬", 'Zoë\'s \\ "ant"', "a\u00a0b"):
         assert printable(text) == text
     scores = {"val/top1": 1.0, "val/top5": 1.0, "val/loss": 0.0}
@@ -235,6 +230,6 @@ def test_names_of_all_scripts_are_shown_and_nothing_moves_the_cursor() -> None:
 
 
 @pytest.mark.parametrize("name", ["list_models", "os.mkdir", "../../owned", "__loader__"])
-def test_a_model_is_looked_up_in_tables_alone(name: str) -> None:
+def test_a_model_is_looked_up_in_tables_alone(name):
     with pytest.raises(UserError, match=f"no model '{name}'"):
         build_model(changed(Config(), model__name=name).model, 2, 32)

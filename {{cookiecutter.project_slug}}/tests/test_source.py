@@ -1,7 +1,5 @@
 """What a dataset's function may return, and what is said of anything else."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -18,10 +16,10 @@ FILES = ("ant/1.jpg", "bee/2.jpg", "3.jpg", "4.jpg", "5.jpg", "6.jpg")
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Source]:
+def opened(monkeypatch):
     """A function that opens a dataset whose own function returns what the given one does."""
 
-    def open_mine(make: Callable[[], object]) -> Source:
+    def open_mine(make):
         monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: make())
         return open_dataset(DataConfig(name="mine", root="nowhere"), "train")
 
@@ -47,7 +45,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], 
         ({"std": (0.2, 0.0, 0.2)}, "std of a Source should be three numbers"),
     ],
 )
-def test_what_no_source_can_hold_is_refused(fields: dict, message: str) -> None:
+def test_what_no_source_can_hold_is_refused(fields, message):
     right = {"labels": LABELS, "classes": CLASSES, "pixels": PIXELS}
     with pytest.raises(UserError, match=message) as caught:
         Source(**right | fields)
@@ -56,7 +54,7 @@ def test_what_no_source_can_hold_is_refused(fields: dict, message: str) -> None:
         PathList("photos", [])
 
 
-def test_fields_are_kept_as_batches_and_checkpoints_want_them() -> None:
+def test_fields_are_kept_as_batches_and_checkpoints_want_them():
     strided = PIXELS.permute(0, 2, 1, 3)
     source = Source(LABELS, CLASSES, strided, mean=np.zeros(3), std=torch.ones(3))
     assert source.pixels.is_contiguous()  # else each batch would copy all images
@@ -65,15 +63,13 @@ def test_fields_are_kept_as_batches_and_checkpoints_want_them() -> None:
 
 
 @pytest.mark.parametrize("returned", [None, (PIXELS, LABELS)])
-def test_a_dataset_that_is_no_source_is_told_what_to_return(
-    opened: Callable, returned: object
-) -> None:
+def test_a_dataset_that_is_no_source_is_told_what_to_return(opened, returned):
     words = rf"dataset 'mine' returned a {type(returned).__name__}: .*`Source\(labels"
     with pytest.raises(UserError, match=words):
         opened(lambda: returned)
 
 
-def test_a_dataset_draws_the_same_whoever_asks(opened: Callable) -> None:
+def test_a_dataset_draws_the_same_whoever_asks(opened):
     one, other = (
         opened(lambda: Source(torch.randperm(6), CLASSES, PIXELS)).labels for _ in range(2)
     )

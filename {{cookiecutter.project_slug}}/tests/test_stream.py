@@ -10,12 +10,10 @@ import time
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import changed, is_alive, run_alone
 
-from image_classifier.config import Config
 from image_classifier.data import autotune, shared_memory
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
@@ -30,14 +28,12 @@ CPU = World(torch.device("cpu"))
 
 
 @pytest.fixture
-def streamed(on_photos: Config) -> Config:
+def streamed(on_photos):
     """Photographs that one worker decodes, four to a batch."""
     return changed(on_photos, data__where="stream", data__workers=1, augment__crop="resized")
 
 
-def test_a_pass_that_is_given_up_leaves_the_next_one_right(
-    streamed: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_is_given_up_leaves_the_next_one_right(streamed, monkeypatch):
     monkeypatch.setattr(shared_memory, "POLL_SECONDS", 0.2)
     data = TrainData(streamed, CPU)
     first = next(data.batches(0, 6)).images.clone()
@@ -48,7 +44,7 @@ def test_a_pass_that_is_given_up_leaves_the_next_one_right(
     data.close()
 
 
-def killed_with_workers(config: Config, path: Path) -> None:
+def killed_with_workers(config, path):
     """Begin to stream, write the workers' numbers to a file, and be killed while they work."""
     os.dup2(os.open(path.with_name("said"), os.O_CREAT | os.O_WRONLY), 2)
     data = TrainData(changed(config, data__workers=2), CPU)
@@ -58,9 +54,7 @@ def killed_with_workers(config: Config, path: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_workers_end_in_silence_with_the_process_that_they_serve(
-    streamed: Config, tmp_path: Path
-) -> None:
+def test_workers_end_in_silence_with_the_process_that_they_serve(streamed, tmp_path):
     code, _ = run_alone(killed_with_workers, streamed, tmp_path / "pids")
     assert code == -signal.SIGKILL
     end = time.monotonic() + 20  # they look every 5 s
@@ -71,7 +65,7 @@ def test_workers_end_in_silence_with_the_process_that_they_serve(
     assert (tmp_path / "said").read_text() == ""
 
 
-def private_bytes(pid: int) -> int:
+def private_bytes(pid):
     """The memory that no other process shares with this one."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     private = [line.split() for line in lines if line.startswith("Private_")]
@@ -79,14 +73,14 @@ def private_bytes(pid: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_workers_have_no_copy_of_the_names_of_all_files() -> None:
+def test_workers_have_no_copy_of_the_names_of_all_files():
     count = 100_000
     picked = torch.arange(0, count, 16)  # some of each page, whatever it holds
     names = (b"n%07d/n%07d_%08d.JPEG" % (i % 1000, i % 1000, i) for i in range(count))
     paths = PathList(Path("/photos"), names)
     source = Source(torch.zeros(count, dtype=torch.int64), ("ant",), paths=paths)
 
-    def look_up(_: torch.Tensor, epoch: int, asked: np.ndarray) -> dict[int, str]:
+    def look_up(_, epoch, asked):
         for index in (asked * epoch).tolist():
             assert source.paths[index].name
         return {}
@@ -102,7 +96,7 @@ def test_workers_have_no_copy_of_the_names_of_all_files() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
-def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed: Config) -> None:
+def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed):
     data = TrainData(changed(streamed, data__workers=2), CPU)
     batches = data.batches(0, 6)
     next(batches)
@@ -113,9 +107,7 @@ def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed: C
     data.close()
 
 
-def test_slots_take_the_memory_that_there_is(
-    streamed: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_take_the_memory_that_there_is(streamed, monkeypatch):
     of_a_batch = 4 * 3 * 32**2
     for batches, depth in ((1000, 4), (5, 1)):  # free, in batches; of which 0.4 may be taken
         monkeypatch.setattr(autotune, "host_memory_bytes", lambda free=batches * of_a_batch: free)
@@ -127,7 +119,7 @@ def test_slots_take_the_memory_that_there_is(
         TrainData(streamed, CPU)
 
 
-def num_open_files() -> int:
+def num_open_files():
     """Files that this process has open, when what nobody holds any more is gone."""
     gc.collect()
     multiprocessing.active_children()
@@ -135,15 +127,12 @@ def num_open_files() -> int:
 
 
 @pytest.mark.parametrize(
-    ("workers", "batch_size", "prefetch"),
-    [(0, 20, 4), (1, 5, 1), (2, 150, 4)],
+    ("workers", "batch_size", "prefetch"), [(0, 20, 4), (1, 5, 1), (2, 150, 4)]
 )
-def test_no_slot_is_written_while_it_is_in_use(
-    streamed: Config, workers: int, batch_size: int, prefetch: int
-) -> None:
+def test_no_slot_is_written_while_it_is_in_use(streamed, workers, batch_size, prefetch):
     samples = Samples(open_dataset(streamed.data, "train"), 32)
 
-    def write(out: torch.Tensor, epoch: int, _: np.ndarray) -> dict[int, str]:
+    def write(out, epoch, _):
         out.fill_(epoch)
         return {}
 
@@ -176,9 +165,7 @@ def test_no_slot_is_written_while_it_is_in_use(
         (signal.SIGSTOP, r"^no image for 1 s: a data worker hangs"),
     ],
 )
-def test_the_end_of_workers_is_told_with_a_hint(
-    streamed: Config, number: signal.Signals, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_workers_is_told_with_a_hint(streamed, number, words, monkeypatch):
     monkeypatch.setattr(shared_memory, "POLL_SECONDS", 0.2)
     data = TrainData(changed(streamed, data__workers=2, run__timeout_seconds=1), CPU)
     handler = signal.getsignal(signal.SIGCHLD)
@@ -197,9 +184,7 @@ def test_the_end_of_workers_is_told_with_a_hint(
         assert not worker.is_alive()
 
 
-def test_a_worker_that_dies_with_a_lock_of_the_loader_stops_nobody(
-    streamed: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_with_a_lock_of_the_loader_stops_nobody(streamed, monkeypatch):
     events, make = [], BaseContext.Event
     monkeypatch.setattr(BaseContext, "Event", lambda ctx: events.append(make(ctx)) or events[-1])
     data = TrainData(streamed, CPU)
@@ -211,9 +196,7 @@ def test_a_worker_that_dies_with_a_lock_of_the_loader_stops_nobody(
         list(batches)
 
 
-def test_the_number_of_workers_is_measured_if_that_is_worth_it(
-    streamed: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_workers_is_measured_if_that_is_worth_it(streamed, monkeypatch):
     auto = changed(streamed, data__workers="auto")
     monkeypatch.setattr(autotune, "num_cores", lambda: 8)
     data = TrainData(auto, CPU)

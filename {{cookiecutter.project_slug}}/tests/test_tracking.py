@@ -5,23 +5,19 @@ import re
 import resource
 from pathlib import Path
 
-import pytest
 import torch
 from conftest import changed
 
-from image_classifier.config import Config
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.runtime.tools import find_tools
 from image_classifier.tracking import logger
 from image_classifier.train import train
 
 
-def test_the_first_step_is_not_in_the_speed_as_it_compiles(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_step_is_not_in_the_speed_as_it_compiles(config, monkeypatch, capsys):
     forward, seconds = ResNet9.forward, [0.0]
 
-    def forward_slowly_at_first(model: ResNet9, images: torch.Tensor) -> torch.Tensor:
+    def forward_slowly_at_first(model, images):
         seconds[0] += 100 if seconds[0] == 0 else 1
         return forward(model, images)
 

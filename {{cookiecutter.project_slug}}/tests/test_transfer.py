@@ -2,7 +2,6 @@
 
 import re
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,10 @@ import torch
 from conftest import changed
 from safetensors.torch import save_file
 from test_resume import assert_same, final, train_until
-from torch import Tensor, nn
+from torch import nn
 
 from image_classifier import checkpoint
-from image_classifier.config import Config, ModelConfig
+from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.models import (
     PretrainedWeights,
@@ -35,18 +34,18 @@ AIRBENCH = ModelConfig(name="airbench", width=8)
 CLASSES = tuple("abcde")
 
 
-def load(path: Path | str, name: str = "resnet9") -> PretrainedWeights:
+def load(path, name="resnet9"):
     """The weights in a file, for a model of that name."""
     return load_pretrained(str(path), ModelConfig(name=name), CPU)
 
 
 @pytest.fixture(scope="module")
-def donor() -> nn.Module:
+def donor():
     """A model of 5 classes that has learned something."""
     return build_model(SMALL, 5, 32)
 
 
-def by_torchvisions_script(weights: dict[str, Tensor], path: Path) -> None:
+def by_torchvisions_script(weights, path):
     averaged = {f"module.{name}": w for name, w in weights.items()} | {
         "n_averaged": torch.tensor(7)
     }
@@ -54,7 +53,7 @@ def by_torchvisions_script(weights: dict[str, Tensor], path: Path) -> None:
     torch.save({"model": zeros, "model_ema": averaged, "args": Namespace(lr=0.1)}, path)
 
 
-def by_timms_script(weights: dict[str, Tensor], path: Path) -> None:
+def by_timms_script(weights, path):
     compiled = {f"_orig_mod.{name}": w for name, w in weights.items()}
     torch.save({"state_dict": compiled, "epoch": 3, "args": Namespace(lr=0.1)}, path)
 
@@ -68,9 +67,7 @@ SCRIPTS = {"torchvision.pth": by_torchvisions_script, "timm.pth": by_timms_scrip
 
 
 @pytest.mark.parametrize(("name", "save"), (FILES | SCRIPTS).items())
-def test_weights_are_read_as_other_programs_save_them(
-    donor: nn.Module, tmp_path: Path, name: str, save: Callable
-) -> None:
+def test_weights_are_read_as_other_programs_save_them(donor, tmp_path, name, save):
     save(donor.state_dict(), tmp_path / name)
     model = build_model(SMALL, 5, 32)
     note = load(tmp_path / name).load_into(model, CLASSES)
@@ -81,7 +78,7 @@ def test_weights_are_read_as_other_programs_save_them(
         load(tmp_path / name)
 
 
-def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
+def test_a_last_layer_for_other_classes_is_new(donor):
     weights = PretrainedWeights("weights", donor.state_dict())
     model = build_model(SMALL, 7, 32)
     assert weights.load_into(model, CLASSES) == "weights; head is new, for other classes"
@@ -95,7 +92,7 @@ def test_a_last_layer_for_other_classes_is_new(donor: nn.Module) -> None:
     assert torch.equal(model.head.weight, before)
 
 
-def test_weights_that_do_not_fit_say_what_to_do(donor: nn.Module, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_say_what_to_do(donor, tmp_path):
     torch.save({"epoch": 3}, tmp_path / "w.pth")
     with pytest.raises(UserError, match=r"w.pth' is no state dict or checkpoint: there"):
         load(tmp_path / "w.pth")
@@ -110,13 +107,11 @@ def test_weights_that_do_not_fit_say_what_to_do(donor: nn.Module, tmp_path: Path
             PretrainedWeights("weights", theirs.state_dict()).load_into(own, CLASSES)
 
 
-def test_published_weights_are_downloaded_once_and_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_weights_are_downloaded_once_and_checked(tmp_path, monkeypatch):
     model = build_model(ModelConfig(name="squeezenet1_1"), 5, 64)
     asked = []
 
-    def download(url: str, path: str, checksum: str, **_: object) -> None:
+    def download(url, path, checksum, **_):
         asked.append((url, checksum))
         torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
 
@@ -139,7 +134,7 @@ def test_published_weights_are_downloaded_once_and_checked(
         load("pretrained", "airbench")
 
 
-def test_images_are_normalized_as_the_weights_learned_them(config: Config, tmp_path: Path) -> None:
+def test_images_are_normalized_as_the_weights_learned_them(config, tmp_path):
     about = {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]", "classes": '["x"]'}
     model = build_model(config.model, 10, config.data.image_size)
     path = tmp_path / "w.safetensors"
@@ -158,7 +153,7 @@ def test_images_are_normalized_as_the_weights_learned_them(config: Config, tmp_p
 
 
 @pytest.fixture
-def frozen(config: Config, tmp_path: Path) -> Config:
+def frozen(config, tmp_path):
     """A run that trains only the last layer in the first of its two epochs of four steps."""
     torch.save(build_model(SMALL, 10, 32).state_dict(), tmp_path / "w.pth")
     return changed(
@@ -173,12 +168,10 @@ def frozen(config: Config, tmp_path: Path) -> Config:
     )
 
 
-def test_only_the_last_layer_is_trained_until_the_backbone_is_unfrozen(
-    frozen: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_last_layer_is_trained_until_the_backbone_is_unfrozen(frozen, capsys, monkeypatch):
     needs_grad, forward = [], nn.Conv2d.forward
 
-    def look(layer: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+    def look(layer, images):
         features = forward(layer, images)
         needs_grad.append(features.requires_grad)
         return features
@@ -199,9 +192,7 @@ def test_only_the_last_layer_is_trained_until_the_backbone_is_unfrozen(
     assert not any(torch.equal(w, start[name]) for name, w in after["model"].items())
 
 
-def test_a_run_interrupted_before_at_and_after_unfreezing_ends_as_an_unbroken_one(
-    frozen: Config, tmp_path: Path
-) -> None:
+def test_a_run_interrupted_before_at_and_after_unfreezing_ends_as_an_unbroken_one(frozen, tmp_path):
     unbroken = changed(frozen, run__dir=str(tmp_path / "unbroken"))
     train(unbroken)
     for step in (2, 4):
@@ -210,7 +201,7 @@ def test_a_run_interrupted_before_at_and_after_unfreezing_ends_as_an_unbroken_on
     assert_same(final(frozen), final(unbroken))
 
 
-def test_lower_blocks_learn_more_slowly(donor: nn.Module, config: Config) -> None:
+def test_lower_blocks_learn_more_slowly(donor, config):
     optimizer = build_optimizer(replace(config.optim, layer_decay=0.5), donor)
     assert set_lr(optimizer, 1.0) == 1.0
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -221,9 +212,7 @@ def test_lower_blocks_learn_more_slowly(donor: nn.Module, config: Config) -> Non
     assert donor.stem[0].weight in lowest
 
 
-def test_a_run_resumes_with_the_first_layer_that_it_had(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_with_the_first_layer_that_it_had(config, monkeypatch):
     fast = changed(config, model=AIRBENCH)
     scores = train(fast)
     monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())

@@ -3,21 +3,14 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from image_classifier.cli import main
-from image_classifier.config import (
-    Config,
-    ModelConfig,
-)
+from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import (
-    load_pretrained,
-    read_checkpoint,
-)
+from image_classifier.models import load_pretrained, read_checkpoint
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
@@ -25,7 +18,7 @@ OTHER = "is not a checkpoint of this project: "
 VERSION = "is of another version of this project: "
 
 
-def put(saved: dict[str, Any], place: str, value: object) -> dict[str, Any]:
+def put(saved, place, value):
     """`saved` with another value at a place such as `state/step`."""
     key, _, rest = place.partition("/")
     return saved | {key: put(saved[key], rest, value) if rest else value}
@@ -55,14 +48,8 @@ def put(saved: dict[str, Any], place: str, value: object) -> dict[str, Any]:
     ],
 )
 def test_what_no_run_saved_is_refused_in_a_line(
-    trained_once: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    *,
-    place: str,
-    value: object,
-    message: str,
-) -> None:
+    trained_once, tmp_path, capsys, *, place, value, message
+):
     path = tmp_path / "best.pt"
     torch.save(put(read_checkpoint(trained_once / "checkpoints" / "best.pt"), place, value), path)
     with pytest.raises(UserError, match=re.escape(message)):
@@ -82,9 +69,7 @@ MOMENTUM = {"momentum_buffer": torch.zeros(3)}  # of a smaller weight than any o
     ("place", "value"),
     [("state", {0: MOMENTUM}), ("state", {999: MOMENTUM}), ("param_groups", [{"params": [0]}])],
 )
-def test_an_optimizer_state_of_other_weights_is_refused(
-    finished: Config, place: str, value: object
-) -> None:
+def test_an_optimizer_state_of_other_weights_is_refused(finished, place, value):
     path = Path(finished.run.dir, "checkpoints", "last.pt")
     torch.save(put(read_checkpoint(path), f"state/optimizer/{place}", value), path)
     with pytest.raises(UserError, match=r"holds another model: .*--run.fresh"):

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, repeat
@@ -13,14 +12,13 @@ import torch
 from conftest import changed
 
 from image_classifier.cli import main
-from image_classifier.config import Config
 from image_classifier.models import read_checkpoint
 from image_classifier.runtime.command_line import summary
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.bench import bench as benching
 from image_classifier.tools.bench import measure as measuring
 from image_classifier.tools.bench import timed_run as timing
-from image_classifier.tools.bench.timed_run import Setup, Variant
+from image_classifier.tools.bench.timed_run import Variant
 from image_classifier.tools.bench.tips import SLOW, TIPS
 from image_classifier.train import train
 
@@ -28,14 +26,14 @@ TINY = measuring.Budget(row_seconds=0, round_seconds=0, rounds=(2, 2), warmup_se
 
 
 @contextmanager
-def opened(config: Config) -> Iterator[tuple[Setup, timing.DatasetCache]]:
+def opened(config):
     """What tips are measured on."""
     with timing.kept_switches(), join_world(config.compute) as world:
         datasets = timing.DatasetCache(world)
         yield benching.open_setup(config, datasets, TINY)[0], datasets
 
 
-def bench(config: Config, *names: str, **budget: float) -> tuple[list[dict], str]:
+def bench(config, *names, **budget):
     """The rows and the conclusion of a short `bench`."""
     budget = replace(TINY, **budget)
     benching.bench(config, config, "python train.py smoke", names=names, budget=budget)
@@ -43,7 +41,7 @@ def bench(config: Config, *names: str, **budget: float) -> tuple[list[dict], str
     return found["rows"], found["verdict"]
 
 
-def test_a_timed_run_makes_the_steps_of_training(config: Config) -> None:
+def test_a_timed_run_makes_the_steps_of_training(config):
     ways = {"optim__ema_decay": 0.9, "optim__accumulate": 2, "data__balance": "loss"}
     config = changed(config, data__limit=32, augment__mixup=0.2, **ways)  # 2 epochs of 2 steps
     train(config)
@@ -61,7 +59,7 @@ KNOBS = ("num_workers", "prefetch")
 LOADING = ("persistent_workers", "shared_batches", "uint8", "resident")
 
 
-def test_all_variants_of_loading_bring_the_same_images(config: Config) -> None:
+def test_all_variants_of_loading_bring_the_same_images(config):
     with opened(config) as (setup, datasets):
         for name in KNOBS:
             assert len({variant.config for variant in TIPS[name](setup).values()}) >= 2
@@ -80,16 +78,16 @@ def test_all_variants_of_loading_bring_the_same_images(config: Config) -> None:
                 torch.testing.assert_close(other, seen[0])
 
 
-def test_an_effect_is_found_beside_variants_that_fail(config: Config) -> None:
-    def sleep(run: timing.TimedRun, *seconds: float) -> None:
+def test_an_effect_is_found_beside_variants_that_fail(config):
+    def sleep(run, *seconds):
         pauses = chain(seconds, repeat(seconds[-1]))
         run.batches = lambda start, stop: iter(range(start, stop))
         run.step = lambda _: time.sleep(next(pauses))
 
-    def exhaust(_: timing.TimedRun) -> None:
+    def exhaust(_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    def stumble(run: timing.TimedRun) -> None:
+    def stumble(run):
         run.after_step = lambda: 1 // (run.state.step < 3)
 
     changes = {"slow": lambda run: sleep(run, 0.02), "large": exhaust, "broken": stumble}
@@ -107,7 +105,7 @@ def test_an_effect_is_found_beside_variants_that_fail(config: Config) -> None:
     assert gain.low <= gain.median <= gain.high
 
 
-def test_what_is_inside_the_noise_is_no_effect() -> None:
+def test_what_is_inside_the_noise_is_no_effect():
     noise = [1.0, 1.3, 0.9, 1.1, 0.8, 1.2, 1.0]
     assert str(measuring.gain(noise, noise[::-1])).startswith("no effect here (")
     assert not measuring.gain([1.01] * 9, [1.0] * 9).is_effect
@@ -115,7 +113,7 @@ def test_what_is_inside_the_noise_is_no_effect() -> None:
     assert str(disturbed) == "2.00 x (2.00 .. 2.00)"
 
 
-def test_faster_knobs_are_recommended_together(config: Config) -> None:
+def test_faster_knobs_are_recommended_together(config):
     found = {"channels_last": [1.0, 0.8], "mixed_precision": [1.0, 1.2], "item": [1.0, 0.7]}
     found |= {"deterministic": [1.0, 0.5], "num_workers": [1.0, 0.5, 0.4]}
     with opened(changed(config, compute__channels_last=False)) as (setup, _):
@@ -129,9 +127,7 @@ def test_faster_knobs_are_recommended_together(config: Config) -> None:
     assert pair["best"].config == changed(setup.config, compute__channels_last=True)
 
 
-def test_without_time_a_few_tips_are_measured_and_the_others_named(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_time_a_few_tips_are_measured_and_the_others_named(config, monkeypatch):
     monkeypatch.setattr(benching, "MIN_ROWS", 1)
     rows, conclusion = bench(config, "tf32", "item", "profiler", total_seconds=0)
     assert "of 1 measured tips (1 skipped for lack of time)" in conclusion
@@ -139,15 +135,15 @@ def test_without_time_a_few_tips_are_measured_and_the_others_named(
     assert rows[2]["reason"] == "no time left: --rows profiler"
 
 
-def test_long_steps_are_measured_with_fewer_images() -> None:
+def test_long_steps_are_measured_with_fewer_images():
     affordable, budget = benching.affordable_batch_size, replace(TINY, step_seconds=0.15)
     assert [affordable(256, 1, 256 / pace, budget) for pace in (0.1, 0.5, 99)] == [256, 64, 16]
     assert affordable(84, 3, 84 / 99, budget) == 42  # three micro-batches
 
 
 def test_a_quick_measurement_of_two_tips_writes_its_files_and_restores_every_switch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(measuring, "QUICK", TINY)
     before = [(switch.args, switch.func) for switch in timing.read_switches()]
     words = f"bench smoke --quick --rows tf32 deterministic --data.limit 64 --run.dir {tmp_path}"
@@ -173,7 +169,7 @@ GPU = [
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-def test_every_tip_works_or_says_what_it_needs(on_photos: Config, device: str) -> None:
+def test_every_tip_works_or_says_what_it_needs(on_photos, device):
     knobs = {"compute__device": device, "run__processes": 1, "data__where": "stream"}
     config = changed(on_photos, data__workers=0, **knobs)
     names = [name for name in TIPS if device == "cuda" or name not in SLOW + KNOBS + LOADING]
@@ -187,13 +183,11 @@ def test_every_tip_works_or_says_what_it_needs(on_photos: Config, device: str) -
     assert written == {"bench.json", "bench.md"}
 
 
-def test_an_unknown_tip_is_a_mistake(refusal: Callable[..., str]) -> None:
+def test_an_unknown_tip_is_a_mistake(refusal):
     assert refusal("bench", "smoke", "--rows", "num_worker").endswith("mean num_workers?\n")
 
 
-def test_every_tip_is_explained_on_the_page_that_is_printed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_tip_is_explained_on_the_page_that_is_printed(capsys):
     assert main(["bench", "--tips"]) == 0
     sections = capsys.readouterr().out.split("\n## ")[1:]
     assert [section.partition("\n")[0] for section in sections] == [*TIPS]

@@ -31,9 +31,7 @@ MODEL = "The model is the limit: 100 images/s"
         (0.05, {"ceiling": 150.0}, f"{MODEL}, while loading could give 300. Try --compute."),
     ],
 )
-def test_what_is_slow_is_named_with_the_option_to_try(
-    monkeypatch: pytest.MonkeyPatch, waited: float, known: dict, said: str
-) -> None:
+def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, known, said):
     monkeypatch.setattr(observer, "num_cores", lambda: 2)
     source = SimpleNamespace(paths=[], recipe=known.pop("recipe", ""))
     two = replace(World(torch.device("cpu")), size=2)
@@ -43,12 +41,10 @@ def test_what_is_slow_is_named_with_the_option_to_try(
     assert observer.verdict(Config(), data, speed).startswith(said)
 
 
-def test_waiting_for_slow_images_is_measured(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_for_slow_images_is_measured(config, monkeypatch, capsys):
     read = Source.read
 
-    def read_slowly(*arguments: object) -> torch.Tensor:
+    def read_slowly(*arguments):
         time.sleep(0.008)
         return read(*arguments)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,30 +19,30 @@ from image_classifier.tools.check import check as checking
 
 
 @pytest.fixture
-def root(photos: Path, tmp_path: Path) -> Path:
+def root(photos, tmp_path):
     """Photographs, 12 and 4, that a test may change."""
     return Path(shutil.copytree(photos, tmp_path / "photos"))
 
 
-def check(root: Path, quarantine: bool = False, name: str = "folder") -> tuple[int, dict]:
+def check(root, quarantine=False, name="folder"):
     """The number of serious findings, and the report."""
     report = root.parent / "check.json"
     serious = checking.check(DataConfig(name=name, root=str(root)), (), str(report), quarantine)
     return serious, json.loads(report.read_text("ascii"))
 
 
-def names(finding: list[dict]) -> list[set[str]]:
+def names(finding):
     """The images of each item of a finding."""
     return [{image["path"] for image in item["images"]} for item in finding]
 
 
-def files(root: Path, split: str = "train") -> set[str]:
+def files(root, split="train"):
     """The files of a split as training opens it, below its folder."""
     source = open_dataset(DataConfig(name="folder", root=str(root)), split)
     return {os.fsdecode(source.paths.relative(index)) for index in range(len(source))}
 
 
-CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
+CHANGES = {
     "half the size": lambda image: image.resize((image.width // 2, image.height // 2)),
     "cropped": lambda image: image.crop((1, 1, image.width - 1, image.height - 1)),
     "brighter": lambda image: image.point(lambda value: min(255, value * 1.2)),
@@ -52,13 +51,13 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
-def changed_copy(source: Path, copy: Path, change: str) -> None:
+def changed_copy(source, copy, change):
     """The same picture in other bytes."""
     with Image.open(source) as image:
         CHANGES[change](image).save(copy, quality=50)
 
 
-def test_a_clean_dataset_has_no_findings(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clean_dataset_has_no_findings(root, capsys):
     assert main(["check", "--data.root", str(root)]) == 0
     said = capsys.readouterr().out
     serious, report = check(root)
@@ -70,9 +69,7 @@ def test_a_clean_dataset_has_no_findings(root: Path, capsys: pytest.CaptureFixtu
     assert not (root.parent / "photos.cache").exists()
 
 
-def test_unreadable_files_are_named_with_the_reason_and_can_be_left_out(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_files_are_named_with_the_reason_and_can_be_left_out(root, capsys):
     whole = (root / "train/ant/4.jpg").read_bytes()
     (root / "train/ant/4.jpg").write_bytes(whole[: len(whole) // 2])
     hostile = b"val/bee/a\tb\n\xff.jpg"
@@ -97,7 +94,7 @@ def test_unreadable_files_are_named_with_the_reason_and_can_be_left_out(
     assert "train/ant/gone.jpg\tblurred\n" in listed.read_text()  # existing lines stay
 
 
-def test_images_that_leak_between_splits_are_found_in_a_changed_form(root: Path) -> None:
+def test_images_that_leak_between_splits_are_found_in_a_changed_form(root):
     expected = []
     for number, change in enumerate(CHANGES):
         original, copy = f"train/bee/{2 * number + 1}.jpg", f"val/bee/9{number}.jpg"
@@ -113,7 +110,7 @@ def test_images_that_leak_between_splits_are_found_in_a_changed_form(root: Path)
     assert check(root)[0] == 0
 
 
-def test_an_image_with_conflicting_labels_is_left_out_altogether(root: Path) -> None:
+def test_an_image_with_conflicting_labels_is_left_out_altogether(root):
     changed_copy(root / "train/ant/0.jpg", root / "train/bee/98.jpg", "saved again")
     shutil.copy(root / "train/ant/2.jpg", root / "val/bee/99.jpg")
     serious, report = check(root)
@@ -123,7 +120,7 @@ def test_an_image_with_conflicting_labels_is_left_out_altogether(root: Path) -> 
     assert set(report["quarantine"]) == {"train/ant/0.jpg", "train/bee/98.jpg", "train/ant/2.jpg"}
 
 
-def test_of_equal_files_in_training_one_is_kept_and_imbalance_is_found(root: Path) -> None:
+def test_of_equal_files_in_training_one_is_kept_and_imbalance_is_found(root):
     for number in range(60):
         (root / f"train/ant/copy{number}.jpg").hardlink_to(root / "train/ant/0.jpg")
     changed_copy(root / "train/bee/1.jpg", root / "train/bee/99.jpg", "half the size")
@@ -140,7 +137,7 @@ def test_of_equal_files_in_training_one_is_kept_and_imbalance_is_found(root: Pat
     assert len(lines) == 60
 
 
-def test_images_that_only_look_alike_are_no_duplicates(root: Path) -> None:
+def test_images_that_only_look_alike_are_no_duplicates(root):
     place = np.linspace(0, 1, 64)
     sky = np.broadcast_to(255 * place[:, None, None], (64, 64, 3))
     noise = np.random.default_rng(0)
@@ -157,7 +154,7 @@ def test_images_that_only_look_alike_are_no_duplicates(root: Path) -> None:
     assert not report["findings"]["duplicates"]
 
 
-def test_odd_images_sizes_and_colors(tmp_path: Path) -> None:
+def test_odd_images_sizes_and_colors(tmp_path):
     folder = tmp_path / "photos" / "train" / "ant"
     folder.mkdir(parents=True)
     for number, red in enumerate((0, 102)):
@@ -179,7 +176,7 @@ def test_odd_images_sizes_and_colors(tmp_path: Path) -> None:
     assert dark["what"] == "its highest value is 4,095 of 65,535"
 
 
-def test_the_list_can_be_edited_by_hand(root: Path) -> None:
+def test_the_list_can_be_edited_by_hand(root):
     path = root.parent / "photos.cache" / "quarantine.txt"
     path.parent.mkdir()
     path.write_text("train/ant/0.jpg\r\n\ntrain/bee/1.jpg\tblurred\n")
@@ -189,15 +186,13 @@ def test_the_list_can_be_edited_by_hand(root: Path) -> None:
         files(root)
 
 
-def test_images_in_memory_are_checked_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
-) -> None:
+def test_images_in_memory_are_checked_too(tmp_path, monkeypatch, refusal):
     noise = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (4, 8, 8, 3), generator=noise).byte()
     pixels = pixels.repeat_interleave(4, 1).repeat_interleave(4, 2)
     pixels[3] = pixels[0]
 
-    def mine(_: DataConfig, split: str) -> Source:
+    def mine(_, split):
         part = {"train": pixels[:3], "val": pixels[3:]}[split]
         return Source(torch.zeros(len(part)).long(), ("ant",), pixels=part)
 
@@ -212,7 +207,7 @@ def test_images_in_memory_are_checked_too(
     assert "2 of 3 labels of the train images are outside 0 .. 0" in refusal(*words)
 
 
-def test_a_mistake_is_one_line(root: Path, refusal: Callable[..., str]) -> None:
+def test_a_mistake_is_one_line(root, refusal):
     for words, expected in (
         ("--data.root nowhere", "--data.root 'nowhere': there is no such folder"),
         ("--json /proc/x/y", "cannot write '/proc/x/y': No such file"),

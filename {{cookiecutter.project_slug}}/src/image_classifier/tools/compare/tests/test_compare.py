@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,17 +28,8 @@ COUNT = 1000  # validation images
 
 
 def write_run(
-    folder: Path,
-    right: int,
-    *,
-    seed: int = 0,
-    lr: float = 0.5,
-    init_from: str = "",
-    rate: float = 500.0,
-    pixel: int = 0,
-    paths: PathList | None = None,
-    state: str = "done",
-) -> str:
+    folder, right, *, seed=0, lr=0.5, init_from="", rate=500.0, pixel=0, paths=None, state="done"
+):
     """A run that ended with its first `right` images right; its folder."""
     folder.mkdir(parents=True)
     config = changed(Config(), seed=seed, optim__lr=lr, data__batch_size=100)
@@ -65,13 +55,13 @@ def write_run(
     return str(folder)
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def said(capsys, *words):
     """The lines that `compare` prints."""
     assert main(["compare", *words]) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def test_intervals_and_p_values_are_those_of_the_tables() -> None:
+def test_intervals_and_p_values_are_those_of_the_tables():
     table = {1: 12.706, 2: 4.303, 11: 2.201, 12: 2.179, 20: 2.086, 30: 2.042, 99: 1.984}
     assert {n: round(t_quantile(n), 3) for n in table} == table
     assert mcnemar(9, 1) == mcnemar(1, 9) == pytest.approx(2 * 11 / 1024)
@@ -80,7 +70,7 @@ def test_intervals_and_p_values_are_those_of_the_tables() -> None:
     assert by_seeds([0.5, 0.6], [0.52, 0.62], grain=0.001).is_real
 
 
-def test_without_a_difference_one_comparison_in_twenty_finds_one() -> None:
+def test_without_a_difference_one_comparison_in_twenty_finds_one():
     chance = random.Random(0)
     draws = [[chance.gauss(0.9, 0.01) for _ in range(10)] for _ in range(2000)]
     found = [by_seeds(draw[:5], draw[5:], 1e-9).is_real for draw in draws]
@@ -90,9 +80,7 @@ def test_without_a_difference_one_comparison_in_twenty_finds_one() -> None:
     assert 0.03 < sum(by_images(n, 60 - n, COUNT).is_real for n in flips) / len(flips) < 0.07
 
 
-def test_recipes_are_paired_seed_by_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recipes_are_paired_seed_by_seed(tmp_path, capsys):
     runs = [
         write_run(tmp_path / f"{len(knobs)}-{seed}", 850 + 20 * seed + gain, seed=seed, **knobs)
         for knobs, gains in (
@@ -116,9 +104,7 @@ def test_recipes_are_paired_seed_by_seed(
     assert backwards[9] == f"  final top-1: A is better by 1.00 {real}"
 
 
-def test_a_folder_of_runs_is_a_group_whatever_their_configs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_runs_is_a_group_whatever_their_configs(tmp_path, capsys):
     for seed in range(2):
         for name, right in (("old", 900), ("new", 900 + 3 * (2 * seed - 1))):
             write_run(tmp_path / name / f"seed{seed}", right, seed=seed)
@@ -127,9 +113,7 @@ def test_a_folder_of_runs_is_a_group_whatever_their_configs(
     assert any("no significant difference" in line and "2 seeds" in line for line in lines)
 
 
-def test_of_one_seed_two_models_are_compared_and_no_recipes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_one_seed_two_models_are_compared_and_no_recipes(tmp_path, capsys):
     a, b = (write_run(tmp_path / f"{n}", n, lr=n) for n in (900, 920))
     c = write_run(tmp_path / "c\x1b[2J", 902, state="running")
     lines = said(capsys, a, b, c)
@@ -144,9 +128,7 @@ def test_of_one_seed_two_models_are_compared_and_no_recipes(
     assert "one in 20 comparisons" in text
 
 
-def test_what_can_not_be_compared_is_refused_in_a_line(
-    tmp_path: Path, refusal: Callable[..., str]
-) -> None:
+def test_what_can_not_be_compared_is_refused_in_a_line(tmp_path, refusal):
     a, b = write_run(tmp_path / "a", 900), write_run(tmp_path / "b", 910, lr=0.3)
     assert "nothing to compare with" in refusal("compare", a)
     assert "is not a run folder" in refusal("compare", a, str(tmp_path / "nope"))
@@ -165,11 +147,8 @@ def test_what_can_not_be_compared_is_refused_in_a_line(
 
 
 def test_scores_on_images_that_were_replaced_are_not_compared(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    refusal: Callable[..., str],
-) -> None:
+    tmp_path, monkeypatch, capsys, refusal
+):
     image, paths = tmp_path / "image", PathList(tmp_path, [b"image"] * COUNT)
     runs = []
     for content in (b"one", b"one", b"two"):
@@ -185,8 +164,8 @@ def test_scores_on_images_that_were_replaced_are_not_compared(
 
 
 def test_runs_with_damaged_files_are_compared_by_what_is_sound_or_refused_in_a_line(
-    damaged: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    damaged, tmp_path, capsys
+):
     a, b = write_run(tmp_path / "a", 900), write_run(tmp_path / "b", 910, lr=0.3)
     for name in ("metrics.jsonl", "status.json", "config.json"):
         rows = Path(b, name).read_bytes() if name == "metrics.jsonl" else b""

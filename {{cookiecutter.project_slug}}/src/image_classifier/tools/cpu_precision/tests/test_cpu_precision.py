@@ -7,12 +7,10 @@ import torch
 from conftest import changed, run_ranks
 
 from image_classifier.checkpoint import read_newest
-from image_classifier.config import Config
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import settle_precision
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tools.cpu_precision import probe
-from image_classifier.tools.cpu_precision.probe import Rounds
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -22,28 +20,26 @@ CONTRADICTORY = [(1.0, 0.5), (1.0, 2.0)]
 
 
 @pytest.fixture
-def auto(config: Config, tmp_path: Path) -> Config:
+def auto(config, tmp_path):
     """A tiny run that leaves the format to the machine."""
     return changed(config, precision="auto", data__cache=str(tmp_path / "cache"))
 
 
-def plant(patch: pytest.MonkeyPatch, rounds: Rounds) -> list[int]:
+def plant(patch, rounds):
     """Let the measurement find `rounds`; a list that grows with each measurement."""
-    calls: list[int] = []
+    calls = []
     patch.setattr(probe, "measure", lambda *_: calls.append(1) or rounds)
     return calls
 
 
-def chosen(config: Config, world: World = CPU) -> tuple[str, str]:
+def chosen(config, world=CPU):
     """The format that a run takes, and why."""
     saved = read_newest(config.run, world)
     config, why = settle_precision(config, TrainData(config, world), world, saved)
     return config.precision, why
 
 
-def test_a_cpu_takes_bf16_only_where_it_was_measured_to_be_faster(
-    auto: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_takes_bf16_only_where_it_was_measured_to_be_faster(auto, monkeypatch):
     calls = plant(monkeypatch, CONTRADICTORY)  # which is not remembered
     assert chosen(auto)[0] == chosen(auto)[0]
     assert len(calls) == 2
@@ -57,9 +53,7 @@ def test_a_cpu_takes_bf16_only_where_it_was_measured_to_be_faster(
     assert chosen(changed(other, precision="bf16"))[0] == "bf16"
 
 
-def test_a_run_resumes_in_the_format_that_it_began_with(
-    auto: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_in_the_format_that_it_began_with(auto, monkeypatch):
     plant(monkeypatch, FASTER)
     train(changed(auto, epochs=1, optim__warmup_epochs=0))
     plant(monkeypatch, SLOWER)
@@ -68,7 +62,7 @@ def test_a_run_resumes_in_the_format_that_it_began_with(
     assert chosen(changed(elsewhere, run__fresh=True))[0] == "fp32"
 
 
-def test_the_measurement_leaves_the_random_state_as_it_was(auto: Config) -> None:
+def test_the_measurement_leaves_the_random_state_as_it_was(auto):
     before = torch.default_generator.get_state()
     rounds = probe.measure(auto, 10, 16, CPU)
     assert torch.equal(torch.default_generator.get_state(), before)
@@ -76,20 +70,18 @@ def test_the_measurement_leaves_the_random_state_as_it_was(auto: Config) -> None
     assert min(map(min, rounds)) > 0
 
 
-def chosen_on_rank(config: Config) -> str:
+def chosen_on_rank(config):
     """The format that this rank takes, where the two measure the opposite."""
     with join_world(config.compute) as world, pytest.MonkeyPatch.context() as patch:
         plant(patch, (FASTER, SLOWER)[world.rank])
         return chosen(config, world)[0]
 
 
-def test_all_ranks_take_the_same_format(auto: Config) -> None:
+def test_all_ranks_take_the_same_format(auto):
     assert run_ranks(2, chosen_on_rank, auto) == ["bf16", "bf16"]
 
 
-def test_a_kept_result_that_is_damaged_is_measured_again(
-    damaged: bytes, auto: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kept_result_that_is_damaged_is_measured_again(damaged, auto, monkeypatch):
     plant(monkeypatch, [(3.0, 1.0)])
     Path(auto.data.cache).mkdir()
     Path(auto.data.cache, "precision.json").write_bytes(damaged)

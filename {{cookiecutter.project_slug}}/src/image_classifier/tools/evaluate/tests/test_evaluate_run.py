@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +11,10 @@ import torch
 from conftest import changed, run_ranks
 
 from image_classifier.cli import main
-from image_classifier.config import (
-    ComputeConfig,
-    Config,
-    DataConfig,
-)
+from image_classifier.config import ComputeConfig
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
-from image_classifier.data.datasets.source import Source
-from image_classifier.models import (
-    Best,
-    load_best,
-    read_checkpoint,
-)
+from image_classifier.models import load_best, read_checkpoint
 from image_classifier.models.airbench import Airbench
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tools import loaded_model
@@ -32,9 +22,7 @@ from image_classifier.tools.evaluate.evaluate import evaluate_run
 from image_classifier.train import train
 
 
-def test_it_repeats_the_result_of_a_run(
-    trained_once: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_repeats_the_result_of_a_run(trained_once, capsys):
     rows = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())
     best = max(row["val/top1"] for row in rows if "val/top1" in row)
     assert main(["evaluate", str(trained_once), "--device", "cpu"]) == 0
@@ -42,13 +30,13 @@ def test_it_repeats_the_result_of_a_run(
 
 
 def test_it_evaluates_the_averaged_weights_with_the_normalization_and_first_layer_of_the_run(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    config, monkeypatch
+):
     config = changed(config, optim__ema_decay=0.9, optim__warmup_epochs=0.0, epochs=0.25)
     config = changed(config, model__name="airbench", model__width=8)
     scores, mean = train(config), (0.3, 0.3, 0.3)
 
-    def darker(data: DataConfig, split: str) -> Source:
+    def darker(data, split):
         return replace(shapes(data, split), mean=mean)
 
     monkeypatch.setitem(DATASETS, "shapes", darker)
@@ -59,9 +47,7 @@ def test_it_evaluates_the_averaged_weights_with_the_normalization_and_first_laye
 
 
 @pytest.mark.parametrize("usual", ["bf16", "fp32"])  # a CPU with bf16, and one without
-def test_it_computes_in_the_format_of_the_run_if_the_cpu_is_fast_in_it(
-    usual: str, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_computes_in_the_format_of_the_run_if_the_cpu_is_fast_in_it(usual, config, monkeypatch):
     train(changed(config, precision="bf16", optim__warmup_epochs=0.0, epochs=0.25))
     monkeypatch.setattr(loaded_model, "usual_precision", lambda _: usual)
     world = World(torch.device("cpu"))
@@ -77,13 +63,7 @@ def test_it_computes_in_the_format_of_the_run_if_the_cpu_is_fast_in_it(
         ("damaged.pt", "'damaged.pt' is damaged: "),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(
-    words: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: Callable[..., str],
-) -> None:
+def test_a_mistake_is_answered_in_one_line(words, message, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
     Path("damaged.pt").write_bytes(b"PK")
@@ -92,11 +72,11 @@ def test_a_mistake_is_answered_in_one_line(
     assert message in said
 
 
-def opened_while_saved(folder: Path) -> tuple[int, int]:
+def opened_while_saved(folder):
     """The step that a rank opens if rank 1 first reads an older file; how often it reads."""
     reads = []
 
-    def load(path: Path) -> Best:
+    def load(path):
         reads.append(path)
         is_early = os.environ["RANK"] == "1" and len(reads) == 1
         return load_best(folder / "old.pt" if is_early else path)
@@ -108,9 +88,7 @@ def opened_while_saved(folder: Path) -> tuple[int, int]:
         return loaded.step, len(reads)
 
 
-def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(
-    trained_once: Path, tmp_path: Path
-) -> None:
+def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(trained_once, tmp_path):
     saved = read_checkpoint(trained_once / "checkpoints" / "best.pt")
     torch.save(saved, tmp_path / "best.pt")
     saved["state"]["best_top1"] = 0.0

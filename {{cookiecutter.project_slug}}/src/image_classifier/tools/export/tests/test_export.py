@@ -4,7 +4,6 @@ The template's tests make the graphs and run them, which takes seconds.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from conftest import changed, untrained_run
 from safetensors import safe_open
 
 from image_classifier.cli import main
-from image_classifier.config import Config
 from image_classifier.data.crops import center_crop
 from image_classifier.tools.export import formats
 from image_classifier.tools.export.export_graph import (
@@ -22,13 +20,13 @@ from image_classifier.tools.export.export_graph import (
 
 
 @pytest.fixture
-def run(config: Config, photos: Path) -> str:
+def run(config, photos):
     """A run folder with an untrained model whose predictions are confident."""
     return untrained_run(changed(config, augment__tta="shift"), photos)
 
 
 @pytest.mark.parametrize("size", [(40, 90), (100, 21), (32, 32), (20, 25), (375, 500)])
-def test_the_graph_crops_images_of_any_size_as_evaluation_does(size: tuple[int, int]) -> None:
+def test_the_graph_crops_images_of_any_size_as_evaluation_does(size):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (*size, 3), dtype=torch.uint8, generator=generator)
     for side in (32, 48):
@@ -39,9 +37,7 @@ def test_the_graph_crops_images_of_any_size_as_evaluation_does(size: tuple[int, 
         assert (difference > 0).float().mean() < 0.005
 
 
-def test_safetensors_hold_the_weights_and_how_to_use_them(
-    run: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
     Path(run, "export").mkdir()
     Path(run, "export", ".model.onnx.0123abcd.tmp").touch()  # of an export that was killed
     assert main(["export", run, "--format", "safetensors"]) == 0
@@ -67,10 +63,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_file_with_other_predictions_is_not_written(
-    name: str, run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wrong(module: torch.nn.Module) -> tuple[bytes, formats.Predict]:
+def test_a_file_with_other_predictions_is_not_written(name, run, monkeypatch, capsys):
+    def wrong(module):
         return b"written", lambda images: WRONG[name](module(images))
 
     monkeypatch.setitem(formats.FORMATS, "pt2", wrong)
@@ -94,13 +88,7 @@ MISTAKES = {
 }
 
 
-def test_a_mistake_is_answered_in_one_line(
-    run: str,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: Callable[..., str],
-) -> None:
+def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, refusal):
     monkeypatch.setattr(formats, "ONNX_LIBRARIES", ("onnx_of_nobody",))
     for split in ("train", "val"):
         (tmp_path / "other" / split).mkdir(parents=True)

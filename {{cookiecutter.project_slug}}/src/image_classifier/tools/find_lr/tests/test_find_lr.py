@@ -2,13 +2,11 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from conftest import changed, run_ranks
 
 from image_classifier.cli import main
-from image_classifier.config import Config
 from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.find_lr import find_lr as finding
@@ -16,7 +14,7 @@ from image_classifier.tools.find_lr import find_lr as finding
 LRS = finding.geometric_lrs(1e-6, 10, 100)
 
 
-def curve(best: float, diverged: float = math.inf) -> list[float]:
+def curve(best, diverged=math.inf):
     """Losses that fall around one learning rate and grow without bounds from another on."""
     fall = [1 / (1 + (best / lr) ** 2) for lr in LRS]
     rise = [0 if lr < diverged else lr / diverged for lr in LRS]
@@ -25,27 +23,25 @@ def curve(best: float, diverged: float = math.inf) -> list[float]:
 
 
 @pytest.mark.parametrize("best", [1e-4, 1e-3, 1e-1])
-def test_the_suggestion_lies_where_the_loss_falls_and_below_divergence(best: float) -> None:
+def test_the_suggestion_lies_where_the_loss_falls_and_below_divergence(best):
     result = finding.analyze(LRS, curve(best, diverged=30 * best))
     assert result.lr_diverge == pytest.approx(30 * best, rel=1.5)
     assert best / 3 < result.suggested < 10 * best
 
 
-def test_nan_losses_count_as_divergence() -> None:
+def test_nan_losses_count_as_divergence():
     result = finding.analyze(LRS, curve(1e-3)[:55] + [math.nan] * 5)
     assert result.lr_diverge == pytest.approx(LRS[55], rel=3)
     assert all(map(math.isfinite, result.smoothed))
 
 
 @pytest.mark.parametrize("slope", [0, 1])
-def test_losses_that_never_fall_give_no_suggestion(slope: float) -> None:
+def test_losses_that_never_fall_give_no_suggestion(slope):
     with pytest.raises(UserError, match="lets the loss fall"):
         finding.analyze(LRS, [2.3 + slope * step for step in range(100)])
 
 
-def test_the_command_writes_two_files_and_prints_how_to_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_two_files_and_prints_how_to_train(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(finding, "losses_at", lambda *_: curve(1e-3, 1e-1))
     words = "--data.root;my photos;--epochs;2;--optim.lr=3;--compute.compile;--run.trackers"
     words += f";--run.dir;{tmp_path};--low;1e-6;--steps;100"
@@ -58,13 +54,13 @@ def test_the_command_writes_two_files_and_prints_how_to_train(
     assert all(f">{text}</text>" in page for text in ("1e-06", "0.001", "1", "learning rate"))
 
 
-def losses_of(config: Config, lrs: list[float]) -> list[float]:
+def losses_of(config, lrs):
     """The losses of a range test, on the ranks that there are."""
     with join_world(config.compute) as world:
         return finding.losses_at(lrs, config, world)
 
 
-def test_training_stops_when_it_diverges_and_repeats_on_two_ranks(config: Config) -> None:
+def test_training_stops_when_it_diverges_and_repeats_on_two_ranks(config):
     config = changed(config, data__batch_size=8, optim__accumulate=2)
     lrs = finding.geometric_lrs(1e-2, 1e8, 40)
     losses = losses_of(config, lrs)
@@ -75,6 +71,6 @@ def test_training_stops_when_it_diverges_and_repeats_on_two_ranks(config: Config
 
 
 @pytest.mark.parametrize("words", ["--low 0", "--high 1e-6", "--steps 3"])
-def test_an_unusable_range_is_a_mistake(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unusable_range_is_a_mistake(words, capsys):
     assert main(["find-lr", "smoke", *words.split()]) == 2
     assert "needs 0 < low < high and 20 to 100000 steps" in capsys.readouterr().err

@@ -10,7 +10,6 @@ import torch
 from conftest import changed
 from torch import nn
 
-from image_classifier.config import Config
 from image_classifier.precision import Precision
 from image_classifier.tools.flops import observer
 from image_classifier.tools.flops.observer import (
@@ -22,7 +21,7 @@ from image_classifier.tracking import Speed
 from image_classifier.train import train
 
 
-def test_flops_are_those_by_hand_and_counting_changes_nothing() -> None:
+def test_flops_are_those_by_hand_and_counting_changes_nothing():
     layers = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten()
     model = nn.Sequential(*layers, nn.Linear(4 * 64, 10))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -33,7 +32,7 @@ def test_flops_are_those_by_hand_and_counting_changes_nothing() -> None:
     assert model.training
 
 
-def test_attention_is_counted_although_frozen_weights_have_a_kernel_of_their_own() -> None:
+def test_attention_is_counted_although_frozen_weights_have_a_kernel_of_their_own():
     tokens = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Flatten(2), nn.Unflatten(2, (16, 12)))
     layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
     model = nn.Sequential(tokens, nn.Flatten(0, 1), layer)
@@ -42,9 +41,7 @@ def test_attention_is_counted_although_frozen_weights_have_a_kernel_of_their_own
     assert count_flops(model.requires_grad_(False), 8) == trained
 
 
-def test_small_images_and_frozen_layers_cost_less(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_images_and_frozen_layers_cost_less(config, monkeypatch):
     monkeypatch.setattr(observer, "count_flops", lambda *_: 100)
     monkeypatch.setattr(observer, "find_peak", lambda _: (1000, "datasheet"))
     setup = SimpleNamespace(config=config, world=SimpleNamespace(size=2), model=None)
@@ -67,21 +64,17 @@ def test_small_images_and_frozen_layers_cost_less(
         ("NVIDIA GeForce RTX 3090 Ti", torch.bfloat16, None),
     ],
 )
-def test_a_datasheet_is_that_of_the_very_gpu(
-    name: str, dtype: torch.dtype, teraflops: float | None
-) -> None:
+def test_a_datasheet_is_that_of_the_very_gpu(name, dtype, teraflops):
     assert datasheet(name, dtype) == (teraflops and pytest.approx(teraflops * 1e12))
 
 
-def test_a_device_without_a_datasheet_is_measured(config: Config) -> None:
+def test_a_device_without_a_datasheet_is_measured(config):
     flops, source = find_peak(Precision("fp32", config.compute, config.optim, torch.device("cpu")))
     assert 1e8 < flops < 1e15
     assert "measured" in source
 
 
-def test_a_run_logs_what_an_image_costs_and_the_share_of_the_peak_that_it_uses(
-    config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_logs_what_an_image_costs_and_the_share_of_the_peak_that_it_uses(config, capsys):
     train(changed(config, epochs=1, run__log_every_steps=1))
     said = capsys.readouterr().out
     assert re.search(r"an image: [\d.]+ GFLOP forward", said)
@@ -93,7 +86,7 @@ def test_a_run_logs_what_an_image_costs_and_the_share_of_the_peak_that_it_uses(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_share_of_the_peak_of_a_gpu_is_logged(config: Config) -> None:
+def test_the_share_of_the_peak_of_a_gpu_is_logged(config):
     train(changed(config, compute__device="cuda", epochs=20))
     rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
     *_, last = (row for row in rows if "train/loss" in row)

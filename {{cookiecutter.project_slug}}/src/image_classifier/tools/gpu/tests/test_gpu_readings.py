@@ -9,24 +9,20 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier.config import Config
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.gpu.observer import open_observer
-from image_classifier.tracking import Observer
 from image_classifier.train import train
 
 UUIDS = ("aaaa", "bbbb", "cccc")  # of a machine's GPUs, as NVML numbers them
 
 
-def open_on(world: World) -> Observer:
+def open_on(world):
     """The observer of a run on `world`."""
     return open_observer(SimpleNamespace(world=world))
 
 
-def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def lose(*_: object) -> None:
+def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_read(monkeypatch):
+    def lose(*_):
         raise OSError("GPU is lost")
 
     nvml = SimpleNamespace(
@@ -68,7 +64,7 @@ def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_power_temperature_and_energy_are_logged(config: Config) -> None:
+def test_power_temperature_and_energy_are_logged(config):
     pytest.importorskip("pynvml")
     train(changed(config, compute__device="cuda", epochs=20))
     rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())

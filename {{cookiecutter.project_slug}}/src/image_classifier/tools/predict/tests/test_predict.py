@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,26 +23,26 @@ HOSTILE = [b"a\nb.jpg", b'q",.jpg', b"\x1b[2J.jpg", b"\xff.jpg", "é 名.jpg".en
 
 
 @pytest.fixture(scope="module")
-def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def run(photos, tmp_path_factory):
     """A run folder with an untrained model."""
     config = tiny(tmp_path_factory.mktemp("predict") / "run")
     return untrained_run(changed(config, augment__tta="flip"), photos)
 
 
-def predict(run: str, *words: object) -> int:
+def predict(run, *words):
     """The exit code of the command `predict`, four images at a time."""
     text = [str(word) for word in words]
     workers = [] if "--workers" in text else ["--workers", "0"]
     return main(["predict", run, *text, "--batch-size", "4", "--device", "cpu", *workers])
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path):
     """The rows of a CSV file."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file, strict=True))
 
 
-def test_predictions_are_those_of_an_evaluation(run: str, photos: Path, tmp_path: Path) -> None:
+def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
     out = tmp_path / "out.csv"
     assert predict(run, photos / "val", "--out", out, "--workers", 2) == 0
     compute = ComputeConfig(device="cpu")
@@ -66,21 +65,15 @@ def test_predictions_are_those_of_an_evaluation(run: str, photos: Path, tmp_path
     assert rows_of(out) != rows
 
 
-def interrupt(*_: object, **__: object) -> None:
+def interrupt(*_, **__):
     """Ctrl-C, in place of a function."""
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_a_killed_command_resumes_to_the_same_bytes(
-    kind: str,
-    *,
-    run: str,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    kind, *, run, photos, tmp_path, monkeypatch, capsys
+):
     out, partial = tmp_path / f"x.{kind}", tmp_path / f"x.{kind}.partial"
     words = (photos / "train", photos / "val/ant", "--out", out, "--tta", "none")  # 14 images
     assert predict(run, *words) == 0
@@ -100,13 +93,7 @@ def test_a_killed_command_resumes_to_the_same_bytes(
         assert sorted(tmp_path.iterdir()) == [out]
 
 
-def test_rows_of_another_command_are_refused(
-    run: str,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: Callable[..., str],
-) -> None:
+def test_rows_of_another_command_are_refused(run, photos, tmp_path, monkeypatch, refusal):
     out = tmp_path / "x.csv"
     words = (photos / "train", "--out", out, "--device", "cpu")
     with monkeypatch.context() as patch:
@@ -121,9 +108,7 @@ def test_rows_of_another_command_are_refused(
     assert predict(run, *words, "--fresh") == 0
 
 
-def test_unreadable_files_are_rows_with_an_error(
-    run: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_files_are_rows_with_an_error(run, photos, tmp_path, capsys):
     good = photos / "val/ant/12.jpg"
     (tmp_path / "cut.jpg").write_bytes(good.read_bytes()[:900])
     (tmp_path / "gone.jpg").symlink_to("nowhere")
@@ -149,9 +134,7 @@ def test_unreadable_files_are_rows_with_an_error(
     assert lines[0]["top"][0]["probability"] == float(rows[0]["probability"])
 
 
-def test_hostile_names_break_no_file_and_no_screen(
-    run: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_names_break_no_file_and_no_screen(run, photos, tmp_path, capsys):
     folder = tmp_path / "names"
     folder.mkdir()
     for name in HOSTILE:
@@ -173,15 +156,13 @@ def test_hostile_names_break_no_file_and_no_screen(
     assert cells[12] == "1e-12"
 
 
-def listed(*paths: object, stdin: bytes = b"", separator: bytes = b"\n") -> list[bytes]:
+def listed(*paths, stdin=b"", separator=b"\n"):
     """The files that a command line names."""
     files = images.list_files([str(path) for path in paths], io.BytesIO(stdin), separator)
     return [files.relative(index) for index in range(len(files))]
 
 
-def test_folders_patterns_and_lists_give_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_patterns_and_lists_give_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a/2.jpg", "a/10.PNG", "a/x.txt", "a/.3.jpg", "a-b/1.jpg", "a/b/4.jpg", "=5.jpg"):
         Path(name).parent.mkdir(exist_ok=True)
@@ -204,9 +185,7 @@ def test_folders_patterns_and_lists_give_images(
             listed(path)
 
 
-def test_a_mistake_is_answered_in_one_line(
-    run: str, photos: Path, tmp_path: Path, refusal: Callable[..., str]
-) -> None:
+def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
     (tmp_path / "there.csv").touch()
     for words, expected in (
         (["--out", "x.txt"], "'x.txt' ends in none of .csv, .jsonl"),

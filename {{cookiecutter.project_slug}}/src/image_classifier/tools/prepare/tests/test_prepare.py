@@ -4,7 +4,6 @@ import os
 import pickle
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from conftest import changed, run_alone, write_photo
 from safetensors.torch import save_file
 
 from image_classifier.cli import main
-from image_classifier.config import Config, DataConfig
+from image_classifier.config import DataConfig
 from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
 from image_classifier.data.datasets import DATASETS, open_dataset
@@ -25,33 +24,33 @@ from image_classifier.train import train
 
 
 @pytest.fixture(autouse=True)
-def in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_small(monkeypatch):
     """Few images to a file."""
     monkeypatch.setattr(writing, "MIN_IMAGES", 4)
 
 
 @pytest.fixture
-def root(photos: Path, tmp_path: Path) -> Path:
+def root(photos, tmp_path):
     """Photographs, 12 and 4, that a test may change."""
     return Path(shutil.copytree(photos, tmp_path / "photos"))
 
 
-def prepare(root: Path, *words: str) -> int:
+def prepare(root, *words):
     """What the command `prepare` returns for `root`."""
     return main(["prepare", "--data.root", str(root), "--side", "48", *words])
 
 
-def opened(root: Path, **knobs: object) -> Source:
+def opened(root, **knobs):
     """The training images as training opens them."""
     return open_dataset(DataConfig(name="folder", root=str(root), **knobs), "train")
 
 
-def contents(root: Path) -> dict[str, bytes]:
+def contents(root):
     """The files that hold prepared training images."""
     return {p.name: p.read_bytes() for p in (root.parent / "photos.cache/train").glob("i*")}
 
 
-def pixels_at_48(path: Path) -> torch.Tensor:
+def pixels_at_48(path):
     """An image with a shorter side of 48 pixels."""
     pixels = read_image(path)
     height, width = pixels.shape[:2]
@@ -60,7 +59,7 @@ def pixels_at_48(path: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("form", "error"), [("raw", 0), ("jpeg", 4)])
-def test_prepared_images_are_those_of_the_files(root: Path, form: str, error: float) -> None:
+def test_prepared_images_are_those_of_the_files(root, form, error):
     files = opened(root)
     assert not files.recipe
     assert prepare(root, "--format", form) == 0
@@ -77,7 +76,7 @@ def test_prepared_images_are_those_of_the_files(root: Path, form: str, error: fl
         assert source.read(3).data_ptr() == source.read(3).data_ptr()  # nothing is copied
 
 
-def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path: Path) -> None:
+def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path):
     for number in range(8):
         name = f"{('train', 'val')[number % 2]}/ant/{number}.jpg"
         write_photo(tmp_path / "photos" / name, number, size=(40, 40))
@@ -85,9 +84,7 @@ def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path: Path) -> No
     assert common_side(opened(tmp_path / "photos")) == 40
 
 
-def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(
-    root: Path, config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(root, config, capsys):
     config = changed(config, epochs=1, data__name="folder", data__root=str(root), data__limit=0)
     config = changed(config, data__batch_size=4, data__workers=0, augment__crop="resized")
     assert prepare(root) == 0
@@ -98,11 +95,11 @@ def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(
         train(changed(config, data__cache="off"))
 
 
-def die_in_the_third_file(root: Path) -> None:
+def die_in_the_third_file(root):
     """Prepare in one thread, up to the ninth image that is written."""
     count = 0
 
-    def read(path: Path) -> torch.Tensor:
+    def read(path):
         nonlocal count
         count += 1
         if count == 9:
@@ -113,7 +110,7 @@ def die_in_the_third_file(root: Path) -> None:
     prepare(root)
 
 
-def test_a_kill_loses_no_file_that_was_written(root: Path) -> None:
+def test_a_kill_loses_no_file_that_was_written(root):
     assert prepare(root) == 0
     expected = contents(root)
     cache = root.parent / "photos.cache"
@@ -131,7 +128,7 @@ def test_a_kill_loses_no_file_that_was_written(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["index", "images-00001"])
-def test_damage_is_named_and_mended(root: Path, name: str) -> None:
+def test_damage_is_named_and_mended(root, name):
     assert prepare(root) == 0
     expected = contents(root)
     path = root.parent / "photos.cache" / "train" / f"{name}.safetensors"
@@ -151,7 +148,7 @@ def test_damage_is_named_and_mended(root: Path, name: str) -> None:
         assert contents(root) == expected
 
 
-def test_an_index_that_is_something_else_is_named(root: Path, damaged: bytes) -> None:
+def test_an_index_that_is_something_else_is_named(root, damaged):
     path = root.parent / "photos.cache" / "train" / "index.safetensors"
     path.parent.mkdir(parents=True)
     path.write_bytes(damaged)
@@ -159,7 +156,7 @@ def test_an_index_that_is_something_else_is_named(root: Path, damaged: bytes) ->
         opened(root)
 
 
-def test_images_that_are_prepared_anew_are_no_longer_those_of_a_run(root: Path) -> None:
+def test_images_that_are_prepared_anew_are_no_longer_those_of_a_run(root):
     assert prepare(root) == 0
     source = opened(root)
     source.read(0)
@@ -169,9 +166,7 @@ def test_images_that_are_prepared_anew_are_no_longer_those_of_a_run(root: Path) 
         source.read(11)
 
 
-def test_other_images_are_read_from_their_files_until_they_are_prepared(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_images_are_read_from_their_files_until_they_are_prepared(root, capsys):
     assert prepare(root) == 0
     assert "48, are less than --data.image-size" in opened(root, image_size=64).notes[-1]
     folder = root / "train" / "ant"
@@ -194,9 +189,7 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(
     assert "it is of another version; `prepare` again" in opened(root).notes[-1]  # version 1
 
 
-def test_a_mistake_in_preparing_is_answered_in_one_line(
-    root: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_in_preparing_is_answered_in_one_line(root, refusal, monkeypatch):
     words = ("prepare", "--data.root", root)
     in_memory = Source(torch.zeros(1).long(), ("ant",), pixels=torch.zeros(1, 8, 8, 3).byte())
     monkeypatch.setitem(DATASETS, "mine", lambda *_: in_memory)

@@ -8,16 +8,13 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier.config import Config
 from image_classifier.errors import UserError
 from image_classifier.tools.profile import watcher
 from image_classifier.tracking import checks
 from image_classifier.train import train
 
 
-def test_phases_of_a_step_are_printed_and_a_trace_is_written(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_phases_of_a_step_are_printed_and_a_trace_is_written(config, monkeypatch, capsys):
     monkeypatch.setattr(watcher, "SKIPPED_STEPS", 2)
     monkeypatch.setattr(watcher, "RECORDED_STEPS", 1)  # as each takes half a second to write
     train(changed(config, profile=True))
@@ -27,9 +24,7 @@ def test_phases_of_a_step_are_printed_and_a_trace_is_written(
     assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
 
 
-def test_the_flag_is_refused_without_its_tool(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_flag_is_refused_without_its_tool(config, monkeypatch):
     monkeypatch.setattr(checks, "find_tools", lambda _: {})
     with pytest.raises(UserError, match="--profile needs tools/profile"):
         train(changed(config, profile=True))
@@ -37,7 +32,7 @@ def test_the_flag_is_refused_without_its_tool(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_profiler_sees_the_device(config: Config) -> None:
+def test_the_profiler_sees_the_device(config):
     train(changed(config, compute__device="cuda", epochs=6, profile=True))
     for name in ("trace.json.gz", "memory.pickle"):
         assert Path(config.run.dir, "profile", name).stat().st_size > 1000

@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import HOSTILE, Shown, answers_of, changed, write_photo
 from PIL import Image
-from torch import Tensor
 
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
@@ -44,14 +43,7 @@ ROWS = [
 MIXED = torch.tensor([(0.63, 0.37), (0.002, 0.998)])
 
 
-def page(
-    folder: Path,
-    answers: Predictions,
-    rows: list[dict] = ROWS,
-    warnings: tuple[str, ...] = ("a learning rate",),
-    labels: Tensor = MIXED,
-    **knobs: str,
-) -> Shown:
+def page(folder, answers, rows=ROWS, warnings=("a learning rate",), labels=MIXED, **knobs):
     """The page of a run that logged `rows` and `warnings`, and ended with `answers`."""
     config = changed(Config(), **knobs)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -62,13 +54,13 @@ def page(
     return Shown((folder / "report.html").read_text(encoding="utf-8"))
 
 
-def counts(size: int) -> Tensor:
+def counts(size):
     """A confusion matrix in which each class is taken for the next once, and is right 9 times."""
     return 9 * torch.eye(size, dtype=torch.int64) + torch.eye(size, dtype=torch.int64).roll(1, 1)
 
 
 @pytest.mark.parametrize("size", [len(HOSTILE), 40])
-def test_names_are_shown_and_never_run(tmp_path: Path, size: int) -> None:
+def test_names_are_shown_and_never_run(tmp_path, size):
     harmless = tuple(f"class {n}" for n in range(size))
     plain = page(tmp_path, answers_of(harmless, counts(size)), warnings=harmless[:8])
     names = HOSTILE + harmless[len(HOSTILE) :]
@@ -85,7 +77,7 @@ def test_names_are_shown_and_never_run(tmp_path: Path, size: int) -> None:
     assert all(picture.startswith("data:image/png;base64,") for picture in hostile.pictures)
 
 
-def test_every_class_has_its_row_and_the_worst_is_first(tmp_path: Path) -> None:
+def test_every_class_has_its_row_and_the_worst_is_first(tmp_path):
     confusion = torch.tensor([[8, 0, 0, 0], [3, 6, 1, 0], [0, 0, 0, 0], [0, 1000, 0, 1000]])
     *_, table = page(tmp_path, answers_of(("ant", "bee", "cow", "dog"), confusion)).tables
     assert table == [
@@ -97,7 +89,7 @@ def test_every_class_has_its_row_and_the_worst_is_first(tmp_path: Path) -> None:
     ]
 
 
-def test_the_result_comes_first_then_a_matrix_or_a_list_of_pairs(tmp_path: Path) -> None:
+def test_the_result_comes_first_then_a_matrix_or_a_list_of_pairs(tmp_path):
     shown = page(tmp_path, answers_of(("ant", "bee", "cow"), counts(3)))
     facts = ["90.00%", "75.00%", "100.00%", "1.9000", "925", "3.0%", "15.0%"]
     assert [word for word in shown.words if word in facts][:7] == facts
@@ -116,7 +108,7 @@ def test_the_result_comes_first_then_a_matrix_or_a_list_of_pairs(tmp_path: Path)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 0.0, 1e30])
-def test_curves_of_any_values_are_drawn(tmp_path: Path, loss: float) -> None:
+def test_curves_of_any_values_are_drawn(tmp_path, loss):
     rows = [*ROWS, {"step": 25, "epoch": 2.5, "train/loss": loss, "train/lr": 0.0}]
     for logged in (rows, rows[-1:], []):
         shown = page(tmp_path, answers_of(("ant", "bee"), counts(2)), logged)
@@ -125,12 +117,10 @@ def test_curves_of_any_values_are_drawn(tmp_path: Path, loss: float) -> None:
         assert ("polyline" in shown.tags) == bool(logged)
 
 
-def test_a_run_has_a_page_on_its_way_and_ends_with_one(
-    config: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypatch):
     states = []
 
-    def write_and_look(folder: Path, answers: Predictions, state: str, *rest: object) -> None:
+    def write_and_look(folder, answers, state, *rest):
         write_page(folder, answers, state, *rest)
         states.append(state)
 
@@ -152,7 +142,7 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(
     assert f"cannot write {written}: " in capsys.readouterr().out
 
 
-def said(*pairs: tuple[float, bool]) -> Predictions:
+def said(*pairs):
     """Predictions with these probabilities, which are right or not."""
     shares, right = torch.tensor(pairs, dtype=torch.float32).T
     pixels = torch.zeros((len(pairs), 1, 1, 3), dtype=torch.uint8)
@@ -160,7 +150,7 @@ def said(*pairs: tuple[float, bool]) -> Predictions:
     return Predictions(source, right.long(), shares, shares)
 
 
-def test_calibration_is_what_the_paper_says_and_told_in_a_sentence() -> None:
+def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
     answers = said((0.9, True), (0.9, False), (0.3, False), (1.0, True), (float("nan"), True))
     found = calibrate(answers)
     assert found[0, [4, 13, 14]].tolist() == [1, 2, 1]
@@ -177,7 +167,7 @@ def test_calibration_is_what_the_paper_says_and_told_in_a_sentence() -> None:
         assert words in calibration_section(calibrate(answers))
 
 
-def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path: Path) -> None:
+def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
     for number in range(PICTURES + 2):
         write_photo(tmp_path / "photos/val/ant" / f"{number:02}.jpg", number, (330, 270))
     (tmp_path / "photos/val/bee").mkdir()
@@ -202,9 +192,7 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path: Pat
     ("labels", "expected"),
     [(MIXED, "ant 63.0% bee 37.0% bee 99.8% ant 0.2%"), (torch.tensor([1, 0]), "bee ant")],
 )
-def test_training_images_are_shown_as_the_model_saw_them(
-    tmp_path: Path, labels: Tensor, expected: str
-) -> None:
+def test_training_images_are_shown_as_the_model_saw_them(tmp_path, labels, expected):
     shown = page(tmp_path, answers_of(("ant", "bee"), counts(2)), labels=labels)
     first = shown.words.index("As the model saw them in step 3.")
     said = " ".join(shown.words[first + 1 : shown.words.index("Config")])

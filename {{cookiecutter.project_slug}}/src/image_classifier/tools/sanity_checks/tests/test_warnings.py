@@ -11,8 +11,7 @@ import torch
 from conftest import changed
 from torch import nn
 
-from image_classifier.config import Config, DataConfig
-from image_classifier.data import EvalData, Source, TrainData
+from image_classifier.data import EvalData, TrainData
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.models import build_model
@@ -40,17 +39,12 @@ Check = Callable[..., tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
-def check() -> Check:
+def check():
     """The warnings for a run of smoke with other options, another model or number of processes."""
     few = changed(smoke(), epochs=2, data__limit=64, data__batch_size=16)
     data = TrainData(few, CPU), EvalData(few.data, "val", CPU)
 
-    def check(
-        config: Config | None = None,
-        model: nn.Module | None = None,
-        processes: int = 1,
-        **changes: object,
-    ) -> tuple[str, ...]:
+    def check(config=None, model=None, processes=1, **changes):
         config = changed(config or few, **changes)
         model = model or build_model(config.model, 10, config.data.image_size)
         world = replace(CPU, size=processes)
@@ -60,7 +54,7 @@ def check() -> Check:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_have_no_warnings_in_shorter_runs_either(check: Check, preset: str) -> None:
+def test_presets_have_no_warnings_in_shorter_runs_either(check, preset):
     pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(nn.Conv2d(3, 10, 1), nn.BatchNorm2d(10), pool)
     made = PRESETS[preset]()
@@ -68,9 +62,7 @@ def test_presets_have_no_warnings_in_shorter_runs_either(check: Check, preset: s
 
 
 @pytest.mark.parametrize(("name", "lr", "batch_size"), PUBLISHED)
-def test_a_learning_rate_that_is_far_from_published_ones_is_said(
-    name: str, lr: float, batch_size: int
-) -> None:
+def test_a_learning_rate_that_is_far_from_published_ones_is_said(name, lr, batch_size):
     config = changed(smoke(), optim__name=name, optim__lr=lr, data__batch_size=batch_size)
     assert unusual_lr(config) == ""
     for factor in (500, 0.002, 0):
@@ -82,7 +74,7 @@ def test_a_learning_rate_that_is_far_from_published_ones_is_said(
         assert bool(unusual_lr(changed(far, run__init_from="x"))) == (factor != 0.002)
 
 
-def test_micro_batches_too_small_for_batchnorm_are_said(check: Check) -> None:
+def test_micro_batches_too_small_for_batchnorm_are_said(check):
     few = {"optim__accumulate": 2, "processes": 2}
     (line,) = check(model__name="resnet9", **few)
     assert "BatchNorm takes its statistics from 4 of the 16 images" in line
@@ -90,7 +82,7 @@ def test_micro_batches_too_small_for_batchnorm_are_said(check: Check) -> None:
     assert check(model__name="resnet9_gn", **few) == ()
 
 
-def test_rare_classes_are_said() -> None:
+def test_rare_classes_are_said():
     labels = torch.tensor([0] * 40 + [1] * 3)
     skewed = SimpleNamespace(labels=labels)
     line = "the largest class has 40 training images and the smallest 3."
@@ -99,10 +91,8 @@ def test_rare_classes_are_said() -> None:
     assert imbalanced_classes(smoke(), SimpleNamespace(labels=labels[36:])) == ""
 
 
-def test_a_run_says_its_mistakes_and_goes_on(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def mine(data: DataConfig, split: str) -> Source:
+def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
+    def mine(data, split):
         mean = (0.3, 0.3, 0.3) if split == "val" else (0.5, 0.5, 0.5)
         return replace(shapes(data, split), mean=mean)
 

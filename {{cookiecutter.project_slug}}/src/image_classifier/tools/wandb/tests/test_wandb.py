@@ -1,7 +1,6 @@
 """Weights & Biases is sent nothing of the machine; the real library is tested by the template."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +13,11 @@ from image_classifier.tools.wandb.tracker import open_tracker
     [(False, "", "kept offline; to upload: "), (True, "", "https"), (False, "on", "http")],
 )
 def test_wandb_is_offline_without_a_key_and_is_sent_nothing_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_key: bool, mode: str, note: str
-) -> None:
+    tmp_path, monkeypatch, has_key, mode, note
+):
     asked = {}
 
-    def init(**options: object) -> SimpleNamespace:
+    def init(**options):
         asked.update(options)
         return SimpleNamespace(offline=options["mode"] == "offline", url="https://example.com/run")
 
