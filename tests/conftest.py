@@ -1,16 +1,20 @@
-"""What the tests of the template share: ways to render, and a way to compare folders."""
+"""What the tests of the template share: ways to render, to run a command, and to look at files."""
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
 from pathlib import Path
 
 import pytest
 from cookiecutter.main import cookiecutter
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
+SMOKE = "smoke --epochs 1 --optim.warmup-epochs 0 --data.limit 192"  # two steps
 
 # As long, as foreign and as hard to quote as the rules allow.
 LONG_NAMES = {
@@ -21,15 +25,7 @@ LONG_NAMES = {
     "author": "Zoë O'Brien-D\"Arc \\ 名前 😀",
     "email": "zoe.obrien+photographs@long-domain.example.org",
 }
-EVERY_OPTION_OFF = {
-    "licence": "proprietary",
-    "docker": "no",
-    "slurm": "no",
-    "ci": "none",
-    "tools": "none",
-}
-
-Render = Callable[..., Path]
+OFF = {"licence": "proprietary", "docker": "no", "slurm": "no", "ci": "none", "tools": "none"}
 
 
 def render_with_cookiecutter(output_dir, **answers):
@@ -46,34 +42,67 @@ def render_with_cookiecutter(output_dir, **answers):
 
 
 def tracked_files(folder):
-    """Return the files of `folder` that git has or would take, relative to it."""
+    """The files of `folder` that git has or would take, relative to it."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    listing = run(*command, folder=folder).stdout
     return {Path(name) for name in listing.split("\0") if name and (folder / name).exists()}
 
 
 def all_files(folder):
-    """Return every file below `folder`, caches included, relative to it."""
+    """Every file below `folder`, caches included, relative to it."""
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
 
 
 def contents(folder, files):
-    """Return the bytes of each file, and its mode."""
+    """The bytes of each file, and its mode."""
     return {file: ((folder / file).read_bytes(), (folder / file).stat().st_mode) for file in files}
 
 
-def python(*words, folder=PROJECT, **environment):
-    """What a process of Python prints, in the project or another folder; it must succeed."""
+def pyproject(folder):
+    """What the pyproject.toml of a folder says."""
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def run(*command, folder=PROJECT, code=0, **environment):
+    """The process of a command in the project or another folder; it must end with this code."""
     done = subprocess.run(
-        [sys.executable, *words],
+        command,
         cwd=folder,
         env=os.environ | environment,
         check=False,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def python(*words, **knobs):
+    """What a process of Python prints; see `run`."""
+    return run(sys.executable, *words, **knobs).stdout
+
+
+def processes_with(variable):
+    """Of each process with this in its environment, the folder in /proc."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in path.read_bytes():
+                yield path.parent
+
+
+def losses(folder):
+    """The training and validation losses that a run logged."""
+    rows = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    return [row.get("train/loss") or row["val/loss"] for row in rows]
+
+
+def write_photos(root, train, val):
+    """Write so many small photographs of two classes."""
+    for number in range(train + val):
+        split = "train" if number < train else "val"
+        path = root / split / ("ant", "bee")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((70, 50), 64).convert("RGB").save(path)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +114,13 @@ def one_thread():
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def render(tmp_path):
-    """Return a function that renders some answers into a new folder."""
+    """A function that renders some answers into a new folder."""
     return lambda **answers: render_with_cookiecutter(tmp_path / "output", **answers)
