@@ -1,25 +1,17 @@
 """The template is the project: nothing stands between the folder here and the folder you get."""
 
-import os
 import shutil
-import subprocess
-import sys
 
-import pytest
-from conftest import PROJECT, ROOT, all_files, contents, tracked_files
+from conftest import PROJECT, ROOT, all_files, contents, python, run, tracked_files
 
 from pretuned import cli
 
 
-def test_the_default_answers_give_the_folder_itself(render):
-    folder = render()
-    expected = contents(PROJECT, tracked_files(PROJECT))
-    assert contents(folder, all_files(folder)) == expected
-
-
-def test_an_editable_install_renders_the_same_bytes(tmp_path):
+def test_the_default_answers_give_the_folder_itself(render, tmp_path):
     assert cli.main(["--no-input", "--output-dir", str(tmp_path)]) == 0
-    assert_same_as_template(tmp_path / "image-classifier")
+    expected = contents(PROJECT, tracked_files(PROJECT))
+    for folder in (render(), tmp_path / "image-classifier"):
+        assert contents(folder, all_files(folder)) == expected
 
 
 def test_what_developers_leave_in_the_template_is_not_handed_on(tmp_path):
@@ -28,39 +20,30 @@ def test_what_developers_leave_in_the_template_is_not_handed_on(tmp_path):
         path = template / PROJECT.name / leftover
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("left behind")
-    run("cookiecutter.cli", template, "--no-input", home=tmp_path)
+    python("-m", "cookiecutter.cli", template, "--no-input", folder=tmp_path, HOME=tmp_path)
     assert_same_as_template(tmp_path / "image-classifier")
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
-    """Build the wheel from the checkout, and from the source distribution."""
-    built = tmp_path_factory.mktemp("built")
-    run("hatchling", "build", "-t", "wheel", "-d", built / "checkout", cwd=ROOT, home=built)
-    run("hatchling", "build", "-t", "sdist", "-d", built, cwd=ROOT, home=built)
-    subprocess.run(["tar", "xf", next(built.glob("*.tar.gz"))], check=True, cwd=built)
-    source = next(built.glob("pretuned-*/"))
-    run("hatchling", "build", "-t", "wheel", "-d", built / "sdist", cwd=source, home=built)
-    return {name: next((built / name).glob("*.whl")) for name in ("checkout", "sdist")}
-
-
-@pytest.mark.parametrize("source", ["checkout", "sdist"])
-def test_an_installed_wheel_renders_the_same_bytes(source, wheels, tmp_path):
-    # Compiled, as pip leaves it: a render must not hold the bytecode of the bundled template.
-    target = tmp_path / "installed"
-    install = ("uv", "pip", "install", "--no-deps", "--compile-bytecode", "--target", target)
-    run(*install, wheels[source], home=tmp_path)
-    run("pretuned", "--no-input", "--output-dir", tmp_path, home=tmp_path, path=target)
-    assert_same_as_template(tmp_path / "image-classifier")
+def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
+    build = ("-m", "hatchling", "build", "-t")
+    python(*build, "sdist", "-d", tmp_path, folder=ROOT)
+    run("tar", "xf", *tmp_path.glob("*.tar.gz"), folder=tmp_path)
+    for source in (ROOT, *tmp_path.glob("pretuned-*/")):
+        home = tmp_path / f"of {source.name}"
+        python(*build, "wheel", "-d", home, folder=source)
+        # Compiled, as pip leaves it: a render must not hold the bytecode of the bundled template.
+        install = ("-m", "uv", "pip", "install", "--no-deps", "--compile-bytecode", "--target")
+        python(*install, home / "lib", *home.glob("*.whl"), HOME=home)
+        python("-m", "pretuned", "--no-input", folder=home, HOME=home, PYTHONPATH=home / "lib")
+        assert_same_as_template(home / "image-classifier")
 
 
 def test_a_clone_renders_the_same_bytes(tmp_path):
     clone = copied(tmp_path / "clone")
-    git = ("git", "-C", clone, "-c", "user.name=a", "-c", "user.email=a@b.c")
-    for arguments in (["init", "-q"], ["add", "--all"], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *arguments], check=True)
-    url = f"git+file://{clone}"
-    run("cookiecutter.cli", url, "--no-input", "-o", tmp_path, "licence=MIT", home=tmp_path)
+    for words in ("init", "add --all", "-c user.name=a -c user.email=a@b.c commit --message=all"):
+        run("git", *words.split(), folder=clone)
+    words = ("-m", "cookiecutter.cli", f"git+file://{clone}", "--no-input", "licence=MIT")
+    python(*words, folder=tmp_path, HOME=tmp_path)
     assert_same_as_template(tmp_path / "image-classifier")
 
 
@@ -78,12 +61,4 @@ def assert_same_as_template(folder):
     found = contents(folder, all_files(folder))
     assert found.keys() == expected.keys()
     for file, (text, mode) in expected.items():
-        assert found[file][0] == text, file
-        assert bool(found[file][1] & 0o100) == bool(mode & 0o100), file
-
-
-def run(module, *arguments, home, cwd=None, path=None):
-    """Run a module in a process of its own, which imports from `path` first."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    environment = os.environ | {"HOME": str(home), "PYTHONPATH": str(path or "")}
-    subprocess.run(command, check=True, cwd=cwd or home, env=environment)
+        assert (found[file][0], found[file][1] & 0o100) == (text, mode & 0o100), file
