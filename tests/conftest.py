@@ -90,10 +90,14 @@ def processes_with(variable):
                 yield path.parent
 
 
+def logged(folder):
+    """The rows that a run logged."""
+    return [json.loads(row) for row in Path(folder, "metrics.jsonl").read_text().splitlines()]
+
+
 def losses(folder):
     """The training and validation losses that a run logged."""
-    rows = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
-    return [row.get("train/loss") or row["val/loss"] for row in rows]
+    return [row.get("train/loss") or row["val/loss"] for row in logged(folder)]
 
 
 def write_photos(root, train, val):
@@ -103,14 +107,6 @@ def write_photos(root, train, val):
         path = root / split / ("ant", "bee")[number % 2] / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((70, 50), 64).convert("RGB").save(path)
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Small runs in this process are faster on one core, the more so beside other work."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture
