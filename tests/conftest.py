@@ -14,6 +14,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small models need no more
 SMOKE = "smoke --epochs 1 --optim.warmup-epochs 0 --data.limit 192"  # two steps
 
 # As long, as foreign and as hard to quote as the rules allow.
@@ -48,14 +49,16 @@ def tracked_files(folder):
     return {Path(name) for name in listing.split("\0") if name and (folder / name).exists()}
 
 
-def all_files(folder):
-    """Every file below `folder`, caches included, relative to it."""
-    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+def contents(folder, files=None):
+    """The bytes and the mode of each of these files, or of all in `folder`, caches included."""
+    files = files or [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    paths = {str(file): folder / file for file in files}
+    return {name: (path.read_bytes(), path.stat().st_mode) for name, path in paths.items()}
 
 
-def contents(folder, files):
-    """The bytes of each file, and its mode."""
-    return {file: ((folder / file).read_bytes(), (folder / file).stat().st_mode) for file in files}
+def template():
+    """The contents of the project here, without what git ignores."""
+    return contents(PROJECT, tracked_files(PROJECT))
 
 
 def pyproject(folder):

@@ -1,20 +1,24 @@
-"""What an answer changes: exactly the words and the files it is about."""
+"""What an answer changes, and what the `pretuned` command understands."""
 
 import email.message
 import email.policy
 import email.utils
+import io
+import tempfile
 import zipfile
-from pathlib import Path
 
 import pytest
-from conftest import LONG_NAMES, OFF, PROJECT, all_files, pyproject, python, tracked_files
+from conftest import LONG_NAMES, OFF, PROJECT, contents, pyproject, python, template
 from markdown_it import MarkdownIt
+
+from pretuned import cli
 
 DEFAULT_WORDS = (
     *("Image Classifier", "image-classifier", "image_classifier", "Ada Lovelace"),
     *("ada@example.com", "Train an image classifier on your own pictures", "cookiecutter"),
 )
-TOOLS = {str(file) for file in tracked_files(PROJECT) if "tools" in file.parts} | {"docs/tips.md"}
+FILES = template().keys()
+TOOLS = {file for file in FILES if "/tools/" in file} | {"docs/tips.md"}
 GITHUB, GITLAB = ".github/workflows/ci.yml", ".gitlab-ci.yml"
 
 
@@ -31,8 +35,8 @@ def test_every_answer_is_where_it_belongs_and_no_default_is_left(
     licence, expression, first_words, render
 ):
     folder = render(**LONG_NAMES, licence=licence)
-    for file in all_files(folder):
-        text = (folder / file).read_bytes().decode(errors="ignore") + str(file)
+    for file, (content, _) in contents(folder).items():
+        text = content.decode(errors="ignore") + file
         assert not [word for word in DEFAULT_WORDS if word in text], file
     choices = {"docker": True, "slurm": True, "ci": "GitHub Actions", "tools": "all"}
     answers = LONG_NAMES | choices | {"licence": licence}
@@ -67,11 +71,57 @@ def test_every_answer_is_where_it_belongs_and_no_default_is_left(
     ],
 )
 def test_a_choice_brings_exactly_its_files(answers, gone, new, render):
-    files = {str(file) for file in tracked_files(PROJECT)}
-    assert {str(file) for file in all_files(render(**answers))} == files - gone | new
+    assert contents(render(**answers)).keys() == FILES - gone | new
 
 
-def test_the_names_follow_from_the_project_name(render):
-    folder = render(project_name="Zoë's Cats & Dogs")
-    assert folder.name == "zoe-s-cats-dogs"
-    assert Path(folder, "src/zoe_s_cats_dogs/__init__.py").is_file()
+def test_answers_are_typed_or_given_in_any_case_and_names_follow_from_the_name(here, monkeypatch):
+    typed = ["", "", "", "", "Ada Byron", "", "", "", "n", "2", "2", ""]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
+    assert cli.main(["project_name=Zoë's Cats & Dogs", "licence=bsd-3-clause", "docker=No"]) == 0
+    project = pyproject(here / "zoe-s-cats-dogs")
+    assert list(project["tool"]["pretuned"]["answers"].values()) == [
+        *("Zoë's Cats & Dogs", "zoe-s-cats-dogs", "zoe_s_cats_dogs"),
+        *(project["project"]["description"], "Ada Byron", "ada@example.com"),
+        *("BSD-3-Clause", False, False, "GitLab CI", "none"),
+    ]
+    assert (here / "zoe-s-cats-dogs/src/zoe_s_cats_dogs/__init__.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("project_nme=x", "unknown key 'project_nme'; did you mean 'project_name'?"),
+        ("_extensions=x", "unknown key '_extensions'"),
+        ("licence=apache", "unknown licence 'apache'; did you mean 'Apache-2.0'?"),
+        ("licence=GPL", "(there are: MIT, Apache-2.0, BSD-3-Clause, proprietary)"),
+        ("docker=nope", "unknown docker 'nope'; did you mean 'no'?"),
+        ("name", "'name' must have the form key=value"),
+    ],
+)
+def test_a_wrong_word_says_which_are_right(argument, message, here, capsys):
+    assert cli.main(["--no-input", argument]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(here.iterdir())
+
+
+def test_unanswered_questions_make_nothing(monkeypatch, here):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Bird Watch\n"))
+    assert cli.main([]) == 130
+    assert not list(here.iterdir())
+
+
+def test_nothing_is_left_outside_the_new_folder(monkeypatch, here):
+    for name in ("HOME", "TMPDIR"):
+        (here / name).mkdir()
+        monkeypatch.setenv(name, str(here / name))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert cli.main(["--no-input", "--output-dir", "output"]) == 0
+    assert not [*here.glob("HOME/*"), *here.glob("TMPDIR/*")]
+
+
+def test_the_version_is_the_one_that_projects_name(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == pyproject(PROJECT)["tool"]["pretuned"]["version"]

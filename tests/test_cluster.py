@@ -1,6 +1,5 @@
 """The script for SLURM clusters, among stand-ins for srun and scontrol; no cluster is here."""
 
-import json
 import os
 import signal
 import subprocess
@@ -26,10 +25,7 @@ exit "${REFUSED:-0}"
     # In place of the project's Python: a run that ends as it is told.
     "python": """#!/bin/bash
 printf '%s\\0' "$@" > python.txt
-if [[ -n $STATE ]]; then
-    mkdir -p "$RUN"
-    printf '{\\n  "state": "%s",\\n  "step": 7\\n}\\n' "$STATE" > "$RUN/status.json"
-fi
+[[ $STATE ]] && mkdir -p "$RUN" && echo "{\\"state\\": \\"$STATE\\"}" > "$RUN/status.json"
 exit "$CODE"
 """,
 }
@@ -47,7 +43,7 @@ print("got", got, flush=True)
 if os.environ["RANK"] == "0":
     status = pathlib.Path(sys.argv[-1], "status.json")
     status.parent.mkdir(parents=True, exist_ok=True)
-    status.write_text('{\\n  "state": "interrupted",\\n  "step": 9\\n}\\n')
+    status.write_text('{"state": "interrupted"}')
 time.sleep(1)  # and leaves with the others: torchrun stops them when the first has gone
 sys.exit(128 + got[0])
 """
@@ -153,7 +149,7 @@ def test_a_job_of_two_processes_learns_what_one_learns(job):
     assert (code, asked) == (0, []), said
     assert "2 processes" in said
     assert said.count("top-1") == 2  # the other rank is quiet
-    assert json.loads((RUN / "status.json").read_text())["state"] == "done"
+    assert '"state": "done"' in (RUN / "status.json").read_text()  # in these words: see slurm.sh
     assert main(["train", *options, "--run.dir", "runs/alone", "--run.processes", "1"]) == 0
     assert losses(RUN) == pytest.approx(losses("runs/alone"), rel=1e-4)
 

@@ -2,26 +2,14 @@
 
 import shutil
 
-from conftest import PROJECT, ROOT, all_files, contents, python, run, tracked_files
+from conftest import PROJECT, ROOT, contents, python, run, template, tracked_files
 
 from pretuned import cli
 
 
 def test_the_default_answers_give_the_folder_itself(render, tmp_path):
     assert cli.main(["--no-input", "--output-dir", str(tmp_path)]) == 0
-    expected = contents(PROJECT, tracked_files(PROJECT))
-    for folder in (render(), tmp_path / "image-classifier"):
-        assert contents(folder, all_files(folder)) == expected
-
-
-def test_what_developers_leave_in_the_template_is_not_handed_on(tmp_path):
-    template = copied(tmp_path / "template")
-    for leftover in ("src/__pycache__/a.pyc", ".ruff_cache/a", ".venv/bin/a", "runs/a", "data/a"):
-        path = template / PROJECT.name / leftover
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("left behind")
-    python("-m", "cookiecutter.cli", template, "--no-input", folder=tmp_path, HOME=tmp_path)
-    assert_same_as_template(tmp_path / "image-classifier")
+    assert contents(tmp_path / "image-classifier") == contents(render()) == template()
 
 
 def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
@@ -38,27 +26,27 @@ def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
         assert_same_as_template(home / "image-classifier")
 
 
-def test_a_clone_renders_the_same_bytes(tmp_path):
-    clone = copied(tmp_path / "clone")
-    for words in ("init", "add --all", "-c user.name=a -c user.email=a@b.c commit --message=all"):
-        run("git", *words.split(), folder=clone)
-    words = ("-m", "cookiecutter.cli", f"git+file://{clone}", "--no-input", "licence=MIT")
-    python(*words, folder=tmp_path, HOME=tmp_path)
-    assert_same_as_template(tmp_path / "image-classifier")
-
-
-def copied(target):
-    """Copy the checkout, without what git ignores, and return the copy."""
+def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_worked(tmp_path):
+    copy = tmp_path / "copy"
     for file in tracked_files(ROOT):
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, target / file)
-    return target
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, copy / file)
+    for words in ("init", "add --all", "-c user.name=a -c user.email=a@b.c commit --message=all"):
+        run("git", *words.split(), folder=copy)
+    for leftover in ("src/__pycache__/a.pyc", ".ruff_cache/a", ".venv/bin/a", "runs/a", "data/a"):
+        path = copy / PROJECT.name / leftover
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("left behind")
+    for source in (f"git+file://{copy}", copy):
+        command = ("-m", "cookiecutter.cli", source, "--no-input", "licence=MIT")
+        python(*command, folder=tmp_path, HOME=tmp_path)
+        assert_same_as_template(tmp_path / "image-classifier")
+        shutil.rmtree(tmp_path / "image-classifier")
 
 
 def assert_same_as_template(folder):
     """Compare bytes, and of the modes what an archive keeps: who may execute."""
-    expected = contents(PROJECT, tracked_files(PROJECT))
-    found = contents(folder, all_files(folder))
+    expected, found = template(), contents(folder)
     assert found.keys() == expected.keys()
     for file, (text, mode) in expected.items():
         assert (found[file][0], found[file][1] & 0o100) == (text, mode & 0o100), file

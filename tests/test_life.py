@@ -1,5 +1,6 @@
-"""A project lives on under its own name: it checks, tests and trains as the template does."""
+"""A project lives on under its own name: it checks, tests and trains, less any tool or all."""
 
+import shutil
 import sys
 
 import pytest
@@ -7,6 +8,24 @@ from conftest import LONG_NAMES, OFF, SMOKE, losses, python, run, write_photos
 
 # With the shortest names, lines that were broken would fit: the formatter sees that, too.
 SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "author": "Q"}
+# One process imports what all of the tests do; the folders are looked at in its children.
+CHECK = """
+import multiprocessing, os, subprocess, sys
+import numpy.ma, PIL.PngImagePlugin, tensorboard.summary, torch._dynamo, torchvision.transforms.v2
+import importlinter.cli, pytest
+
+def check(folder):
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = f"{folder}/src"
+    sys.path[:0] = [f"{folder}/src"]
+    for words in (["check"], ["format", "--check"]):
+        assert not subprocess.call([f"{sys.prefix}/bin/ruff", *words, "--no-cache", "-q"]), folder
+    assert not importlinter.cli.lint_imports(no_cache=True), folder
+    assert not pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider"]), folder
+
+with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+    pool.map(check, sys.argv[1:], chunksize=1)
+"""
 
 
 def test_a_project_with_long_names_and_no_options_tests_itself_and_trains(render):
@@ -23,6 +42,17 @@ def test_a_project_with_short_names_and_all_options_tests_its_tools(render):
     tests = ["src", *(f"tests/test_{name}.py" for name in ("cli", "console", "security"))]
     tests += ["tests/test_house.py::test_every_command_of_the_readme_is_understood"]
     python("-m", "pytest", "-q", "-n", "auto", *tests, folder=project)
+
+
+def test_a_tool_can_be_deleted(render, tmp_path):
+    whole = render(**LONG_NAMES)
+    tools = {path.parent.name for path in whole.glob("src/*/tools/*/__init__.py")}
+    tools.remove("html")  # which tools share
+    for tool in tools:
+        shutil.copytree(whole, tmp_path / tool)
+        shutil.rmtree(next(tmp_path.glob(f"{tool}/src/*/tools/{tool}")))
+    assert len(tools) >= 8
+    python("-c", CHECK, whole, *(tmp_path / tool for tool in tools))
 
 
 @pytest.mark.parametrize("where", ["host", "stream"])  # met before training, and within it

@@ -3,11 +3,10 @@
 import re
 import sys
 from importlib.metadata import distributions, packages_distributions
-from pathlib import Path
 
 import pytest
 import yaml
-from conftest import PROJECT, ROOT, all_files, contents, pyproject, render_with_cookiecutter, run
+from conftest import PROJECT, ROOT, contents, pyproject, render_with_cookiecutter, run, template
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as canonical
@@ -59,37 +58,30 @@ def test_a_refused_answer_leaves_one_line_and_nothing_else(way, key, value, here
         code = ending.value.code
     assert code == 2
     assert re.fullmatch(r"ERROR: [ -~]+\n", capfd.readouterr().err)
-    assert not all_files(here)
+    assert not contents(here)
     assert not output.exists()
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """The files of a project called `odd` with the default texts."""
-    output = tmp_path_factory.mktemp("plain") / "output"
-    folder = render_with_cookiecutter(output, project_slug="odd", package_name="odd")
-    return contents(folder, all_files(folder))
-
-
 @pytest.mark.parametrize("text", ODD_TEXTS)
-def test_an_odd_but_lawful_text_is_kept_as_it_is(text, here, plain):
+def test_an_odd_but_lawful_text_is_kept_as_it_is(text, here):
     texts = ("project_name", "description", "author")
-    given = ["project_slug=odd", "package_name=odd", *(f"{key}={text}" for key in texts)]
+    given = ["project_slug=image-classifier", *(f"{key}={text}" for key in texts)]
     assert cli.main(["--no-input", *given]) == 0
-    project = pyproject(here / "odd")
+    folder = here / "image-classifier"
+    project = pyproject(folder)
     answers = project["tool"]["pretuned"]["answers"]
     assert [answers[key] for key in texts] == [text] * 3
     assert project["project"]["authors"][0]["name"] == text
-    assert text in Path("odd/LICENSE").read_text(encoding="utf-8")
-    tokens = MarkdownIt().parse(Path("odd/README.md").read_text(encoding="utf-8"))
+    assert text in (folder / "LICENSE").read_text(encoding="utf-8")
+    tokens = MarkdownIt().parse((folder / "README.md").read_text(encoding="utf-8"))
     title, description = (token.children or [] for token in tokens[:6] if token.type == "inline")
     for parts in (title, description):
         assert {part.type for part in parts} <= {"text", "text_special"}  # no link, no HTML
         assert "".join(part.content for part in parts) == text.strip()
     # No other file is touched: not a line of shell, YAML, Dockerfile, Makefile or Python.
-    new = contents(here / "odd", all_files(here / "odd"))
-    assert new.keys() == plain.keys()
-    changed = {str(file) for file in new if new[file] != plain[file]}
+    new, default = contents(folder), template()
+    assert new.keys() == default.keys()
+    changed = {file for file in new if new[file] != default[file]}
     assert changed <= {"pyproject.toml", "README.md", "LICENSE"}
     assert not list(here.rglob("executed"))
 
@@ -169,5 +161,5 @@ def test_a_folder_with_something_in_it_is_left_alone(program, options, code, her
     done = run(*command, folder=here, code=code, **places)
     assert "exists" in done.stdout + done.stderr or "is not empty" in done.stderr
     assert done.stderr.count("\n") <= 1 or program != ["pretuned"]
-    assert all_files(here / "image-classifier") == {Path("src/mine.py")}
+    assert contents(here / "image-classifier").keys() == {"src/mine.py"}
     assert mine.read_text() == "my work"

@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-from conftest import SMOKE, processes_with, render_with_cookiecutter, run
+from conftest import PROJECT, SMOKE, processes_with, run
 
 # As /proc/net writes them: 127.0.0.1, ::1, and 127.0.0.1 among the addresses of IPv6.
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -18,22 +17,17 @@ SECRETS = (
 )
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A project in git, whose remote holds a token, as those of CI jobs do."""
-    folder = render_with_cookiecutter(tmp_path_factory.mktemp("project") / "output")
+def test_one_process_opens_no_socket_and_writes_no_secret(render):
+    project = render()
+    # In git, whose remote holds a token, as those of CI jobs do.
     for words in (
         "init",
         "add .",
         "-c user.name=a -c user.email=a@b.c commit --message=all",
         "remote add origin https://oauth2:planted-remote@example.com/a.git",
     ):
-        run("git", *words.split(), folder=folder)
-    (folder / "README.md").write_text("changed since")
-    return folder
-
-
-def test_one_process_opens_no_socket_and_writes_no_secret(project):
+        run("git", *words.split(), folder=project)
+    (project / "README.md").write_text("changed since")
     # Called as a service would: with words of its own before those of the run.
     caller = "import sys; from image_classifier.cli import main; sys.exit(main(sys.argv[4:]))"
     own = ["--api-key=planted-flag", "https://me:planted-url@example.com/hook", "--"]
@@ -46,8 +40,9 @@ def test_one_process_opens_no_socket_and_writes_no_secret(project):
     assert not [path for path in files if b"planted-" in path.read_bytes()]
 
 
-def test_processes_of_one_machine_talk_on_loopback_alone(project):
-    found = sockets_during(["train.py", *SMOKE.split(), "--run.processes", "2"], project)
+def test_processes_of_one_machine_talk_on_loopback_alone(tmp_path):
+    words = [PROJECT / "train.py", *SMOKE.split(), "--run.processes", "2"]
+    found = sockets_during(words, tmp_path)
     assert found  # gloo's
     assert found <= LOOPBACK
 

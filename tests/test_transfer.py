@@ -17,14 +17,6 @@ SHAPES = (
 PHOTOS = f"finetune {ON_CPU} --data.image-size 32 --data.batch-size 12 --data.workers 0"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small runs in this process are faster on one core, the more so beside other work."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """A folder with a few photographs of three of the ten classes of shapes."""
