@@ -32,14 +32,9 @@ OFF = {"licence": "proprietary", "docker": "no", "slurm": "no", "ci": "none", "t
 def render_with_cookiecutter(output_dir, **answers):
     """Render the checkout as `cookiecutter . --no-input` does, without touching the home folder."""
     scratch = str(output_dir.parent / "cookiecutter")
-    folder = cookiecutter(
-        str(ROOT),
-        no_input=True,
-        extra_context=answers,
-        output_dir=str(output_dir),
-        default_config={"replay_dir": scratch, "cookiecutters_dir": scratch},
-    )
-    return Path(folder)
+    settings = {"replay_dir": scratch, "cookiecutters_dir": scratch}
+    knobs = {"extra_context": answers, "output_dir": str(output_dir), "default_config": settings}
+    return Path(cookiecutter(str(ROOT), no_input=True, **knobs))
 
 
 def tracked_files(folder):
@@ -66,15 +61,10 @@ def pyproject(folder):
     return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def run(*command, folder=PROJECT, code=0, **environment):
+def run(*command, folder=PROJECT, code=0, **variables):
     """The process of a command in the project or another folder; it must end with this code."""
     done = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | environment,
-        check=False,
-        capture_output=True,
-        text=True,
+        command, cwd=folder, env=os.environ | variables, check=False, capture_output=True, text=True
     )
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     return done

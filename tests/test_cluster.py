@@ -62,16 +62,12 @@ def job(here):
     Path("train.py").write_text(RANK)
     environment = {"PYTHON": f"{here}/bin/python", "RUN": RUN, "STATE": "done", "CODE": "0"}
     environment |= {"PATH": f"{here}/bin:{os.environ['PATH']}", "TMPDIR": str(here)}
-    slurm = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_ID": "4242"}
+    environment |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "-", "SLURM_JOB_ID": "4242"}
 
     def start(*arguments, **variables):
-        return subprocess.Popen(
-            ["bash", PROJECT / "slurm.sh", *arguments],
-            env=os.environ | environment | slurm | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        command = ["bash", PROJECT / "slurm.sh", *arguments]
+        return subprocess.Popen(command, env=os.environ | environment | variables, **streams)
 
     return start
 

@@ -10,21 +10,19 @@ from conftest import PROJECT, python
 # Two starts of a run, the second of which goes on after step 2. Nothing but this machine is called.
 SCRIPT = """
 import json, sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from image_classifier.presets import smoke
+from image_classifier.config import Config, RunConfig
 from image_classifier.tracking.trackers import Trackers
 
 called, said = [], []
-sys.addaudithook(
-    lambda event, args: called.append(str(args[1]))
-    if event in ("socket.bind", "socket.connect") and isinstance(args[1], tuple)
-    else None
-)
-config = smoke()
-config = replace(config, run=replace(config.run, trackers=(sys.argv[2],)))
+def listen(event, args):
+    if event in ("socket.bind", "socket.connect") and isinstance(args[1], tuple):
+        called.append(str(args[1]))
+
+sys.addaudithook(listen)
+config = Config(run=RunConfig(trackers=(sys.argv[2],)))
 for start in (0, 2):
     trackers = Trackers(said.append)
     trackers.begin(config, Path(sys.argv[1]), start)
