@@ -3,83 +3,81 @@
 import errno
 import os
 import shutil
-from functools import partial
-from pathlib import Path
 
 import pytest
-from conftest import write_photo
 
 from image_classifier.config import DataConfig
 from image_classifier.data.datasets import open_dataset
 from image_classifier.errors import UserError
 
-SPLITS = ("train", "val")
+
+def put(root, *names):
+    """Put files into a folder; they stay empty, as nobody reads them here."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
 
 
-def names(root, split, **knobs):
-    """The files of a split, below the folder that holds its classes."""
-    source = open_dataset(DataConfig(name="folder", root=str(root), **knobs), split)
-    return {os.fsdecode(source.paths.relative(index)) for index in range(len(source))}
+def opened(root, split, **knobs):
+    """A split of the images in a folder."""
+    return open_dataset(DataConfig(name="folder", root=str(root), **knobs), split)
+
+
+def names(root, *splits):
+    """The files of splits, below the folder that holds their classes."""
+    lists = [opened(root, split).paths for split in splits]
+    return {os.fsdecode(paths.relative(index)) for paths in lists for index in range(len(paths))}
 
 
 @pytest.fixture
 def flat(tmp_path):
-    """`root/<class>/`: 2 classes of 40 images that are not divided into splits."""
-    for number in range(80):
-        write_photo(tmp_path / ("ant", "bee")[number % 2] / f"{number}.jpg", 0, size=(8, 8))
-    return tmp_path
+    """`train/<class>/`: 2 classes of 40 images that are not divided into splits."""
+    put(tmp_path / "train", *(f"{('ant', 'bee')[number % 2]}/{number}.jpg" for number in range(80)))
+    return tmp_path / "train"
 
 
-def test_labels_follow_the_folders(photos):
-    for split, count in (("train", 12), ("val", 4)):
-        source = open_dataset(DataConfig(name="folder", root=str(photos)), split)
-        assert source.classes == ("ant", "bee")
-        assert len(source) == count
-        for index, label in enumerate(source.labels.tolist()):
-            assert source.paths[index].parent.name == source.classes[label]
+def test_labels_follow_the_folders_and_a_limit_takes_from_every_class(flat):
+    source = opened(flat, "train", limit=10)
+    assert source.classes == ("ant", "bee")
+    assert source.labels.tolist() == [0] * 5 + [1] * 5
+    assert [source.paths[i].parent.name for i in range(10)] == ["ant"] * 5 + ["bee"] * 5
 
 
 def test_each_image_stays_for_training_or_for_validation(flat):
     train, val = names(flat, "train"), names(flat, "val")
-    assert len(train | val) == 80
-    assert not train & val
+    assert len(train | val) == len(train) + len(val) == 80
     assert 4 < len(val) < 30
-    for number in range(80, 120):
-        write_photo(flat / "ant" / f"{number}.jpg", 0, size=(8, 8))
+    put(flat, *(f"ant/{number}.jpg" for number in range(80, 120)))
     assert val <= names(flat, "val")
 
 
-def test_a_test_set_may_be_apart_or_alone(flat):
-    (flat / "train").mkdir()
-    for name in ("ant", "bee"):
-        (flat / name).rename(flat / "train" / name)
-        write_photo(flat / "test" / name / "1.jpg", 0)
-    assert len(names(flat, "train") | names(flat, "val")) == 80
-    assert names(flat, "test") == {"ant/1.jpg", "bee/1.jpg"}
-    shutil.rmtree(flat / "train")
-    assert names(flat, "test") == {"ant/1.jpg", "bee/1.jpg"}
+def test_splits_may_be_apart_and_a_test_set_alone(flat):
+    root = flat.parent
+    put(root, "test/ant/1.jpg")
+    assert names(root, "train", "val") == names(flat, "train", "val")
+    put(root, "val/bee/2.jpg")
+    assert (len(names(root, "train")), names(root, "val")) == (80, {"bee/2.jpg"})
+    for folder in (flat, root / "val"):
+        shutil.rmtree(folder)
+    assert names(root, "test") == {"ant/1.jpg"}
 
 
 def test_what_systems_leave_behind_is_no_image(flat):
-    before = names(flat, "train") | names(flat, "val")
-    write_photo(flat / ".ipynb_checkpoints" / "1.jpg", 0)
-    write_photo(flat / "__MACOSX" / "1.jpg", 0)
-    write_photo(flat / "ant" / "._1.jpg", 0)
-    (flat / "ant" / "notes.txt").write_text("no image")
+    before = names(flat, "train", "val")
+    put(flat, ".ipynb_checkpoints/1.jpg", "__MACOSX/1.jpg", "ant/._1.jpg", "ant/notes.txt")
     (flat / "ant" / "loop").symlink_to(flat / "ant")
     (flat / "cat").symlink_to(flat / "cat")  # no class
     (flat / "ant" / "folder.jpg").mkdir()  # no image
     # But links that lead nowhere are images that are missing, and names need not be text.
     (flat / "ant" / "gone.jpg").symlink_to(flat / "nowhere.jpg")
-    Path(os.fsdecode(os.fsencode(flat) + b"/ant/\xff.jpg")).touch()
-    after = names(flat, "train") | names(flat, "val")
-    assert after - before == {"ant/gone.jpg", "ant/\udcff.jpg"}
+    put(flat, os.fsdecode(b"ant/\xff.jpg"))
+    assert names(flat, "train", "val") - before == {"ant/gone.jpg", "ant/\udcff.jpg"}
 
 
 def test_a_folder_that_may_not_be_listed_is_named(flat, monkeypatch):
     def scandir(path):
         if path.endswith(b"bee"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            raise PermissionError(errno.EACCES, "Permission denied", path)
         return listed(path)
 
     listed = os.scandir
@@ -88,38 +86,22 @@ def test_a_folder_that_may_not_be_listed_is_named(flat, monkeypatch):
         names(flat, "train")
 
 
-def test_a_limit_takes_from_every_class(flat):
-    source = open_dataset(DataConfig(name="folder", root=str(flat), limit=10), "train")
-    assert source.labels.bincount().tolist() == [5, 5]
-
-
-def flat_photo(place):
-    """Let a photograph lie in no folder, and all alone."""
-    shutil.rmtree(place)
-    write_photo(place / "1.jpg", 0)
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("files", "message"),
     [
-        (lambda root: (root / "train" / "cat").mkdir(), r"class 'cat' has no images for train"),
-        (lambda root: write_photo(root / "val" / "cat" / "1.jpg", 0), r"has not: 'cat'"),
-        (lambda root: [p.unlink() for p in root.glob("val/*/*")], r"'ant' has no images for val"),
-        (lambda root: flat_photo(root / "val"), r"has 1 images but no folders: .*/val/<class>/"),
-        (flat_photo, r"' has 1 images but no folders: put"),
-        (lambda root: (root / "train").rename(root / "other"), r"a folder 'val' but none called"),
-        (lambda root: root.rename(root.with_name("other")), "there is no such folder"),
+        ("train/ant/1.jpg train/cat/1.txt val/ant/1.jpg", "class 'cat' has no images for train"),
+        ("train/ant/1.jpg val/ant/1.jpg val/cat/1.jpg", "has not: 'cat'"),
+        ("train/ant/1.jpg val/ant/1.txt", "'ant' has no images for val"),
+        ("train/ant/1.jpg val/1.jpg", r"has 1 images but no folders: .*/val/<class>/"),
+        ("1.jpg", "' has 1 images but no folders: put"),
+        ("other/ant/1.jpg val/ant/1.jpg", "a folder 'val' but none called"),
+        ("", "there is no such folder"),
     ],
-    ids=("empty", "unknown", "no val", "flat val", "flat", "no train", "missing"),
 )
-def test_an_unusable_folder_is_named(tmp_path, change, message):
-    root = tmp_path / "own"
-    for split in SPLITS:
-        for name in ("ant", "bee"):
-            write_photo(root / split / name / "1.jpg", 0)
-    change(root)
+def test_an_unusable_folder_is_named(tmp_path, files, message):
+    put(tmp_path / "own", *files.split())
     with pytest.raises(UserError, match=message):
-        list(map(partial(open_dataset, DataConfig(name="folder", root=str(root))), SPLITS))
+        [opened(tmp_path / "own", split) for split in ("train", "val")]
 
 
 def test_an_unknown_dataset_is_corrected():

@@ -1,29 +1,30 @@
-"""What a dataset's function may return, and what is said of anything else."""
+"""What a dataset's function may return, a `Source` or a torch Dataset of (image, label)."""
+
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import changed
+from PIL import Image
+from test_order import seen
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from image_classifier.config import DataConfig
 from image_classifier.data.datasets import DATASETS, open_dataset
+from image_classifier.data.datasets.map_style import to_pixels
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
+from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.errors import UserError
+from image_classifier.runtime.distributed import World
+from image_classifier.train import train
 
+CPU = World(torch.device("cpu"))
 LABELS, CLASSES = torch.arange(6) % 2, ("ant", "bee")
-PIXELS = torch.randint(256, (6, 4, 5, 3), generator=torch.Generator().manual_seed(0)).byte()
-FILES = ("ant/1.jpg", "bee/2.jpg", "3.jpg", "4.jpg", "5.jpg", "6.jpg")
-
-
-@pytest.fixture
-def opened(monkeypatch):
-    """A function that opens a dataset whose own function returns what the given one does."""
-
-    def open_mine(make):
-        monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: make())
-        return open_dataset(DataConfig(name="mine", root="nowhere"), "train")
-
-    return open_mine
+PIXELS = torch.randint(256, (6, 9, 8, 3), generator=torch.Generator().manual_seed(0)).byte()
+FILES = [f"ant/{number}.jpg" for number in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -32,10 +33,10 @@ def opened(monkeypatch):
         ({"pixels": None}, "pixels or in paths, not in neither"),
         ({"paths": PathList("photos", FILES)}, "pixels or in paths, not in both"),
         ({"pixels": PIXELS[:5]}, "6 labels, but 5 images"),
-        ({"pixels": PIXELS / 255}, r"uint8, not a Tensor \(6, 4, 5, 3\) torch\.float32$"),
-        ({"pixels": PIXELS.permute(0, 3, 1, 2)}, r"uint8, not a Tensor \(6, 3, 4, 5\)"),
-        ({"pixels": PIXELS.numpy()}, r"not a ndarray \(6, 4, 5, 3\) uint8$"),
-        ({"pixels": None, "paths": [*FILES]}, r"should be PathList\(folder, paths\), not \["),
+        ({"pixels": PIXELS / 255}, r"uint8, not a Tensor \(6, 9, 8, 3\) torch\.float32$"),
+        ({"pixels": PIXELS.permute(0, 3, 1, 2)}, r"uint8, not a Tensor \(6, 3, 9, 8\)"),
+        ({"pixels": PIXELS.numpy()}, r"not a ndarray \(6, 9, 8, 3\) uint8$"),
+        ({"pixels": None, "paths": FILES}, r"should be PathList\(folder, paths\), not \["),
         ({"classes": ()}, "a tuple of str, the name of each class, not "),
         ({"classes": [*CLASSES]}, "a tuple of str, the name of each class, not "),
         ({"labels": LABELS.tolist()}, r"labels of a Source should be a CPU tensor"),
@@ -46,9 +47,8 @@ def opened(monkeypatch):
     ],
 )
 def test_what_no_source_can_hold_is_refused(fields, message):
-    right = {"labels": LABELS, "classes": CLASSES, "pixels": PIXELS}
     with pytest.raises(UserError, match=message) as caught:
-        Source(**right | fields)
+        Source(**{"labels": LABELS, "classes": CLASSES, "pixels": PIXELS} | fields)
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="a PathList of no paths below 'photos'"):
         PathList("photos", [])
@@ -62,15 +62,117 @@ def test_fields_are_kept_as_batches_and_checkpoints_want_them():
     assert {type(value) for value in source.mean + source.std} == {float}
 
 
-@pytest.mark.parametrize("returned", [None, (PIXELS, LABELS)])
-def test_a_dataset_that_is_no_source_is_told_what_to_return(opened, returned):
-    words = rf"dataset 'mine' returned a {type(returned).__name__}: .*`Source\(labels"
-    with pytest.raises(UserError, match=words):
-        opened(lambda: returned)
+class Noisy(Dataset):
+    """Images that draw from every generator that people use, and a file that is damaged."""
+
+    classes = ("ant", "bee")
+
+    def __init__(self, targets=(0, 1) * 12, bad=-1):
+        self.targets, self.bad = targets, bad
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            raise OSError("image file is truncated")
+        draws = torch.rand(1).item(), random.random(), np.random.rand()
+        noise = np.random.default_rng(int(1e9 * sum(draws))).integers(256, size=(40, 36, 3))
+        noise[0, 0] = index
+        return Image.fromarray(noise.astype(np.uint8)), self.targets[index]
 
 
-def test_a_dataset_draws_the_same_whoever_asks(opened):
+@pytest.fixture
+def give(monkeypatch):
+    """A function that opens a dataset which returns what the given one makes of a split."""
+
+    def open_mine(make):
+        monkeypatch.setitem(DATASETS, "mine", lambda _data, split: make(split))
+        return open_dataset(DataConfig(name="mine", root="nowhere"), "train")
+
+    return open_mine
+
+
+ENDLESS = type("Endless", (IterableDataset,), {"__iter__": None})()
+NUMBERS = "Noisy should be 24 numbers of classes, one for each"
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, r"dataset 'mine' returned a NoneType: .*`Source\(labels"),
+        ((PIXELS, LABELS), r"dataset 'mine' returned a tuple: .*`Source\(labels"),
+        (ENDLESS, "Endless should be map-style: with __len__ and"),
+        (Noisy(["ant"] * 24), NUMBERS),
+        (Noisy([[0, 1]] * 24), NUMBERS),
+        (Noisy([0.5] * 24), NUMBERS),
+        (Noisy([0, 1]), NUMBERS),
+    ],
+)
+def test_what_no_dataset_can_be_is_refused(give, returned, message):
+    with pytest.raises(UserError, match=message):
+        give(lambda _: returned)
+
+
+def test_a_dataset_draws_the_same_whoever_asks(give):
+    drawn = [give(lambda _: Source(torch.randperm(6), CLASSES, PIXELS)) for _ in range(2)]
+    assert torch.equal(drawn[0].labels, drawn[1].labels)
+
+
+@pytest.fixture
+def noisy(config, give):
+    """A run on them, six to a batch."""
+    give(lambda _: Noisy())
+    Path(config.run.dir).mkdir()
+    return changed(config, data__name="mine", data__limit=0, data__batch_size=6, data__workers=0)
+
+
+@pytest.mark.parametrize("crop", ["none", "resized"])
+def test_the_pixels_of_a_torch_dataset_depend_on_the_place_alone(noisy, crop):
+    noisy = changed(noisy, augment__crop=crop)
+    alone = seen(noisy)
+    assert seen(changed(noisy, data__workers=2)) == alone
+    assert seen(noisy, start=5) == alone[5:]
+    assert TrainData(noisy, CPU).where == "stream"
+    read = open_dataset(noisy.data, "train").read
+    places = (0, 0, 3), (1, 0, 3), (0, 1, 3), (0, 0, 27)
+    assert len({read(3, *place).numpy().tobytes() for place in places}) == 4
+
+
+def test_an_evaluation_draws_the_same_each_time(noisy):
     one, other = (
-        opened(lambda: Source(torch.randperm(6), CLASSES, PIXELS)).labels for _ in range(2)
+        torch.cat([batch.images.clone() for batch in EvalData(data, "val", CPU).batches()])
+        for data in (changed(noisy.data, where=where) for where in ("stream", "auto"))
     )
     assert torch.equal(one, other)
+
+
+def test_a_torch_dataset_trains_and_a_bad_image_is_named_or_skipped(noisy, give):
+    give(lambda split: Noisy(bad=7 if split == "train" else -1))
+    with pytest.raises(UserError, match=r"cannot read image 'image 7': image file is truncated"):
+        seen(changed(noisy, data__workers=1))
+    scores = train(changed(noisy, data__on_bad_image="skip", model__width=8, epochs=1))
+    assert int(scores.confusion.sum()) == 24
+    listed = Path(noisy.run.dir, "bad_images.txt").read_text()
+    assert listed == "image 7\timage file is truncated\n"
+
+
+def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(give):
+    labels = torch.tensor([2, 0, 1, 0, 1, 0])
+    source = give(lambda _: TensorDataset(PIXELS, labels))
+    assert torch.equal(source.labels, labels)
+    assert source.classes == ("0", "1", "2")
+    assert "has no `targets`: labels were found by one pass over its images" in source.notes[0]
+    assert torch.equal(source.read(1), PIXELS[1])
+
+
+def test_images_are_pil_or_bytes_in_either_layout():
+    pixels = PIXELS[0]
+    array, chw = pixels.numpy(), pixels.permute(2, 0, 1)
+    for image in (Image.fromarray(array), pixels, chw, array, chw.numpy()):
+        assert torch.equal(to_pixels(image), pixels)
+    for gray in (pixels[..., 0], pixels[None, ..., 0]):
+        assert torch.equal(to_pixels(gray), pixels[..., :1].expand(-1, -1, 3))
+    for other in (chw / 255, pixels.flatten(), "a.jpg"):
+        with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
+            to_pixels(other)
