@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -13,15 +12,11 @@ from torch import nn
 from image_classifier import train as train_module
 from image_classifier.cli import main
 from image_classifier.config import Config
-from image_classifier.data import shared_memory
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
-from image_classifier.data.loader import Prefetcher
-from image_classifier.data.samples import Samples
 from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS
 from image_classifier.runtime.command_line import parse, take_preset
-from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
 FLAT = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32**2, 10))
@@ -105,32 +100,3 @@ def test_knobs_that_are_given_are_not_shrunk(capsys):
     with pytest.raises(SystemExit):
         main(["train", "finetune", "--epochs", "2", "--help"])
     assert re.search(r"--optim.frozen-epochs[^()]*\(default:[\s│]+0.1\)", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
-    cuda, forget = Mock(), Mock()
-    cuda.cudaHostRegister.return_value = int(refused)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
-    monkeypatch.setattr(shared_memory, "forget_cuda_error", forget)
-    samples = Samples(shapes(config.data, "train"), 32)
-    batches = shared_memory.SharedMemoryLoader(samples, 4, workers=0, prefetch_batches=1, pin=True)
-    batches.start()
-    batches.close()
-    memory = [(tensor.data_ptr(), tensor.nbytes, 0) for tensor in (batches.images, batches.numbers)]
-    assert [call.args for call in cuda.cudaHostRegister.mock_calls] == memory
-    released = [call.args for call in cuda.cudaHostUnregister.mock_calls]
-    assert released == ([] if refused else [place[:1] for place in memory])
-    assert forget.call_count == 2 * refused
-
-
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, capsys, is_pinned):
-    for name in ("Stream", "Event", "current_stream", "stream"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())
-    batches = [(Mock(is_pinned=lambda: is_pinned), Mock()) for _ in range(3)]
-    for _ in range(2):
-        copies = Prefetcher(iter(batches), World(torch.device("cuda")))
-        assert [copy.pixels for copy in copies] == [images.to() for images, _ in batches]
-    printed = capsys.readouterr().out
-    assert printed.count("warning: batches are not page-locked") == (not is_pinned)

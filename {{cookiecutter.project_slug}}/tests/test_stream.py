@@ -7,6 +7,7 @@ import signal
 import time
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from image_classifier.data import autotune, shared_memory
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.data.loader import TrainData
+from image_classifier.data.loader import Prefetcher, TrainData
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.errors import FaultError, UserError
@@ -175,3 +176,32 @@ def test_the_number_of_workers_is_measured_if_that_is_worth_it(streamed, monkeyp
         count, why = autotune.choose_workers(auto.data, data.loader.samples, world)
         assert count == 4
         assert ("8: 310" in why) == (device == "cuda")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
+    cuda, forget = Mock(), Mock()
+    cuda.cudaHostRegister.return_value = int(refused)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(shared_memory, "forget_cuda_error", forget)
+    samples = Samples(open_dataset(config.data, "train"), 32)
+    batches = SharedMemoryLoader(samples, 4, workers=0, prefetch_batches=1, pin=True)
+    batches.start()
+    batches.close()
+    memory = [(tensor.data_ptr(), tensor.nbytes, 0) for tensor in (batches.images, batches.numbers)]
+    assert [call.args for call in cuda.cudaHostRegister.mock_calls] == memory
+    released = [call.args for call in cuda.cudaHostUnregister.mock_calls]
+    assert released == ([] if refused else [place[:1] for place in memory])
+    assert forget.call_count == 2 * refused
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, capsys, is_pinned):
+    for name in ("Stream", "Event", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    batches = [(Mock(is_pinned=lambda: is_pinned), Mock()) for _ in range(3)]
+    for _ in range(2):
+        copies = Prefetcher(iter(batches), World(torch.device("cuda")))
+        assert [copy.pixels for copy in copies] == [images.to() for images, _ in batches]
+    printed = capsys.readouterr().out
+    assert printed.count("warning: batches are not page-locked") == (not is_pinned)
