@@ -30,11 +30,6 @@ FLAT = IMAGES.flatten(0, 2) / 255
 SOURCE = SimpleNamespace(mean=FLAT.mean(0).tolist(), std=FLAT.std(0).tolist())
 
 
-def draws(count, width):
-    """Numbers from 0 to 1: (count, width)."""
-    return torch.rand((count, width), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize(("margin", "flip"), [(0, True), (3, False), (3, True)])
 def test_an_image_is_padded_cropped_and_mirrored(margin, flip):
     shifts = torch.randint(-margin, margin + 1, (6, 2))
@@ -83,11 +78,11 @@ def test_evaluation_sees_images_of_the_size_it_asks_for(photos):
 
 
 def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions():
-    uniform, least = draws(2000, crops.BOX_DRAWS), 0.08
+    torch.manual_seed(0)
+    uniform, least = torch.rand(2000, crops.BOX_DRAWS), 0.08
     boxes = crops.random_boxes(uniform, 60, 100, least)
     assert (boxes >= 0).all()
     assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor((60.001, 100.001))).all()
-    torch.manual_seed(0)
     image, get = torch.empty(3, 60, 100), transforms.RandomResizedCrop.get_params
     theirs = torch.tensor([get(image, (least, 1), (3 / 4, 4 / 3)) for _ in range(2000)])
     for moment in (torch.mean, torch.std):
@@ -121,16 +116,10 @@ def test_randaugment_is_as_strong_as_it_is_told(monkeypatch):
 
 def test_cutout_blanks_a_square_and_nothing_else():
     images = torch.ones(50, 3, 12, 12)
-    augment.cutout(images, draws(50, 2), 4)
+    augment.cutout(images, torch.rand(50, 2), 4)
     blank = (images == 0).sum(dim=(1, 2, 3)) / 3
     assert blank.max() == 16
     assert blank.min() >= 4  # a quarter, at a corner
-
-
-def test_normalized_pixels_have_mean_0_and_deviation_1():
-    normal = Normalize(SOURCE, 12, PRECISION)(IMAGES.permute(0, 3, 1, 2)).transpose(0, 1).flatten(1)
-    torch.testing.assert_close(normal.mean(1), torch.zeros(3), atol=1e-5, rtol=0)
-    torch.testing.assert_close(normal.std(1), torch.ones(3), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("knobs", [{"mixup": 1.0}, {"cutmix": 1.0}, {"mixup": 1.0, "cutmix": 1.0}])
@@ -157,3 +146,9 @@ def test_an_image_and_its_mirror_image_get_one_prediction(tta):
         for pixels in (images, images.flip(3))
     )
     assert torch.allclose(whole, turned, atol=1e-5) == (tta != "none")
+
+
+def test_normalized_pixels_have_mean_0_and_deviation_1():
+    normal = Normalize(SOURCE, 12, PRECISION)(IMAGES.permute(0, 3, 1, 2)).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(normal.mean(1), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normal.std(1), torch.ones(3), atol=1e-4, rtol=0)

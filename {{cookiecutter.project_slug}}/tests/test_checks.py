@@ -38,16 +38,11 @@ def test_sizes_and_heads_that_do_not_fit_are_refused(config, monkeypatch, model,
         train(changed(config, **{knob: 24}))
 
 
-@pytest.fixture
-def plant(config, monkeypatch):
-    """A function from what is wrong in a split to a run with such a dataset of its own."""
-
-    def planted(**wrong):
-        own = lambda data, split: replace(shapes(data, split), **wrong.get(split, {}))  # noqa: E731
-        monkeypatch.setitem(DATASETS, "mine", own)
-        return changed(config, data__name="mine")
-
-    return planted
+def plant(monkeypatch, config, **wrong):
+    """A run with a dataset of its own, whose splits have wrong fields."""
+    own = lambda data, split: replace(shapes(data, split), **wrong.get(split, {}))  # noqa: E731
+    monkeypatch.setitem(DATASETS, "mine", own)
+    return changed(config, data__name="mine")
 
 
 @pytest.mark.parametrize(
@@ -58,8 +53,8 @@ def plant(config, monkeypatch):
         ({"val": {"classes": tuple("jihgfedcba")}}, "the classes of the validation images"),
     ],
 )
-def test_a_run_with_wrong_labels_is_refused_and_deletes_nothing(plant, wrong, said):
-    config = plant(**wrong)
+def test_a_run_with_wrong_labels_is_refused_and_deletes_nothing(config, monkeypatch, wrong, said):
+    config = plant(monkeypatch, config, **wrong)
     rows = Path(config.run.dir, "metrics.jsonl")
     rows.parent.mkdir()
     rows.write_text("of an earlier run")
@@ -68,10 +63,10 @@ def test_a_run_with_wrong_labels_is_refused_and_deletes_nothing(plant, wrong, sa
     assert rows.read_text() == "of an earlier run"
 
 
-def test_a_run_keeps_the_normalization_that_it_learned_with(plant):
-    train(plant(train={"mean": (0.4, 0.4, 0.4)}))
+def test_a_run_keeps_the_normalization_that_it_learned_with(config, monkeypatch):
+    train(plant(monkeypatch, config, train={"mean": (0.4, 0.4, 0.4)}))
     with pytest.raises(UserError, match=r"cannot continue .*normalized with a mean of"):
-        train(plant(train={"mean": (0.3, 0.3, 0.3)}))
+        train(plant(monkeypatch, config, train={"mean": (0.3, 0.3, 0.3)}))
 
 
 def typed(*words):
