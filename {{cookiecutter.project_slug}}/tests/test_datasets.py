@@ -1,6 +1,9 @@
-"""What a dataset's function may return, a `Source` or a torch Dataset of (image, label)."""
+"""What a dataset may be: a `Source`, a torch Dataset of (image, label), or anybody's folder."""
 
+import errno
+import os
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +24,6 @@ from image_classifier.errors import UserError
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
-CPU = World(torch.device("cpu"))
 LABELS, CLASSES = torch.arange(6) % 2, ("ant", "bee")
 PIXELS = torch.randint(256, (6, 9, 8, 3), generator=torch.Generator().manual_seed(0)).byte()
 FILES = [f"ant/{number}.jpg" for number in range(6)]
@@ -65,7 +67,7 @@ def test_fields_are_kept_as_batches_and_checkpoints_want_them():
 class Noisy(Dataset):
     """Images that draw from every generator that people use, and a file that is damaged."""
 
-    classes = ("ant", "bee")
+    classes = CLASSES
 
     def __init__(self, targets=(0, 1) * 12, bad=-1):
         self.targets, self.bad = targets, bad
@@ -76,21 +78,15 @@ class Noisy(Dataset):
     def __getitem__(self, index):
         if index == self.bad:
             raise OSError("image file is truncated")
-        draws = torch.rand(1).item(), random.random(), np.random.rand()
-        noise = np.random.default_rng(int(1e9 * sum(draws))).integers(256, size=(40, 36, 3))
-        noise[0, 0] = index
-        return Image.fromarray(noise.astype(np.uint8)), self.targets[index]
+        seed = int(1e9 * (torch.rand(1).item() + random.random() + np.random.rand()))
+        noise = np.random.default_rng(seed).integers(256, size=(40, 36, 3), dtype=np.uint8)
+        return noise, self.targets[index]
 
 
-@pytest.fixture
-def give(monkeypatch):
-    """A function that opens a dataset which returns what the given one makes of a split."""
-
-    def open_mine(make):
-        monkeypatch.setitem(DATASETS, "mine", lambda _data, split: make(split))
-        return open_dataset(DataConfig(name="mine", root="nowhere"), "train")
-
-    return open_mine
+def offer(monkeypatch, make):
+    """Let the dataset `mine` be what `make` makes of a split, and open it."""
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, split: make(split))
+    return open_dataset(DataConfig(name="mine", root="nowhere"), "train")
 
 
 ENDLESS = type("Endless", (IterableDataset,), {"__iter__": None})()
@@ -109,20 +105,21 @@ NUMBERS = "Noisy should be 24 numbers of classes, one for each"
         (Noisy([0, 1]), NUMBERS),
     ],
 )
-def test_what_no_dataset_can_be_is_refused(give, returned, message):
+def test_what_no_dataset_can_be_is_refused(monkeypatch, returned, message):
     with pytest.raises(UserError, match=message):
-        give(lambda _: returned)
+        offer(monkeypatch, lambda _: returned)
 
 
-def test_a_dataset_draws_the_same_whoever_asks(give):
-    drawn = [give(lambda _: Source(torch.randperm(6), CLASSES, PIXELS)) for _ in range(2)]
-    assert torch.equal(drawn[0].labels, drawn[1].labels)
+def test_a_dataset_draws_the_same_whoever_asks(monkeypatch):
+    drawn = lambda _: Source(torch.randperm(6), CLASSES, PIXELS)  # noqa: E731
+    one, other = (offer(monkeypatch, drawn).labels for _ in range(2))
+    assert torch.equal(one, other)
 
 
 @pytest.fixture
-def noisy(config, give):
-    """A run on them, six to a batch."""
-    give(lambda _: Noisy())
+def noisy(config, monkeypatch):
+    """A run on noise, six to a batch."""
+    offer(monkeypatch, lambda _: Noisy())
     Path(config.run.dir).mkdir()
     return changed(config, data__name="mine", data__limit=0, data__batch_size=6, data__workers=0)
 
@@ -133,22 +130,20 @@ def test_the_pixels_of_a_torch_dataset_depend_on_the_place_alone(noisy, crop):
     alone = seen(noisy)
     assert seen(changed(noisy, data__workers=2)) == alone
     assert seen(noisy, start=5) == alone[5:]
-    assert TrainData(noisy, CPU).where == "stream"
+    cpu = World(torch.device("cpu"))
+    assert TrainData(noisy, cpu).where == "stream"
     read = open_dataset(noisy.data, "train").read
     places = (0, 0, 3), (1, 0, 3), (0, 1, 3), (0, 0, 27)
     assert len({read(3, *place).numpy().tobytes() for place in places}) == 4
-
-
-def test_an_evaluation_draws_the_same_each_time(noisy):
     one, other = (
-        torch.cat([batch.images.clone() for batch in EvalData(data, "val", CPU).batches()])
+        torch.cat([batch.images.clone() for batch in EvalData(data, "val", cpu).batches()])
         for data in (changed(noisy.data, where=where) for where in ("stream", "auto"))
     )
-    assert torch.equal(one, other)
+    assert torch.equal(one, other)  # an evaluation draws the same each time
 
 
-def test_a_torch_dataset_trains_and_a_bad_image_is_named_or_skipped(noisy, give):
-    give(lambda split: Noisy(bad=7 if split == "train" else -1))
+def test_a_torch_dataset_trains_and_a_bad_image_is_named_or_skipped(noisy, monkeypatch):
+    offer(monkeypatch, lambda split: Noisy(bad=7 if split == "train" else -1))
     with pytest.raises(UserError, match=r"cannot read image 'image 7': image file is truncated"):
         seen(changed(noisy, data__workers=1))
     scores = train(changed(noisy, data__on_bad_image="skip", model__width=8, epochs=1))
@@ -157,9 +152,9 @@ def test_a_torch_dataset_trains_and_a_bad_image_is_named_or_skipped(noisy, give)
     assert listed == "image 7\timage file is truncated\n"
 
 
-def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(give):
+def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(monkeypatch):
     labels = torch.tensor([2, 0, 1, 0, 1, 0])
-    source = give(lambda _: TensorDataset(PIXELS, labels))
+    source = offer(monkeypatch, lambda _: TensorDataset(PIXELS, labels))
     assert torch.equal(source.labels, labels)
     assert source.classes == ("0", "1", "2")
     assert "has no `targets`: labels were found by one pass over its images" in source.notes[0]
@@ -176,3 +171,101 @@ def test_images_are_pil_or_bytes_in_either_layout():
     for other in (chw / 255, pixels.flatten(), "a.jpg"):
         with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
             to_pixels(other)
+
+
+def put(root, *names):
+    """Put files into a folder; they stay empty, as nobody reads them here."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def opened(root, split, **knobs):
+    """A split of the images in a folder."""
+    return open_dataset(DataConfig(name="folder", root=str(root), **knobs), split)
+
+
+def names(root, *splits):
+    """The files of splits, below the folder that holds their classes."""
+    lists = [opened(root, split).paths for split in splits]
+    return {os.fsdecode(paths.relative(index)) for paths in lists for index in range(len(paths))}
+
+
+@pytest.fixture
+def flat(tmp_path):
+    """`train/<class>/`: 2 classes of 40 images that are not divided into splits."""
+    put(tmp_path / "train", *(f"{('ant', 'bee')[number % 2]}/{number}.jpg" for number in range(80)))
+    return tmp_path / "train"
+
+
+def test_labels_follow_the_folders_and_a_limit_takes_from_every_class(flat):
+    source = opened(flat, "train", limit=10)
+    assert source.classes == ("ant", "bee")
+    assert source.labels.tolist() == [0] * 5 + [1] * 5
+    assert [source.paths[i].parent.name for i in range(10)] == ["ant"] * 5 + ["bee"] * 5
+
+
+def test_each_image_stays_for_training_or_for_validation(flat):
+    train, val = names(flat, "train"), names(flat, "val")
+    assert len(train | val) == len(train) + len(val) == 80
+    assert 4 < len(val) < 30
+    put(flat, *(f"ant/{number}.jpg" for number in range(80, 120)))
+    assert val <= names(flat, "val")
+
+
+def test_splits_may_be_apart_and_a_test_set_alone(flat):
+    root = flat.parent
+    put(root, "test/ant/1.jpg")
+    assert names(root, "train", "val") == names(flat, "train", "val")
+    put(root, "val/bee/2.jpg")
+    assert (len(names(root, "train")), names(root, "val")) == (80, {"bee/2.jpg"})
+    for folder in (flat, root / "val"):
+        shutil.rmtree(folder)
+    assert names(root, "test") == {"ant/1.jpg"}
+
+
+def test_what_systems_leave_behind_is_no_image(flat):
+    before = names(flat, "train", "val")
+    put(flat, ".ipynb_checkpoints/1.jpg", "__MACOSX/1.jpg", "ant/._1.jpg", "ant/notes.txt")
+    (flat / "ant" / "loop").symlink_to(flat / "ant")
+    (flat / "cat").symlink_to(flat / "cat")  # no class
+    (flat / "ant" / "folder.jpg").mkdir()  # no image
+    # But links that lead nowhere are images that are missing, and names need not be text.
+    (flat / "ant" / "gone.jpg").symlink_to(flat / "nowhere.jpg")
+    put(flat, os.fsdecode(b"ant/\xff.jpg"))
+    assert names(flat, "train", "val") - before == {"ant/gone.jpg", "ant/\udcff.jpg"}
+
+
+def test_a_folder_that_may_not_be_listed_is_named(flat, monkeypatch):
+    def scandir(path):
+        if path.endswith(b"bee"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return listed(path)
+
+    listed = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=r"cannot list folder '.*/bee': Permission denied"):
+        names(flat, "train")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("train/ant/1.jpg train/cat/1.txt val/ant/1.jpg", "class 'cat' has no images for train"),
+        ("train/ant/1.jpg val/ant/1.jpg val/cat/1.jpg", "has not: 'cat'"),
+        ("train/ant/1.jpg val/ant/1.txt", "'ant' has no images for val"),
+        ("train/ant/1.jpg val/1.jpg", r"has 1 images but no folders: .*/val/<class>/"),
+        ("1.jpg", "' has 1 images but no folders: put"),
+        ("other/ant/1.jpg val/ant/1.jpg", "a folder 'val' but none called"),
+        ("", "there is no such folder"),
+    ],
+)
+def test_an_unusable_folder_is_named(tmp_path, files, message):
+    put(tmp_path / "own", *files.split())
+    with pytest.raises(UserError, match=message):
+        [opened(tmp_path / "own", split) for split in ("train", "val")]
+
+
+def test_an_unknown_dataset_is_corrected():
+    with pytest.raises(UserError, match="did you mean cifar10"):
+        open_dataset(DataConfig(name="cifr10"), "train")
