@@ -63,7 +63,7 @@ def test_workers_end_in_silence_with_the_process_that_they_serve(streamed, tmp_p
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_workers_have_no_copy_of_the_names_of_all_files(monkeypatch):
+def test_workers_copy_no_names_of_files_and_take_no_shared_memory_of_docker(monkeypatch):
     monkeypatch.setattr(shared_memory, "PART_SIZES", (1, 10_000))
     names = (b"n%07d/n%07d_%08d.JPEG" % (i % 1000, i % 1000, i) for i in range(100_000))
     paths = PathList(Path("/photos"), names)
@@ -72,28 +72,23 @@ def test_workers_have_no_copy_of_the_names_of_all_files(monkeypatch):
 
     def look_up(_, __, asked):
         assert all(source.paths[index].name for index in asked.tolist())
+        check_maps()
         own = re.findall(r"Private_.*: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
         return {0: sum(map(int, own))}  # as the reason why an image can't be read
+
+    def check_maps():
+        maps = Path("/proc/self/maps").read_text()
+        assert "/dev/zero (deleted)" in maps
+        assert not re.search(r"/dev/shm/(?!sem\.)", maps)  # locks of a page each
 
     samples.fill = look_up
     picked = torch.arange(0, 100_000, 16)  # some of each page, whatever it holds
     note = lambda _, kilobytes: private.append(kilobytes)  # noqa: E731
     loader = SharedMemoryLoader(samples, len(picked), 1, 1, pin=False, note=note)
-    list(loader.begin([(0, picked[:1]), (0, picked)]))
+    for _ in loader.begin([(0, picked[:1]), (0, picked)]):
+        check_maps()
     loader.close()
     assert private[-1] - private[0] < 4 * 1024  # a list of them would be half as much again
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
-def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed):
-    data = TrainData(changed(streamed, data__workers=2), CPU)
-    batches = data.batches(0, 6)
-    next(batches)
-    for pid in (os.getpid(), *(worker.pid for worker in data.loader.workers)):
-        maps = Path(f"/proc/{pid}/maps").read_text()
-        assert "/dev/zero (deleted)" in maps
-        assert not re.search(r"/dev/shm/(?!sem\.)", maps)  # locks of a page each
-    data.close()
 
 
 def test_slots_take_the_memory_that_there_is(streamed, monkeypatch):
