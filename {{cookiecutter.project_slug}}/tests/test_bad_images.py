@@ -96,15 +96,13 @@ def test_a_run_counts_and_lists_each_once_on_one_rank_and_on_two(skipping, capsy
 
 
 @pytest.mark.parametrize("where", ["stream", "device"])
-def test_a_bad_image_stops_what_may_not_skip_it(skipping, where):
-    stopping = changed(skipping, data__where=where, data__on_bad_image="stop")
+def test_bad_images_end_what_may_not_skip_them_or_not_so_many(skipping, where, monkeypatch):
+    skipping = changed(skipping, data__where=where)
+    stopping = changed(skipping, data__on_bad_image="stop")
     with pytest.raises(UserError, match=r"cannot read image .*(ant/2\.jpg'|line\.jpg'): (not|No) "):
         list(TrainData(stopping, CPU).batches(0, 3))
     with pytest.raises(UserError, match=r"cannot read image .*ant/12\.jpg': not a JPEG"):
         list(EvalData(stopping.data, "val", CPU).batches())
-
-
-def test_too_many_bad_images_end_the_run(skipping, monkeypatch):
     monkeypatch.setattr(bad_images, "MOST", 1)
     with pytest.raises(FaultError, match=r"2 of 12 images can't be read; .*bad_images\.txt' lists"):
         list(TrainData(skipping, CPU).batches(0, 3))

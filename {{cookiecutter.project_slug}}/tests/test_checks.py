@@ -19,21 +19,17 @@ from image_classifier.presets import PRESETS
 from image_classifier.runtime.command_line import parse, take_preset
 from image_classifier.train import train
 
-FLAT = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32**2, 10))
-SEVEN = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 7))
-SIZES = r"can.t take images of 24 pixels.*: .*mat1"
+MISFITS = {  # by what is said of them
+    r"can.t take images of 24 pixels.*: .*mat1": [nn.Flatten(), nn.Linear(3 * 32**2, 10)],
+    r"gives .7,. values.* 10 classes": [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 7)],
+}
 
 
-@pytest.mark.parametrize(
-    ("model", "knob", "said"),
-    [
-        (FLAT, "augment__min_size", SIZES),
-        (FLAT, "data__test_size", SIZES),
-        (SEVEN, "data__test_size", r"gives .7,. values.* 10 classes"),
-    ],
-)
-def test_sizes_and_heads_that_do_not_fit_are_refused(config, monkeypatch, model, knob, said):
-    monkeypatch.setattr(train_module, "build_model", lambda *_, **__: model)
+@pytest.mark.parametrize("knob", ["augment__min_size", "data__test_size"])
+@pytest.mark.parametrize("said", MISFITS)
+def test_sizes_and_heads_that_do_not_fit_are_refused(config, monkeypatch, said, knob):
+    build = lambda *_, **__: nn.Sequential(*MISFITS[said])  # noqa: E731
+    monkeypatch.setattr(train_module, "build_model", build)
     with pytest.raises(UserError, match=said):
         train(changed(config, **{knob: 24}))
 

@@ -100,7 +100,6 @@ NUMBERS = "Noisy should be 24 numbers of classes, one for each"
         ((PIXELS, LABELS), r"dataset 'mine' returned a tuple: .*`Source\(labels"),
         (ENDLESS, "Endless should be map-style: with __len__ and"),
         (Noisy(["ant"] * 24), NUMBERS),
-        (Noisy([[0, 1]] * 24), NUMBERS),
         (Noisy([0.5] * 24), NUMBERS),
         (Noisy([0, 1]), NUMBERS),
     ],
