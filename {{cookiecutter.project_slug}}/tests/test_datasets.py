@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -236,12 +237,9 @@ def test_what_systems_leave_behind_is_no_image(flat):
 
 
 def test_a_folder_that_may_not_be_listed_is_named(flat, monkeypatch):
-    def scandir(path):
-        if path.endswith(b"bee"):
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return listed(path)
-
-    listed = os.scandir
+    error = PermissionError(errno.EACCES, "Permission denied", bytes(flat / "bee"))
+    listed, deny = os.scandir, Mock(side_effect=error)
+    scandir = lambda path: (deny if path.endswith(b"bee") else listed)(path)  # noqa: E731
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(UserError, match=r"cannot list folder '.*/bee': Permission denied"):
         names(flat, "train")

@@ -64,28 +64,23 @@ def draws():
     return random.random(), np.random.rand(), torch.rand(()).item()
 
 
-def test_seeded_draws_leave_other_draws_alone():
-    with seeding.seeded(0):
-        expected = [draws(), draws()]
-    with seeding.seeded(0):
-        first = draws()
-        with seeding.seeded(1, 2):
-            inside = draws()
-        with seeding.seeded(1, 2):
-            assert draws() == inside
-        assert [first, draws()] == expected
-    assert not {*first} & {*inside}
-
-
-def test_each_step_and_each_run_draws_its_own():
+def test_draws_depend_on_run_and_step_and_seeded_ones_leave_others_alone():
     cpu, found = torch.device("cpu"), []
-    for place in (3, 3, 4):
+    for place, key in ((3, 1), (3, 2), (4, 1)):
         seeding.seed_everything(place, deterministic=False, device=cpu)
-        found.append(draws())
+        outside = draws()
         seeding.seed_layers(0, place, 0, cpu)
-        found[-1] += draws()
-    assert found[0] == found[1]
-    assert not {*found[0]} & {*found[2]}
+        outside += draws()
+        with seeding.seeded(key, 0):
+            inside = draws()
+            with seeding.seeded(key, place):
+                draws()
+            inside += draws()
+        found.append((outside + draws(), inside))
+    (one, first), (again, second), (other, same) = found
+    assert (one, first) == (again, same)
+    assert not {*one} & {*other}
+    assert not {*first} & {*second, *one}
 
 
 @pytest.mark.parametrize(
