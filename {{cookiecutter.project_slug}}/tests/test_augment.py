@@ -6,74 +6,51 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import changed, run_ranks
+from conftest import changed
 from PIL import Image
 from test_order import opened
 from torch.nn import functional
 from torchvision import transforms
 
-from image_classifier.augment import (
-    cutout,
-    mixup_cutmix,
-    resized_crop,
-)
+from image_classifier import augment
 from image_classifier.config import AugmentConfig, Config
-from image_classifier.data import Windows, shift_and_flip
-from image_classifier.data.crops import (
-    BOX_DRAWS,
-    center_crop,
-    crop,
-    place_box,
-    random_boxes,
-    random_sides,
-)
-from image_classifier.data.datasets.source import Source
-from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.data import Windows, crops, shift_and_flip
+from image_classifier.data.loader import EvalData
 from image_classifier.data.samples import build_policy
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
 from image_classifier.preprocess import VIEWS, Normalize
-from image_classifier.runtime.distributed import World, join_world
+from image_classifier.runtime.distributed import World
 
 CPU = World(torch.device("cpu"))
+PRECISION = Precision("fp32", Config().compute, Config().optim, CPU.device)
+# Six images of noise, and their mean and deviation.
+IMAGES = torch.randint(256, (6, 12, 12, 3), generator=torch.Generator().manual_seed(0)).byte()
+FLAT = IMAGES.flatten(0, 2) / 255
+SOURCE = SimpleNamespace(mean=FLAT.mean(0).tolist(), std=FLAT.std(0).tolist())
 
 
-@pytest.fixture
-def images():
-    """Six images of noise: (6, 12, 12, 3) uint8."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (6, 12, 12, 3), dtype=torch.uint8, generator=generator)
-
-
-def draws(count, width):
-    """Numbers from 0 to 1: (count, width)."""
-    return torch.rand((count, width), generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("flip", [False, True])
-@pytest.mark.parametrize("margin", [0, 3])
-def test_an_image_is_padded_cropped_and_mirrored(images, margin, flip):
+@pytest.mark.parametrize(("margin", "flip"), [(0, True), (3, False), (3, True)])
+def test_an_image_is_padded_cropped_and_mirrored(margin, flip):
     shifts = torch.randint(-margin, margin + 1, (6, 2))
     mirrored = torch.arange(6) % 2 == 1 if flip else None
-    shifted = shift_and_flip(images, shifts, mirrored)
-    for number, (image, (down, right)) in enumerate(zip(images, shifts, strict=True)):
-        padded = functional.pad(image.permute(2, 0, 1).float(), [margin] * 4, mode="reflect")
-        top, left = margin + int(down), margin + int(right)
-        padded = padded.flip(2) if flip and number % 2 else padded
-        expected = padded[:, top : top + 12, left : left + 12].permute(1, 2, 0)
-        assert torch.equal(shifted[number].float(), expected)
+    shifted = shift_and_flip(IMAGES, shifts, mirrored)
+    for number, (down, right) in enumerate(shifts.tolist()):
+        padded = np.pad(IMAGES[number], [(margin, margin)] * 2 + [(0, 0)], mode="reflect")
+        padded = padded[:, ::-1] if flip and number % 2 else padded
+        top, left = margin + down, margin + right
+        assert np.array_equal(shifted[number], padded[top : top + 12, left : left + 12])
     # On a CPU whole rows are copied.
-    numbers = torch.tensor([5, 0, 3, 3])
-    shifts, mirrored = shifts[:4], None if mirrored is None else mirrored[:4]
-    rows = Windows(images, margin)(numbers, shifts, mirrored)
-    assert torch.equal(rows, shift_and_flip(images, shifts, mirrored, numbers))
+    numbers = torch.tensor([5, 0, 3, 3, 1, 2])
+    rows = Windows(IMAGES, margin)(numbers, shifts, mirrored)
+    assert torch.equal(rows, shift_and_flip(IMAGES, shifts, mirrored, numbers))
 
 
 def augmented(config, steps):
     """The images of these steps, as a model sees them."""
-    data, _, augment = opened(config, CPU)
+    data, _, apply = opened(config, CPU)
     batches = zip(steps, data.batches(steps.start, steps.stop), strict=True)
-    return [augment(batch, step)[0] for step, batch in batches]
+    return [apply(batch, step)[0] for step, batch in batches]
 
 
 def test_images_grow_in_a_run_wherever_it_resumes(config):
@@ -91,8 +68,8 @@ def test_images_grow_in_a_run_wherever_it_resumes(config):
 
 def test_evaluation_sees_images_of_the_size_it_asks_for(photos):
     for size, expected in ((48, 48), (0, 32)):
-        data = changed(Config(), data__name="folder", data__root=str(photos), data__test_size=size)
-        (batch,) = EvalData(data.data, "val", CPU).batches()
+        data = changed(Config().data, name="folder", root=str(photos), test_size=size)
+        (batch,) = EvalData(data, "val", CPU).batches()
         assert batch.images.shape == (4, 3, expected, expected)
     with pytest.raises(UserError, match=r"--data.test-size 5 is not in 8 .. 4096; 0: off"):
         changed(Config(), data__test_size=5)
@@ -101,33 +78,33 @@ def test_evaluation_sees_images_of_the_size_it_asks_for(photos):
 
 
 def test_boxes_lie_in_the_image_and_are_as_large_as_torchvisions():
-    uniform, least = draws(2000, BOX_DRAWS), 0.08
-    boxes, get = random_boxes(uniform, 60, 100, least), transforms.RandomResizedCrop.get_params
+    torch.manual_seed(0)
+    uniform, least = torch.rand(2000, crops.BOX_DRAWS), 0.08
+    boxes = crops.random_boxes(uniform, 60, 100, least)
     assert (boxes >= 0).all()
     assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor((60.001, 100.001))).all()
-    image = torch.empty(3, 60, 100)
-    torch.manual_seed(0)
+    image, get = torch.empty(3, 60, 100), transforms.RandomResizedCrop.get_params
     theirs = torch.tensor([get(image, (least, 1), (3 / 4, 4 / 3)) for _ in range(2000)])
-    sizes, their_sizes = boxes[:, 2:].log(), theirs[:, 2:].log()
-    torch.testing.assert_close(sizes.mean(0), their_sizes.mean(0), atol=0.03, rtol=0)
-    torch.testing.assert_close(sizes.std(0), their_sizes.std(0), atol=0.03, rtol=0)
+    for moment in (torch.mean, torch.std):
+        sizes, their_sizes = (moment(found[:, 2:].log(), 0) for found in (boxes, theirs))
+        torch.testing.assert_close(sizes, their_sizes, atol=0.03, rtol=0)
     # Workers place them likewise, in whole pixels.
-    sides, places = random_sides(uniform[:, 2:], least).tolist(), uniform[:, :2].tolist()
-    placed = [place_box(*pair, 60, 100) for pair in zip(sides, places, strict=True)]
+    sides, places = crops.random_sides(uniform[:, 2:], least).tolist(), uniform[:, :2].tolist()
+    placed = [crops.place_box(*pair, 60, 100) for pair in zip(sides, places, strict=True)]
     assert (torch.tensor(placed) - boxes).abs().max() <= 1
 
 
-def test_crops_are_those_of_pillow(images):
-    whole = resized_crop(images, torch.full((6, BOX_DRAWS), 0.5), 12, 1.0)
-    torch.testing.assert_close(whole, images.float(), atol=1e-3, rtol=0)
+def test_crops_are_those_of_pillow():
+    whole = augment.resized_crop(IMAGES, torch.full((6, crops.BOX_DRAWS), 0.5), 12, 1.0)
+    torch.testing.assert_close(whole, IMAGES.float(), atol=1e-3, rtol=0)
     pixels, out = torch.randint(0, 256, (90, 120, 3)).byte(), torch.empty(48, 48, 3).byte()
-    crop(pixels, (10, 7, 64, 101), out)
+    crops.crop(pixels, (10, 7, 64, 101), out)
     image = Image.fromarray(pixels[10:74, 7:108].numpy())
     expected = np.asarray(image.resize((48, 48), Image.Resampling.BILINEAR))
     difference = np.abs(out.numpy().astype(int) - expected)
     assert difference.max() <= 1
     assert difference.mean() < 0.05
-    center_crop(pixels[:48, :60], out)
+    crops.center_crop(pixels[:48, :60], out)
     assert torch.equal(out, pixels[:48, 6:54])
 
 
@@ -139,72 +116,39 @@ def test_randaugment_is_as_strong_as_it_is_told(monkeypatch):
 
 def test_cutout_blanks_a_square_and_nothing_else():
     images = torch.ones(50, 3, 12, 12)
-    cutout(images, draws(50, 2), 4)
+    augment.cutout(images, torch.rand(50, 2), 4)
     blank = (images == 0).sum(dim=(1, 2, 3)) / 3
     assert blank.max() == 16
     assert blank.min() >= 4  # a quarter, at a corner
 
 
-def test_normalized_pixels_have_mean_0_and_deviation_1(images):
-    flat = images.flatten(0, 2) / 255
-    mean, std = tuple(flat.mean(0).tolist()), tuple(flat.std(0).tolist())
-    source = Source(torch.zeros(6).long(), ("a",), images, mean=mean, std=std)
-    precision = Precision("fp32", Config().compute, Config().optim, CPU.device)
-    normal = Normalize(source, 12, precision)(images.permute(0, 3, 1, 2))
-    torch.testing.assert_close(normal.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
-    torch.testing.assert_close(normal.std(dim=(0, 2, 3)), torch.ones(3), atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("knobs", [{"mixup": 1.0}, {"cutmix": 1.0}, {"mixup": 1.0, "cutmix": 1.0}])
 def test_labels_are_mixed_as_the_images_are(knobs):
-    labels = torch.arange(4)
     for seed in range(20):
         # An image of class c has the value c everywhere, so the share of a value can be counted.
-        images = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 3, 12, 12).clone()
-        mixed, targets = mixup_cutmix(
-            images, labels, AugmentConfig(**knobs), 4, random.Random(seed)
-        )
+        labels, images = torch.arange(4), torch.arange(4.0).view(4, 1, 1, 1).repeat(1, 3, 12, 12)
+        chance = random.Random(seed)
+        mixed, targets = augment.mixup_cutmix(images, labels, AugmentConfig(**knobs), 4, chance)
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
         assert (targets[:2, 2:] == 0).all()  # pairs are neighbors
 
 
-def sides(config):
-    """Whether an image of this rank was mirrored, by epoch and index, in two epochs."""
-    with join_world(config.compute) as world:
-        data, normalize, augment = opened(config, world)
-        found = {}
-        for step, batch in enumerate(data.batches(0, 2 * data.steps_per_epoch)):
-            images, plain = augment(batch, step)[0], normalize(batch.images)
-            for index, image, seen in zip(
-                data.indices_at(step).tolist(), plain, images, strict=True
-            ):
-                is_mirrored = torch.equal(seen, image.flip(2))
-                assert is_mirrored or torch.equal(seen, image)
-                found[step // data.steps_per_epoch, index] = is_mirrored
-        return found
-
-
-def test_each_epoch_shows_the_other_side_of_every_image_on_any_rank(config):
-    config = changed(config, augment__crop="none", augment__flip="alternating")
-    alone = sides(config)
-    assert 16 < sum(alone[0, index] for index in range(64)) < 48
-    assert all(alone[0, index] != alone[1, index] for index in range(64))
-    one, other = run_ranks(2, sides, config)
-    assert one | other == alone
-
-
 @pytest.mark.parametrize("tta", VIEWS)
-def test_an_image_and_its_mirror_image_get_one_prediction(config, tta):
-    source = TrainData(config, CPU).source
-    precision = Precision("fp32", config.compute, config.optim, CPU.device)
-    normalize = Normalize(source, 32, precision, AugmentConfig(tta=tta))
-    images = source.pixels[:4].permute(0, 3, 1, 2)
-    seen, weights = zip(*normalize.views(images), strict=True)
+def test_an_image_and_its_mirror_image_get_one_prediction(tta):
+    images = IMAGES.permute(0, 3, 1, 2)
+    normalize = Normalize(SOURCE, 12, PRECISION, AugmentConfig(tta=tta))
+    (first, *_), weights = zip(*normalize.views(images), strict=True)
     assert sum(weights) == 1
-    assert torch.equal(seen[0], normalize(images))
+    assert torch.equal(first, normalize(images))
     whole, turned = (
-        sum(weight * view[:, :, 8:20, 8:12] for view, weight in normalize.views(pixels))
+        sum(weight * view for view, weight in normalize.views(pixels))
         for pixels in (images, images.flip(3))
     )
     assert torch.allclose(whole, turned, atol=1e-5) == (tta != "none")
+
+
+def test_normalized_pixels_have_mean_0_and_deviation_1():
+    normal = Normalize(SOURCE, 12, PRECISION)(IMAGES.permute(0, 3, 1, 2)).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(normal.mean(1), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normal.std(1), torch.ones(3), atol=1e-4, rtol=0)

@@ -1,14 +1,13 @@
 """Workers: what they decode is right, they are few enough, and their end is never a riddle."""
 
-import gc
 import json
-import multiprocessing
 import os
 import re
 import signal
 import time
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from image_classifier.data import autotune, shared_memory
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.data.loader import TrainData
+from image_classifier.data.loader import Prefetcher, TrainData
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.errors import FaultError, UserError
@@ -45,66 +44,51 @@ def test_a_pass_that_is_given_up_leaves_the_next_one_right(streamed, monkeypatch
 
 
 def killed_with_workers(config, path):
-    """Begin to stream, write the workers' numbers to a file, and be killed while they work."""
-    os.dup2(os.open(path.with_name("said"), os.O_CREAT | os.O_WRONLY), 2)
+    """Begin to stream, tell the workers' numbers, and be killed while they work."""
+    os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), 2)
     data = TrainData(changed(config, data__workers=2), CPU)
-    data.loader.samples.fill = lambda *_: time.sleep(0.1) or {}
+    data.loader.samples.fill = lambda *_: (time.sleep(0.1), {})[1]
     next(data.batches(0, 100))
-    path.write_text(json.dumps([worker.pid for worker in data.loader.workers]))
+    os.write(2, json.dumps([worker.pid for worker in data.loader.workers]).encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_workers_end_in_silence_with_the_process_that_they_serve(streamed, tmp_path):
-    code, _ = run_alone(killed_with_workers, streamed, tmp_path / "pids")
-    assert code == -signal.SIGKILL
+    said = tmp_path / "said"
+    assert run_alone(killed_with_workers, streamed, said) == (-signal.SIGKILL, None)
     end = time.monotonic() + 20  # they look every 5 s
-    pids = json.loads((tmp_path / "pids").read_text())
-    while any(is_alive(pid) for pid in pids):
+    while any(map(is_alive, json.loads(said.read_text()))):  # and nothing else is said
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert (tmp_path / "said").read_text() == ""
-
-
-def private_bytes(pid):
-    """The memory that no other process shares with this one."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    private = [line.split() for line in lines if line.startswith("Private_")]
-    return 1024 * sum(int(kilobytes) for _, kilobytes, _ in private)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_workers_have_no_copy_of_the_names_of_all_files():
-    count = 100_000
-    picked = torch.arange(0, count, 16)  # some of each page, whatever it holds
-    names = (b"n%07d/n%07d_%08d.JPEG" % (i % 1000, i % 1000, i) for i in range(count))
+def test_workers_copy_no_names_of_files_and_take_no_shared_memory_of_docker(monkeypatch):
+    monkeypatch.setattr(shared_memory, "PART_SIZES", (1, 10_000))
+    names = (b"n%07d/n%07d_%08d.JPEG" % (i % 1000, i % 1000, i) for i in range(100_000))
     paths = PathList(Path("/photos"), names)
-    source = Source(torch.zeros(count, dtype=torch.int64), ("ant",), paths=paths)
+    source = Source(torch.zeros(100_000, dtype=torch.int64), ("ant",), paths=paths)
+    samples, private = Samples(source, 32), []
 
     def look_up(_, epoch, asked):
-        for index in (asked * epoch).tolist():
-            assert source.paths[index].name
-        return {}
+        assert all(source.paths[index].name for index in (asked * epoch).tolist())
+        check_maps()
+        own = re.findall(r"Private_.*: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+        return {0: sum(map(int, own))}  # as the reason why an image can't be read
 
-    samples = Samples(source, 32)
-    samples.fill = look_up
-    loader = SharedMemoryLoader(samples, len(picked), 1, 1, pin=False)
-    found = []
-    for _ in loader.begin((epoch, picked) for epoch in (0, 1)):
-        found.append(private_bytes(loader.workers[0].pid))
-    loader.close()
-    assert found[1] - found[0] < 4 * 2**20  # a list of them would be half as much again
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
-def test_nothing_lies_in_the_shared_memory_that_docker_is_sparing_of(streamed):
-    data = TrainData(changed(streamed, data__workers=2), CPU)
-    batches = data.batches(0, 6)
-    next(batches)
-    for pid in (os.getpid(), *(worker.pid for worker in data.loader.workers)):
-        maps = Path(f"/proc/{pid}/maps").read_text()
+    def check_maps():
+        maps = Path("/proc/self/maps").read_text()
         assert "/dev/zero (deleted)" in maps
         assert not re.search(r"/dev/shm/(?!sem\.)", maps)  # locks of a page each
-    data.close()
+
+    samples.fill = look_up
+    picked = torch.arange(0, 100_000, 16)  # some of each page, whatever it holds
+    note = lambda _, kilobytes: private.append(kilobytes)  # noqa: E731
+    loader = SharedMemoryLoader(samples, len(picked), 1, 1, pin=False, note=note)
+    for _ in loader.begin([(0, picked), (1, picked)]):  # first one name alone, and then all
+        check_maps()
+    loader.close()
+    assert private[3] - private[1] < 4 * 1024  # a list of them would be half as much again
 
 
 def test_slots_take_the_memory_that_there_is(streamed, monkeypatch):
@@ -119,42 +103,21 @@ def test_slots_take_the_memory_that_there_is(streamed, monkeypatch):
         TrainData(streamed, CPU)
 
 
-def num_open_files():
-    """Files that this process has open, when what nobody holds any more is gone."""
-    gc.collect()
-    multiprocessing.active_children()
-    return len(os.listdir("/dev/fd"))
-
-
-@pytest.mark.parametrize(
-    ("workers", "batch_size", "prefetch"), [(0, 20, 4), (1, 5, 1), (2, 150, 4)]
-)
-def test_no_slot_is_written_while_it_is_in_use(streamed, workers, batch_size, prefetch):
+# Batch size, workers, batches ahead.
+@pytest.mark.parametrize("knobs", [(20, 0, 4), (5, 1, 1), (150, 2, 4)])
+def test_no_slot_is_written_while_it_is_in_use(streamed, knobs):
     samples = Samples(open_dataset(streamed.data, "train"), 32)
-
-    def write(out, epoch, _):
-        out.fill_(epoch)
-        return {}
-
-    samples.fill = write
-    files = []
-    for _ in range(2):  # loaders: the first use of workers opens files that stay
-        loader = SharedMemoryLoader(samples, batch_size, workers, prefetch, pin=False)
-        for _ in range(2):  # passes, of which the last batch is smaller
-            places = [(number, torch.zeros(batch_size, dtype=torch.int64)) for number in range(9)]
-            places += [(9, torch.zeros(batch_size // 2, dtype=torch.int64))]
-            for number, (images, _, indices) in enumerate(loader.begin(places)):
-                time.sleep(0.002)
-                assert (images == number).all()
-                assert len(images) == len(indices) == len(places[number][1])
-            assert number == 9
-        loader.close()
-        del loader
-        end = time.monotonic() + 5
-        while files and num_open_files() > files[0] and time.monotonic() < end:
-            time.sleep(0.01)  # queues close theirs in threads of their own
-        files.append(num_open_files())
-    assert files[-1] <= files[0]
+    samples.fill = lambda out, epoch, _: (out.fill_(epoch), {})[1]
+    loader = SharedMemoryLoader(samples, *knobs, pin=False)
+    sizes = [knobs[0]] * 9 + [knobs[0] // 2]
+    for _ in range(2):  # passes
+        places = ((number, torch.zeros(size).long()) for number, size in enumerate(sizes))
+        for number, (images, _, indices) in enumerate(loader.begin(places)):
+            time.sleep(0.002)
+            assert (images == number).all()
+            assert len(images) == len(indices) == sizes[number]
+        assert number == 9
+    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -167,11 +130,12 @@ def test_no_slot_is_written_while_it_is_in_use(streamed, workers, batch_size, pr
 )
 def test_the_end_of_workers_is_told_with_a_hint(streamed, number, words, monkeypatch):
     monkeypatch.setattr(shared_memory, "POLL_SECONDS", 0.2)
+    events, make = [], BaseContext.Event
+    monkeypatch.setattr(BaseContext, "Event", lambda ctx: events.append(make(ctx)) or events[-1])
     data = TrainData(changed(streamed, data__workers=2, run__timeout_seconds=1), CPU)
-    handler = signal.getsignal(signal.SIGCHLD)
     batches = data.batches(0, 100)
     next(batches)
-    assert signal.getsignal(signal.SIGCHLD) == handler
+    events[0]._cond.acquire()  # as one that dies with a lock of the loader
     workers = list(data.loader.workers)
     assert len(workers) == 2
     for worker in workers:
@@ -182,18 +146,6 @@ def test_the_end_of_workers_is_told_with_a_hint(streamed, number, words, monkeyp
     for worker in workers:
         worker.join(5)
         assert not worker.is_alive()
-
-
-def test_a_worker_that_dies_with_a_lock_of_the_loader_stops_nobody(streamed, monkeypatch):
-    events, make = [], BaseContext.Event
-    monkeypatch.setattr(BaseContext, "Event", lambda ctx: events.append(make(ctx)) or events[-1])
-    data = TrainData(streamed, CPU)
-    batches = data.batches(0, 100)
-    next(batches)
-    events[0]._cond.acquire()
-    os.kill(data.loader.workers[0].pid, signal.SIGKILL)
-    with pytest.raises(FaultError, match="ended by SIGKILL"):
-        list(batches)
 
 
 def test_the_number_of_workers_is_measured_if_that_is_worth_it(streamed, monkeypatch):
@@ -216,3 +168,32 @@ def test_the_number_of_workers_is_measured_if_that_is_worth_it(streamed, monkeyp
         count, why = autotune.choose_workers(auto.data, data.loader.samples, world)
         assert count == 4
         assert ("8: 310" in why) == (device == "cuda")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
+    cuda, forget = Mock(), Mock()
+    cuda.cudaHostRegister.return_value = int(refused)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(shared_memory, "forget_cuda_error", forget)
+    samples = Samples(open_dataset(config.data, "train"), 32)
+    batches = SharedMemoryLoader(samples, 4, workers=0, prefetch_batches=1, pin=True)
+    batches.start()
+    batches.close()
+    memory = [(tensor.data_ptr(), tensor.nbytes, 0) for tensor in (batches.images, batches.numbers)]
+    assert [call.args for call in cuda.cudaHostRegister.mock_calls] == memory
+    released = [call.args for call in cuda.cudaHostUnregister.mock_calls]
+    assert released == ([] if refused else [place[:1] for place in memory])
+    assert forget.call_count == 2 * refused
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, capsys, is_pinned):
+    for name in ("Stream", "Event", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    batches = [(Mock(is_pinned=lambda: is_pinned), Mock()) for _ in range(3)]
+    for _ in range(2):
+        copies = Prefetcher(iter(batches), World(torch.device("cuda")))
+        assert [copy.pixels for copy in copies] == [images.to() for images, _ in batches]
+    printed = capsys.readouterr().out
+    assert printed.count("warning: batches are not page-locked") == (not is_pinned)

@@ -1,0 +1,268 @@
+"""What a dataset may be: a `Source`, a torch Dataset of (image, label), or anybody's folder."""
+
+import errno
+import os
+import random
+import shutil
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from conftest import changed
+from PIL import Image
+from test_order import seen
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from image_classifier.config import DataConfig
+from image_classifier.data.datasets import DATASETS, open_dataset
+from image_classifier.data.datasets.map_style import to_pixels
+from image_classifier.data.datasets.paths import PathList
+from image_classifier.data.datasets.source import Source
+from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.errors import UserError
+from image_classifier.runtime.distributed import World
+from image_classifier.train import train
+
+LABELS, CLASSES = torch.arange(6) % 2, ("ant", "bee")
+PIXELS = torch.randint(256, (6, 9, 8, 3), generator=torch.Generator().manual_seed(0)).byte()
+FILES = [f"ant/{number}.jpg" for number in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pixels": None}, "pixels or in paths, not in neither"),
+        ({"paths": PathList("photos", FILES)}, "pixels or in paths, not in both"),
+        ({"pixels": PIXELS[:5]}, "6 labels, but 5 images"),
+        ({"pixels": PIXELS / 255}, r"uint8, not a Tensor \(6, 9, 8, 3\) torch\.float32$"),
+        ({"pixels": PIXELS.permute(0, 3, 1, 2)}, r"uint8, not a Tensor \(6, 3, 9, 8\)"),
+        ({"pixels": PIXELS.numpy()}, r"not a ndarray \(6, 9, 8, 3\) uint8$"),
+        ({"pixels": None, "paths": FILES}, r"should be PathList\(folder, paths\), not \["),
+        ({"classes": ()}, "a tuple of str, the name of each class, not "),
+        ({"classes": [*CLASSES]}, "a tuple of str, the name of each class, not "),
+        ({"labels": LABELS.tolist()}, r"labels of a Source should be a CPU tensor"),
+        ({"labels": LABELS.int()}, r"int64, not a Tensor \(6,\) torch\.int32$"),
+        ({"mean": (125.3, 123.0, 113.9)}, "mean of a Source should be three .* from 0 to 1, not"),
+        ({"std": (0.2, 0.2)}, "std of a Source should be three numbers"),
+        ({"std": (0.2, 0.0, 0.2)}, "std of a Source should be three numbers"),
+    ],
+)
+def test_what_no_source_can_hold_is_refused(fields, message):
+    with pytest.raises(UserError, match=message) as caught:
+        Source(**{"labels": LABELS, "classes": CLASSES, "pixels": PIXELS} | fields)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="a PathList of no paths below 'photos'"):
+        PathList("photos", [])
+
+
+def test_fields_are_kept_as_batches_and_checkpoints_want_them():
+    strided = PIXELS.permute(0, 2, 1, 3)
+    source = Source(LABELS, CLASSES, strided, mean=np.zeros(3), std=torch.ones(3))
+    assert source.pixels.is_contiguous()  # else each batch would copy all images
+    assert (source.mean, source.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    assert {type(value) for value in source.mean + source.std} == {float}
+
+
+class Noisy(Dataset):
+    """Images that draw from every generator that people use, and a file that is damaged."""
+
+    classes = CLASSES
+
+    def __init__(self, targets=(0, 1) * 12, bad=-1):
+        self.targets, self.bad = targets, bad
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            raise OSError("image file is truncated")
+        seed = int(1e9 * (torch.rand(1).item() + random.random() + np.random.rand()))
+        noise = np.random.default_rng(seed).integers(256, size=(40, 36, 3), dtype=np.uint8)
+        return noise, self.targets[index]
+
+
+def offer(monkeypatch, make):
+    """Let the dataset `mine` be what `make` makes of a split, and open it."""
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, split: make(split))
+    return open_dataset(DataConfig(name="mine", root="nowhere"), "train")
+
+
+ENDLESS = type("Endless", (IterableDataset,), {"__iter__": None})()
+NUMBERS = "Noisy should be 24 numbers of classes, one for each"
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, r"dataset 'mine' returned a NoneType: .*`Source\(labels"),
+        ((PIXELS, LABELS), r"dataset 'mine' returned a tuple: .*`Source\(labels"),
+        (ENDLESS, "Endless should be map-style: with __len__ and"),
+        (Noisy(["ant"] * 24), NUMBERS),
+        (Noisy([0.5] * 24), NUMBERS),
+        (Noisy([0, 1]), NUMBERS),
+    ],
+)
+def test_what_no_dataset_can_be_is_refused(monkeypatch, returned, message):
+    with pytest.raises(UserError, match=message):
+        offer(monkeypatch, lambda _: returned)
+
+
+def test_a_dataset_draws_the_same_whoever_asks(monkeypatch):
+    drawn = lambda _: Source(torch.randperm(6), CLASSES, PIXELS)  # noqa: E731
+    one, other = (offer(monkeypatch, drawn).labels for _ in range(2))
+    assert torch.equal(one, other)
+
+
+@pytest.fixture
+def noisy(config, monkeypatch):
+    """A run on noise, six to a batch."""
+    offer(monkeypatch, lambda _: Noisy())
+    Path(config.run.dir).mkdir()
+    return changed(config, data__name="mine", data__limit=0, data__batch_size=6, data__workers=0)
+
+
+@pytest.mark.parametrize("crop", ["none", "resized"])
+def test_the_pixels_of_a_torch_dataset_depend_on_the_place_alone(noisy, crop):
+    noisy = changed(noisy, augment__crop=crop)
+    alone = seen(noisy)
+    assert seen(changed(noisy, data__workers=2)) == alone
+    assert seen(noisy, start=5) == alone[5:]
+    cpu = World(torch.device("cpu"))
+    assert TrainData(noisy, cpu).where == "stream"
+    read = open_dataset(noisy.data, "train").read
+    places = (0, 0, 3), (1, 0, 3), (0, 1, 3), (0, 0, 27)
+    assert len({read(3, *place).numpy().tobytes() for place in places}) == 4
+    one, other = (
+        torch.cat([batch.images.clone() for batch in EvalData(data, "val", cpu).batches()])
+        for data in (changed(noisy.data, where=where) for where in ("stream", "auto"))
+    )
+    assert torch.equal(one, other)  # an evaluation draws the same each time
+
+
+def test_a_torch_dataset_trains_and_a_bad_image_is_named_or_skipped(noisy, monkeypatch):
+    offer(monkeypatch, lambda split: Noisy(bad=7 if split == "train" else -1))
+    with pytest.raises(UserError, match=r"cannot read image 'image 7': image file is truncated"):
+        seen(changed(noisy, data__workers=1))
+    scores = train(changed(noisy, data__on_bad_image="skip", model__width=8, epochs=1))
+    assert int(scores.confusion.sum()) == 24
+    listed = Path(noisy.run.dir, "bad_images.txt").read_text()
+    assert listed == "image 7\timage file is truncated\n"
+
+
+def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(monkeypatch):
+    labels = torch.tensor([2, 0, 1, 0, 1, 0])
+    source = offer(monkeypatch, lambda _: TensorDataset(PIXELS, labels))
+    assert torch.equal(source.labels, labels)
+    assert source.classes == ("0", "1", "2")
+    assert "has no `targets`: labels were found by one pass over its images" in source.notes[0]
+    assert torch.equal(source.read(1), PIXELS[1])
+
+
+def test_images_are_pil_or_bytes_in_either_layout():
+    pixels = PIXELS[0]
+    array, chw = pixels.numpy(), pixels.permute(2, 0, 1)
+    for image in (Image.fromarray(array), pixels, chw, array, chw.numpy()):
+        assert torch.equal(to_pixels(image), pixels)
+    for gray in (pixels[..., 0], pixels[None, ..., 0]):
+        assert torch.equal(to_pixels(gray), pixels[..., :1].expand(-1, -1, 3))
+    for other in (chw / 255, pixels.flatten(), "a.jpg"):
+        with pytest.raises(UserError, match=r"should be PIL or uint8 .*: leave out ToTensor"):
+            to_pixels(other)
+
+
+def put(root, *names):
+    """Put files into a folder; they stay empty, as nobody reads them here."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def opened(root, split, **knobs):
+    """A split of the images in a folder."""
+    return open_dataset(DataConfig(name="folder", root=str(root), **knobs), split)
+
+
+def names(root, *splits):
+    """The files of splits, below the folder that holds their classes."""
+    lists = [opened(root, split).paths for split in splits]
+    return {os.fsdecode(paths.relative(index)) for paths in lists for index in range(len(paths))}
+
+
+@pytest.fixture
+def flat(tmp_path):
+    """`train/<class>/`: 2 classes of 40 images that are not divided into splits."""
+    put(tmp_path / "train", *(f"{('ant', 'bee')[number % 2]}/{number}.jpg" for number in range(80)))
+    return tmp_path / "train"
+
+
+def test_labels_follow_the_folders_and_a_limit_takes_from_every_class(flat):
+    source = opened(flat, "train", limit=10)
+    assert source.classes == ("ant", "bee")
+    assert source.labels.tolist() == [0] * 5 + [1] * 5
+    assert [source.paths[i].parent.name for i in range(10)] == ["ant"] * 5 + ["bee"] * 5
+
+
+def test_each_image_stays_for_training_or_for_validation(flat):
+    train, val = names(flat, "train"), names(flat, "val")
+    assert len(train | val) == len(train) + len(val) == 80
+    assert 4 < len(val) < 30
+    put(flat, *(f"ant/{number}.jpg" for number in range(80, 120)))
+    assert val <= names(flat, "val")
+
+
+def test_splits_may_be_apart_and_a_test_set_alone(flat):
+    root = flat.parent
+    put(root, "test/ant/1.jpg")
+    assert names(root, "train", "val") == names(flat, "train", "val")
+    put(root, "val/bee/2.jpg")
+    assert (len(names(root, "train")), names(root, "val")) == (80, {"bee/2.jpg"})
+    for folder in (flat, root / "val"):
+        shutil.rmtree(folder)
+    assert names(root, "test") == {"ant/1.jpg"}
+
+
+def test_what_systems_leave_behind_is_no_image(flat):
+    before = names(flat, "train", "val")
+    put(flat, ".ipynb_checkpoints/1.jpg", "__MACOSX/1.jpg", "ant/._1.jpg", "ant/notes.txt")
+    (flat / "ant" / "loop").symlink_to(flat / "ant")
+    (flat / "cat").symlink_to(flat / "cat")  # no class
+    (flat / "ant" / "folder.jpg").mkdir()  # no image
+    # But links that lead nowhere are images that are missing, and names need not be text.
+    (flat / "ant" / "gone.jpg").symlink_to(flat / "nowhere.jpg")
+    put(flat, os.fsdecode(b"ant/\xff.jpg"))
+    assert names(flat, "train", "val") - before == {"ant/gone.jpg", "ant/\udcff.jpg"}
+
+
+def test_a_folder_that_may_not_be_listed_is_named(flat, monkeypatch):
+    error = PermissionError(errno.EACCES, "Permission denied", bytes(flat / "bee"))
+    listed, deny = os.scandir, Mock(side_effect=error)
+    scandir = lambda path: (deny if path.endswith(b"bee") else listed)(path)  # noqa: E731
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=r"cannot list folder '.*/bee': Permission denied"):
+        names(flat, "train")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("train/ant/1.jpg train/cat/1.txt val/ant/1.jpg", "class 'cat' has no images for train"),
+        ("train/ant/1.jpg val/ant/1.jpg val/cat/1.jpg", "has not: 'cat'"),
+        ("train/ant/1.jpg val/ant/1.txt", "'ant' has no images for val"),
+        ("train/ant/1.jpg val/1.jpg", r"has 1 images but no folders: .*/val/<class>/"),
+        ("1.jpg", "' has 1 images but no folders: put"),
+        ("other/ant/1.jpg val/ant/1.jpg", "a folder 'val' but none called"),
+        ("", "there is no such folder"),
+    ],
+)
+def test_an_unusable_folder_is_named(tmp_path, files, message):
+    put(tmp_path / "own", *files.split())
+    with pytest.raises(UserError, match=message):
+        [opened(tmp_path / "own", split) for split in ("train", "val")]
+
+
+def test_an_unknown_dataset_is_corrected():
+    with pytest.raises(UserError, match="did you mean cifar10"):
+        open_dataset(DataConfig(name="cifr10"), "train")
