@@ -9,16 +9,17 @@ from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
-from conftest import options_of
+from conftest import changed, options_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from image_classifier import train
 from image_classifier.cli import commands, main
-from image_classifier.presets import PRESETS
+from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime.command_line import summary
-from image_classifier.runtime.config_dict import flatten, unflatten
+from image_classifier.runtime.config_dict import unflatten
 
 
 def test_help_comes_at_once_and_names_presets(tmp_path):
@@ -58,14 +59,14 @@ def test_the_bare_command_says_what_to_type_first(monkeypatch, capsys):
     assert re.findall(r"^  ([\w-]+)  ", said, re.MULTILINE) == list(commands())
 
 
-def test_the_version_is_that_of_the_project(monkeypatch, capsys):
+@pytest.mark.parametrize("words", ["--version", "train --version"])
+def test_the_version_is_that_of_the_project(words, monkeypatch, capsys):
     mine = SimpleNamespace(name="photo-sorter", version="1.2.3")
     script = SimpleNamespace(module=main.__module__, dist=mine)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [script])  # noqa: ARG005
-    for words in (["--version"], ["train", "--version"]):
-        assert main(words) == 0
-        said = f"photo-sorter 1.2.3; torch {metadata.version('torch')}; Python "
-        assert capsys.readouterr().out.startswith(said)
+    monkeypatch.setattr(metadata, "entry_points", Mock(return_value=[script]))
+    assert main(words.split()) == 0
+    said = f"photo-sorter 1.2.3; torch {metadata.version('torch')}; Python "
+    assert capsys.readouterr().out.startswith(said)
 
 
 MISTAKES = {
@@ -78,7 +79,6 @@ MISTAKES = {
     "train smoke --pretrained": "there is no --pretrained\n",
     "train smoke folder": "values follow their flags; unexpected: folder",
     "train smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
-    "train smoke --epochs -1": "--epochs -1 is not in",
     f"train smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "train smoke --model.name resnt18": "did you mean resnet18",
     "train smoke --run.trackers tensorbord": "did you mean tensorboard?",
@@ -114,21 +114,20 @@ def test_a_mistake_is_answered_in_one_line(words, tmp_path, monkeypatch, refusal
     ],
 )
 def test_whoever_gives_a_folder_means_the_images_in_it(words, preset, root, monkeypatch):
-    begun = []
+    begun, expected = [], PRESETS[preset]()
     monkeypatch.setattr(train, "train", begun.append)
     assert main(["train", *words.split()]) == 0
-    assert begun[0].data.root == root
-    assert begun[0].model == PRESETS[preset]().model
-    assert begun[0].data.batch_size == PRESETS[preset]().data.batch_size
+    assert (begun[0].data.root, begun[0].model) == (root, expected.model)
+    assert begun[0].data.batch_size == expected.data.batch_size
 
 
 def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = "train smoke --data.limit 96 --data.batch-size 24 --epochs 2"
+    words = "train smoke --data.limit 96 --data.batch-size 24"
     assert main(words.split()) == 0
     folder = Path("runs/smoke")
-    config = unflatten(json.loads((folder / "config.json").read_text()))
-    assert config.data.limit == 96
+    config = changed(smoke(), data__limit=96, data__batch_size=24, run__dir="runs/smoke")
+    assert unflatten(json.loads((folder / "config.json").read_text())) == config
     environment = json.loads((folder / "environment.json").read_text())
     assert environment.keys() >= {"torch", "device", "threads", "commit"}
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
@@ -137,8 +136,3 @@ def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     assert events.PluginTagToContent("hparams")  # in the same run
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}
-
-
-def test_a_config_survives_being_written_down():
-    for preset in PRESETS.values():
-        assert unflatten(json.loads(json.dumps(flatten(preset())))) == preset()
