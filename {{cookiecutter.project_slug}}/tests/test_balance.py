@@ -54,24 +54,20 @@ def test_an_image_that_comes_again_is_cropped_anew(skewed):
     assert len({image.numpy().tobytes() for image in batch.pixels[batch.labels == 1]}) == 6
 
 
-def test_rare_classes_count_for_more_in_the_loss(skewed):
+def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
     data = TrainData(changed(skewed, data__balance="loss"), CPU)
     data.source = replace(data.source, classes=("ant", "bee", "cat"))
-    assert data.class_weights.tolist() == pytest.approx([12 / 2 / 9, 12 / 2 / 3, 0])
+    weights, labels = data.class_weights, torch.tensor([0, 0, 1, 1, 1, 0])
+    assert weights.tolist() == pytest.approx([12 / 2 / 9, 12 / 2 / 3, 0])
     assert TrainData(skewed, CPU).class_weights is None
-
-
-def test_weighted_losses_of_parts_add_up(config):
-    optim = replace(config.optim, label_smoothing=0.1)
-    weights, labels = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0, 0, 1, 2, 2, 0])
     logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    optim = replace(skewed.optim, label_smoothing=0.1)
     loss_of, plain = build_loss(optim, 6, weights), build_loss(optim, 1)
     each = [plain(logits[n : n + 1], labels[n : n + 1]) for n in range(6)]
-    expected = sum(weights[labels] * torch.stack(each)) / 6
+    expected = pytest.approx(sum(weights[labels] * torch.stack(each)) / 6)
     for targets in (labels, one_hot(labels, 3).float()):
-        assert loss_of(logits, targets) == pytest.approx(expected)
-        parts = loss_of(logits[:4], targets[:4]) + loss_of(logits[4:], targets[4:])
-        assert parts == pytest.approx(expected)
+        assert loss_of(logits, targets) == expected
+        assert loss_of(logits[:4], targets[:4]) + loss_of(logits[4:], targets[4:]) == expected
 
 
 def train_with_planned_scores(config):

@@ -14,14 +14,13 @@ from image_classifier.data.datasets import open_dataset
 from image_classifier.errors import UserError
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    """A download fails as it does without a network."""
+def test_without_a_network_a_whole_copy_is_enough_and_else_the_user_is_told(tmp_path, monkeypatch):
     fail = Mock(side_effect=URLError("no network"))
     monkeypatch.setattr(datasets.cifar, "download_and_extract_archive", fail)
+    for name in ("cifar10", "cifar100"):
+        with pytest.raises(UserError, match=r"no network; put cifar-100?-python.tar.gz there"):
+            open_dataset(DataConfig(name=name, root=str(tmp_path)), "train")
 
-
-def test_a_local_copy_is_taken_but_none_that_was_tampered_with(tmp_path, monkeypatch):
     def write(name, **content):
         path = tmp_path / "cifar-10-batches-py" / name
         path.parent.mkdir(exist_ok=True)
@@ -42,12 +41,6 @@ def test_a_local_copy_is_taken_but_none_that_was_tampered_with(tmp_path, monkeyp
     assert train.labels.tolist() == [0, 1, 1, 0]
     assert val.labels.tolist() == [1, 1]
     assert "test images" in val.notes[0]
-    write("one", data=pixels, labels=[0, 0])
+    write("one", data=pixels, labels=[0, 0])  # tampered with
     with pytest.raises(UserError, match="cannot download CIFAR10"):
         open_dataset(data, "train")
-
-
-def test_without_a_network_the_user_is_told(tmp_path):
-    for name in ("cifar10", "cifar100"):
-        with pytest.raises(UserError, match=r"no network; put cifar-100?-python.tar.gz there"):
-            open_dataset(DataConfig(name=name, root=str(tmp_path)), "train")

@@ -8,14 +8,7 @@ from torch.nn.functional import conv2d
 from image_classifier.augment import build_size
 from image_classifier.config import ModelConfig, OptimConfig
 from image_classifier.errors import UserError
-from image_classifier.models import (
-    MODELS,
-    build_model,
-    find_blocks,
-    find_head,
-)
-from image_classifier.models.surgery import blurred
-from image_classifier.models.vit import positions
+from image_classifier.models import MODELS, blocks, build_model, surgery, vit
 from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.presets import PRESETS
 
@@ -34,29 +27,28 @@ def test_the_model_of_every_preset_builds(name):
 )
 def test_models_of_torchvision_get_a_head_dropout_and_blocks(name, head):
     model = build_model(ModelConfig(name=name, dropout=0.5), 3, 64)
-    found, layer = find_head(model)
+    found, layer = blocks.find_head(model)
     assert found == head  # dropout before it changes no names
     features = torch.ones(2, *layer.weight.shape[1:])
     assert layer(features).shape[:2] == (2, 3)
     assert not torch.equal(layer(features), layer(features))
     model.eval()
     assert torch.equal(layer(features), layer(features))
-    blocks, weights = find_blocks(model), list(model.parameters())
-    assert 9 <= len(blocks) <= 14
-    assert blocks[0][0] is weights[0]
-    assert blocks[-1] == list(layer.parameters())
-    assert sorted(id(w) for block in blocks for w in block) == sorted(map(id, weights))
+    found, weights = blocks.find_blocks(model), list(model.parameters())
+    assert 9 <= len(found) <= 14
+    assert found[0][0] is weights[0]
+    assert found[-1] == list(layer.parameters())
+    assert sorted(id(w) for block in found for w in block) == sorted(map(id, weights))
 
 
 def test_small_images_keep_their_resolution():
     with torch.device("meta"):
-        small = build_model(ModelConfig(name="resnet18"), 3, 32)
         assert build_model(ModelConfig(name="vgg11"), 3, 64).enlarged == 1
-        for size, stem in ((96, "auto"), (32, "imagenet")):
-            large = build_model(ModelConfig(name="resnet18", stem=stem), 3, size)
-            assert large.conv1.stride == (2, 2)
-    assert (small.conv1.stride, small.enlarged) == ((1, 1), 4)
-    assert isinstance(small.maxpool, nn.Identity)
+        for size, stem, stride in ((96, "auto", 2), (32, "imagenet", 2), (32, "auto", 1)):
+            model = build_model(ModelConfig(name="resnet18", stem=stem), 3, size)
+            assert model.conv1.stride == (stride, stride)
+    assert isinstance(model.maxpool, nn.Identity)
+    assert model.enlarged == 4
 
 
 @pytest.mark.parametrize(
@@ -123,7 +115,7 @@ def test_features_are_blurred_before_each_stride_but_the_first():
     features = torch.rand(2, 16, 9, 9)
     kernel = torch.outer(*2 * [torch.tensor([1.0, 2.0, 1.0])]).expand(16, 1, 3, 3) / 16
     expected = conv2d(features, kernel, padding=1, groups=16)
-    torch.testing.assert_close(blurred(nn.Identity(), (features,)), expected)
+    torch.testing.assert_close(surgery.blurred(nn.Identity(), (features,)), expected)
     with torch.device("meta"):
         model = build_model(ModelConfig(name="resnet18", blurpool=True), 3, 96)
         with pytest.raises(UserError, match=r"--model.blurpool: airbench has no convolution"):
@@ -133,7 +125,7 @@ def test_features_are_blurred_before_each_stride_but_the_first():
 
 
 def test_a_vit_finds_a_place_again_in_a_larger_image():
-    small, large = positions(2, 2).view(2, 2, -1), positions(6, 2).view(6, 6, -1)
+    small, large = vit.positions(2, 2).view(2, 2, -1), vit.positions(6, 2).view(6, 6, -1)
     torch.testing.assert_close(large[1::3, 1::3], small)
     assert small.flatten(0, 1).unique(dim=0).shape == (4, 384)
     with torch.device("meta"):
