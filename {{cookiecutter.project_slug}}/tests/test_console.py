@@ -16,17 +16,17 @@ FULL = "cannot write to standard output: No space left on device\n"
 CLOSED = "cannot write to standard output: Bad file descriptor"
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "check"])
+@pytest.mark.parametrize("verb", sorted({"evaluate", "check"} & commands().keys()))
 def test_a_verb_does_its_work_and_says_that_its_output_is_lost(
     verb, trained_once, photos, tmp_path, capsys
 ):
-    if verb not in commands():
-        pytest.skip("it was deleted")
     result = tmp_path / "result.json"
-    words = {"evaluate": f"{trained_once} --device cpu"}
-    words["check"] = f"--data.root {photos} --json {result}"
+    words = {
+        "evaluate": f"evaluate {trained_once} --device cpu",
+        "check": f"check --data.root {photos} --json {result}",
+    }
     with open("/dev/full", "w") as full, redirect_stdout(full):
-        assert main([verb, *words[verb].split()]) == EXIT_FAULT
+        assert main(words[verb].split()) == EXIT_FAULT
     assert capsys.readouterr().err == FULL
     assert result.exists() == (verb == "check")
 

@@ -31,12 +31,6 @@ CPU = World(torch.device("cpu"))
 SIZES = (1, 2, 3, 7, 23)
 
 
-def answers(scores):
-    """What is predicted for each image, and how surely."""
-    found = scores.predictions
-    return found.predicted, found.probability, found.target_probability
-
-
 def evaluated(config, model, world):
     """The scores of a model on the validation images."""
     precision = Precision("fp32", config.compute, config.optim, world.device)
@@ -66,7 +60,9 @@ def test_every_image_counts_once_on_any_number_of_ranks(config):
             assert int(other.confusion.sum()) == size
             assert torch.equal(other.confusion, one.confusion)
             assert (other.loss, other.top5) == (pytest.approx(one.loss, rel=1e-6), one.top5)
-            assert_close(answers(other), answers(one), rtol=1e-5, atol=1e-6)
+            for name in ("predicted", "probability", "target_probability"):
+                theirs, ours = getattr(other.predictions, name), getattr(one.predictions, name)
+                assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
 
 
 def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
@@ -78,7 +74,7 @@ def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
     assert all(output.is_inference() and output.grad_fn is None for output in outputs)
     assert_close(dict(model.state_dict()), before, rtol=0, atol=0)  # BatchNorm's statistics too
     assert model.training
-    source = scores.predictions.source
+    found, source = scores.predictions, scores.predictions.source
     images = (source.pixels / 255 - torch.tensor(source.mean)) / torch.tensor(source.std)
     with torch.no_grad():
         logits = model.eval()(images.permute(0, 3, 1, 2))
@@ -89,10 +85,11 @@ def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
     assert int(scores.confusion[labels[0], ranked[0, 0]]) >= 1
     sure = logits.softmax(1)
     truth = sure.gather(1, labels[:, None])[:, 0]
-    assert_close(answers(scores), (ranked[:, 0], sure.max(1).values, truth))
-    assert scores.metrics()["val/ece"] == predictions.calibration_error(
-        predictions.calibrate(scores.predictions)
-    )
+    assert torch.equal(found.predicted, ranked[:, 0])
+    assert_close(found.probability, sure.max(1).values)
+    assert_close(found.target_probability, truth)
+    error = predictions.calibration_error(predictions.calibrate(found))
+    assert scores.metrics()["val/ece"] == error
 
 
 def test_classes_are_listed_from_the_worst_and_top5_of_more_than_five():
@@ -136,15 +133,16 @@ def test_the_first_step_is_not_in_the_speed_as_it_compiles(config, monkeypatch, 
         assert words in said
 
 
-def test_if_a_tracker_fails_the_others_go_on_and_one_line_says_so(config, tmp_path, monkeypatch):
+def test_a_tracker_is_told_no_paths_and_if_it_fails_others_go_on(config, tmp_path, monkeypatch):
     sound, failing = Mock(), Mock(side_effect=[0, RuntimeError("no space\x1b[2J left\nand more")])
     table = {
-        "tensorboard": lambda *_: trackers.Tracker(sound),
+        "tensorboard": Mock(return_value=trackers.Tracker(sound)),
         "trackio": lambda *_: trackers.Tracker(failing),
         "wandb": Mock(side_effect=OSError("no network")),
     }
     monkeypatch.setattr(trackers, "find_trackers", lambda: table)
     said, names = [], ("wandb", "trackio", "tensorboard", "tensorboard")
+    config = changed(config, data__root="/home/planted/images", run__init_from="planted.pt")
     opened = trackers.Trackers(said.append)
     opened.begin(changed(config, run__trackers=names), tmp_path, 0)
     for step in (1, 2, 3):
@@ -157,6 +155,9 @@ def test_if_a_tracker_fails_the_others_go_on_and_one_line_says_so(config, tmp_pa
         f"wandb failed, training continues: no network; {end}",
         f"trackio failed, training continues: no space\\x1b[2J left; {end}",
     ]
+    _, knobs, _ = table["tensorboard"].call_args.args
+    assert "planted" not in str(knobs)
+    assert (knobs["optim.lr"], knobs["compute.compile"]) == (0.02, False)
 
 
 def test_an_unknown_tracker_and_one_without_its_library_are_refused(monkeypatch):
@@ -167,13 +168,6 @@ def test_an_unknown_tracker_and_one_without_its_library_are_refused(monkeypatch)
     said = r"no tracker 'mytracker'; there are: tensorboard, my-tracker; did you mean my-tracker\?"
     with pytest.raises(UserError, match=said):
         trackers.check_trackers(["mytracker"])
-
-
-def test_knobs_are_public_without_paths(config):
-    config = changed(config, data__root="/home/planted/images", run__init_from="planted.pt")
-    knobs = trackers.public_knobs(config)
-    assert "planted" not in str(knobs)
-    assert (knobs["optim.lr"], knobs["compute.compile"]) == (0.02, False)
 
 
 def test_a_cell_of_a_confusion_matrix_is_the_darker_the_larger_its_share():
