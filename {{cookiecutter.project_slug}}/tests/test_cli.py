@@ -123,10 +123,11 @@ def test_whoever_gives_a_folder_means_the_images_in_it(words, preset, root, monk
 
 def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = "train smoke --data.limit 96 --data.batch-size 24"
+    words = "train smoke --data.limit 96 --data.batch-size 24 --optim.lr 0.0123456789"
     assert main(words.split()) == 0
     folder = Path("runs/smoke")
-    config = changed(smoke(), data__limit=96, data__batch_size=24, run__dir="runs/smoke")
+    config = changed(smoke(), data__limit=96, data__batch_size=24, optim__lr=0.0123456789)
+    config = changed(config, run__dir="runs/smoke")
     assert unflatten(json.loads((folder / "config.json").read_text())) == config
     environment = json.loads((folder / "environment.json").read_text())
     assert environment.keys() >= {"torch", "device", "threads", "commit"}

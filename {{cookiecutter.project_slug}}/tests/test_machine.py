@@ -53,26 +53,21 @@ def test_a_process_computes_on_as_many_threads(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("build", "program", "variables", "reason"),
+    ("build", "program", "visible", "reason"),
     [
-        (None, "nvidia-smi", {}, ".* without CUDA: uv pip install --reinstall --torch-backend .*"),
-        (None, None, {}, ".* and there is no NVIDIA driver"),
-        ("13.0", None, {}, "Found no NVIDIA driver on your system"),
-        (
-            "13.0",
-            None,
-            {"CUDA_VISIBLE_DEVICES": "-1"},
-            ".* is '-1', which hides every GPU: unset it",
-        ),
+        (None, "nvidia-smi", "0", ".* without CUDA: uv pip install --reinstall --torch-backend .*"),
+        (None, None, "0", ".* and there is no NVIDIA driver"),
+        ("13.0", None, "0", "Found no NVIDIA driver on your system"),
+        ("13.0", None, "-1", "CUDA_VISIBLE_DEVICES is '-1', which hides every GPU: unset it"),
     ],
 )
-def test_a_run_on_the_cpu_says_why_there_is_no_gpu(build, program, variables, reason, monkeypatch):
+def test_a_run_on_the_cpu_says_why_there_is_no_gpu(build, program, visible, reason, monkeypatch):
     as_torch = RuntimeError("Found no NVIDIA driver on your system. Please check that you have one")
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=as_torch))
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(machine.shutil, "which", lambda _: program)
-    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": visible})
     device, why = choose_device("auto", 0, 1)
     assert device == CPU
     assert re.fullmatch(reason, why)
