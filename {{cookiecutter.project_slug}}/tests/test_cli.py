@@ -5,37 +5,30 @@ import json
 import re
 import subprocess
 import sys
-import warnings
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
-from conftest import options_of
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from conftest import changed, options_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from image_classifier import train
 from image_classifier.cli import commands, main
 from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime.command_line import summary
-from image_classifier.runtime.config_dict import flatten, unflatten
-
-PROJECT = Path(__file__).parent.parent
+from image_classifier.runtime.config_dict import unflatten
 
 
-def test_help_comes_at_once_and_names_presets_and_knobs(tmp_path):
-    words = [sys.executable, "-X", "importtime", PROJECT / "train.py", "--help"]
-    done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0
+def test_help_comes_at_once_and_names_presets(tmp_path):
+    words = [sys.executable, "-X", "importtime", Path(__file__).parents[1] / "train.py", "--help"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert " torch" not in done.stderr  # which takes seconds
-    columns = set()
+    width = len(max(PRESETS, key=len))
     for name, preset in PRESETS.items():
-        (found,) = re.findall(rf"^  {name} +(?={re.escape(summary(preset))}$)", done.stdout, re.M)
-        columns.add(len(found))
-    assert columns == {len(max(PRESETS, key=len)) + 4}
+        assert f"\n  {name:<{width}}  {summary(preset)}\n" in done.stdout
 
 
 @pytest.mark.parametrize("verb", commands())
@@ -55,33 +48,30 @@ def test_the_help_of_an_option_is_the_whole_of_its_comment(verb, monkeypatch, ca
         knob = rf"({name.upper()}|--[a-z.]*{name.replace('_', '-')})"
         pattern = knob + ".{0,90}?" + about + r"\((default|required)"
         assert re.search(pattern, said), name
-    assert unflatten(flatten(smoke())) == smoke()  # what was done to show help changes no type
 
 
 def test_the_bare_command_says_what_to_type_first(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
     assert main([]) == 0
     said = capsys.readouterr().out
-    first = re.findall(r"^  (sort-photos train.*?)  ", said, re.MULTILINE)
-    assert [words.split()[1:] for words in first] == [["train"], ["train", "--data.root", "photos"]]
-    assert re.findall(r"^  ([\w-]+)  ", said, re.MULTILINE)[-len(commands()) :] == list(commands())
+    first = re.findall(r"^  sort-photos (train.*?)  ", said, re.MULTILINE)
+    assert first == ["train", "train --data.root photos"]
+    assert re.findall(r"^  ([\w-]+)  ", said, re.MULTILINE) == list(commands())
 
 
-def test_the_version_is_that_of_the_project(monkeypatch, capsys):
+@pytest.mark.parametrize("words", ["--version", "train --version"])
+def test_the_version_is_that_of_the_project(words, monkeypatch, capsys):
     mine = SimpleNamespace(name="photo-sorter", version="1.2.3")
     script = SimpleNamespace(module=main.__module__, dist=mine)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [script])  # noqa: ARG005
-    for words in (["--version"], ["train", "--version"]):
-        assert main(words) == 0
-        said = f"photo-sorter 1.2.3; torch {metadata.version('torch')}; Python "
-        assert capsys.readouterr().out.startswith(said)
+    monkeypatch.setattr(metadata, "entry_points", Mock(return_value=[script]))
+    assert main(words.split()) == 0
+    said = f"photo-sorter 1.2.3; torch {metadata.version('torch')}; Python "
+    assert capsys.readouterr().out.startswith(said)
 
 
 MISTAKES = {
     "trian": "no command 'trian'; there are: train",
     "train smok": "no preset 'smok'; there are: smoke",
-    "train smoke --optim.lrr 1": "did you mean --optim.lr?",
-    "train smoke --data photos": "did you mean --data.name?",
     "train smoke --optimizer adamw": "did you mean --optim.name?",
     "train smoke -lr 1": "did you mean --optim.lr?",
     "train smoke --batch_size=9": "did you mean --data.batch-size?",
@@ -89,8 +79,6 @@ MISTAKES = {
     "train smoke --pretrained": "there is no --pretrained\n",
     "train smoke folder": "values follow their flags; unexpected: folder",
     "train smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
-    "train smoke --epochs many": "--epochs",
-    "train smoke --epochs -1": "--epochs -1 is not in",
     f"train smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "train smoke --model.name resnt18": "did you mean resnet18",
     "train smoke --run.trackers tensorbord": "did you mean tensorboard?",
@@ -103,7 +91,6 @@ MISTAKES = {
     "train smoke --precision fp16 --compute.device cpu": "bf16 or fp32",
     "train smoke --run.dir /proc/nowhere": "cannot write to the run folder '/proc/nowhere'",
     "train smoke --run.init-from nowhere.pt": "no checkpoint 'nowhere.pt'",
-    "train folder --data.root nowhere": "--data.root 'nowhere': there is no such folder",
 }
 
 
@@ -127,34 +114,26 @@ def test_a_mistake_is_answered_in_one_line(words, tmp_path, monkeypatch, refusal
     ],
 )
 def test_whoever_gives_a_folder_means_the_images_in_it(words, preset, root, monkeypatch):
-    begun = []
+    begun, expected = [], PRESETS[preset]()
     monkeypatch.setattr(train, "train", begun.append)
     assert main(["train", *words.split()]) == 0
-    assert begun[0].data.root == root
-    assert begun[0].model == PRESETS[preset]().model
-    assert begun[0].data.batch_size == PRESETS[preset]().data.batch_size
+    assert (begun[0].data.root, begun[0].model) == (root, expected.model)
+    assert begun[0].data.batch_size == expected.data.batch_size
 
 
 def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = "smoke --data.limit 96 --data.batch-size 24 --epochs 2"
-    assert main(["train", *words.split()]) == 0
+    words = "train smoke --data.limit 96 --data.batch-size 24 --optim.lr 0.0123456789"
+    assert main(words.split()) == 0
     folder = Path("runs/smoke")
-    config = unflatten(json.loads((folder / "config.json").read_text()))
-    assert config.data.limit == 96
+    config = changed(smoke(), data__limit=96, data__batch_size=24, optim__lr=0.0123456789)
+    config = changed(config, run__dir="runs/smoke")
+    assert unflatten(json.loads((folder / "config.json").read_text())) == config
     environment = json.loads((folder / "environment.json").read_text())
     assert environment.keys() >= {"torch", "device", "threads", "commit"}
-    (events,) = (folder / "tensorboard").glob("events*")  # one run, with all that belongs to it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TensorBoard's own
-        values = [v for event in EventFileLoader(str(events)).Load() for v in event.summary.value]
-    assert {"train/loss", "val/top1", "confusion"} <= {value.tag for value in values}
-    plugins = {value.metadata.plugin_data.plugin_name for value in values}
-    assert {"scalars", "images", "hparams"} <= plugins
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert {"train/loss", "val/top1"} <= {*events.Tags()["scalars"]}
+    assert "confusion" in events.Tags()["images"]
+    assert events.PluginTagToContent("hparams")  # in the same run
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     assert row.keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}
-
-
-def test_a_config_survives_being_written_down():
-    for preset in PRESETS.values():
-        assert unflatten(json.loads(json.dumps(flatten(preset())))) == preset()

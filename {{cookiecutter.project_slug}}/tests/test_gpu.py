@@ -15,10 +15,8 @@ from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import OutOfMemoryError
 from image_classifier.train import train
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+is_there = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_there, reason="needs a CUDA device")]
 
 
 @pytest.fixture
@@ -34,7 +32,6 @@ def on_gpu(config):
         augment__cutmix=0.5,
         model__name="resnet9",
         model__dropout=0.1,
-        run__processes=1,
     )
 
 
@@ -67,8 +64,7 @@ def test_no_step_waits_for_the_device(on_gpu, monkeypatch, where, name):
 
     monkeypatch.setattr(TrainData, "batches", watched)
     quiet = changed(on_gpu, run__log_every_steps=100, run__evaluate_every_epochs=100.0)
-    quiet = changed(quiet, precision="bf16", data__where=where, optim__name=name)
-    train(changed(quiet, data__workers=2))
+    train(changed(quiet, precision="bf16", data__where=where, optim__name=name, data__workers=2))
 
 
 def test_copies_that_overlap_bring_the_right_images():
@@ -84,23 +80,17 @@ def test_copies_that_overlap_bring_the_right_images():
     assert torch.stack(sums).tolist() == list(range(100))
 
 
-def test_resident_host_and_streamed_images_train_alike(on_gpu, tmp_path):
-    exact = changed(on_gpu, deterministic=True, data__workers=2)
-    one, *others = (
-        trained_weights(exact, data__where=where, run__dir=str(tmp_path / where))
-        for where in ("device", "host", "stream")
-    )
-    for other in others:
-        assert_same(one, other)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_deterministic_run_repeats_and_resumes_to_the_last_bit(on_gpu, tmp_path, precision):
-    exact = changed(on_gpu, deterministic=True, precision=precision, run__save_every_steps=1)
-    one, other = (trained_weights(exact, run__dir=str(tmp_path / name)) for name in "ab")
-    assert_same(one, other)
+def test_a_deterministic_run_repeats_and_resumes_to_the_last_bit_wherever_its_images_are(
+    on_gpu, tmp_path, precision
+):
+    exact = changed(on_gpu, deterministic=True, precision=precision, data__workers=2)
+    exact = changed(exact, run__evaluate_every_epochs=0.25)  # and saves each step
     train_until(exact, 3, kill=False)
-    assert_same(trained_weights(exact), one)
+    resumed = trained_weights(exact)
+    for where in ("device", "host", "stream"):
+        other = trained_weights(exact, data__where=where, run__dir=str(tmp_path / where))
+        assert_same(resumed, other)
 
 
 def test_a_loss_that_is_not_finite_is_found_on_the_device(on_gpu, monkeypatch):

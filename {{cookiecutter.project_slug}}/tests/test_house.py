@@ -29,12 +29,12 @@ MODULES = {
     if path.parent.name != "tests"
 }
 README = (PROJECT / "README.md").read_text()
-GUIDE = (PROJECT / "docs" / "guide.md").read_text()
 
 
 def blocks(language):
     """The blocks of code in `language` of the README and the guide."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README + GUIDE, re.DOTALL | re.MULTILINE)
+    text = README + (PROJECT / "docs" / "guide.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_imports_point_downwards(monkeypatch):
@@ -46,9 +46,8 @@ def test_imports_point_downwards(monkeypatch):
 
 def test_every_knob_is_read():
     readers = "".join(t for path, t in MODULES.items() if path not in ("config.py", "presets.py"))
-    names = {knob: knob.rpartition(".")[2] for knob in flatten(Config())}
-    unread = [knob for knob, name in names.items() if not re.search(rf"\b\w+\.{name}\b", readers)]
-    assert unread == []
+    names = {knob.rpartition(".")[2] for knob in flatten(Config())}
+    assert [name for name in names if not re.search(rf"\b\w+\.{name}\b", readers)] == []
 
 
 def test_the_package_never_names_itself_and_rooms_are_imported_by_their_faces():
@@ -60,9 +59,8 @@ def test_the_package_never_names_itself_and_rooms_are_imported_by_their_faces():
 
 def test_the_shapes_are_the_same_bytes_everywhere():
     source = open_dataset(DataConfig(limit=256), "train")
-    digest = hashlib.sha256(source.pixels.numpy().tobytes() + source.labels.numpy().tobytes())
-    expected = "ea4717f671641dbe03792556206b88dca7d8b823577e0119c9aa35c7d2b09e9e"
-    assert digest.hexdigest() == expected
+    found = hashlib.sha256(source.pixels.numpy().tobytes() + source.labels.numpy().tobytes())
+    assert found.hexdigest()[:32] == "ea4717f671641dbe03792556206b88dc"
 
 
 def test_the_layout_of_the_readme_is_that_of_the_package():
@@ -74,7 +72,7 @@ def test_the_layout_of_the_readme_is_that_of_the_package():
 
 def test_every_command_of_the_readme_is_understood():
     found = set()
-    for line in [line for block in blocks("sh") for line in block.splitlines()]:
+    for line in "".join(blocks("sh")).splitlines():
         words = shlex.split(line.replace("train.py", "train"), comments=True)
         places = [place for place, word in enumerate(words) if word in commands()]
         if not places or words[0] == "make":  # or it is of a tool that was deleted
@@ -99,13 +97,11 @@ def run_in(folder, *lines):
 
 def test_every_extension_of_the_readme_works(tmp_path):
     shutil.copytree(PROJECT / "src", tmp_path / "src")
-    patches = blocks("diff")
-    assert len(patches) >= 9
-    for patch in patches:
+    assert len(blocks("diff")) >= 9
+    for patch in blocks("diff"):
         subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
     mine = "train mine --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
     theirs = f"{mine} --data.name theirs --run.dir runs/theirs"
     assert run_alone(run_in, tmp_path, mine, "hello runs/mine", theirs) == (0, 0)
     logged = (tmp_path / "runs" / "mine" / "mine.csv").read_text()
-    assert "train/loss" in logged
-    assert "val/balanced" in logged
+    assert all(name in logged for name in ("train/loss", "val/balanced"))

@@ -1,27 +1,16 @@
 """Any network by name, fitted to the images and the classes; published recipes."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import conv2d
-from torchvision.models import get_model
 
 from image_classifier.augment import build_size
 from image_classifier.config import ModelConfig, OptimConfig
 from image_classifier.errors import UserError
-from image_classifier.models import (
-    MODELS,
-    build_model,
-    find_blocks,
-    find_head,
-)
-from image_classifier.models.surgery import blurred
-from image_classifier.models.vit import positions
+from image_classifier.models import MODELS, blocks, build_model, surgery, vit
 from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.presets import PRESETS
-
-AIRBENCH = ModelConfig(name="airbench", width=8)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -33,37 +22,33 @@ def test_the_model_of_every_preset_builds(name):
     assert logits.shape == (1, 7)
 
 
-# One of each kind of head and of first layer.
 @pytest.mark.parametrize(
     ("name", "head"), [("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", "classifier.1")]
 )
-def test_models_of_torchvision_get_a_head_and_dropout(name, head):
+def test_models_of_torchvision_get_a_head_dropout_and_blocks(name, head):
     model = build_model(ModelConfig(name=name, dropout=0.5), 3, 64)
-    found, layer = find_head(model)
+    found, layer = blocks.find_head(model)
     assert found == head  # dropout before it changes no names
     features = torch.ones(2, *layer.weight.shape[1:])
     assert layer(features).shape[:2] == (2, 3)
     assert not torch.equal(layer(features), layer(features))
     model.eval()
     assert torch.equal(layer(features), layer(features))
-    blocks = find_blocks(model)
-    assert blocks[0][0] is next(model.parameters())
-    assert {id(w) for w in blocks[-1]} == {id(w) for w in layer.parameters()}
-    assert sum(map(len, blocks)) == len({id(w) for block in blocks for w in block})
-    assert sum(map(len, blocks)) == len(list(model.parameters()))
-    assert 9 <= len(blocks) <= 14
+    found, weights = blocks.find_blocks(model), list(model.parameters())
+    assert 9 <= len(found) <= 14
+    assert found[0][0] is weights[0]
+    assert found[-1] == list(layer.parameters())
+    assert sorted(id(w) for block in found for w in block) == sorted(map(id, weights))
 
 
 def test_small_images_keep_their_resolution():
     with torch.device("meta"):
-        small = build_model(ModelConfig(name="resnet18"), 3, 32)
         assert build_model(ModelConfig(name="vgg11"), 3, 64).enlarged == 1
-        for size, stem in ((96, "auto"), (32, "imagenet")):
-            large = build_model(ModelConfig(name="resnet18", stem=stem), 3, size)
-            assert large.conv1.stride == (2, 2)
-    assert small.conv1.stride == (1, 1)
-    assert isinstance(small.maxpool, nn.Identity)
-    assert small.enlarged == 4
+        for size, stem, stride in ((96, "auto", 2), (32, "imagenet", 2), (32, "auto", 1)):
+            model = build_model(ModelConfig(name="resnet18", stem=stem), 3, size)
+            assert model.conv1.stride == (stride, stride)
+    assert isinstance(model.maxpool, nn.Identity)
+    assert model.enlarged == 4
 
 
 @pytest.mark.parametrize(
@@ -84,8 +69,7 @@ def test_a_model_that_cannot_be_is_refused(model, size, said):
 @pytest.mark.parametrize("name", ["resnext50_32x4d", "convnext_tiny", "swin_v2_t", *MODELS])
 def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name):
     with torch.device("meta"):
-        own = MODELS.get(name, lambda *_: get_model(name, weights=None))
-        model = own(ModelConfig(name=name), 10, 32)
+        model = build_model(ModelConfig(name=name), 10, 32)
     layers = [m for m in model.named_modules() if isinstance(m[1], nn.Linear | nn.Conv2d)]
     decaying = [f"{path}.weight" for path, _ in layers]
     names = {weight: path for path, weight in model.named_parameters()}
@@ -97,54 +81,41 @@ def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name
     assert {names[weight] for weight in optimizer.hidden} == hidden
 
 
-def smooth(count):
-    """Images whose neighboring pixels and colors are much alike: (count, 3, 12, 12)."""
-    generator = torch.Generator().manual_seed(0)
-    gray, noise = torch.randn((2, count, 3, 12, 12), generator=generator)
-    return gray[:, :1] + gray[:, :1].roll(1, 3) + noise / 2
-
-
-def test_the_first_layer_whitens_the_training_images():
-    images = smooth(400)
-    model = build_model(AIRBENCH, 7, 12, sample=lambda count: images[:count])
-    outputs = model.whiten(images).transpose(0, 1).flatten(1)  # (filters, places)
-    assert torch.corrcoef(images.transpose(0, 1).flatten(1))[0, 1] > 0.8
-    assert not model.whiten.weight.requires_grad
-    found, expected = outputs @ outputs.T / outputs.shape[1], torch.eye(12)
-    torch.testing.assert_close(found[:12, :12], expected, atol=0.01, rtol=0)
-    torch.testing.assert_close(found[:12, 12:], -expected, atol=0.01, rtol=0)
+def test_the_first_layer_of_airbench_whitens_the_training_images():
+    gray, noise = torch.randn((2, 400, 3, 12, 12), generator=torch.Generator().manual_seed(0))
+    images = gray[:, :1] + gray[:, :1].roll(1, 3) + noise / 2  # pixels and colors are alike
+    layer = build_model(ModelConfig(name="airbench"), 7, 12, lambda count: images[:count]).whiten
+    assert not layer.weight.requires_grad
+    outputs = layer(images).transpose(0, 1).flatten(1)  # (filters, places)
+    expected = torch.kron(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.eye(12))
+    torch.testing.assert_close(outputs @ outputs.T / outputs.shape[1], expected, atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("name", "begin", "end"), [("imagenet_rn50_16", 11, 13), ("imagenet_rn50_88", 65, 76)]
+    ("name", "knobs", "expected"),  # test size, batch size, decay; size and learning rate by epoch
+    [
+        ("rn50_16", (256, 4096, 1e-4), {2: (160, 1.7), 11: (160, 0.607), 12: (192, 0.486)}),
+        ("rn50_88", (256, 4096, 1e-4), {2: (160, 1.7), 70: (160, 0.356), 71: (192, 0.336)}),
+        ("vit_s", (224, 1024, 0.1), {4: (224, 5e-4), 8: (224, 1e-3), 49: (224, 5e-4)}),
+    ],
 )
-def test_ffcvs_recipes_have_its_sizes_and_learning_rates(name, begin, end):
-    config, per_epoch = PRESETS[name](), 312
-    epochs = round(config.epochs)
-    size_at = build_size(config.augment, config.data.image_size, per_epoch, epochs * per_epoch)
-    lr_at = build_schedule(config.optim, per_epoch, epochs * per_epoch)
-    for epoch in range(epochs):
-        sizes = {size_at(epoch * per_epoch + k) for k in (0, per_epoch // 2, per_epoch - 1)}
-        # FFCV's `get_resolution`, for 160 to 192 pixels.
-        assert sizes == {round(np.interp(epoch, [begin, end], [160, 192]) / 32) * 32}
-        lr = np.interp(epoch, [0, 2, epochs], [1.7e-4, 1.7, 0])
-        assert lr_at(epoch * per_epoch) == pytest.approx(lr, abs=0.01)
-    assert (config.data.eval_size, config.data.batch_size) == (256, 8 * 512)
-
-
-def test_the_vits_recipe_has_its_learning_rates_and_decay():
-    config, total = PRESETS["imagenet_vit_s"](), 90 * 1251
-    lr_at = build_schedule(config.optim, 1251, total)
-    found = [lr_at(step) for step in (5000, 10_000, (10_000 + total) // 2)]
-    assert found == pytest.approx([5e-4, 1e-3, 5e-4], rel=0.01)
-    assert lr_at(10_000) * config.optim.weight_decay == pytest.approx(1e-4, rel=0.01)
+def test_recipes_are_as_published_for_imagenet(name, knobs, expected):
+    config = PRESETS[f"imagenet_{name}"]()
+    data, optim = config.data, config.optim
+    assert (data.eval_size, data.batch_size, optim.weight_decay) == knobs
+    steps = 1_281_167 // data.batch_size
+    size_at = build_size(config.augment, data.image_size, steps, config.epochs * steps)
+    lr_at = build_schedule(optim, steps, config.epochs * steps)
+    for epoch, (size, lr) in expected.items():
+        assert {size_at(epoch * steps + step) for step in (0, steps // 2, steps - 1)} == {size}
+        assert lr_at(epoch * steps) == pytest.approx(lr, rel=0.01)
 
 
 def test_features_are_blurred_before_each_stride_but_the_first():
     features = torch.rand(2, 16, 9, 9)
     kernel = torch.outer(*2 * [torch.tensor([1.0, 2.0, 1.0])]).expand(16, 1, 3, 3) / 16
     expected = conv2d(features, kernel, padding=1, groups=16)
-    torch.testing.assert_close(blurred(nn.Identity(), (features,)), expected)
+    torch.testing.assert_close(surgery.blurred(nn.Identity(), (features,)), expected)
     with torch.device("meta"):
         model = build_model(ModelConfig(name="resnet18", blurpool=True), 3, 96)
         with pytest.raises(UserError, match=r"--model.blurpool: airbench has no convolution"):
@@ -154,7 +125,7 @@ def test_features_are_blurred_before_each_stride_but_the_first():
 
 
 def test_a_vit_finds_a_place_again_in_a_larger_image():
-    small, large = positions(2, 2).view(2, 2, -1), positions(6, 2).view(6, 6, -1)
+    small, large = vit.positions(2, 2).view(2, 2, -1), vit.positions(6, 2).view(6, 6, -1)
     torch.testing.assert_close(large[1::3, 1::3], small)
     assert small.flatten(0, 1).unique(dim=0).shape == (4, 384)
     with torch.device("meta"):
