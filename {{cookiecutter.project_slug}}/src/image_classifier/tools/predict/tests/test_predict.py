@@ -21,26 +21,22 @@ from image_classifier.runtime.distributed import World
 from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.predict import images, output
 
-HOSTILE = [b"a\nb.jpg", b'q",.jpg', b"\x1b[2J.jpg", b"\xff.jpg", "é 名.jpg".encode(), b" .jpg"]
+HOSTILE = ("a\nb.jpg", 'q",.jpg', "\x1b[2J.jpg", os.fsdecode(b"\xff.jpg"), "é 名.jpg", " .jpg")
 QUICK = ("--device", "cpu", "--workers", "0", "--batch-size", "4")
 
 
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
-    """A run folder with an untrained model."""
     config = tiny(tmp_path_factory.mktemp("predict") / "run")
     return untrained_run(changed(config, augment__tta="flip"), photos)
 
 
 def predict(run, *words):
-    """The exit code of the command `predict`."""
     return main(["predict", run, *QUICK, *map(str, words)])
 
 
 def rows_of(path):
-    """The rows of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file, strict=True))
+    return list(csv.DictReader(path.read_text("utf-8").splitlines(), strict=True))
 
 
 def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
@@ -118,7 +114,7 @@ def test_unreadable_files_are_rows_with_an_error(run, photos, tmp_path, capsys):
 
 def test_hostile_names_break_no_file_and_no_screen(run, photos, tmp_path, capsys):
     for name in HOSTILE:
-        shutil.copy(photos / "val/ant/12.jpg", tmp_path / os.fsdecode(name))
+        shutil.copy(photos / "val/ant/12.jpg", tmp_path / name)
     assert predict(run, tmp_path) == 0
     said = capsys.readouterr().out
     assert predict(run, tmp_path, "--out", tmp_path / "x.csv") == 0

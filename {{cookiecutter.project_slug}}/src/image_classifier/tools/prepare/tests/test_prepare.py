@@ -31,7 +31,6 @@ def root(photos, tmp_path, monkeypatch):
 
 
 def prepare(root, *words):
-    """What the command `prepare` returns for `root`."""
     return main(["prepare", "--data.root", str(root), "--side", "48", *words])
 
 
