@@ -12,8 +12,7 @@ from PIL import Image, ImageOps
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
-from image_classifier.data.datasets import DATASETS, open_dataset
-from image_classifier.data.datasets.source import Source
+from image_classifier.data import DATASETS, Source, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.tools.check import check as checking
 

@@ -13,8 +13,7 @@ from conftest import answers_of, changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config
-from image_classifier.data.datasets.paths import PathList
-from image_classifier.data.datasets.source import Source
+from image_classifier.data import PathList, Source
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools import statistics
 
@@ -29,8 +28,7 @@ def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", paths=None, **
         {"step": 1, "train/images_per_second": 0.0},
         {"step": 50, "train/images_per_second": rate},
         {"step": 50, "val/top1": right / COUNT - 0.002, "val/loss": 0.5},
-        {"step": 100, "train/images_per_second": rate},
-        {"step": 100, "val/top1": right / COUNT, "val/loss": 0.4},
+        {"step": 100, "train/images_per_second": rate, "val/top1": right / COUNT, "val/loss": 0.4},
     ]
     (folder / "config.json").write_text(json.dumps(flatten(config)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -11,7 +11,7 @@ from conftest import changed, run_ranks
 
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
-from image_classifier.data.datasets import DATASETS
+from image_classifier.data import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.models import load_best, read_checkpoint
 from image_classifier.models.airbench import Airbench
@@ -43,9 +43,8 @@ def test_it_has_the_averaged_weights_normalization_and_first_layer_of_the_run(co
 def test_it_computes_in_the_format_of_the_run_if_the_cpu_is_fast_in_it(usual, config, monkeypatch):
     train(changed(config, precision="bf16", optim__warmup_epochs=0.0, epochs=0.25))
     monkeypatch.setattr(loaded_model, "usual_precision", lambda _: usual)
-    world = World(torch.device("cpu"))
-    loaded = loaded_model.load_model(config.run.dir, config.compute, world)
-    assert loaded.precision.name == usual
+    cpu = World(torch.device("cpu"))
+    assert loaded_model.load_model(config.run.dir, config.compute, cpu).precision.name == usual
 
 
 def test_a_mistake_is_answered_in_one_line(tmp_path, monkeypatch, refusal):

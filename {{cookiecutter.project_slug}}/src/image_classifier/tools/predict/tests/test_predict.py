@@ -14,7 +14,7 @@ from conftest import changed, tiny, untrained_run
 
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
-from image_classifier.data.loader import EvalData
+from image_classifier.data import EvalData
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
 from image_classifier.runtime.distributed import World

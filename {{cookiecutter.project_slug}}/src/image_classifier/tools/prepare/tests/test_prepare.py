@@ -15,9 +15,7 @@ from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
-from image_classifier.data.crops import resize
-from image_classifier.data.datasets import open_dataset
-from image_classifier.data.decode import read_image
+from image_classifier.data import open_dataset, read_image, resize
 from image_classifier.errors import UserError
 from image_classifier.tools.prepare import prepare as writing
 from image_classifier.train import train

@@ -15,8 +15,7 @@ from PIL import Image
 
 from image_classifier import predictions
 from image_classifier.config import Config, DataConfig
-from image_classifier.data.datasets import open_dataset
-from image_classifier.data.samples import LEFT_OUT
+from image_classifier.data import LEFT_OUT, open_dataset
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.report import page as report
 from image_classifier.tracking import logger
