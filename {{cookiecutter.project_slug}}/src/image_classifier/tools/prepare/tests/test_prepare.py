@@ -15,7 +15,10 @@ from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
-from image_classifier.data import open_dataset, read_image, resize
+from image_classifier.data import DATASETS, Source, open_dataset
+from image_classifier.data.autotune import common_side
+from image_classifier.data.crops import resize
+from image_classifier.data.decode import read_image
 from image_classifier.errors import UserError
 from image_classifier.tools.prepare import prepare as writing
 from image_classifier.train import train
@@ -42,8 +45,7 @@ def contents(root):
 
 
 @pytest.mark.parametrize(("form", "error"), [("raw", 0), ("jpeg", 4)])
-def test_prepared_images_are_those_of_the_files_but_no_larger(root, form, error):
-    write_photo(root / "train/ant/small.jpg", 0, size=(40, 44))
+def test_prepared_images_are_those_of_the_files(root, form, error):
     files = opened(root)
     assert not files.recipe
     assert prepare(root, "--format", form) == 0
@@ -51,16 +53,24 @@ def test_prepared_images_are_those_of_the_files_but_no_larger(root, form, error)
     assert source.recipe.startswith("raw" if form == "raw" else "JPEG of quality 85")
     assert source.fingerprint() != files.fingerprint()
     elsewhere = pickle.loads(pickle.dumps(source))
-    for index in range(13):
+    for index in range(12):
         pixels, whole = source.read(index), files.read(index)
         assert torch.equal(pixels, elsewhere.read(index))
-        scale = min(1, 48 / min(whole.shape[:2]))
+        scale = 48 / min(whole.shape[:2])
         expected = resize(whole, *(round(scale * side) for side in whole.shape[:2]))
         assert pixels.shape == expected.shape
         assert (pixels.float() - expected.float()).abs().mean() <= error
     assert torch.equal(source.thinned(3).read(1), source.read(4))
     if form == "raw":
         assert source.read(3).data_ptr() == source.read(3).data_ptr()  # nothing is copied
+
+
+def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path):
+    for split in ("train", "val"):
+        for seed in range(4):
+            write_photo(tmp_path / f"photos/{split}/ant/{seed}.jpg", seed, size=(40, 40))
+    assert prepare(tmp_path / "photos") == 0
+    assert common_side(opened(tmp_path / "photos")) == 40
 
 
 def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(root, on_photos, capsys):
@@ -150,9 +160,11 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(root, ca
     assert "it is of another version; `prepare` again" in opened(root).notes[-1]  # version 1
 
 
-def test_a_mistake_in_preparing_is_answered_in_one_line(root, refusal):
+def test_a_mistake_in_preparing_is_answered_in_one_line(root, refusal, monkeypatch):
     words = ("prepare", "--data.root", root)
-    assert "in memory" in refusal("prepare", "--data.name", "shapes")
+    in_memory = Source(torch.zeros(1).long(), ("ant",), pixels=torch.zeros(1, 8, 8, 3).byte())
+    monkeypatch.setitem(DATASETS, "mine", lambda *_: in_memory)
+    assert "in memory" in refusal(*words, "--data.name", "mine")
     assert "--side 7 is not in 8 .. 4096" in refusal(*words, "--side", "7")
     assert "cannot write prepared images" in refusal(*words, "--data.cache", "/proc/nowhere")
     with writing.alone_in(root.parent / "photos.cache" / "train"):
