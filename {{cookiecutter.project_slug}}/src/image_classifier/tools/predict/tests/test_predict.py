@@ -77,6 +77,7 @@ def test_a_killed_command_resumes_to_the_same_bytes_and_no_other_command_does(
     assert f"{cause} images;" in refusal("predict", run, *QUICK, photos / "val", *words)
     partial.write_bytes(head.replace(b'"weights": "', b'"weights": "0'))
     assert f"{cause} weights;" in refusal("predict", run, *QUICK, *words)
+    assert predict(run, *words, "--fresh") == 0
     for damage, num_kept in ((b"", 12), (rows[10][:-9], 8), (b"{}\n", 8), (b"\0\0\0", 8)):
         partial.write_bytes(b"".join([head, *rows[: 10 if damage else 14], damage]))
         assert predict(run, *words) == 0
@@ -103,7 +104,7 @@ def test_unreadable_files_are_rows_with_an_error(run, photos, tmp_path, capsys):
     assert rows[0]["label"] in ("ant", "bee")
     assert predict(run, *words, tmp_path / "x.jsonl") == 0
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
-    assert [line["error"] or "" for line in lines] == errors
+    assert [line["error"] for line in lines] == [error or None for error in errors]
     assert lines[1]["label"] is None
     best = {"label": rows[0]["label"], "probability": float(rows[0]["probability"])}
     assert lines[0]["top"][0] == best == {name: lines[0][name] for name in best}
