@@ -9,49 +9,34 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed
+from conftest import answers_of, changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config
-from image_classifier.data.datasets.paths import PathList
-from image_classifier.data.datasets.source import Source
-from image_classifier.predictions import Predictions
+from image_classifier.data import PathList, Source
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.statistics import (
-    by_images,
-    by_seeds,
-    mcnemar,
-    t_quantile,
-)
+from image_classifier.tools import statistics
 
 COUNT = 1000  # validation images
 
 
-def write_run(
-    folder, right, *, seed=0, lr=0.5, init_from="", rate=500.0, pixel=0, paths=None, state="done"
-):
-    """A run that ended with its first `right` images right; its folder."""
+def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", paths=None, **knobs):
+    """A run that ended with its last `right` images right; its folder."""
     folder.mkdir(parents=True)
-    config = changed(Config(), seed=seed, optim__lr=lr, data__batch_size=100)
-    config = changed(config, run__dir=str(folder), run__log_every_steps=1 + seed)
-    config = changed(config, run__init_from=init_from)
-    top1 = right / COUNT
+    config = changed(Config(), optim__lr=lr, data__batch_size=100, run__dir=str(folder), **knobs)
     rows = [
         {"step": 1, "train/images_per_second": 0.0},
         {"step": 50, "train/images_per_second": rate},
-        {"step": 50, "val/top1": top1 - 0.002, "val/loss": 0.5},
-        {"step": 100, "train/images_per_second": rate},
-        {"step": 100, "val/top1": top1, "val/loss": 0.4},
+        {"step": 50, "val/top1": right / COUNT - 0.002, "val/loss": 0.5},
+        {"step": 100, "train/images_per_second": rate, "val/top1": right / COUNT, "val/loss": 0.4},
     ]
     (folder / "config.json").write_text(json.dumps(flatten(config)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "status.json").write_text(json.dumps({"state": state}))
-    pixels = torch.full((COUNT, 1, 1, 3), pixel, dtype=torch.uint8)
-    source = Source(torch.ones(COUNT, dtype=torch.int64), ("ant", "bee"), pixels)
+    answers = answers_of(("ant", "bee"), torch.tensor([[0, 0], [COUNT - right, right]]))
     if paths is not None:
-        source = replace(source, pixels=None, paths=paths)
-    answer, share = (torch.arange(COUNT) < right).long(), torch.full((COUNT,), 0.9)
-    Predictions(source, answer, share, share).save(folder / "predictions.safetensors", step=100)
+        answers = replace(answers, source=replace(answers.source, pixels=None, paths=paths))
+    answers.save(folder / "predictions.safetensors", step=100)
     return str(folder)
 
 
@@ -63,7 +48,8 @@ def said(capsys, *words):
 
 def test_intervals_and_p_values_are_those_of_the_tables():
     table = {1: 12.706, 2: 4.303, 11: 2.201, 12: 2.179, 20: 2.086, 30: 2.042, 99: 1.984}
-    assert {n: round(t_quantile(n), 3) for n in table} == table
+    assert {n: round(statistics.t_quantile(n), 3) for n in table} == table
+    mcnemar, by_seeds = statistics.mcnemar, statistics.by_seeds
     assert mcnemar(9, 1) == mcnemar(1, 9) == pytest.approx(2 * 11 / 1024)
     assert mcnemar(0, 0) == mcnemar(5, 5) == mcnemar(6, 5) == 1
     assert not by_seeds([0.5, 0.6], [0.501, 0.601], grain=0.001).is_real  # less than an image
@@ -73,23 +59,19 @@ def test_intervals_and_p_values_are_those_of_the_tables():
 def test_without_a_difference_one_comparison_in_twenty_finds_one():
     chance = random.Random(0)
     draws = [[chance.gauss(0.9, 0.01) for _ in range(10)] for _ in range(2000)]
-    found = [by_seeds(draw[:5], draw[5:], 1e-9).is_real for draw in draws]
-    assert 0.04 < sum(found) / len(found) < 0.06
+    found = [statistics.by_seeds(draw[:5], draw[5:], 1e-9).is_real for draw in draws]
+    assert 0.04 < sum(found) / 2000 < 0.06
     flips = [sum(chance.random() < 0.5 for _ in range(60)) for _ in range(1000)]
-    assert sum(mcnemar(n, 60 - n) < 0.05 for n in flips) / len(flips) < 0.05
-    assert 0.03 < sum(by_images(n, 60 - n, COUNT).is_real for n in flips) / len(flips) < 0.07
+    assert sum(statistics.mcnemar(n, 60 - n) < 0.05 for n in flips) / 1000 < 0.05
+    found = [statistics.by_images(n, 60 - n, COUNT).is_real for n in flips]
+    assert 0.03 < sum(found) / 1000 < 0.07
 
 
-def test_recipes_are_paired_seed_by_seed(tmp_path, capsys):
-    runs = [
-        write_run(tmp_path / f"{len(knobs)}-{seed}", 850 + 20 * seed + gain, seed=seed, **knobs)
-        for knobs, gains in (
-            ({"rate": 500.0}, (0, 0, 0)),
-            ({"rate": 250.0, "lr": 0.3, "init_from": "w.pt"}, (8, 10, 12)),
-        )
-        for seed, gain in enumerate(gains)
-    ]
-    lines = said(capsys, *runs)
+def test_recipes_or_folders_of_runs_are_paired_seed_by_seed(tmp_path, capsys):
+    knobs = {"rate": 250.0, "lr": 0.3, "run__init_from": "w.pt"}
+    a = [write_run(tmp_path / f"a/{n}", 850 + 20 * n, seed=n) for n in range(3)]
+    b = [write_run(tmp_path / f"b/{n}", 858 + 22 * n, seed=n, **knobs) for n in range(3)]
+    lines = said(capsys, *a, *b)
     assert [line.split()[0] for line in lines[1:7]] == ["A"] * 3 + ["B"] * 3
     assert lines[4].split()[2:] == ["0", "85.80%", "85.80%", "0.4000", "0:40", "250"]
     reach = 100 * 4.303 * 0.002 / math.sqrt(3)
@@ -100,23 +82,17 @@ def test_recipes_are_paired_seed_by_seed(tmp_path, capsys):
         f"  best top-1: B is better by 1.00 {real}",
         "  speed: 0.50 x the images/s of A; `bench` measures in turns",
     ]
-    backwards = said(capsys, *runs[3:], *runs[:3])
-    assert backwards[9] == f"  final top-1: A is better by 1.00 {real}"
-
-
-def test_a_folder_of_runs_is_a_group_whatever_their_configs(tmp_path, capsys):
-    for seed in range(2):
-        for name, right in (("old", 900), ("new", 900 + 3 * (2 * seed - 1))):
-            write_run(tmp_path / name / f"seed{seed}", right, seed=seed)
-    lines = said(capsys, str(tmp_path / "old"), str(tmp_path / "new"))
-    assert "B against A: the same config" in lines
-    assert any("no significant difference" in line and "2 seeds" in line for line in lines)
+    assert said(capsys, *b, *a)[9] == f"  final top-1: A is better by 1.00 {real}"
+    assert said(capsys, f"{tmp_path}/a", f"{tmp_path}/b") == lines
+    (tmp_path / "again").symlink_to("a")
+    same = said(capsys, f"{tmp_path}/a", f"{tmp_path}/again")
+    assert same[8] == "B against A: the same config"
+    assert same[9].startswith("  final top-1: no significant difference: B is ahead by 0.00 points")
 
 
 def test_of_one_seed_two_models_are_compared_and_no_recipes(tmp_path, capsys):
     a, b = (write_run(tmp_path / f"{n}", n, lr=n) for n in (900, 920))
-    c = write_run(tmp_path / "c\x1b[2J", 902, state="running")
-    lines = said(capsys, a, b, c)
+    lines = said(capsys, a, b, write_run(tmp_path / "c\x1b[2J", 902, state="running"))
     assert all(line.isprintable() for line in lines)
     text = "\n".join(lines)
     assert "B is better by 2.00 points (95% interval: " in text
@@ -129,38 +105,35 @@ def test_of_one_seed_two_models_are_compared_and_no_recipes(tmp_path, capsys):
 
 
 def test_what_can_not_be_compared_is_refused_in_a_line(tmp_path, refusal):
-    a, b = write_run(tmp_path / "a", 900), write_run(tmp_path / "b", 910, lr=0.3)
+    a, b = write_run(tmp_path / "a", 900), Path(write_run(tmp_path / "b", 910, lr=0.3))
     assert "nothing to compare with" in refusal("compare", a)
-    assert "is not a run folder" in refusal("compare", a, str(tmp_path / "nope"))
-    assert "both have --seed 0" in refusal("compare", a, str(tmp_path))
-    other = write_run(tmp_path / "other", 900, lr=0.1, pixel=1)
-    assert "are not those of" in refusal("compare", a, other)
+    assert "is not a run folder" in refusal("compare", a, tmp_path / "nope")
+    assert "both have --seed 0" in refusal("compare", a, tmp_path)
     far = [write_run(tmp_path / f"far{n}", 900, seed=n, lr=0.2) for n in (1, 2)]
     assert "nothing can be paired" in refusal("compare", a, *far)
-    with Path(b, "metrics.jsonl").open("a") as file:  # continued since it wrote its predictions
+    with (b / "metrics.jsonl").open("a") as file:  # continued since it wrote its predictions
         file.write('{"step": 150, "epoch": 3.0, "val/top1": 0.95, "val/loss": 0.3}\n')
     assert "no predictions.safetensors of its last evaluation" in refusal("compare", a, b)
-    Path(b, "predictions.safetensors").write_bytes(b"\x80\x04K\x01.")
+    (b / "predictions.safetensors").write_bytes(b"\x80\x04K\x01.")
     assert "predictions.safetensors' can" in refusal("compare", a, b)
-    Path(b, "metrics.jsonl").write_text("")
+    (b / "metrics.jsonl").write_text("")
     assert "it has no evaluation yet" in refusal("compare", a, b)
 
 
-def test_scores_on_images_that_were_replaced_are_not_compared(
-    tmp_path, monkeypatch, capsys, refusal
-):
-    image, paths = tmp_path / "image", PathList(tmp_path, [b"image"] * COUNT)
-    runs = []
-    for content in (b"one", b"one", b"two"):
+def test_scores_on_other_images_are_not_compared(tmp_path, monkeypatch, capsys, refusal):
+    image, runs = tmp_path / "image", [write_run(tmp_path / "in memory", 900)]
+    paths = PathList(tmp_path, [b"image"] * COUNT)
+    for number, content in enumerate((b"one", b"one", b"two"), 1):
         image.write_bytes(content)
-        os.utime(image, (len(runs), 0))  # a copy has another time
-        runs.append(write_run(tmp_path / f"{len(runs)}", 900, lr=len(runs), paths=paths))
-    assert "no significant difference" in "".join(said(capsys, *runs[:2]))
-    assert "are not those of" in refusal("compare", runs[0], runs[2])
+        os.utime(image, (number, 0))  # a copy has another time
+        runs.append(write_run(tmp_path / f"{number}", 900, lr=number, paths=paths))
+    assert "no significant difference" in "".join(said(capsys, *runs[1:3]))
+    assert "are not those of" in refusal("compare", runs[0], runs[1])
+    assert "are not those of" in refusal("compare", runs[1], runs[3])
     fingerprint = Source.fingerprint
     monkeypatch.setattr(Source, "fingerprint", lambda source: f"{fingerprint(source)} raw")
     prepared = write_run(tmp_path / "prepared", 900, lr=4, paths=paths)  # the same images
-    assert "no significant difference" in "".join(said(capsys, runs[2], prepared))
+    assert "no significant difference" in "".join(said(capsys, runs[3], prepared))
 
 
 def test_runs_with_damaged_files_are_compared_by_what_is_sound_or_refused_in_a_line(

@@ -2,9 +2,8 @@
 
 import json
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from conftest import changed, run_ranks
 
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
-from image_classifier.data.datasets import DATASETS
+from image_classifier.data import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.models import load_best, read_checkpoint
 from image_classifier.models.airbench import Airbench
@@ -24,22 +23,16 @@ from image_classifier.train import train
 
 def test_it_repeats_the_result_of_a_run(trained_once, capsys):
     rows = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())
-    best = max(row["val/top1"] for row in rows if "val/top1" in row)
+    best = max(row.get("val/top1", 0) for row in rows)
     assert main(["evaluate", str(trained_once), "--device", "cpu"]) == 0
     assert f"top-1 {best:.2%}" in capsys.readouterr().out
 
 
-def test_it_evaluates_the_averaged_weights_with_the_normalization_and_first_layer_of_the_run(
-    config, monkeypatch
-):
+def test_it_has_the_averaged_weights_normalization_and_first_layer_of_the_run(config, monkeypatch):
     config = changed(config, optim__ema_decay=0.9, optim__warmup_epochs=0.0, epochs=0.25)
     config = changed(config, model__name="airbench", model__width=8)
     scores, mean = train(config), (0.3, 0.3, 0.3)
-
-    def darker(data, split):
-        return replace(shapes(data, split), mean=mean)
-
-    monkeypatch.setitem(DATASETS, "shapes", darker)
+    monkeypatch.setitem(DATASETS, "shapes", lambda *split: replace(shapes(*split), mean=mean))
     monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())
     again = evaluate_run(config.run.dir, "val", "", config.compute)
     assert again.predictions.source.mean == mean
@@ -50,42 +43,27 @@ def test_it_evaluates_the_averaged_weights_with_the_normalization_and_first_laye
 def test_it_computes_in_the_format_of_the_run_if_the_cpu_is_fast_in_it(usual, config, monkeypatch):
     train(changed(config, precision="bf16", optim__warmup_epochs=0.0, epochs=0.25))
     monkeypatch.setattr(loaded_model, "usual_precision", lambda _: usual)
-    world = World(torch.device("cpu"))
-    loaded = loaded_model.load_model(config.run.dir, config.compute, world)
-    assert loaded.precision.name == usual
+    cpu = World(torch.device("cpu"))
+    assert loaded_model.load_model(config.run.dir, config.compute, cpu).precision.name == usual
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "Missing from sort-photos evaluate: RUN run folder, or a checkpoint in one"),
-        ("runs/nowhere", "runs/nowhere"),
-        ("damaged.pt", "'damaged.pt' is damaged: "),
-    ],
-)
-def test_a_mistake_is_answered_in_one_line(words, message, tmp_path, monkeypatch, refusal):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/sort-photos"])
-    Path("damaged.pt").write_bytes(b"PK")
-    said = refusal("evaluate", *words.split())
-    assert said.startswith("error: ")
-    assert message in said
+def test_a_mistake_is_answered_in_one_line(tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr("sys.argv", ["/usr/bin/sort-photos"])
+    missing = "error: Missing from sort-photos evaluate: RUN run folder, or a checkpoint in one"
+    assert refusal("evaluate").startswith(missing)
+    assert f"no checkpoint '{tmp_path}/no.pt'" in refusal("evaluate", tmp_path / "no.pt")
+    (tmp_path / "damaged.pt").write_bytes(b"PK")
+    assert "damaged.pt' is damaged: " in refusal("evaluate", tmp_path / "damaged.pt")
 
 
 def opened_while_saved(folder):
     """The step that a rank opens if rank 1 first reads an older file; how often it reads."""
-    reads = []
-
-    def load(path):
-        reads.append(path)
-        is_early = os.environ["RANK"] == "1" and len(reads) == 1
-        return load_best(folder / "old.pt" if is_early else path)
-
-    loaded_model.load_best = load
+    early = iter([folder / "old.pt"] if os.environ["RANK"] == "1" else [folder / "best.pt"])
+    loaded_model.load_best = Mock(side_effect=lambda path: load_best(next(early, path)))
     compute = ComputeConfig(device="cpu")
     with join_world(compute) as world:
         loaded = loaded_model.load_model(str(folder / "best.pt"), compute, world)
-        return loaded.step, len(reads)
+        return loaded.step, loaded_model.load_best.call_count
 
 
 def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(trained_once, tmp_path):

@@ -6,57 +6,45 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import HOSTILE, Shown, answers_of, changed, write_photo
 from PIL import Image
 
+from image_classifier import predictions
 from image_classifier.config import Config, DataConfig
-from image_classifier.data.datasets import open_dataset
-from image_classifier.data.datasets.source import Source
-from image_classifier.data.samples import LEFT_OUT
-from image_classifier.predictions import (
-    BINS,
-    Predictions,
-    calibrate,
-    calibration_error,
-)
+from image_classifier.data import LEFT_OUT, open_dataset
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.report import page as page_module
-from image_classifier.tools.report.page import (
-    PICTURES,
-    calibration_section,
-    write_page,
-)
+from image_classifier.tools.report import page as report
 from image_classifier.tracking import logger
 from image_classifier.train import train
 
 ROWS = [
-    {"step": 5, "epoch": 0.5, "train/loss": 2.5, "train/lr": 0.1, "train/images_per_second": 900.0}
-    | {"train/waited_fraction": 0.02},
+    {"step": 5, "epoch": 0.5, "train/images_per_second": 900.0, "train/waited_fraction": 0.02},
     {"step": 10, "epoch": 1.0, "val/loss": 2.0, "val/top1": 0.75, "val/top5": 1.0},
-    {"step": 15, "epoch": 1.5, "train/loss": 1.5, "train/lr": 0.2, "train/images_per_second": 950.0}
-    | {"train/waited_fraction": 0.04},
+    {"step": 15, "epoch": 1.5, "train/images_per_second": 950.0, "train/waited_fraction": 0.04},
     {"step": 20, "epoch": 2.0, "val/loss": 1.9, "val/top1": 0.5, "val/top5": 1.0},
 ]
 MIXED = torch.tensor([(0.63, 0.37), (0.002, 0.998)])
+ANIMALS = ("ant", "bee", "cow", "dog")
 
 
-def page(folder, answers, rows=ROWS, warnings=("a learning rate",), labels=MIXED, **knobs):
+def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, **knobs):
     """The page of a run that logged `rows` and `warnings`, and ended with `answers`."""
-    config = changed(Config(), **knobs)
+    config = flatten(changed(Config(), **knobs))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "config.json").write_text(json.dumps(flatten(config)))
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "environment.json").write_text(json.dumps({"device": "<CPU>", "commit": None}))
     samples = torch.full((len(labels), 4, 4, 3), 7, dtype=torch.uint8), labels, 3
-    write_page(folder, answers, "step 20 of 20", warnings, samples)
+    report.write_page(folder, answers, "step 20 of 20", warnings, samples)
     return Shown((folder / "report.html").read_text(encoding="utf-8"))
 
 
 def counts(size):
     """A confusion matrix in which each class is taken for the next once, and is right 9 times."""
-    return 9 * torch.eye(size, dtype=torch.int64) + torch.eye(size, dtype=torch.int64).roll(1, 1)
+    return 9 * torch.eye(size).long() + torch.eye(size).long().roll(1, 1)
 
 
 @pytest.mark.parametrize("size", [len(HOSTILE), 40])
@@ -66,39 +54,30 @@ def test_names_are_shown_and_never_run(tmp_path, size):
     names = HOSTILE + harmless[len(HOSTILE) :]
     knobs = {"run__dir": "<script>\udcff", "data__root": "</dl>"}
     hostile = page(tmp_path, answers_of(names, counts(size)), warnings=HOSTILE, **knobs)
-    assert hostile.tags == plain.tags
-    assert hostile.attributes == plain.attributes
+    assert (hostile.tags, hostile.attributes) == (plain.tags, plain.attributes)
     assert {row[0] for row in hostile.tables[-1][1:]} == set(names)
     assert {*HOSTILE, "<CPU>", "<script>\\udcff", "</dl>"} <= set(hostile.words)
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "default-src 'none'" in text
+    assert "default-src 'none'" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not {"href", "srcset", "onload"} & hostile.attributes
     assert not {"script", "link", "iframe"} & hostile.tags
     assert all(picture.startswith("data:image/png;base64,") for picture in hostile.pictures)
 
 
-def test_every_class_has_its_row_and_the_worst_is_first(tmp_path):
+def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_first(tmp_path):
     confusion = torch.tensor([[8, 0, 0, 0], [3, 6, 1, 0], [0, 0, 0, 0], [0, 1000, 0, 1000]])
-    *_, table = page(tmp_path, answers_of(("ant", "bee", "cow", "dog"), confusion)).tables
-    assert table == [
+    shown = page(tmp_path, answers_of(ANIMALS, confusion))
+    facts = ["50.25%", "75.00%", "100.00%", "1.9000", "925", "3.0%", "24.8%"]
+    assert [word for word in shown.words if word in facts][:7] == facts
+    matrix, classes = shown.tables
+    assert matrix[0] == ["", *ANIMALS]
+    assert matrix[1::2] == [["ant", "8", "", "", ""], ["cow", "", "", "", ""]]
+    assert matrix[2::2] == [["bee", "3", "6", "1", ""], ["dog", "", "1,000", "", "1,000"]]
+    assert classes == [
         ["class", "recall", "precision", "images", "most often predicted as", "times"],
         ["dog", "50.0%", "100.0%", "2,000", "bee", "1,000"],
         ["bee", "60.0%", "0.6%", "10", "ant", "3"],
         ["ant", "100.0%", "72.7%", "8", "", "0"],
         ["cow", "", "0.0%", "0", "", "0"],
-    ]
-
-
-def test_the_result_comes_first_then_a_matrix_or_a_list_of_pairs(tmp_path):
-    shown = page(tmp_path, answers_of(("ant", "bee", "cow"), counts(3)))
-    facts = ["90.00%", "75.00%", "100.00%", "1.9000", "925", "3.0%", "15.0%"]
-    assert [word for word in shown.words if word in facts][:7] == facts
-    matrix, _ = shown.tables
-    assert matrix == [
-        ["", "ant", "bee", "cow"],
-        ["ant", "9", "1", ""],
-        ["bee", "", "9", "1"],
-        ["cow", "1", "", "9"],
     ]
     many = counts(50)
     many[7, 3] = 5
@@ -111,24 +90,19 @@ def test_the_result_comes_first_then_a_matrix_or_a_list_of_pairs(tmp_path):
 def test_curves_of_any_values_are_drawn(tmp_path, loss):
     rows = [*ROWS, {"step": 25, "epoch": 2.5, "train/loss": loss, "train/lr": 0.0}]
     for logged in (rows, rows[-1:], []):
-        shown = page(tmp_path, answers_of(("ant", "bee"), counts(2)), logged)
+        shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), logged)
         drawn = [value for value in shown.values if re.fullmatch(r"[-\d., e]+", value)]
         assert not re.search("nan|inf", " ".join(drawn))
         assert ("polyline" in shown.tags) == bool(logged)
 
 
 def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypatch):
-    states = []
-
-    def write_and_look(folder, answers, state, *rest):
-        write_page(folder, answers, state, *rest)
-        states.append(state)
-
+    write = Mock(wraps=report.write_page)
+    monkeypatch.setattr(report, "write_page", write)
     monkeypatch.setattr(logger, "PAGE_SECONDS", 0)
-    monkeypatch.setattr(page_module, "write_page", write_and_look)
     config = changed(config, optim__warmup_epochs=0, epochs=0.5, run__evaluate_every_epochs=0.25)
     train(config)
-    assert states == ["step 1 of 2", "step 2 of 2"]
+    assert [call.args[2] for call in write.call_args_list] == ["step 1 of 2", "step 2 of 2"]
     written = Path(config.run.dir, "report.html")
     shown = Shown(written.read_text(encoding="utf-8"))
     assert shown.tables[1][0][0] == "class"
@@ -142,50 +116,46 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     assert f"cannot write {written}: " in capsys.readouterr().out
 
 
-def said(*pairs):
-    """Predictions with these probabilities, which are right or not."""
-    shares, right = torch.tensor(pairs, dtype=torch.float32).T
-    pixels = torch.zeros((len(pairs), 1, 1, 3), dtype=torch.uint8)
-    source = Source(torch.ones(len(pairs), dtype=torch.int64), ("ant", "bee"), pixels)
-    return Predictions(source, right.long(), shares, shares)
+def said(num_wrong, *shares):
+    """Predictions with these probabilities, of which the first `num_wrong` are wrong."""
+    confusion = torch.tensor([[0, num_wrong], [0, len(shares) - num_wrong]])
+    return replace(answers_of(ANIMALS[:2], confusion), probability=torch.tensor(shares))
 
 
 def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
-    answers = said((0.9, True), (0.9, False), (0.3, False), (1.0, True), (float("nan"), True))
-    found = calibrate(answers)
+    answers = said(2, 0.9, 0.3, 0.9, 1.0, float("nan"))
+    found = predictions.calibrate(answers)
     assert found[0, [4, 13, 14]].tolist() == [1, 2, 1]
-    assert calibration_error(found) == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
-    left_out = replace(answers, predicted=torch.full((5,), LEFT_OUT))
-    assert calibrate(left_out)[0].tolist() == [0] * BINS
-    assert calibration_error(calibrate(left_out)) == 0
-    for share, num_right, words in (
+    assert predictions.calibration_error(found) == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
+    left_out = predictions.calibrate(replace(answers, predicted=torch.full((5,), LEFT_OUT)))
+    assert left_out[0].tolist() == [0] * predictions.BINS
+    assert predictions.calibration_error(left_out) == 0
+    for share, num_wrong, words in (
         (0.9, 500, "overconfident by 40.0 points"),
-        (0.6, 900, "underconfident by 30.0 points"),
-        (0.5, 510, "neither over- nor underconfident"),
+        (0.6, 100, "underconfident by 30.0 points"),
+        (0.5, 490, "neither over- nor underconfident"),
     ):
-        answers = said(*[(share, number < num_right) for number in range(1000)])
-        assert words in calibration_section(calibrate(answers))
+        answers = said(num_wrong, *[share] * 1000)
+        assert words in report.calibration_section(predictions.calibrate(answers))
 
 
 def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
-    for number in range(PICTURES + 2):
-        write_photo(tmp_path / "photos/val/ant" / f"{number:02}.jpg", number, (330, 270))
-    (tmp_path / "photos/val/bee").mkdir()
-    write_photo(tmp_path / "photos/val/bee/b.jpg", 0)
-    data = DataConfig(name="folder", root=str(tmp_path / "photos" / "val"), val_fraction=0.001)
+    for number in range(report.PICTURES + 2):
+        write_photo(tmp_path / f"photos/ant/{number:02}.jpg", number, (330, 270))
+    write_photo(tmp_path / "photos/bee/b.jpg", 0)
+    data = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.001)
     source = open_dataset(data, "train")
-    (tmp_path / "photos/val/ant/01.jpg").unlink()  # it is gone
-    answer = torch.where(torch.arange(len(source)) > 0, 1, 0)
-    probability = torch.linspace(0.55, 0.95, len(source)).flip(0)
-    shown = page(tmp_path, Predictions(source, answer, probability, 1 - probability))
-    paths = [source.paths.relative(n).decode() for n in range(1, PICTURES + 1)]
+    (tmp_path / "photos/ant/01.jpg").unlink()  # it is gone
+    answer = (torch.arange(len(source)) > 0).long()
+    share = torch.linspace(0.55, 0.95, len(source)).flip(0)
+    shown = page(tmp_path, predictions.Predictions(source, answer, share, 1 - share))
+    paths = [source.paths.relative(n).decode() for n in range(1, report.PICTURES + 1)]
     assert [title for title in shown.titles if title.endswith(".jpg")] == paths
-    assert len(shown.pictures) == PICTURES - 1 + len(MIXED)
-    assert max(map(len, shown.pictures)) < 3_000_000 / (3 * PICTURES)
+    assert len(shown.pictures) == report.PICTURES - 1 + len(MIXED)
+    assert max(map(len, shown.pictures)) < 3_000_000 / (3 * report.PICTURES)
     words = [word.strip() for word in shown.words if word.strip()]
     first = words.index("Most confident mistakes") + 2
-    share = float(probability[1])
-    assert words[first : first + 4] == ["bee", f"{share:.1%}", "ant", f"{1 - share:.1%}"]
+    assert words[first : first + 4] == ["bee", f"{share[1]:.1%}", "ant", f"{1 - share[1]:.1%}"]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +163,7 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
     [(MIXED, "ant 63.0% bee 37.0% bee 99.8% ant 0.2%"), (torch.tensor([1, 0]), "bee ant")],
 )
 def test_training_images_are_shown_as_the_model_saw_them(tmp_path, labels, expected):
-    shown = page(tmp_path, answers_of(("ant", "bee"), counts(2)), labels=labels)
+    shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), labels=labels)
     first = shown.words.index("As the model saw them in step 3.")
     said = " ".join(shown.words[first + 1 : shown.words.index("Config")])
     assert said.split() == expected.split()
