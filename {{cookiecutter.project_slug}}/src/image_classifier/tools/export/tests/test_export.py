@@ -13,10 +13,7 @@ from safetensors import safe_open
 
 from image_classifier.cli import main
 from image_classifier.data.crops import center_crop
-from image_classifier.tools.export import formats
-from image_classifier.tools.export.export_graph import (
-    resized_square,
-)
+from image_classifier.tools.export import export_graph, formats
 
 
 @pytest.fixture
@@ -31,7 +28,8 @@ def test_the_graph_crops_images_of_any_size_as_evaluation_does(size, side):
     pixels = torch.randint(0, 256, (*size, 3), dtype=torch.uint8, generator=torch.Generator())
     expected = torch.empty((side, side, 3), dtype=torch.uint8)
     center_crop(pixels, expected)
-    difference = (resized_square(pixels[None], side)[0].permute(1, 2, 0) - expected).abs()
+    square = export_graph.resized_square(pixels[None], side)
+    difference = (square[0].permute(1, 2, 0) - expected).abs()
     assert difference.max() <= 1
     assert (difference > 0).float().mean() < 0.005
 
