@@ -28,9 +28,8 @@ def test_flops_are_those_by_hand_and_counting_changes_nothing():
 
 
 def test_attention_is_counted_although_frozen_weights_have_a_kernel_of_their_own():
-    tokens = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Flatten(2), nn.Unflatten(2, (16, 12)))
     layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
-    model = nn.Sequential(tokens, nn.Flatten(0, 1), layer)
+    model = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (16, 12)), layer)
     trained = observer.count_flops(model, 8)
     assert trained > 2 * 16 * 12 * (4 * 12 + 2 * 24)
     assert observer.count_flops(model.requires_grad_(False), 8) == trained
@@ -52,7 +51,6 @@ def test_small_images_and_frozen_layers_cost_less(config, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "dtype", "teraflops"),
     [
-        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989),
         ("NVIDIA A100-SXM4-80GB", torch.float32, 156),
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", torch.bfloat16, None),
         ("Tesla T4", torch.float16, 65),
