@@ -2,7 +2,6 @@
 
 import re
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,35 +20,29 @@ MODEL = "The model is the limit: 100 images/s"
 
 
 @pytest.mark.parametrize(
-    ("waited", "known", "said"),
+    ("waited", "recipe", "known", "said"),
     [
-        (0.5, {"where": "device"}, f"{LOADING}less of --augment."),
-        (0.5, {"workers": 1}, f"{LOADING}`prepare`, which stores the images smaller or "),
-        (0.5, {"workers": 1, "recipe": "raw"}, f"{LOADING}--data.workers 2 (now 1)."),
-        (0.5, {"recipe": "raw"}, f"{LOADING}more CPU cores, or a smaller --data.image-size."),
-        (0.05, {}, f"{MODEL}. Try --compute.compile."),
-        (0.05, {"ceiling": 150.0}, f"{MODEL}, while loading could give 300. Try --compute."),
+        (0.5, "", {"where": "device"}, f"{LOADING}less of --augment."),
+        (0.5, "", {"workers": 1}, f"{LOADING}`prepare`, which stores the images smaller or "),
+        (0.5, "raw", {"workers": 1}, f"{LOADING}--data.workers 2 (now 1)."),
+        (0.5, "raw", {}, f"{LOADING}more CPU cores, or a smaller --data.image-size."),
+        (0.05, "", {}, f"{MODEL}. Try --compute.compile."),
+        (0.05, "", {"ceiling": 150}, f"{MODEL}, while loading could give 300. Try --compute."),
     ],
 )
-def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, known, said):
+def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, recipe, known, said):
     monkeypatch.setattr(observer, "num_cores", lambda: 2)
-    source = SimpleNamespace(paths=[], recipe=known.pop("recipe", ""))
-    two = replace(World(torch.device("cpu")), size=2)
-    usual = {"where": "stream", "workers": 2, "ceiling": None, "world": two, "source": source}
-    data = SimpleNamespace(**usual | known)
+    data = {"where": "stream", "workers": 2, "ceiling": None} | known
+    data |= {"world": World(torch.device("cpu"), size=2)}
+    data = SimpleNamespace(source=SimpleNamespace(paths=[], recipe=recipe), **data)
     speed = Speed(step=10, image_size=32, images_per_second=100.0, waited=waited)
     assert observer.verdict(Config(), data, speed).startswith(said)
 
 
 def test_waiting_for_slow_images_is_measured(config, monkeypatch, capsys):
     read = Source.read
-
-    def read_slowly(*arguments):
-        time.sleep(0.008)
-        return read(*arguments)
-
-    monkeypatch.setattr(Source, "read", read_slowly)
-    config = changed(config, epochs=1, data__where="stream", data__workers=0)
-    train(changed(config, data__limit=48))
+    monkeypatch.setattr(Source, "read", lambda *which: time.sleep(0.008) or read(*which))
+    streamed = {"data__where": "stream", "data__workers": 0, "data__limit": 48}
+    train(changed(config, epochs=1, **streamed))
     rate = re.search(r"Loading is the limit: (\d+) images/s, while", capsys.readouterr().out)[1]
     assert 4 < int(rate) <= 125  # a machine that has other things to do is slower

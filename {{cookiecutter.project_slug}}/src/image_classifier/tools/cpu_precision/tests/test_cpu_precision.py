@@ -1,6 +1,7 @@
 """`--precision auto` on a CPU: the faster format for this network, the same ever after."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,20 +17,14 @@ from image_classifier.train import train
 CPU = World(torch.device("cpu"))
 FASTER = [(1.0, 0.5), (1.2, 0.6)]  # seconds in fp32 and in bf16
 SLOWER = [(1.0, 1.1), (1.2, 1.3)]
-CONTRADICTORY = [(1.0, 0.5), (1.0, 2.0)]
+measure = probe.measure
 
 
 @pytest.fixture
-def auto(config, tmp_path):
-    """A tiny run that leaves the format to the machine."""
+def auto(config, tmp_path, monkeypatch):
+    """A tiny run that leaves the format to the machine, on which bf16 is faster."""
+    monkeypatch.setattr(probe, "measure", Mock(return_value=FASTER))
     return changed(config, precision="auto", data__cache=str(tmp_path / "cache"))
-
-
-def plant(patch, rounds):
-    """Let the measurement find `rounds`; a list that grows with each measurement."""
-    calls = []
-    patch.setattr(probe, "measure", lambda *_: calls.append(1) or rounds)
-    return calls
 
 
 def chosen(config, world=CPU):
@@ -39,32 +34,31 @@ def chosen(config, world=CPU):
     return config.precision, why
 
 
-def test_a_cpu_takes_bf16_only_where_it_was_measured_to_be_faster(auto, monkeypatch):
-    calls = plant(monkeypatch, CONTRADICTORY)  # which is not remembered
+def test_a_cpu_takes_bf16_only_where_it_was_measured_to_be_faster(auto):
+    probe.measure.return_value = [(1.0, 0.5), (1.0, 2.0)]  # contradictory, so not remembered
     assert chosen(auto)[0] == chosen(auto)[0]
-    assert len(calls) == 2
-    calls = plant(monkeypatch, FASTER)
+    assert probe.measure.call_count == 2
+    probe.measure.return_value = FASTER
     for when in ("measured now", "measured before"):
         assert chosen(auto) == ("bf16", f"bf16 is 2 x as fast as fp32 here, {when}")
-    assert len(calls) == 1
+    assert probe.measure.call_count == 3
     other = changed(auto, model__width=16)  # each network is measured
-    plant(monkeypatch, SLOWER)
+    probe.measure.return_value = SLOWER
     assert chosen(other) == ("fp32", "bf16 is 0.91 x as fast as fp32 here, measured now")
     assert chosen(changed(other, precision="bf16"))[0] == "bf16"
 
 
-def test_a_run_resumes_in_the_format_that_it_began_with(auto, monkeypatch):
-    plant(monkeypatch, FASTER)
+def test_a_run_resumes_in_the_format_that_it_began_with(auto):
     train(changed(auto, epochs=1, optim__warmup_epochs=0))
-    plant(monkeypatch, SLOWER)
+    probe.measure.return_value = SLOWER
     elsewhere = changed(auto, data__cache=auto.data.cache + "2")
     assert chosen(elsewhere) == ("bf16", "as this run began")
     assert chosen(changed(elsewhere, run__fresh=True))[0] == "fp32"
 
 
-def test_the_measurement_leaves_the_random_state_as_it_was(auto):
+def test_the_measurement_leaves_the_random_state_as_it_was(config):
     before = torch.default_generator.get_state()
-    rounds = probe.measure(auto, 10, 16, CPU)
+    rounds = measure(config, 10, 16, CPU)
     assert torch.equal(torch.default_generator.get_state(), before)
     assert 1 <= len(rounds) <= 2
     assert min(map(min, rounds)) > 0
@@ -72,8 +66,8 @@ def test_the_measurement_leaves_the_random_state_as_it_was(auto):
 
 def chosen_on_rank(config):
     """The format that this rank takes, where the two measure the opposite."""
-    with join_world(config.compute) as world, pytest.MonkeyPatch.context() as patch:
-        plant(patch, (FASTER, SLOWER)[world.rank])
+    with join_world(config.compute) as world:
+        probe.measure = lambda *_: (FASTER, SLOWER)[world.rank]
         return chosen(config, world)[0]
 
 
@@ -81,8 +75,7 @@ def test_all_ranks_take_the_same_format(auto):
     assert run_ranks(2, chosen_on_rank, auto) == ["bf16", "bf16"]
 
 
-def test_a_kept_result_that_is_damaged_is_measured_again(damaged, auto, monkeypatch):
-    plant(monkeypatch, [(3.0, 1.0)])
+def test_a_kept_result_that_is_damaged_is_measured_again(damaged, auto):
     Path(auto.data.cache).mkdir()
     Path(auto.data.cache, "precision.json").write_bytes(damaged)
     said = [chosen(auto)[1].split(", ")[1] for _ in range(2)]

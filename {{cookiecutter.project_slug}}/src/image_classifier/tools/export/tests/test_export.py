@@ -13,10 +13,7 @@ from safetensors import safe_open
 
 from image_classifier.cli import main
 from image_classifier.data.crops import center_crop
-from image_classifier.tools.export import formats
-from image_classifier.tools.export.export_graph import (
-    resized_square,
-)
+from image_classifier.tools.export import export_graph, formats
 
 
 @pytest.fixture
@@ -25,16 +22,16 @@ def run(config, photos):
     return untrained_run(changed(config, augment__tta="shift"), photos)
 
 
+@pytest.mark.parametrize("side", [32, 48])
 @pytest.mark.parametrize("size", [(40, 90), (100, 21), (32, 32), (20, 25), (375, 500)])
-def test_the_graph_crops_images_of_any_size_as_evaluation_does(size):
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (*size, 3), dtype=torch.uint8, generator=generator)
-    for side in (32, 48):
-        expected = torch.empty((side, side, 3), dtype=torch.uint8)
-        center_crop(pixels, expected)
-        difference = (resized_square(pixels[None], side)[0].permute(1, 2, 0) - expected).abs()
-        assert difference.max() <= 1
-        assert (difference > 0).float().mean() < 0.005
+def test_the_graph_crops_images_of_any_size_as_evaluation_does(size, side):
+    pixels = torch.randint(0, 256, (*size, 3), dtype=torch.uint8, generator=torch.Generator())
+    expected = torch.empty((side, side, 3), dtype=torch.uint8)
+    center_crop(pixels, expected)
+    square = export_graph.resized_square(pixels[None], side)
+    difference = (square[0].permute(1, 2, 0) - expected).abs()
+    assert difference.max() <= 1
+    assert (difference > 0).float().mean() < 0.005
 
 
 def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
@@ -42,50 +39,36 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
     Path(run, "export", ".model.onnx.0123abcd.tmp").touch()  # of an export that was killed
     assert main(["export", run, "--format", "safetensors"]) == 0
     assert "the same class for 4 of 4 images" in capsys.readouterr().out  # with shifted views
-    path = Path(run, "export", "model.safetensors")
+    (path,) = Path(run, "export").iterdir()
+    assert path.name == "model.safetensors"
+    saved = torch.load(f"{run}/checkpoints/best.pt", weights_only=True)["state"]["model"]
     with safe_open(path, "pt") as file:
         about = {key: json.loads(text) for key, text in file.metadata().items()}
-        saved = torch.load(f"{run}/checkpoints/best.pt", weights_only=True)["state"]["model"]
-        assert set(file.keys()) == set(saved)
-        for name in file.keys():  # noqa: SIM118 - it is no dict
-            assert torch.equal(file.get_tensor(name), saved[name])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    torch.testing.assert_close(weights, saved, rtol=0, atol=0)
     assert about["classes"] == ["ant", "bee"]
     assert (about["side"], about["step"], about["mean"]) == (32, 7, [0.5, 0.4, 0.3])
     assert str(Path(run).parent) not in json.dumps(about)  # the file leaves this machine
-    assert [file.name for file in path.parent.iterdir()] == ["model.safetensors"]
 
 
-WRONG = {
-    "offset": lambda found: found + 0.0011,
-    "nan": lambda found: found * torch.nan,
-    "batch": lambda found: found[:1].expand(len(found), -1),  # one image at a time only
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_file_with_other_predictions_is_not_written(name, run, monkeypatch, capsys):
-    def wrong(module):
-        return b"written", lambda images: WRONG[name](module(images))
-
+@pytest.mark.parametrize(
+    ("change", "raw_code"),
+    [
+        (lambda found: found + 0.0011, 0),  # logits that are all higher are the same probabilities
+        (lambda found: found * torch.nan, 1),
+        (lambda found: found[:1].expand(len(found), -1), 1),  # one image at a time only
+    ],
+    ids=["offset", "nan", "batch"],
+)
+def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, monkeypatch, capsys):
+    wrong = lambda module: (b"written", lambda images: change(module(images)))  # noqa: E731
     monkeypatch.setitem(formats.FORMATS, "pt2", wrong)
     assert main(["export", run, "--format", "pt2"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "its predictions differ" in said
     assert list(Path(run, "export").iterdir()) == []
-    # Logits that are all higher are the same probabilities.
-    assert main(["export", run, "--format", "pt2", "--raw"]) == (name != "offset")
-
-
-MISTAKES = {
-    "--images 0": "--images 0 is not in 1",
-    "--tolerance -1": "--tolerance -1 is not in 0",
-    "--format onx": "onnx",
-    "--format onnx": "pip install onnx_of_nobody",
-    "--format safetensors --split test": "test",
-    "--format safetensors --out /proc/nowhere": "cannot write to '/proc/nowhere'",
-    "--format safetensors --root ROOT": "not those of the images: 1: wasp",
-}
+    assert main(["export", run, "--format", "pt2", "--raw"]) == raw_code
 
 
 def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, refusal):
@@ -93,7 +76,14 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, r
     for split in ("train", "val"):
         (tmp_path / "other" / split).mkdir(parents=True)
         (tmp_path / "other" / split / "wasp").symlink_to(photos / split / "ant")
-    for words, expected in MISTAKES.items():
-        named = words.replace("ROOT", str(tmp_path / "other")).split()
-        assert expected in refusal("export", run, *named)
+    for words, expected in {
+        "--images 0": "--images 0 is not in 1",
+        "--tolerance -1": "--tolerance -1 is not in 0",
+        "--format onx": "onnx",
+        "--format onnx": "pip install onnx_of_nobody",
+        "--format safetensors --split test": "test",
+        "--format safetensors --out /proc/nowhere": "cannot write to '/proc/nowhere'",
+        f"--format safetensors --root {tmp_path}/other": "not those of the images: 1: wasp",
+    }.items():
+        assert expected in refusal("export", run, *words.split())
     assert not Path(run, "export").exists()

@@ -1,7 +1,7 @@
 """A rank that is gone is named by those that are left."""
 
 import json
-import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -22,7 +22,7 @@ def left_alone(config):
     def die(log, _):
         if log.world.rank == 1 and log.step_done == 3:
             time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.raise_signal(signal.SIGKILL)
 
     after_each_step(pytest.MonkeyPatch(), die)
     with suppress(FaultError):
@@ -34,12 +34,12 @@ def test_a_rank_that_was_killed_is_named_with_its_place(config):
         run_ranks(2, left_alone, config)
     found = json.loads(Path(config.run.dir, "status.json").read_text())
     assert found["state"] == "failed"
-    for part in ("no answer from rank 1 on ", "which has ended", "at test_heartbeat.py:"):
-        assert part in found["message"]
+    account = r"no answer from rank 1 on .*which has ended.* at test_heartbeat.py:"
+    assert re.search(account, found["message"])
 
 
 def test_rows_of_ranks_are_those_that_are_whole(damaged, tmp_path):
-    row = {"rank": 1, "host": "h", "process": 9, "step": 3, "line": "l", "time": 1.0, "how": "runs"}
+    row = dict.fromkeys(("rank", "host", "process", "step", "line", "time", "how"), 1)
     path = tmp_path / "heartbeats"
     path.write_bytes(damaged + b"\n" + json.dumps(row).encode() + b"\n")
     assert watcher.rows_of(path) == [row]

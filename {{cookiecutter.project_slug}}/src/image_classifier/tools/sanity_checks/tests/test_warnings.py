@@ -1,6 +1,6 @@
 """Mistakes that a run can survive are warned of before the first step."""
 
-from collections.abc import Callable
+import re
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -11,97 +11,70 @@ import torch
 from conftest import changed
 from torch import nn
 
-from image_classifier.data import EvalData, TrainData
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
-from image_classifier.models import build_model
 from image_classifier.presets import PRESETS, shortened, smoke
-from image_classifier.runtime.distributed import World
-from image_classifier.tools.sanity_checks.observer import (
-    imbalanced_classes,
-    open_observer,
-    unusual_lr,
-)
-from image_classifier.tracking import Setup
+from image_classifier.tools.sanity_checks import observer
 from image_classifier.train import train
-
-CPU = World(torch.device("cpu"))
-PUBLISHED = [  # optimizer, learning rate, global batch: torchvision's recipes, and a few others
-    ("sgd", 0.1, 256),  # ResNet, https://arxiv.org/abs/1512.03385
-    ("sgd", 0.8, 1024),  # RegNet
-    ("sgd", 0.01, 256),  # VGG, AlexNet
-    ("sgd", 0.4, 512),  # https://myrtle.ai/learn/how-to-train-your-resnet/
-    ("adamw", 3e-3, 4096),  # ViT
-    ("adamw", 5e-4, 512),  # DeiT
-    ("muon", 1e-3, 1024),  # AdamW's, which it is scaled to
-]
-Check = Callable[..., tuple[str, ...]]
-
-
-@pytest.fixture(scope="module")
-def check():
-    """The warnings for a run of smoke with other options, another model or number of processes."""
-    few = changed(smoke(), epochs=2, data__limit=64, data__batch_size=16)
-    data = TrainData(few, CPU), EvalData(few.data, "val", CPU)
-
-    def check(config=None, model=None, processes=1, **changes):
-        config = changed(config or few, **changes)
-        model = model or build_model(config.model, 10, config.data.image_size)
-        world = replace(CPU, size=processes)
-        return open_observer(Setup(config, world, *data, model, None, 0)).warnings
-
-    return check
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_have_no_warnings_in_shorter_runs_either(check, preset):
-    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    model = nn.Sequential(nn.Conv2d(3, 10, 1), nn.BatchNorm2d(10), pool)
-    made = PRESETS[preset]()
-    assert check(made, model) == check(shortened(made, 1), model, epochs=1.0) == ()
+def test_presets_have_no_warnings_in_shorter_runs_either(preset):
+    for config in (PRESETS[preset](), shortened(PRESETS[preset](), 1)):
+        assert observer.unusual_lr(config) == ""
+        assert observer.small_batchnorm_batch(config, nn.BatchNorm2d(3), processes=1) == ""
 
 
-@pytest.mark.parametrize(("name", "lr", "batch_size"), PUBLISHED)
+@pytest.mark.parametrize(
+    ("name", "lr", "batch_size"),
+    [
+        ("sgd", 0.8, 1024),  # RegNet, torchvision's recipe as the next
+        ("sgd", 0.01, 256),  # VGG, AlexNet
+        ("adamw", 3e-3, 4096),  # ViT
+        ("adamw", 5e-4, 512),  # DeiT
+        ("muon", 1e-3, 1024),  # AdamW's, which it is scaled to
+    ],
+)
 def test_a_learning_rate_that_is_far_from_published_ones_is_said(name, lr, batch_size):
     config = changed(smoke(), optim__name=name, optim__lr=lr, data__batch_size=batch_size)
-    assert unusual_lr(config) == ""
+    assert observer.unusual_lr(config) == ""
     for factor in (500, 0.002, 0):
         far = changed(config, optim__lr=factor * lr)
-        warning = unusual_lr(far)
+        warning = observer.unusual_lr(far)
         assert warning.startswith(f"--optim.lr {far.optim.lr:g} is ")
-        assert unusual_lr(changed(config, optim__lr=float(warning.split()[-1]))) == ""
+        usual = float(warning.split()[-1])
+        assert observer.unusual_lr(changed(config, optim__lr=usual)) == ""
         # Pretrained weights may be moved slowly.
-        assert bool(unusual_lr(changed(far, run__init_from="x"))) == (factor != 0.002)
+        assert bool(observer.unusual_lr(changed(far, run__init_from="x"))) == (factor != 0.002)
 
 
-def test_micro_batches_too_small_for_batchnorm_are_said(check):
-    few = {"optim__accumulate": 2, "processes": 2}
-    (line,) = check(model__name="resnet9", **few)
-    assert "BatchNorm takes its statistics from 4 of the 16 images" in line
-    assert check(model__name="resnet9", optim__accumulate=2) == ()
-    assert check(model__name="resnet9_gn", **few) == ()
+def test_micro_batches_too_small_for_batchnorm_are_said(config):
+    config = changed(config, optim__accumulate=2)  # of 16 images
+    line = observer.small_batchnorm_batch(config, nn.BatchNorm2d(3), processes=2)
+    assert line.startswith("BatchNorm takes its statistics from 4 of the 16 images")
+    assert observer.small_batchnorm_batch(config, nn.BatchNorm2d(3), processes=1) == ""
+    assert observer.small_batchnorm_batch(config, nn.GroupNorm(3, 3), processes=2) == ""
 
 
-def test_rare_classes_are_said():
-    labels = torch.tensor([0] * 40 + [1] * 3)
-    skewed = SimpleNamespace(labels=labels)
+def test_rare_classes_are_said(config):
+    skewed = SimpleNamespace(labels=torch.tensor([0] * 40 + [1] * 3))
     line = "the largest class has 40 training images and the smallest 3."
-    assert imbalanced_classes(smoke(), skewed).startswith(line)
-    assert imbalanced_classes(changed(smoke(), data__balance="loss"), skewed) == ""
-    assert imbalanced_classes(smoke(), SimpleNamespace(labels=labels[36:])) == ""
+    assert observer.imbalanced_classes(config, skewed).startswith(line)
+    assert observer.imbalanced_classes(changed(config, data__balance="loss"), skewed) == ""
+    assert observer.imbalanced_classes(config, SimpleNamespace(labels=skewed.labels[36:])) == ""
 
 
 def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
     def mine(data, split):
         mean = (0.3, 0.3, 0.3) if split == "val" else (0.5, 0.5, 0.5)
-        return replace(shapes(data, split), mean=mean)
+        return replace(shapes(data, split), mean=mean, labels=torch.arange(64) // 60)
 
     monkeypatch.setitem(DATASETS, "mine", mine)
-    config = changed(config, data__name="mine", optim__lr=60.0, optim__momentum=0.0)
-    train(changed(config, epochs=1, run__trackers=()))
-    printed = capsys.readouterr().out
-    found = [line for line in printed.splitlines() if line.startswith("warning: ")]
-    assert ["lr 60" in found[0], "mean" in found[1], len(found)] == [True, True, 2]
+    knobs = {"optim__lr": 60.0, "optim__momentum": 0.0, "optim__accumulate": 4}
+    train(changed(config, epochs=1, data__name="mine", model__name="resnet9", **knobs))
+    found = re.findall("^warning: (.*)", capsys.readouterr().out, re.MULTILINE)
+    starts = ("--optim.lr 60 is", "BatchNorm", "the largest class", "the validation images have")
+    assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == [*starts]
     page = Path(config.run.dir, "report.html")
     for line in found if page.exists() else ():  # `tools/report` may be deleted
-        assert f">{escape(line.removeprefix('warning: '))}</p>" in page.read_text()
+        assert f">{escape(line)}</p>" in page.read_text()
