@@ -1,10 +1,10 @@
 """Whatever ends a run: what was saved is kept, one line says why, the same command resumes."""
 
-import errno
 import json
 import os
 import signal
 import time
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import changed, logged, losses, run_alone, run_ranks, start
+from test_resume import assert_same
 from torch import nn
 
 from image_classifier import checkpoint
@@ -51,10 +52,7 @@ def plant(monkeypatch, fault):
 
 
 def lack_memory(monkeypatch, most, first=1):
-    """Let training run out of memory with more than `most` images, from its pass `first` on.
-
-    Returns the sizes of all passes.
-    """
+    """Let training fail with more than `most` images, from pass `first` on; the sizes of passes."""
     sizes, forward = [], ResNet9.forward
 
     def forward_or_fail(model, images):
@@ -74,9 +72,7 @@ def sends(number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_ends_a_run_after_its_step_with_all_of_it_saved(
-    config, number, monkeypatch, request
-):
+def test_a_signal_ends_a_run_after_its_step_with_all_saved(config, number, monkeypatch, request):
     plant(monkeypatch, sends(number))
     # SIGHUP ends a process, even where the tests themselves run under `nohup`.
     request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))
@@ -143,9 +139,7 @@ def test_all_ranks_end_after_the_same_step_whichever_got_the_signal(config):
     assert 3 <= step == other_step < 8
 
 
-def test_out_of_memory_halves_the_micro_batch_and_nothing_else(
-    config, trained_once, monkeypatch, capsys
-):
+def test_out_of_memory_halves_the_micro_batch_alone(config, trained_once, monkeypatch, capsys):
     sizes = lack_memory(monkeypatch, most=5)
     # The half of 11, which does not divide the batch of 16.
     Path(config.run.dir).mkdir()
@@ -189,24 +183,16 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_no_momentum(
     for factor in (1.0, float("inf"), 1.0):
         precision.backward(factor * model(torch.ones(2, 4)).square().sum())
         precision.step(optimizer)
-        kept = [*model.parameters()]
-        kept += [v for state in optimizer.state.values() for v in state.values() if v is not None]
-        states.append([tensor.detach().clone() for tensor in kept])
-    assert all(map(torch.equal, states[0], states[1]))
-    assert not all(map(torch.equal, states[1], states[2]))
+        states.append(deepcopy((model.state_dict(), optimizer.state_dict()["state"])))
+    assert_same(states[0], states[1])
+    with pytest.raises(AssertionError):
+        assert_same(states[1], states[2])
 
 
 @pytest.mark.parametrize(
-    ("full_at", "number", "message"),
-    [
-        (4, 0, r"cannot save step 4 in .* step 2 is kept"),
-        (8, 0, r"cannot save step 8 in .* step 6 is kept"),
-        (3, signal.SIGTERM, r"cannot save step 3 in .* step 2 is kept"),
-    ],
+    ("full_at", "kept", "number"), [(4, 2, 0), (8, 6, 0), (3, 2, signal.SIGTERM)]
 )
-def test_a_run_that_could_not_be_saved_has_failed_and_resumes(
-    config, monkeypatch, full_at, number, message
-):
+def test_a_run_that_is_not_saved_has_failed_and_resumes(config, monkeypatch, full_at, kept, number):
     save = torch.save
 
     def save_or_fail(saved, file):
@@ -218,6 +204,7 @@ def test_a_run_that_could_not_be_saved_has_failed_and_resumes(
         patch.setattr(checkpoint.torch, "save", save_or_fail)
         # Time for the writer to fail, which ends the run before the next save.
         plant(patch, lambda step, loss: time.sleep(0.05) or sends(number)(step, loss))
+        message = rf"cannot save step {full_at} in .* step {kept} is kept"
         with pytest.raises(FaultError, match=message):
             train(config)
     found = status(config)
@@ -232,7 +219,7 @@ def test_rows_that_a_full_disk_does_not_take_are_written_later(config, monkeypat
     def fail_at_first(path, lines):
         append(path, lines)
         if len(lines) < 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            append(Path("/dev/full"), lines)
 
     monkeypatch.setattr(logger, "append_lines", fail_at_first)
     train(changed(config, run__log_every_steps=1))
