@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import sys
+import time
 import uuid
 from dataclasses import is_dataclass, replace
 from html.parser import HTMLParser
@@ -130,6 +131,15 @@ def is_alive(pid):
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+def wait_for(condition):
+    """The first value of `condition()` that is true; it may take 20 seconds."""
+    end = time.monotonic() + 20
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found
 
 
 def logged(folder):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, logged, losses, run_alone, run_ranks, start
+from conftest import changed, logged, losses, run_alone, run_ranks, start, wait_for
 from test_resume import assert_same
 from torch import nn
 
@@ -111,9 +111,7 @@ def test_a_second_ctrl_c_waits_for_nothing(config):
 
 def test_a_second_run_in_a_folder_is_refused_but_not_after_the_first_was_killed(config):
     process, _ = start(stuck, config, 0)
-    while not Path(config.run.dir, "status.json").exists():
-        assert process.is_alive()
-        time.sleep(0.01)
+    wait_for(Path(config.run.dir, "status.json").exists)
     with pytest.raises(UserError, match=rf"in use by another run \(process {process.pid} on "):
         train(config)
     process.kill()
