@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from test_faults import lack_memory
 
 from image_classifier.config import Config
 from image_classifier.data import loader
-from image_classifier.errors import EXIT_RESTART
+from image_classifier.errors import EXIT_RESTART, UserError
 from image_classifier.models import pretrained
 from image_classifier.runtime import consensus, launch
 from image_classifier.runtime.distributed import (
@@ -56,7 +57,7 @@ def test_ranks_on_two_nodes_learn_as_one_process_and_meet_at_each_attempt(config
 def opened(folder):
     """Open a dataset and weights that have to be downloaded; then a dataset that can't be.
 
-    Returns what was opened, and whether another rank is to say why the last was not.
+    Returns what was opened; what is said of the last, and whether another rank is to say it.
     """
 
     def download(path):
@@ -64,31 +65,37 @@ def opened(folder):
             path.touch(exist_ok=False)
             time.sleep(0.1)  # in which others would find half of it
             path.write_text("whole")
-        return path.read_text()
+        return path
 
-    loader.open_dataset = lambda _, split: download(folder / split)
+    def open_dataset(_, split):
+        if split == "lost":
+            raise UserError("no network")
+        return download(folder / split).read_text()
+
+    loader.open_dataset = open_dataset
     pretrained.published_weights = lambda _: SimpleNamespace(url="https://host/w-0123.pth")
     torch.hub.get_dir = lambda: str(folder)
     torch.hub.download_url_to_file = lambda _, path, *__, **___: download(Path(path))
-    tempfile.tempdir = str(folder)
-    data, found = Config().data, []
-    try:
-        with join_world(Config().compute, 20) as world:
-            found.append(loader.open_source(data, "train", world))
-            found.append(pretrained.download("resnet18", world).read_text())
-            loader.open_source(data, "no/such", world)
-    except Exception as error:
-        found.append(is_peer_failure(error))
+    data, said = Config().data, UserError()
+    with suppress(Exception), join_world(Config().compute, 20) as world:
+        found = [loader.open_source(data, "train", world)]
+        found.append(pretrained.download("resnet18", world).read_text())
+        try:
+            loader.open_source(data, "lost", world)
+        except Exception as error:
+            said = error
+            raise
     assert not dist.is_initialized()
-    assert world.rank or not [*folder.glob("store-*")]
-    return found
+    job = os.environ["TORCHELASTIC_RUN_ID"]
+    assert world.rank or not [*Path(tempfile.gettempdir()).glob(f"store-{job}*")]
+    return found, str(said), is_peer_failure(said)
 
 
 def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path):
     first, second = run_ranks(2, opened, tmp_path)
-    assert first == ["whole", "whole", False]
+    assert first == (["whole", "whole"], "no network", False)
     # Where it fails, nobody waits for ever, and one alone tells why.
-    assert second == ["whole", "whole", True]
+    assert (second[0], second[2]) == (["whole", "whole"], True)
 
 
 def exchanged(steps):
