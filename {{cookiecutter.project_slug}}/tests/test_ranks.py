@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -14,14 +15,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import is_alive, job_of, losses, run_ranks, start
+from conftest import is_alive, job_of, losses, run_ranks, start, wait_for
+from test_faults import lack_memory
 
-from image_classifier import train as train_module
 from image_classifier.config import Config
 from image_classifier.data import loader
 from image_classifier.errors import EXIT_RESTART, UserError
 from image_classifier.models import pretrained
-from image_classifier.optim import build_loss
 from image_classifier.runtime import consensus, launch
 from image_classifier.runtime.distributed import (
     World,
@@ -34,40 +34,24 @@ from image_classifier.runtime.tools import find_tools
 from image_classifier.train import train
 
 
-@pytest.fixture
-def agents_store(monkeypatch):
-    """A store as torchrun's agent has for all attempts; what it tells the ranks of two nodes."""
+def finds_another():
+    """Whether there is an address in the store of this attempt; leave one there."""
+    store = open_store(0, 2, 1, timedelta(seconds=20))
+    is_there = store.check(["address"])
+    store.set("address", "of a rank that is gone by then")
+    return is_there
+
+
+def test_ranks_on_two_nodes_learn_as_one_process_and_meet_at_each_attempt(config, trained_once):
+    # As torchrun's agent has it for all attempts, and what that tells.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    told = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "LOCAL_WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-    }
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    yield told
-    del store
-
-
-def test_ranks_on_two_nodes_meet_and_learn_what_one_process_learns(
-    config, agents_store, trained_once
-):
-    run_ranks(2, train, config, **agents_store)
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    told |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    told["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    run_ranks(2, train, config, **told)
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
-
-
-@pytest.mark.usefixtures("agents_store")
-def test_another_attempt_finds_nothing_of_the_one_before_it(monkeypatch):
-    patience = timedelta(seconds=20)
-    for number in (0, 1):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
-        store = open_store(0, 2, 1, patience)
-        assert not store.check(["address"])
-        store.set("address", "of a rank that is gone by then")
-        assert open_store(1, 2, 1, patience).check(["address"])
+    attempts = [told | {"TORCHELASTIC_RESTART_COUNT": number} for number in "112"]
+    assert [run_ranks(1, finds_another, **told) for told in attempts] == [[False], [True], [False]]
 
 
 def opened(folder):
@@ -137,21 +121,11 @@ def test_ranks_tell_each_other_about_twice_a_second(monkeypatch, seconds_per_ste
 
 def starved(config):
     """Train as a rank, and return the exit code; rank 1 has no memory for more than 4 images."""
-
-    def build(*arguments):
-        loss_of, calls = build_loss(*arguments), iter(range(1, 1000))
-
-        def starved_loss(logits, labels):
-            if os.environ["RANK"] == "1" and len(logits) > 4 and next(calls) >= 6:
-                raise torch.OutOfMemoryError("planted")
-            return loss_of(logits, labels)
-
-        return starved_loss
-
-    train_module.build_loss = build
+    if os.environ["RANK"] == "1":
+        lack_memory(pytest.MonkeyPatch(), most=4, first=6)
     if heartbeat := find_tools("watcher").get("heartbeat"):
         heartbeat.BEAT_SECONDS = 0.05
-    launch.time = SimpleNamespace(sleep=lambda _: None)
+    launch.GRACE_SECONDS = 0
     return launch.attempt(lambda: train(config))
 
 
@@ -168,6 +142,7 @@ def launched(folder):
     tempfile.tempdir = str(folder.parent)  # where the killed ranks leave the file they met in
     for rank in job_of(2):
         if os.fork() == 0:
+            signal.alarm(30)
             os.environ |= rank
             with join_world(Config().compute):
                 (folder / f"{os.getpid()}").touch()
@@ -177,16 +152,9 @@ def launched(folder):
 
 def test_ranks_end_with_what_launched_them(tmp_path):
     launcher, _ = start(launched, tmp_path)
-    end = time.monotonic() + 20
-    while len(pids := [int(path.name) for path in tmp_path.iterdir()]) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    pids = wait_for(lambda: len(found := os.listdir(tmp_path)) == 2 and found)
     launcher.kill()
-    while (alive := [*filter(is_alive, pids)]) and time.monotonic() < end:
-        time.sleep(0.01)
-    for pid in alive:
-        os.kill(pid, signal.SIGKILL)
-    assert not alive
+    wait_for(lambda: not any(map(is_alive, pids)))
 
 
 def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that():
@@ -201,39 +169,39 @@ import os, signal, sys, time
 
 is_first, is_main = os.environ["RUN_RESTARTS"] == "0", os.environ["RANK"] == "0"
 
-def ignore(*numbers):
-    return [signal.signal(number, signal.SIG_IGN) for number in numbers]
-
 def ctrl_c():
     time.sleep(0.2)  # two at once would be one
     os.kill(os.getppid(), signal.SIGINT)
-    return True
+
+def hang():
+    signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctrl_c(), ctrl_c(), time.sleep(60)
 
 """
+KILLED = "ended by SIGKILL (out of memory?)"
 
 
 @pytest.mark.parametrize(
-    ("rank", "code", "causes"),
+    ("rank", "code", "cause", "restarts"),
     [
-        ("sys.exit(75 * is_first)", 0, []),  # as often as it asks for it
-        ("is_first and os.kill(os.getpid(), 9)", 0, ["ended by SIGKILL (out of memory?)"]),
-        ("os.kill(os.getpid(), 9)", 128 + 9, ["ended by SIGKILL (out of memory?)"] * 3),
-        ("sys.exit(74)", 74, ["a rank was lost"] * 3),
-        ("sys.exit(2)", 2, []),
+        ("sys.exit(75 * is_first)", 0, "", 0),  # as often as it asks for it
+        ("is_first and os.kill(os.getpid(), 9)", 0, KILLED, 1),
+        ("os.kill(os.getpid(), 9)", 128 + 9, KILLED, 3),
+        ("sys.exit(74)", 74, "a rank was lost", 3),
+        ("sys.exit(2)", 2, "", 0),
         # A signal to the launcher while its ranks start; a second Ctrl-C where one hangs.
-        ("is_main and os.kill(os.getppid(), 15); time.sleep(60)", 128 + 15, []),
-        ("is_main and ignore(2, 15) and ctrl_c() and ctrl_c() and time.sleep(60)", 128 + 2, []),
+        ("is_main and os.kill(os.getppid(), 15); time.sleep(60)", 128 + 15, "", 0),
+        ("is_main and hang()", 128 + 2, "", 0),
     ],
 )
-def test_a_rank_that_was_lost_is_started_again(rank, code, causes, monkeypatch, capfd):
+def test_a_rank_that_was_lost_is_started_again(rank, code, cause, restarts, *, monkeypatch, capfd):
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", RANK + rank])
     for name, value in {"RUN_RESTARTS": "0", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)  # what `launch` sets is put back
     assert launch.launch(2) == code
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == len(causes)
-    for number, (line, cause) in enumerate(zip(said, causes, strict=True), start=1):
-        assert line.endswith(f"{cause}: restart {number} of 3, from the last save")
+    said = re.sub(r"rank . \(process \d+\) was ", "", capfd.readouterr().err).splitlines()
+    numbers = range(1, restarts + 1)
+    assert said == [f"{cause}: restart {number} of 3, from the last save" for number in numbers]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files without names are Linux's")

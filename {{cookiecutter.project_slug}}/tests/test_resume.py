@@ -1,39 +1,27 @@
 """Nothing that was saved is lost, and a run that was killed ends where an unbroken one ends."""
 
 import contextlib
-import json
 import os
-import re
 import shutil
 import signal
 import time
 from itertools import chain
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
-from conftest import after_each_step, changed, losses, run_alone, run_ranks, start
+from conftest import after_each_step, changed, logged, losses, run_alone, run_ranks, start
 from torch.utils._pytree import tree_flatten
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.checkpoint import Checkpoints, read_newest
-from image_classifier.data.datasets import open_dataset
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
-from image_classifier.models import (
-    DamagedError,
-    load_best,
-    read_checkpoint,
-)
-from image_classifier.optim import build_optimizer
-from image_classifier.precision import Precision
-from image_classifier.runtime.distributed import World
+from image_classifier.models import load_best, read_checkpoint
 from image_classifier.runtime.files import write_whole
 from image_classifier.train import train
-from image_classifier.train_state import TrainState
 
-CPU = World(torch.device("cpu"))
 # What a row says of its speed and of the device.
 SPEED = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memory_bytes")
 SPEED += ("device/", "energy_joules")
@@ -63,7 +51,7 @@ def final(config):
 
 def rows(config):
     """What a run logged, without its speed and its use of the device."""
-    found = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
+    found = logged(config.run.dir)
     return [{k: v for k, v in row.items() if not k.startswith(SPEED)} for row in found]
 
 
@@ -75,27 +63,14 @@ def assert_same(one, other):
         assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
-def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(config, photos, tmp_path):
+def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(on_photos, tmp_path):
     # With all that has a memory, draws random numbers, or changes with the epoch.
-    config = changed(
-        config,
-        data__name="folder",
-        data__root=str(photos),
-        data__batch_size=2,
-        data__workers=0,
-        augment__crop="resized",
-        augment__policy="trivialaugment",
-        augment__cutmix=1.0,
-        augment__min_size=16,
-        augment__growth=(0.5, 0.5),
-        data__test_size=40,
-        model__dropout=0.2,
-        optim__name="muon",
-        optim__lr=1e-3,
-        optim__ema_decay=0.9,
-        run__save_every_steps=2,
-        run__log_every_steps=3,
-    )
+    config = changed(on_photos, data__batch_size=2, data__workers=0, data__test_size=40)
+    config = changed(config, augment__crop="resized", augment__policy="trivialaugment")
+    config = changed(config, augment__cutmix=1.0, augment__min_size=16, augment__growth=(0.5, 0.5))
+    config = changed(config, optim__name="muon", optim__lr=1e-3, optim__ema_decay=0.9)
+    config = changed(config, run__evaluate_every_epochs=1 / 3, run__log_every_steps=3)
+    config = changed(config, model__dropout=0.2)
     unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
     _, ended = start(train, unbroken)
     for last_step, workers in ((3, 2), (5, 1)):
@@ -109,63 +84,42 @@ def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(config, photos, 
 
 def seen_until(config, step):
     """Resume, end at `step`, and return the images that this rank trained on."""
-    seen = []
-    batches = TrainData.batches
+    seen, batches = [], TrainData.batches
 
-    def recorded(data, start, stop):
-        for batch in batches(data, start, stop):
-            seen.extend(batch.indices.tolist())
+    def recorded(*arguments):
+        for batch in batches(*arguments):
             yield batch
+            seen.extend(batch.indices.tolist())  # once its step is done
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainData, "batches", recorded)
-        train_until(config, step, kill=False)
-    return seen[: len(seen) - config.data.batch_size // int(os.environ.get("WORLD_SIZE", "1"))]
+    TrainData.batches = recorded
+    train_until(config, step, kill=False)
+    return seen
 
 
 def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config, trained_once):
-    config = changed(config, run__save_every_steps=1)
-    two = run_ranks(2, seen_until, config, 1)
-    one = seen_until(config, 3)
-    two_again = run_ranks(2, seen_until, config, 4)
-    assert sorted(chain(*two, one, *two_again)) == list(range(64))
-    train(config)
+    often = changed(config, run__evaluate_every_epochs=0.25)
+    parts = [run_ranks(size, seen_until, often, step) for size, step in ((2, 1), (1, 3), (2, 4))]
+    assert sorted(chain(*chain(*parts))) == list(range(64))
+    train(often)
     assert losses(config.run.dir)[-2:] == pytest.approx(losses(trained_once)[-2:], rel=1e-3)
 
 
-def checkpoints_of(config):
-    """The checkpoints of a run in one process."""
-    return Checkpoints(config, CPU, open_dataset(config.data, "train"))
-
-
-def new_state(config, scale):
-    """A tiny model before its first step, whose losses are scaled."""
-    model = torch.nn.Linear(4, 4)
-    precision = Precision("fp32", config.compute, config.optim, CPU.device)
-    precision.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
-    return TrainState(model, build_optimizer(config.optim, model), precision)
-
-
 def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(config, monkeypatch):
-    state, again, save = new_state(config, 8.0), new_state(config, 4.0), torch.save
-    for _ in range(5):
-        state.precision.backward(state.model(torch.ones(2, 4)).mean())
-        state.precision.step(state.optimizer)
-        state.advance()
-    slow = lambda *arguments: (time.sleep(0.1), save(*arguments))  # noqa: E731
-    monkeypatch.setattr(checkpoint.torch, "save", slow)
-    with contextlib.suppress(KeyboardInterrupt), checkpoints_of(config) as checkpoints:
-        checkpoints.save(state, {"loss": 1.0, "step": 5})
-        raise KeyboardInterrupt
-    checkpoints_of(config).resume(again, read_newest(config.run, CPU))
-    scaler = again.precision.scaler
-    assert (again.step, scaler.get_scale(), scaler._get_growth_tracker()) == (5, 16.0, 2)
+    save, scaler = torch.save, torch.amp.GradScaler
+    monkeypatch.setattr(torch, "save", lambda *arguments: (time.sleep(0.1), save(*arguments)))
+    scale = {"init_scale": 1.0, "growth_interval": 3}  # to be doubled after steps 3 and 6
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda *_, **__: scaler("cpu", **scale))
+    train_until(config, 4, kill=False)
+    assert final(config)["state"]["step"] == 4
+    train(config)
+    state = final(config)["state"]["scaler"]
+    assert (state["scale"], state["_growth_tracker"]) == (4.0, 2)
 
 
 def test_a_finished_run_is_not_trained_again(finished):
-    before, logged = final(finished), rows(finished)[-1]
+    before, last = final(finished), rows(finished)[-1]
     again = train(finished)
-    assert (again.top1, again.loss) == (logged["val/top1"], logged["val/loss"])
+    assert (again.top1, again.loss) == (last["val/top1"], last["val/loss"])
     assert_same(final(finished), before)
 
 
@@ -184,17 +138,12 @@ def test_fresh_starts_over_and_deletes_only_what_the_run_wrote(finished):
 
 
 def test_a_kill_before_the_best_is_saved_does_not_lose_it(config, monkeypatch):
-    def fail(path, write):
-        if path.name == "best.safetensors":
-            raise KeyboardInterrupt
-        write_whole(path, write)
-
+    second_is_killed = Mock(wraps=checkpoint.save, side_effect=[DEFAULT, KeyboardInterrupt])
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(checkpoint, "write_whole", fail)
+        patch.setattr(checkpoint, "save", second_is_killed)
         train(config)
     train(config)
-    for name in ("best.pt", "best.safetensors"):
-        assert Path(config.run.dir, "checkpoints", name).exists()
+    assert read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["state"]["step"] == 8
 
 
 INIT_FROM = r"take another --run.dir \(with --run.init-from '.*last.pt' it"
@@ -205,16 +154,14 @@ INIT_FROM = r"take another --run.dir \(with --run.init-from '.*last.pt' it"
     [
         ({"optim__lr": 0.1}, r"--optim.lr was 0.02, is 0.1.*--run.fresh"),
         ({"epochs": 4}, rf"--epochs was 2, is 4; {INIT_FROM}"),
-        ({"data__name": "folder", "data__batch_size": 4}, "--data.name was shapes, is folder"),
+        ({"data__limit": 128}, "--data.limit was 64, is 128"),
         ({}, "holds another model: .*--run.fresh"),  # its code was edited
     ],
 )
-def test_another_run_is_not_mixed_into_a_run(finished, photos, monkeypatch, knobs, message):
+def test_another_run_is_not_mixed_into_a_run(finished, monkeypatch, knobs, message):
     if not knobs:
         edited = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
         monkeypatch.setattr(train_module, "build_model", lambda *_, **__: edited)
-    if "data__name" in knobs:
-        finished = changed(finished, data__root=str(photos))
     with pytest.raises(UserError, match=message):
         train(changed(finished, **knobs))
 
@@ -235,15 +182,15 @@ def test_images_that_were_replaced_under_their_names_are_noticed(on_photos, phot
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(finished, capsys):
     last = Path(finished.run.dir, "checkpoints", "last.pt")
-    previous, newest = sorted(last.parent.glob("step_*.pt"))[-2:]
+    *_, previous, newest = sorted(last.parent.glob("step_*.pt"))
     whole = last.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
     for content in (b"", whole[:10], whole[: len(whole) // 2], whole[:-1], flipped):
-        for path in (last, newest):  # which are two names of one file
-            path.write_bytes(content)
-        with pytest.raises(DamagedError):
+        last.write_bytes(content)
+        with pytest.raises(checkpoint.DamagedError):
             read_checkpoint(last)
+    newest.write_bytes(flipped)  # of which `last.pt` is another name
     train(finished)
     assert f"using {str(previous)!a} (step 4)" in capsys.readouterr().out
     assert final(finished)["state"]["step"] == 8
@@ -255,34 +202,26 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(finished, capsys)
 
 def test_data_reaches_the_disk_before_its_name(tmp_path, monkeypatch):
     events = []
-    name_of = lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")).name  # noqa: E731
-    replace = Path.replace
-
-    def rename(path, target):
-        events.append(f"name {target.name}")
-        return replace(path, target)
-
-    monkeypatch.setattr(os, "fsync", lambda file: events.append(f"sync {name_of(file)}"))
-    monkeypatch.setattr(Path, "replace", rename)
+    path_of = lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(path_of(descriptor)))
+    monkeypatch.setattr(Path, "replace", lambda *paths: events.append(paths))
     write_whole(tmp_path / "last.pt", lambda file: file.write(b"weights"))
     written, *others = events
-    assert re.fullmatch(r"sync \.last\.pt\.[0-9a-f]{8}\.tmp", written)
-    assert others == ["name last.pt", f"sync {tmp_path.name}"]
+    assert others == [(Path(written), tmp_path / "last.pt"), str(tmp_path)]
 
 
 def test_only_the_newest_checkpoints_are_kept_and_nothing_half_written(config, monkeypatch):
-    folder = Path(config.run.dir)
-    mine = folder / ".mine.0123abcd.tmp"
-    left = [folder / ".report.html.0123abcd.tmp", folder / "checkpoints/.last.pt.0123abcd.tmp"]
-    (folder / "checkpoints").mkdir(parents=True)
-    for path in (mine, *left):
+    folder = Path(config.run.dir, "checkpoints")
+    folder.mkdir(parents=True)
+    left = [folder.with_name(f".{name}.0123abcd.tmp") for name in ("mine", "report.html")]
+    for path in (*left, folder / ".last.pt.0123abcd.tmp"):
         path.touch()
     monkeypatch.setattr(checkpoint, "KEEP", 3)
-    train(changed(config, run__save_every_steps=1))
-    assert [path.exists() for path in (mine, *left)] == [True, False, False]
-    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    train(changed(config, run__evaluate_every_epochs=0.25))
+    assert [path.exists() for path in left] == [True, False]
     numbered = [f"step_0000000{step}.pt" for step in (6, 7, 8)]
-    assert names == ["best.pt", "best.safetensors", "last.pt", *numbered]
+    expected = ["best.pt", "best.safetensors", "last.pt", *numbered]
+    assert sorted(os.listdir(folder)) == expected
 
 
 def test_a_run_that_seldom_evaluates_saves_by_the_clock(config, monkeypatch):
