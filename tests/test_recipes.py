@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         (
             "imagenet_rn50_16",
             "--data.image-size 96 --augment.min-size 64 --data.test-size 128 --epochs 2"
-            " --augment.growth 0.5 0.5 --run.evaluate-every-epochs 2",
+            " --run.evaluate-every-epochs 2",
         ),
         ("imagenet_vit_s", "--data.image-size 64 --data.test-size 96"),
     ],
