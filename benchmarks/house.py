@@ -35,15 +35,12 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "mixup": 0.0,
         "cutmix": 0.0,
         "min_size": 0,
-        "growth": (0.0, 0.0),
         "tta": "none",
     },
     "model": {
         "name": "resnet18",
         "width": 64,
-        "stem": "auto",
         "dropout": 0.0,
-        "blurpool": False,
     },
     "optim": {
         "name": "sgd",
@@ -72,7 +69,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "log_every_steps": 10,
         "evaluate_every_epochs": 1e6,
         "patience": 0,
-        "save_every_steps": 0,
         "trackers": (),
         "timeout_seconds": 300.0,
     },

@@ -38,19 +38,18 @@ class Task(NamedTuple):
     network: str
     size: int
     batch: int
-    stem: str
     width: int = 64  # of airbench
 
 
 TASKS = {
-    "resnet18-128": Task("resnet18", 128, 64, "imagenet"),
-    "resnet18-32": Task("resnet18", 32, 128, "small"),
-    "airbench-32": Task("airbench", 32, 250, "auto", width=32),  # as in the preset `shapes`
-    "mobilenet-128": Task("mobilenet_v3_small", 128, 64, "imagenet"),  # of depthwise convolutions
-    "efficientnet-128": Task("efficientnet_b0", 128, 32, "imagenet"),  # of them, too
-    "regnet-128": Task("regnet_y_400mf", 128, 32, "imagenet"),  # of convolutions in groups
-    "resnet50-224": Task("resnet50", 224, 16, "imagenet"),
-    "vit-224": Task("vit_s", 224, 16, "imagenet"),
+    "resnet18-128": Task("resnet18", 128, 64),
+    "resnet18-32": Task("resnet18", 32, 128),
+    "airbench-32": Task("airbench", 32, 250, width=32),  # as in the preset `shapes`
+    "mobilenet-128": Task("mobilenet_v3_small", 128, 64),  # of depthwise convolutions
+    "efficientnet-128": Task("efficientnet_b0", 128, 32),  # of them, too
+    "regnet-128": Task("regnet_y_400mf", 128, 32),  # of convolutions in groups
+    "resnet50-224": Task("resnet50", 224, 16),
+    "vit-224": Task("vit_s", 224, 16),
 }
 
 
@@ -66,7 +65,7 @@ def build_config(task: Task, precision: str, device: str, folder: Path) -> Any: 
             "cache": str(folder / "cache"),
             "where": "device",
         },
-        model={"name": task.network, "stem": task.stem, "width": task.width},
+        model={"name": task.network, "width": task.width},
         compute={"device": device},
         run={"dir": str(folder / "run"), "log_every_steps": LONGEST},
     )

@@ -359,7 +359,7 @@ def build_config(
             "min_scale": course.min_area,
             "flip": "none" if synthetic else "random",
         },
-        model={"name": course.setup.network, "stem": "imagenet"},
+        model={"name": course.setup.network},
         optim={"lr": LR, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY},
         compute={
             "device": course.device,

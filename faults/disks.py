@@ -39,7 +39,7 @@ def fill(disk: Path) -> None:
     """Train until the disk is full, and on when it is not any more."""
     knobs = {"epochs": 4, "run__log_every_steps": 1}
     checkpoint.KEEP = 100
-    config = small(disk / "run", run__save_every_steps=10, **knobs)
+    config = small(disk / "run", run__evaluate_every_epochs=1, **knobs)
     code = wait(fork(fail_by_itself, config))
     expect(code == 0, f"it ended with {code}, and not for want of space")
     folder = Path(config.run.dir)
@@ -50,7 +50,7 @@ def fill(disk: Path) -> None:
     expect(not list(folder.glob("checkpoints/.*")), "half a file is left")
     (folder / "checkpoints" / "step_00000020.pt").unlink()  # somebody makes space
     checkpoint.KEEP = 1
-    train_whole(small(disk / "run", run__save_every_steps=10, **knobs))
+    train_whole(small(disk / "run", run__evaluate_every_epochs=1, **knobs))
     expect(status(folder)["state"] == "done", "it did not go on")
     steps = [row["step"] for row in read_rows(folder / "metrics.jsonl") if "train/loss" in row]
     expect(steps == list(range(1, 41)), f"rows are missing: {steps}")

@@ -42,7 +42,7 @@ SAVE_EVERY = 2
 def in_training(scratch: Path, tries: int) -> str:
     """Kill runs at random moments, with any number of workers, until each comes to its end."""
     chance = random.Random(0)
-    knobs = {"run__save_every_steps": SAVE_EVERY, "data__where": "stream"}
+    knobs = {"run__evaluate_every_epochs": SAVE_EVERY / 10, "data__where": "stream"}
     unbroken = small(scratch / "unbroken", data__workers=1, **knobs)
     took = train_whole(unbroken)
     kills = in_saves = runs = 0
@@ -72,7 +72,7 @@ def in_training(scratch: Path, tries: int) -> str:
 def data_workers(scratch: Path, tries: int) -> str:
     """Kill one of two data workers of runs, until each comes to its end."""
     chance = random.Random(4)
-    knobs = {"data__where": "stream", "data__workers": 2, "run__save_every_steps": 5}
+    knobs = {"data__where": "stream", "data__workers": 2, "run__evaluate_every_epochs": 0.5}
     unbroken = small(scratch / "unbroken", epochs=6, **knobs)
     took = train_whole(unbroken)
     longest = kills = runs = 0.0

@@ -23,7 +23,6 @@ def twenty_thousand_steps(scratch: Path, tries: int) -> str:
         data__workers=2,
         run__evaluate_every_epochs=tries / 40 / 20,
         run__log_every_steps=40,
-        run__save_every_steps=tries // 20,
     )
     folder = Path(config.run.dir)
     pid = fork(train, config)

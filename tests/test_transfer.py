@@ -87,8 +87,8 @@ def test_the_suggested_learning_rate_is_within_a_decade_of_a_good_one(tmp_path, 
 @pytest.mark.parametrize(
     "recipe",  # on small images, on large ones, and a test on larger ones
     [
-        "imagenet_rn50_16 --epochs 2 --run.evaluate-every-epochs 2 --data.image-size 96"
-        " --data.test-size 128 --augment.min-size 64 --augment.growth 0.5 0.5",
+        "imagenet_rn50_16 --epochs 4 --run.evaluate-every-epochs 4 --data.image-size 96"
+        " --data.test-size 128 --augment.min-size 64",
         "imagenet_vit_s --epochs 1 --data.image-size 64 --data.test-size 96",
     ],
 )

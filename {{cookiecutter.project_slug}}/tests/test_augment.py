@@ -54,14 +54,14 @@ def augmented(config, steps):
 
 
 def test_images_grow_in_a_run_wherever_it_resumes(config):
-    config = changed(config, data__where="stream", data__workers=0, data__test_size=40)
-    plain = changed(config, augment__min_size=16, augment__growth=(0.5, 0.5))
+    config = changed(config, epochs=8, data__where="stream", data__workers=0, data__test_size=40)
+    plain = changed(config, augment__min_size=16)
     growing = changed(plain, augment__cutout=8)
-    images = augmented(growing, range(2, 6))
-    assert [batch.shape[2:] for batch in images] == 2 * [(16, 16)] + 2 * [(32, 32)]
-    assert torch.equal(augmented(growing, range(3, 4))[0], images[1])
-    (small, large), full = augmented(plain, range(3, 5)), augmented(config, range(3, 5))
-    assert torch.equal(large, full[1])
+    images = augmented(growing, range(22, 29))
+    assert [batch.shape[3] for batch in images] == [16, 16, 20, 20, 20, 20, 32]
+    assert torch.equal(augmented(growing, range(23, 24))[0], images[1])
+    (small, *_, large), full = (augmented(run, range(23, 29)) for run in (plain, config))
+    assert torch.equal(large, full[-1])
     means = functional.avg_pool2d(full[0], 2)
     assert (small - means).abs().mean() < 0.15  # the same images, smaller
 

@@ -3,12 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import conv2d
 
 from image_classifier.augment import build_size
 from image_classifier.config import ModelConfig, OptimConfig
 from image_classifier.errors import UserError
-from image_classifier.models import MODELS, blocks, build_model, surgery, vit
+from image_classifier.models import MODELS, blocks, build_model, vit
 from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.presets import PRESETS
 
@@ -43,19 +42,16 @@ def test_models_of_torchvision_get_a_head_dropout_and_blocks(name, head):
 
 def test_small_images_keep_their_resolution():
     with torch.device("meta"):
-        assert build_model(ModelConfig(name="vgg11"), 3, 64).enlarged == 1
-        for size, stem, stride in ((96, "auto", 2), (32, "imagenet", 2), (32, "auto", 1)):
-            model = build_model(ModelConfig(name="resnet18", stem=stem), 3, size)
+        for size, stride, pool in ((65, 2, nn.MaxPool2d), (64, 1, nn.Identity)):
+            model = build_model(ModelConfig(name="resnet18"), 3, size)
             assert model.conv1.stride == (stride, stride)
-    assert isinstance(model.maxpool, nn.Identity)
-    assert model.enlarged == 4
+            assert isinstance(model.maxpool, pool)
 
 
 @pytest.mark.parametrize(
     ("model", "size", "said"),
     [
-        (ModelConfig(name="alexnet", stem="imagenet"), 16, "alexnet can't take images of"),
-        (ModelConfig(name="vit_b_16", stem="small"), 32, "--model.stem small: vit_b_16"),
+        (ModelConfig(name="alexnet"), 16, "alexnet can't take images of"),
         (ModelConfig(name="airbench"), 8, "airbench takes a --data.image-size from 9 on, not 8"),
         (ModelConfig(name="vit_s"), 40, "vit_s takes a --data.image-size in steps of 16, not 40"),
     ],
@@ -109,19 +105,6 @@ def test_recipes_are_as_published_for_imagenet(name, knobs, expected):
     for epoch, (size, lr) in expected.items():
         assert {size_at(epoch * steps + step) for step in (0, steps // 2, steps - 1)} == {size}
         assert lr_at(epoch * steps) == pytest.approx(lr, rel=0.01)
-
-
-def test_features_are_blurred_before_each_stride_but_the_first():
-    features = torch.rand(2, 16, 9, 9)
-    kernel = torch.outer(*2 * [torch.tensor([1.0, 2.0, 1.0])]).expand(16, 1, 3, 3) / 16
-    expected = conv2d(features, kernel, padding=1, groups=16)
-    torch.testing.assert_close(surgery.blurred(nn.Identity(), (features,)), expected)
-    with torch.device("meta"):
-        model = build_model(ModelConfig(name="resnet18", blurpool=True), 3, 96)
-        with pytest.raises(UserError, match=r"--model.blurpool: airbench has no convolution"):
-            build_model(ModelConfig(name="airbench", blurpool=True), 3, 32)
-    hooked = {name for name, m in model.named_modules() if m._forward_pre_hooks}
-    assert hooked == {f"layer{n}.0.{last}" for n in (2, 3, 4) for last in ("conv1", "downsample.0")}
 
 
 def test_a_vit_finds_a_place_again_in_a_larger_image():

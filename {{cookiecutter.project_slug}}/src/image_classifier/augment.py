@@ -26,6 +26,7 @@ from .runtime.phases import phase
 # images of 128 pixels or more, of 32, which most networks halve five times.
 LARGE_IMAGE = 128
 MULTIPLES = 4, 32
+GROWTH = 0.7, 0.85  # shares of the run at which they begin to grow, and reach full size
 NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
 
 
@@ -189,7 +190,7 @@ def build_size(
     It grows linearly from `min_size` to `image_size`, between epochs. Small images teach most of
     what large ones do, at a fraction of the cost: https://arxiv.org/abs/2104.00298
     """
-    least, (begin, end) = augment.min_size, augment.growth
+    least, (begin, end) = augment.min_size, GROWTH
     multiple = MULTIPLES[image_size >= LARGE_IMAGE]
 
     def size_at(step: int) -> int:

@@ -74,10 +74,8 @@ class AugmentConfig:
     cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
     mixup: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
     cutmix: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
-    min_size: int = within(0, 0, 4096)  # progressive resizing: side of training images at the start
-    # of the run; 0: off
-    growth: tuple[float, float] = within((0.7, 0.85), 0, 1)  # shares of the run at which images
-    # begin to grow, and reach full size
+    min_size: int = within(0, 0, 4096)  # progressive resizing: side of training images for 0.7 of
+    # the run, from where they grow until 0.85; 0: off
     tta: Literal["none", "flip", "shift"] = "none"  # test-time augmentation: average predictions
     # over an image and its mirror image; shift: also moved by one pixel, 6 views in all
 
@@ -87,12 +85,10 @@ class ModelConfig:
     """The network."""
 
     name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), airbench, airbench96, vit_s, any of
-    # torchvision's, such as resnet50, or with timm installed timm/NAME
+    # torchvision's, such as resnet50, or with timm installed timm/NAME. Up to 64 pixels, the first
+    # layers of torchvision's keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
-    stem: Literal["auto", "imagenet", "small"] = "auto"  # first layers of torchvision's models;
-    # small: keep full resolution; auto: small up to 64 pixels
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
-    blurpool: bool = False  # blur before each strided convolution: https://arxiv.org/abs/1904.11486
 
 
 @dataclass(frozen=True)
@@ -137,10 +133,9 @@ class RunConfig:
     init_from: str = ""  # weights to start from: a checkpoint, a file of torchvision's, timm's or
     # .safetensors; pretrained: torchvision's for the model, downloaded
     log_every_steps: int = within(50, 1)  # between progress lines and rows of metrics.jsonl
-    evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images
+    evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
+    # followed by a checkpoint, as are 10 minutes without one
     patience: int = within(0, 0)  # early stopping: evaluations without a better top-1; 0: off
-    save_every_steps: int = within(0, 0)  # between checkpoints; 0: with every evaluation. In any
-    # case every 10 minutes
     trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
     # tensorboard, and of tools/ trackio, wandb; the flag with nothing after it: nobody
     timeout_seconds: float = within(300.0, 1)  # without a sign of life from a process or a worker,
@@ -187,8 +182,6 @@ class Config:
         ):
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
-        if augment.growth[0] > augment.growth[1]:
-            raise out_of_range("augment.growth", augment.growth[0], f"0 .. {augment.growth[1]:g}")
         if optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "

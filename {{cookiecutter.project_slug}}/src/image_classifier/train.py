@@ -93,7 +93,6 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         set_frozen(model, backbone, is_frozen=state.step < unfreeze_step)
         ddp_model = wrap_ddp(model, world)
         evaluate_every = train_data.steps_in(run.evaluate_every_epochs)
-        save_every = run.save_every_steps or evaluate_every
         scores, stop_early = None, state.early_stop(run.patience)
 
         def is_due(every: int) -> bool:
@@ -135,7 +134,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                     state.step, signals.number, state.step if checkpoints.are_old else 0
                 )
                 is_overdue = overdue > checkpoints.saved_step
-                if is_due(save_every) or state.is_best or stop_early or signal or is_overdue:
+                if is_due(evaluate_every) or state.is_best or stop_early or signal or is_overdue:
                     checkpoints.save(state, log.state_dict())
                 if signal and state.step < total_steps:
                     raise StoppedError(signal, checkpoints.account(state.step, total_steps))

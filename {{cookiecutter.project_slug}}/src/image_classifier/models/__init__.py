@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .airbench import airbench, airbench96
-from .blocks import find_blocks, find_head, find_heads, find_matrices
+from .blocks import drop_before_head, find_blocks, find_head, find_heads, find_matrices
 from .pretrained import PretrainedWeights, load_pretrained
 from .resnet9 import resnet9, resnet9_gn
-from .surgery import blur_before_strides, drop_before_head
 from .timm import PREFIX, timm
 from .torchvision import torchvision
 from .vit import vit_s
@@ -70,8 +69,6 @@ def build_model(
         network = torchvision(model, num_classes, image_size, others=tuple(MODELS))
     if model.dropout:
         drop_before_head(network, model.dropout)
-    if model.blurpool:
-        blur_before_strides(network, model)
     if sample is not None and hasattr(network, "fit"):
         network.fit(sample(IMAGES_TO_FIT))
     return network

@@ -1,9 +1,11 @@
-"""The matrices, the head and the blocks of any network: for weight decay, Muon and layer decay."""
+"""The matrices, head and blocks of any network: for weight decay, Muon, dropout, layer decay."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
 # Tables, parameters without a layer, and norms over several dimensions.
@@ -51,6 +53,17 @@ def find_heads(model: nn.Module) -> list[nn.Module]:
     layers = [layer for part in parts for layer in part.modules()]
     beside = [layer for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
     return [last, *(layer for layer in beside if len(layer.weight) == len(last.weight))]
+
+
+def drop_before_head(network: nn.Module, probability: float) -> None:
+    """Put dropout before the last layer, in a hook: weights keep their names."""
+    _, head = find_head(network)
+    head.register_forward_pre_hook(partial(dropped, probability))
+
+
+def dropped(probability: float, layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    """Features, in training with some of them 0: (batch, ...), in and out."""
+    return dropout(inputs[0], probability, layer.training)
 
 
 def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:

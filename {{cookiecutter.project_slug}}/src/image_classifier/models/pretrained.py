@@ -69,8 +69,8 @@ class PretrainedWeights:
                 raise RuntimeError(f"only one of the two has {some(alone)}")
         except RuntimeError as error:
             raise UserError(
-                f"{self.note} do not fit the model: {first_reason(error)}; take the --model.name, "
-                "--model.stem and --data.image-size that they are for"
+                f"{self.note} do not fit the model: {first_reason(error)}; take the --model.name "
+                "and --data.image-size that they are for"
             ) from error
         new = f"; {head} is new, for other classes" if is_new else ""
         return f"{self.note}{new}{'; images are normalized as for them' if self.mean else ''}"

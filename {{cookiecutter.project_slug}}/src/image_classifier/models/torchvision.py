@@ -8,7 +8,7 @@ from torch import nn
 from ..config import ModelConfig
 from ..errors import UserError, did_you_mean
 
-SMALL_IMAGE = 64  # pixels, up to which `stem = auto` keeps full resolution
+SMALL_IMAGE = 64  # pixels, up to which the first layers keep full resolution
 AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
 
 
@@ -18,7 +18,7 @@ def torchvision(
     """Torchvision's model `model.name`, with a head for `num_classes`.
 
     Args:
-        model: its name and stem count.
+        model: its name counts.
         num_classes: outputs of the head.
         image_size: side of the images, in pixels.
         others: names of models that are not torchvision's, for the error message.
@@ -50,15 +50,13 @@ def torchvision(
 
 
 def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Module:
-    """A network for photographs with the stem that `model` asks for; it is tried on such an image.
+    """A network for photographs, fitted to small images; it is tried on one of that size.
 
     Raises:
-        UserError: if it has no stem that could be smaller, or can't take such images.
+        UserError: if it can't take such images.
     """
-    if model.stem == "small" or (model.stem == "auto" and image_size <= SMALL_IMAGE):
-        network.enlarged = keep_resolution(network)
-        if model.stem == "small" and network.enlarged == 1:
-            raise UserError(f"--model.stem small: {model.name} has no stem that could be smaller")
+    if image_size <= SMALL_IMAGE:
+        keep_resolution(network)
     try:
         with torch.inference_mode():
             network.eval()(torch.zeros(1, 3, image_size, image_size))
@@ -73,17 +71,17 @@ def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
     return f"{model.name} can't take images of --data.image-size {image_size}: {reason}"
 
 
-def keep_resolution(network: nn.Module) -> int:
+def keep_resolution(network: nn.Module) -> None:
     """Make the first layers of a convolutional network keep full resolution, as CIFAR's nets do.
 
     The first convolution gets stride 1, and at most 3 x 3 filters; a max-pooling right after it is
-    removed (https://arxiv.org/abs/1512.03385, section 4.2). Returns how many times as wide all
-    feature maps are then: 1 if nothing changed, as for a network that begins by cutting patches.
+    removed (https://arxiv.org/abs/1512.03385, section 4.2). A network that begins by cutting
+    patches stays as it is.
     """
     layers = [(name, m) for name, m in network.named_modules() if not list(m.children())]
     first, stem = layers[0]
     if not isinstance(stem, nn.Conv2d) or stem.stride != (2, 2):
-        return 1
+        return
     size, has_bias = min(stem.kernel_size[0], 3), stem.bias is not None
     small = nn.Conv2d(stem.in_channels, stem.out_channels, size, padding=size // 2, bias=has_bias)
     nn.init.kaiming_normal_(small.weight, mode="fan_out", nonlinearity="relu")
@@ -91,8 +89,7 @@ def keep_resolution(network: nn.Module) -> int:
     for name, layer in layers[1:4]:
         if isinstance(layer, nn.MaxPool2d):
             network.set_submodule(name, nn.Identity())
-            return 4
-    return 2
+            return
 
 
 def published_weights(name: str) -> Any:  # noqa: ANN401 - an entry of torchvision's enum
