@@ -137,13 +137,15 @@ def test_fresh_starts_over_and_deletes_only_what_the_run_wrote(finished):
     assert notes.read_text() == "mine"
 
 
-def test_a_kill_before_the_best_is_saved_does_not_lose_it(config, monkeypatch):
-    second_is_killed = Mock(wraps=checkpoint.save, side_effect=[DEFAULT, KeyboardInterrupt])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_kill_before_the_best_is_saved_does_not_lose_it(config, monkeypatch, epochs):
+    saves = [*[DEFAULT] * (epochs - 1), KeyboardInterrupt]  # the last is killed
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(checkpoint, "save", second_is_killed)
-        train(config)
-    train(config)
-    assert read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["state"]["step"] == 8
+        patch.setattr(checkpoint, "save", Mock(wraps=checkpoint.save, side_effect=saves))
+        train(changed(config, epochs=epochs))
+    train(changed(config, epochs=epochs))
+    best = Path(config.run.dir, "checkpoints", "best.pt")
+    assert read_checkpoint(best)["state"]["step"] == 4 * epochs
 
 
 INIT_FROM = r"take another --run.dir \(with --run.init-from '.*last.pt' it"

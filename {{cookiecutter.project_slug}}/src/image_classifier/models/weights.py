@@ -71,9 +71,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints of a run in the order in which to try them; one of them may be damaged."""
-    paths = [folder / "last.pt", *sorted(folder.glob("step_*.pt"), reverse=True)]
-    return [path for path in paths if path.exists()]
+    """The checkpoints of a run in the order in which to try them; one of them may be damaged.
+
+    There are none before `last.pt`: the first save was not completed, and its best may be missing.
+    """
+    last = folder / "last.pt"
+    return [last, *sorted(folder.glob("step_*.pt"), reverse=True)] if last.exists() else []
 
 
 def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN401 - any file's
