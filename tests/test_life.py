@@ -10,7 +10,7 @@ from conftest import LONG_NAMES, OFF, SMOKE, losses, python, run, write_photos
 SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "author": "Q"}
 # One process imports what all of the tests do; the folders are looked at in its children.
 CHECK = """
-import multiprocessing, os, subprocess, sys
+import importlib, multiprocessing, os, subprocess, sys
 import numpy.ma, PIL.PngImagePlugin, tensorboard.summary, torch._dynamo, torchvision.transforms.v2
 import importlinter.cli, pytest
 
@@ -22,9 +22,11 @@ def check(folder):
         assert not subprocess.call([f"{sys.prefix}/bin/ruff", *words, "--no-cache", "-q"]), folder
     assert not importlinter.cli.lint_imports(no_cache=True), folder
     assert not pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider"]), folder
+    assert not importlib.import_module(f"{PACKAGE}.cli").main(["train", *SMOKE.split()]), folder
 
+PACKAGE, SMOKE = sys.argv[1:3]
 with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-    pool.map(check, sys.argv[1:], chunksize=1)
+    pool.map(check, sys.argv[3:], chunksize=1)
 """
 
 
@@ -52,7 +54,8 @@ def test_a_tool_can_be_deleted(render, tmp_path):
         shutil.copytree(whole, tmp_path / tool)
         shutil.rmtree(next(tmp_path.glob(f"{tool}/src/*/tools/{tool}")))
     assert len(tools) >= 8
-    python("-c", CHECK, whole, *(tmp_path / tool for tool in tools))
+    words = LONG_NAMES["package_name"], f"{SMOKE} --run.trackers"
+    python("-c", CHECK, *words, whole, *(tmp_path / tool for tool in tools))
 
 
 @pytest.mark.parametrize("where", ["host", "stream"])  # met before training, and within it

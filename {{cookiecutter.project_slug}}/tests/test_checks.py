@@ -16,7 +16,10 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS
-from image_classifier.runtime.command_line import parse, take_preset
+from image_classifier.runtime.command_line import (
+    parse,
+    take_preset,
+)
 from image_classifier.train import train
 
 MISFITS = {  # by what is said of them

@@ -24,7 +24,9 @@ from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import consensus
 from image_classifier.runtime.launch import attempt
-from image_classifier.runtime.out_of_memory import OutOfMemoryError
+from image_classifier.runtime.out_of_memory import (
+    OutOfMemoryError,
+)
 from image_classifier.runtime.signals import StoppedError
 from image_classifier.tracking import logger
 from image_classifier.train import train

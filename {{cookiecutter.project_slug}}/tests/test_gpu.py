@@ -12,7 +12,9 @@ from image_classifier.data.loader import Prefetcher, TrainData
 from image_classifier.errors import FaultError
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import attempt
-from image_classifier.runtime.out_of_memory import OutOfMemoryError
+from image_classifier.runtime.out_of_memory import (
+    OutOfMemoryError,
+)
 from image_classifier.train import train
 
 is_there = torch.cuda.is_available()

@@ -14,7 +14,10 @@ from image_classifier.config import ComputeConfig
 from image_classifier.errors import UserError
 from image_classifier.precision import settle_precision
 from image_classifier.runtime import distributed, machine
-from image_classifier.runtime.distributed import World, choose_device
+from image_classifier.runtime.distributed import (
+    World,
+    choose_device,
+)
 from image_classifier.runtime.launch import attempt
 
 CPU = torch.device("cpu")

@@ -7,7 +7,12 @@ from torch import nn
 from image_classifier.augment import build_size
 from image_classifier.config import ModelConfig, OptimConfig
 from image_classifier.errors import UserError
-from image_classifier.models import MODELS, blocks, build_model, vit
+from image_classifier.models import (
+    MODELS,
+    blocks,
+    build_model,
+    vit,
+)
 from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.presets import PRESETS
 

@@ -10,7 +10,10 @@ import torch
 from image_classifier.cli import main
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import load_pretrained, read_checkpoint
+from image_classifier.models import (
+    load_pretrained,
+    read_checkpoint,
+)
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
