@@ -6,12 +6,11 @@
 import io
 import os
 import random
+import re
 import resource
 import struct
 import sys
 import time
-import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -36,22 +35,17 @@ NO_IMAGE = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
 
 
 @pytest.fixture(autouse=True)
-def as_users_see_it():
+def as_users_see_it(recwarn):
     """Pillow's warnings are silenced, as they are outside of pytest: none comes."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        silence_pillow()
-        yield
-    assert not caught
+    silence_pillow()
+    yield
+    assert not recwarn
 
 
 def quarters(*colors):
     """A picture of four rectangles, each of another color."""
-    pixels = np.zeros((HEIGHT, WIDTH, len(colors[0])), dtype=np.uint8)
-    for number, color in enumerate(colors):
-        top, left = number // 2 * HEIGHT // 2, number % 2 * WIDTH // 2
-        pixels[top : top + HEIGHT // 2, left : left + WIDTH // 2] = color
-    return Image.fromarray(pixels.squeeze())
+    pixels = np.array(colors, dtype=np.uint8).reshape(2, 2, -1).squeeze()
+    return Image.fromarray(pixels).resize((WIDTH, HEIGHT), Image.Resampling.NEAREST)
 
 
 RGB = quarters(*COLORS)
@@ -64,32 +58,6 @@ def saved(image, form, **options):
     file = io.BytesIO()
     image.save(file, form, **options)
     return file.getvalue()
-
-
-def chunk(kind, content):
-    """A chunk of a PNG."""
-    check = struct.pack(">I", zlib.crc32(kind + content))
-    return struct.pack(">I", len(content)) + kind + content + check
-
-
-def png(width, height, bits, kind, rows):
-    """A PNG made by hand: of what Pillow does not write, or of a size that is a lie."""
-    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def rgb16():
-    """A PNG of 16 bits in each color; the lower 8 are noise."""
-    deep = (np.asarray(RGB).astype(np.uint16) * 256 + 99).astype(">u2")
-    return png(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in deep))
-
-
-def keyed():
-    """A PNG of which red is transparent."""
-    content = saved(RGB, "PNG")
-    place = content.index(b"IDAT") - 4
-    return content[:place] + chunk(b"tRNS", struct.pack(">HHH", 255, 0, 0)) + content[place:]
 
 
 def with_alpha(mode):
@@ -113,7 +81,7 @@ def animated(form):
 JPEG, CMYK = saved(RGB, "JPEG", quality=95, subsampling=0), saved(RGB.convert("CMYK"), "JPEG")
 GARBLED = JPEG[:2] + b"\xff\xe1\0\x12Exif\0\0MMnonsense" + JPEG[2:]
 PALETTE = RGB.quantize(8)
-CLEAR = [WHITE, (127, 255, 127), *COLORS[2:]]
+KEYED, CLEAR = [WHITE, *COLORS[1:]], [WHITE, (127, 255, 127), *COLORS[2:]]
 # By name: the file, and the colors of its quarters or the reason why it is refused.
 ZOO = {
     "baseline.jpg": (JPEG, COLORS),
@@ -123,36 +91,35 @@ ZOO = {
     "mpo.jpg": (saved(RGB, "MPO", save_all=True, append_images=[OTHER], quality=95), COLORS),
     "exif garbled.jpg": (GARBLED, COLORS),
     "in truth a png.jpg": (saved(RGB, "PNG"), COLORS),
-    "rgb.png": (saved(RGB, "PNG"), COLORS),
     "gray.png": (saved(RGB.convert("L"), "PNG"), GRAYS),
     "gray 16.png": (saved(Image.fromarray(GRAY16), "PNG"), GRAYS),
-    "rgb 16.png": (rgb16(), COLORS),
     "palette.png": (saved(PALETTE, "PNG"), COLORS),
-    "palette and key.png": (saved(PALETTE, "PNG", transparency=PALETTE.getpixel((0, 0))), None),
+    "palette and key.png": (saved(PALETTE, "PNG", transparency=PALETTE.getpixel((0, 0))), KEYED),
     "gray and alpha.png": (saved(with_alpha("LA"), "PNG"), [WHITE, (202,) * 3, *GRAYS[2:]]),
     "rgba.png": (saved(with_alpha("RGBA"), "PNG"), CLEAR),
-    "key.png": (keyed(), [WHITE, *COLORS[1:]]),
+    "key.png": (saved(RGB, "PNG", transparency=COLORS[0]), KEYED),
     "animated.png": (animated("PNG"), COLORS),
-    "one column.png": (png(1, 60_000, 8, 2, (b"\0" + b"\xff\0\0") * 60_000), [(255, 0, 0)] * 4),
+    "one column.png": (saved(Image.new("RGB", (1, 60_000), "red"), "PNG"), [COLORS[0]] * 2),
     "animated.gif": (animated("GIF"), COLORS),
-    "lossless.webp": (saved(RGB, "WEBP", lossless=True), COLORS),
     "animated.webp": (animated("WEBP"), COLORS),
     "plain.bmp": (saved(RGB, "BMP"), COLORS),
-    "plain.tif": (saved(RGB, "TIFF"), COLORS),
     "cmyk.tif": (saved(RGB.convert("CMYK"), "TIFF"), COLORS),
     "gray 16.tif": (saved(Image.fromarray(GRAY16), "TIFF"), GRAYS),
     "float.tif": (saved(RGB.convert("F"), "TIFF"), "floating-point"),
     "gray 32.tif": (saved(Image.fromarray(GRAY16.astype(np.int32) * 99), "TIFF"), "of 32 bits"),
     "nothing.jpg": (b"", NO_IMAGE),
-    "html.jpg": (b"<html>404: not found</html>", NO_IMAGE),
     "new.avif": (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf" + bytes(64), NO_IMAGE),
     "cut.jpg": (JPEG[: len(JPEG) * 2 // 3], "truncated"),
-    "cut.png": (rgb16()[:-60], "truncated|broken|Truncated"),
-    "bomb.png": (png(10_250, 10_250, 1, 0, b"\0" * 1283), "10250 x 10250 pixels, more than"),
+    "cut.png": (saved(RGB, "PNG")[:-60], "truncated|broken|Truncated"),
     "bomb.jpg": (claims(JPEG, 65_500, 65_500), "65500 x 65500 pixels, more than"),
     "bomb for Pillow.jpg": (claims(CMYK, 65_500, 65_500), "exceeds limit|65500 x 65500"),
     "warned of by Pillow.jpg": (claims(CMYK, 10_000, 10_000), "10000 x 10000 pixels, more than"),
     "bomb.gif": (b"GIF89a\xff\xff\xff\xff" + saved(RGB, "GIF")[10:], "pixels"),
+    "missing.jpg": (lambda _: None, "No such file"),
+    "folder.jpg": (Path.mkdir, "Is a directory"),
+    "pipe.jpg": (os.mkfifo, "not a plain file"),
+    "loop.jpg": (lambda path: path.symlink_to(path), "symbolic links"),
+    "new\nline \udcff.jpg": (b"no image", NO_IMAGE),
 }
 
 
@@ -171,37 +138,31 @@ def read(path):
 def test_a_file_is_read_right_or_refused_with_its_path_and_the_reason(name, tmp_path):
     content, expected = ZOO[name]
     path = tmp_path / name
-    path.write_bytes(content)
+    content(path) if callable(content) else path.write_bytes(content)
     if isinstance(expected, str):
-        with pytest.raises(BadImageError, match=f"cannot read image '.*{name}': .*({expected})"):
+        with pytest.raises(BadImageError) as error:
             read(path)
+        said = str(error.value)
+        shown = re.escape(ascii(name)[1:-1])
+        assert re.match(f"cannot read image '.*{shown}': .*({expected})", said)
+        assert said.isascii()
+        assert said.isprintable()
         return
     pixels = read(path)
-    assert pixels.dtype == np.uint8
-    assert pixels.shape[2] == 3
-    height, width = pixels.shape[:2]
-    for number, color in enumerate(expected or [WHITE, *COLORS[1:]]):
-        place = height * (1 + number // 2 * 2) // 4, width * (1 + number % 2 * 2) // 4
-        assert np.abs(pixels[place] - np.array(color)).max() <= 8, number
+    assert (pixels.shape[2], pixels.dtype) == (3, np.uint8)
+    rows, columns = (slice(side // 4, None, side // 2 or 1) for side in pixels.shape[:2])
+    found = pixels[rows, columns].reshape(-1, 3)  # the middle of each quarter
+    assert np.abs(found - np.array(expected)).max() <= 8
 
 
-@pytest.mark.parametrize(
-    ("form", "options"),
-    [
-        ("JPEG", {"quality": 95}),
-        ("JPEG", {"quality": 95, "progressive": True}),
-        ("PNG", {}),
-        ("WEBP", {"lossless": True}),
-        ("TIFF", {}),
-    ],
-)
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("image", [RGB, RGB.resize((1, HEIGHT))], ids=("quarters", "column"))
-def test_a_turned_image_is_set_upright_as_by_pillow(form, options, image, tmp_path):
+def test_a_turned_image_is_set_upright_as_by_pillow(form, image, tmp_path):
     path = tmp_path / "turned"
     for orientation in range(10):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        path.write_bytes(saved(image, form, exif=exif, **options))
+        path.write_bytes(saved(image, form, exif=exif, quality=95, lossless=True))
         with Image.open(path) as lying:
             expected = np.asarray(ImageOps.exif_transpose(lying))
         pixels = read(path)
@@ -210,31 +171,6 @@ def test_a_turned_image_is_set_upright_as_by_pillow(form, options, image, tmp_pa
         if form == "JPEG":
             assert np.array_equal(decode_jpeg(path.read_bytes()), expected)
     assert decode_jpeg(CMYK) is None  # so Pillow's
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda _: None, "No such file"),
-        (Path.mkdir, "Is a directory"),
-        (os.mkfifo, "not a plain file"),
-        (lambda path: path.symlink_to(path), "symbolic links"),
-    ],
-    ids=("nothing", "folder", "pipe", "loop"),
-)
-def test_what_is_no_file_is_refused(make, reason, tmp_path):
-    make(tmp_path / "x.jpg")
-    with pytest.raises(BadImageError, match=rf"cannot read image '.*x\.jpg': .*{reason}"):
-        read_image(tmp_path / "x.jpg")
-
-
-def test_a_message_is_one_line_whatever_the_file_is_called(tmp_path):
-    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/new\nline \xff.jpg"))
-    path.write_bytes(b"no image")
-    with pytest.raises(BadImageError, match=r"new\\nline \\udcff\.jpg") as error:
-        read_image(path)
-    str(error.value).encode("ascii")
-    assert "\n" not in str(error.value)
 
 
 def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monkeypatch):
