@@ -50,7 +50,10 @@ def quarters(*colors):
 
 RGB = quarters(*COLORS)
 GRAY16 = np.asarray(RGB.convert("L")).astype(np.uint16) * 256 + 77
-OTHER = Image.new("RGB", RGB.size)
+ALPHA = quarters((0,), (128,), (255,), (255,))
+LA = Image.merge("LA", (RGB.convert("L"), ALPHA))
+RGBA = Image.merge("RGBA", (*RGB.split(), ALPHA))
+FRAMES = {"save_all": True, "append_images": [Image.new("RGB", RGB.size)], "lossless": True}
 
 
 def saved(image, form, **options):
@@ -60,22 +63,10 @@ def saved(image, form, **options):
     return file.getvalue()
 
 
-def with_alpha(mode):
-    """The quarters, of which the first is transparent and the second half so."""
-    image = RGB.convert(mode[:-1])
-    image.putalpha(quarters((0,), (128,), (255,), (255,)))
-    return image
-
-
 def claims(jpeg, height, width):
     """A JPEG with another size in its header."""
     place = jpeg.index(b"\xff\xc0")
     return jpeg[: place + 5] + struct.pack(">HH", height, width) + jpeg[place + 9 :]
-
-
-def animated(form):
-    """The quarters, and then another picture."""
-    return saved(RGB, form, save_all=True, append_images=[OTHER], lossless=True)
 
 
 JPEG, CMYK = saved(RGB, "JPEG", quality=95, subsampling=0), saved(RGB.convert("CMYK"), "JPEG")
@@ -88,20 +79,20 @@ ZOO = {
     "progressive.jpg": (saved(RGB, "JPEG", quality=95, progressive=True), COLORS),
     "gray.jpg": (saved(RGB.convert("L"), "JPEG", quality=95), GRAYS),
     "cmyk of Adobe.jpg": (saved(RGB.convert("CMYK"), "JPEG", quality=95), COLORS),
-    "mpo.jpg": (saved(RGB, "MPO", save_all=True, append_images=[OTHER], quality=95), COLORS),
+    "mpo.jpg": (saved(RGB, "MPO", quality=95, **FRAMES), COLORS),
     "exif garbled.jpg": (GARBLED, COLORS),
     "in truth a png.jpg": (saved(RGB, "PNG"), COLORS),
     "gray.png": (saved(RGB.convert("L"), "PNG"), GRAYS),
     "gray 16.png": (saved(Image.fromarray(GRAY16), "PNG"), GRAYS),
     "palette.png": (saved(PALETTE, "PNG"), COLORS),
     "palette and key.png": (saved(PALETTE, "PNG", transparency=PALETTE.getpixel((0, 0))), KEYED),
-    "gray and alpha.png": (saved(with_alpha("LA"), "PNG"), [WHITE, (202,) * 3, *GRAYS[2:]]),
-    "rgba.png": (saved(with_alpha("RGBA"), "PNG"), CLEAR),
+    "gray and alpha.png": (saved(LA, "PNG"), [WHITE, (202,) * 3, *GRAYS[2:]]),
+    "rgba.png": (saved(RGBA, "PNG"), CLEAR),
     "key.png": (saved(RGB, "PNG", transparency=COLORS[0]), KEYED),
-    "animated.png": (animated("PNG"), COLORS),
+    "animated.png": (saved(RGB, "PNG", **FRAMES), COLORS),
     "one column.png": (saved(Image.new("RGB", (1, 60_000), "red"), "PNG"), [COLORS[0]] * 2),
-    "animated.gif": (animated("GIF"), COLORS),
-    "animated.webp": (animated("WEBP"), COLORS),
+    "animated.gif": (saved(RGB, "GIF", **FRAMES), COLORS),
+    "animated.webp": (saved(RGB, "WEBP", **FRAMES), COLORS),
     "plain.bmp": (saved(RGB, "BMP"), COLORS),
     "cmyk.tif": (saved(RGB.convert("CMYK"), "TIFF"), COLORS),
     "gray 16.tif": (saved(Image.fromarray(GRAY16), "TIFF"), GRAYS),

@@ -193,7 +193,8 @@ def test_muon_moves_all_directions_alike():
 
 def test_the_kept_weights_are_a_moving_average_with_a_window_that_grows(config, monkeypatch):
     monkeypatch.setattr(checkpoint, "KEEP", 9)
-    train(changed(config, optim__ema_decay=0.3, run__evaluate_every_epochs=0.25))
+    config = changed(config, model__name="resnet9", optim__ema_decay=0.3)
+    train(changed(config, run__evaluate_every_epochs=0.25))
     folder = Path(config.run.dir, "checkpoints")
     average = init_model(config, SimpleNamespace(num_classes=10), None).state_dict()
     for step in range(1, 9):
