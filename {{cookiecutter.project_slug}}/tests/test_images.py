@@ -17,13 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from image_classifier.data import decode as decoders
-from image_classifier.data.decode import (
-    BadImageError,
-    decode_jpeg,
-    read_image,
-    silence_pillow,
-)
+from image_classifier.data import decode
 
 FUZZED = int(os.environ.get("FUZZED_IMAGES", "200"))
 SECONDS, PEAK_BYTES = 0.2, 200e6  # that a file may take
@@ -37,7 +31,7 @@ NO_IMAGE = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
 @pytest.fixture(autouse=True)
 def as_users_see_it(recwarn):
     """Pillow's warnings are silenced, as they are outside of pytest: none comes."""
-    silence_pillow()
+    decode.silence_pillow()
     yield
     assert not recwarn
 
@@ -118,7 +112,7 @@ def read(path):
     """The pixels of a file, which may neither take long nor much memory."""
     began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        return read_image(path).numpy()
+        return decode.read_image(path).numpy()
     finally:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
         assert grown * (1 if sys.platform == "darwin" else 1024) < PEAK_BYTES
@@ -131,7 +125,7 @@ def test_a_file_is_read_right_or_refused_with_its_path_and_the_reason(name, tmp_
     path = tmp_path / name
     content(path) if callable(content) else path.write_bytes(content)
     if isinstance(expected, str):
-        with pytest.raises(BadImageError) as error:
+        with pytest.raises(decode.BadImageError) as error:
             read(path)
         said = str(error.value)
         shown = re.escape(ascii(name)[1:-1])
@@ -160,8 +154,8 @@ def test_a_turned_image_is_set_upright_as_by_pillow(form, image, tmp_path):
         assert np.array_equal(pixels, expected), orientation
         assert (pixels.shape[0] == HEIGHT) == (orientation not in (5, 6, 7, 8))
         if form == "JPEG":
-            assert np.array_equal(decode_jpeg(path.read_bytes()), expected)
-    assert decode_jpeg(CMYK) is None  # so Pillow's
+            assert np.array_equal(decode.decode_jpeg(path.read_bytes()), expected)
+    assert decode.decode_jpeg(CMYK) is None  # so Pillow's
 
 
 def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monkeypatch):
@@ -180,9 +174,9 @@ def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monk
             pixels = read(path)
             assert pixels.shape[2] == 3
             with monkeypatch.context() as patch:
-                patch.setattr(decoders, "decode_jpeg", lambda _: None)
-                assert np.array_equal(read_image(path).numpy(), pixels)
-        except BadImageError as error:
+                patch.setattr(decode, "decode_jpeg", lambda _: None)
+                assert np.array_equal(decode.read_image(path).numpy(), pixels)
+        except decode.BadImageError as error:
             reasons.append(str(error))
     assert FUZZED / 3 < len(reasons) < FUZZED
     assert all(reason.isprintable() for reason in reasons)

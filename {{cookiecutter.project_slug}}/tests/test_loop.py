@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.config import Config
-from image_classifier.models import read_checkpoint
 from image_classifier.optim import (
     build_optimizer,
     build_schedule,
@@ -27,7 +25,6 @@ from image_classifier.optim import (
 from image_classifier.precision import Precision
 from image_classifier.runtime.seeding import seed_everything
 from image_classifier.train import init_model, train
-from image_classifier.train_state import TrainState
 
 CPU = torch.device("cpu")
 # Operations that make the host read a value which a GPU may not have computed yet.
@@ -77,8 +74,8 @@ def test_no_graph_outlives_its_step(quiet, monkeypatch):
 
 
 @pytest.mark.parametrize(("schedule", "at_40"), [("cosine", 0.853553), ("linear", 0.75)])
-def test_the_learning_rate_rises_then_falls_to_nothing(schedule, at_40):
-    optim = replace(Config().optim, lr=1.0, warmup_epochs=2.0, schedule=schedule)
+def test_the_learning_rate_rises_then_falls_to_nothing(config, schedule, at_40):
+    optim = replace(config.optim, lr=1.0, warmup_epochs=2.0, schedule=schedule)
     lr_at = build_schedule(optim, steps_per_epoch=10, total_steps=100)
     rates = [lr_at(step) for step in range(101)]
     assert rates[:21] == sorted(rates[:21])
@@ -198,23 +195,14 @@ def test_the_kept_weights_are_a_moving_average_with_a_window_that_grows(config, 
     folder = Path(config.run.dir, "checkpoints")
     average = init_model(config, SimpleNamespace(num_classes=10), None).state_dict()
     for step in range(1, 9):
-        state = read_checkpoint(folder / f"step_0000000{step}.pt")["state"]
+        state = checkpoint.read_checkpoint(folder / f"step_0000000{step}.pt")["state"]
         decay = min(0.3, (1 + step) / (10 + step))
         for name, weight in state["model"].items():
             is_count = not weight.is_floating_point()  # of batches, by a BatchNorm
             average[name] = weight if is_count else weight.lerp(average[name], decay)
         torch.testing.assert_close(state["ema"], dict(average))
-    best = read_checkpoint(folder / "best.pt")["state"]["ema"]
+    best = checkpoint.read_checkpoint(folder / "best.pt")["state"]["ema"]
     torch.testing.assert_close(load_file(folder / "best.safetensors"), best, rtol=0, atol=0)
-
-
-def test_the_best_is_the_first_with_the_highest_top1():
-    state, found = TrainState(nn.Linear(2, 2), optimizer=None, precision=None), []
-    for top1 in (0.2, 0.5, 0.4, 0.5, 0.6):
-        state.advance()
-        state.record(top1)
-        found.append(state.is_best)
-    assert found == [True, True, False, False, True]
 
 
 def test_later_epochs_compile_nothing_anew(config, monkeypatch):
