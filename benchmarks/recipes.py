@@ -29,7 +29,7 @@ import rounds
 
 # A preset is its config, and what learns by it.
 ABOUT = "augment data evaluate models optim precision presets tools/cpu_precision train"
-TRANSFER = "finetune --data.root FLOWERS --data.image-size 64 --epochs 15 --run.patience 0"
+TRANSFER = "finetune --data.root FLOWERS --data.image-size 72 --epochs 15 --run.patience 0"
 RECIPES = {
     "shapes": "shapes",
     "shapes:AVX512_CORE_BF16": "shapes",
@@ -40,7 +40,7 @@ RECIPES = {
     "scratch": f"{TRANSFER} --run.init-from= --optim.frozen-epochs 0",
 }
 WEIGHTS = "cifar10 --data.name folder --data.root CIFAR --data.limit 25000 --epochs 3"
-WEIGHTS += " --optim.warmup-epochs 1"
+WEIGHTS += " --data.image-size 72 --optim.warmup-epochs 1"
 
 
 def main() -> None:
