@@ -86,8 +86,7 @@ def run_alone(function, *arguments):
     """Exit code and result (None after a kill) of `function(*arguments)` in its own process."""
     process, receiver = start(function, *arguments)
     process.join()  # not until the pipe is closed: data workers outlive a kill by seconds
-    result = pickle.loads(receiver.recv_bytes()) if process.exitcode == 0 else None
-    return process.exitcode, result
+    return process.exitcode, None if process.exitcode else pickle.loads(receiver.recv_bytes())
 
 
 def job_of(size):

@@ -19,7 +19,7 @@ from test_faults import lack_memory
 
 from image_classifier.config import Config
 from image_classifier.data import loader
-from image_classifier.errors import EXIT_RESTART, UserError
+from image_classifier.errors import EXIT_RESTART
 from image_classifier.models import pretrained
 from image_classifier.runtime import consensus, distributed, launch
 from image_classifier.runtime.signals import Signals, StoppedError
@@ -48,9 +48,9 @@ def test_ranks_on_two_nodes_learn_as_one_process_and_meet_at_each_attempt(config
 
 
 def opened(folder):
-    """Open a dataset and weights that have to be downloaded; then a dataset that can't be.
+    """What a dataset and weights hold that have to be downloaded, and the error of one that can't.
 
-    Returns what was opened; what is said of the last, and whether another rank is to say it.
+    Also whether another rank is to report that.
     """
 
     def download(path):
@@ -60,29 +60,24 @@ def opened(folder):
             path.write_text("whole")
         return path
 
-    def open_dataset(_, split):
-        if split == "lost":
-            raise UserError("no network")
-        return download(folder / split).read_text()
-
-    loader.open_dataset = open_dataset
+    loader.open_dataset = lambda _, split: download(folder / split).read_text()
     pretrained.published_weights = lambda _: SimpleNamespace(url="https://host/w-0123.pth")
     torch.hub.get_dir = lambda: str(folder)
     torch.hub.download_url_to_file = lambda _, path, *__, **___: download(Path(path))
     data, join = Config().data, distributed.join_world(Config().compute, 20)
-    with pytest.raises((UserError, RuntimeError)) as error, join as world:  # noqa: PT012
+    with pytest.raises((OSError, RuntimeError)) as error, join as world:  # noqa: PT012
         found = [loader.open_source(data, "train", world)]
         found.append(pretrained.download("resnet18", world).read_text())
-        loader.open_source(data, "lost", world)
+        loader.open_source(data, "no/folder", world)
     assert not dist.is_initialized()
     job = os.environ["TORCHELASTIC_RUN_ID"]
     assert world.rank or not [*Path(tempfile.gettempdir()).glob(f"store-{job}*")]
-    return found, str(error.value), distributed.is_peer_failure(error.value)
+    return found, error.type, distributed.is_peer_failure(error.value)
 
 
 def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path):
     first, second = run_ranks(2, opened, tmp_path)
-    assert first == (["whole", "whole"], "no network", False)
+    assert first == (["whole", "whole"], FileNotFoundError, False)
     # Where it fails, nobody waits for ever, and one alone tells why.
     assert (second[0], second[2]) == (["whole", "whole"], True)
 
@@ -145,13 +140,10 @@ import os, signal, sys, time
 
 is_first, is_main = os.environ["RUN_RESTARTS"] == "0", os.environ["RANK"] == "0"
 
-def ctrl_c():
-    time.sleep(0.2)  # two at once would be one
-    os.kill(os.getppid(), signal.SIGINT)
-
 def hang():
     signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctrl_c(), ctrl_c(), time.sleep(60)
+    for seconds in (0.2, 0.2, 60):  # two at once would be one
+        time.sleep(seconds), os.kill(os.getppid(), signal.SIGINT)
 
 """
 KILLED = "ended by SIGKILL (out of memory?)"

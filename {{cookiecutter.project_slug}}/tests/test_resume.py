@@ -66,12 +66,11 @@ def assert_same(one, other):
 
 def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(on_photos, tmp_path):
     # With all that has a memory, draws random numbers, or changes with the epoch.
-    config = changed(on_photos, data__batch_size=2, data__workers=0, data__test_size=40)
+    config = changed(on_photos, data__batch_size=2, data__workers=0, data__test_size=40, epochs=4)
     config = changed(config, augment__crop="resized", augment__policy="trivialaugment")
-    config = changed(config, augment__cutmix=1.0, augment__min_size=16, epochs=4)
+    config = changed(config, augment__cutmix=1.0, augment__min_size=16, model__dropout=0.2)
     config = changed(config, optim__name="muon", optim__lr=1e-3, optim__ema_decay=0.9)
     config = changed(config, run__evaluate_every_epochs=1 / 3, run__log_every_steps=3)
-    config = changed(config, model__dropout=0.2)
     unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
     _, ended = start(train, unbroken)
     for last_step, workers in ((3, 2), (5, 1)):
@@ -117,13 +116,6 @@ def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(config, m
     assert (state["scale"], state["_growth_tracker"]) == (4.0, 2)
 
 
-def test_a_finished_run_is_not_trained_again(finished):
-    before, last = final(finished), rows(finished)[-1]
-    again = train(finished)
-    assert (again.top1, again.loss) == (last["val/top1"], last["val/loss"])
-    assert_same(final(finished), before)
-
-
 @pytest.mark.parametrize("name", ["best.pt", "best.safetensors"])
 def test_fresh_starts_over_and_may_begin_with_the_weights_that_it_replaces(finished, name):
     before, notes = final(finished), Path(finished.run.dir, "notes.txt")
@@ -152,7 +144,10 @@ def test_a_kill_before_the_best_is_saved_does_not_lose_it(config, monkeypatch, e
     assert read_checkpoint(best)["state"]["step"] == 4 * epochs
 
 
-def test_another_run_is_not_mixed_into_a_run(finished, monkeypatch):
+def test_a_finished_run_is_neither_trained_again_nor_mixed_with_another(finished, monkeypatch):
+    before, last = final(finished), rows(finished)[-1]
+    again = train(finished)
+    assert (again.top1, again.loss) == (last["val/top1"], last["val/loss"])
     with pytest.raises(UserError, match=r"--optim.lr was 0.02, is 0.1.*--run.fresh"):
         train(changed(finished, optim__lr=0.1))
     offer = r"take another --run.dir \(with --run.init-from '.*last.pt' it"
@@ -162,6 +157,7 @@ def test_another_run_is_not_mixed_into_a_run(finished, monkeypatch):
     monkeypatch.setattr(train_module, "build_model", lambda *_, **__: edited)
     with pytest.raises(UserError, match=r"holds another model: .*--run.fresh"):
         train(finished)
+    assert_same(final(finished), before)
 
 
 def test_images_that_were_replaced_under_their_names_are_noticed(on_photos, photos, tmp_path):
@@ -171,9 +167,8 @@ def test_images_that_were_replaced_under_their_names_are_noticed(on_photos, phot
     train(config)
     os.utime(image, (0, 0))
     train(config)  # a copy is the same
-    content = bytearray(image.read_bytes())
-    content[15] = 2  # another number of dots per inch, in as many bytes
-    image.write_bytes(content)
+    content = image.read_bytes()  # to be other dots per inch, in as many bytes
+    image.write_bytes(content[:15] + b"\2" + content[16:])
     with pytest.raises(UserError, match=r"replaced under the same names.* --run.init-from"):
         train(config)
 
