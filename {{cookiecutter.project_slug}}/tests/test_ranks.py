@@ -48,10 +48,7 @@ def test_ranks_on_two_nodes_learn_as_one_process_and_meet_at_each_attempt(config
 
 
 def opened(folder):
-    """What a dataset and weights hold that have to be downloaded, and the error of one that can't.
-
-    Also whether another rank is to report that.
-    """
+    """What two downloads hold; the error of one that fails, and if another rank is to report it."""
 
     def download(path):
         if not path.exists():

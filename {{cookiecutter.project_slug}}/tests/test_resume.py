@@ -203,9 +203,7 @@ def test_data_reaches_the_disk_before_its_name(tmp_path, monkeypatch):
     assert others == [(Path(written), tmp_path / "last.pt"), str(tmp_path)]
 
 
-def test_a_run_saves_by_the_clock_and_keeps_the_newest_and_nothing_half_written(
-    config, monkeypatch
-):
+def test_a_run_saves_by_the_clock_and_keeps_the_newest_and_nothing_unfinished(config, monkeypatch):
     folder = Path(config.run.dir, "checkpoints")
     folder.mkdir(parents=True)
     left = [folder.with_name(f".{name}.0123abcd.tmp") for name in ("mine", "report.html")]
