@@ -254,7 +254,6 @@ HOSTILE = (
     "\\udcff\\x00 日本 🦊 \u202e",
 )
 DAMAGED = {
-    "object": b"{}",
     "list": b"[]",
     "bytes": b"\xff\xfe{",
     "half": b'{"step": 1, "epo',

@@ -134,14 +134,12 @@ def test_a_rank_that_lost_another_and_is_told_to_end_leaves_the_report_to_that()
 
 RANK = """
 import os, signal, sys, time
-
 is_first, is_main = os.environ["RUN_RESTARTS"] == "0", os.environ["RANK"] == "0"
 
 def hang():
     signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for seconds in (0.2, 0.2, 60):  # two at once would be one
         time.sleep(seconds), os.kill(os.getppid(), signal.SIGINT)
-
 """
 KILLED = "ended by SIGKILL (out of memory?)"
 
