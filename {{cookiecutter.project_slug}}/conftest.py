@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from html.parser import HTMLParser
 from multiprocessing import forkserver
@@ -85,8 +86,7 @@ def run_alone(function, *arguments):
     """Exit code and result (None after a kill) of `function(*arguments)` in its own process."""
     process, receiver = start(function, *arguments)
     process.join()  # not until the pipe is closed: data workers outlive a kill by seconds
-    result = pickle.loads(receiver.recv_bytes()) if process.exitcode == 0 else None
-    return process.exitcode, result
+    return process.exitcode, None if process.exitcode else pickle.loads(receiver.recv_bytes())
 
 
 def job_of(size):
@@ -108,18 +108,16 @@ def run_ranks(size, function, *arguments, **others):
 
 
 def count_exchanges():
-    """Count the exchanges of gradients from now on: a number for each model wrapped by DDP."""
-    exchanges = []
-    build = DistributedDataParallel.__init__
+    """A list that gets a 1 with each exchange of gradients, of models that fit in one bucket."""
+    exchanges, build = [], DistributedDataParallel.__init__
 
-    def exchange(_, bucket):
-        exchanges[-1] += bucket.is_last()
-        return allreduce_hook(dist.group.WORLD, bucket)
+    def exchange(group, bucket):
+        exchanges.append(1)
+        return allreduce_hook(group, bucket)
 
     def counted(model, *words, **knobs):
         build(model, *words, **knobs)
-        model.register_comm_hook(None, exchange)
-        exchanges.append(0)
+        model.register_comm_hook(dist.group.WORLD, exchange)
 
     DistributedDataParallel.__init__ = counted
     return exchanges
@@ -127,10 +125,9 @@ def count_exchanges():
 
 def is_alive(pid):
     """Whether a process runs; a zombie does not."""
-    try:
+    with suppress(OSError):
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def wait_for(condition):
@@ -251,18 +248,12 @@ def untrained_run(config, photos):
 
 
 HOSTILE = (
-    "<script>alert(1)</script>",
-    '" onmouseover="alert(1)',
-    "' style='display:none",
-    "</td></table><img src=http://example.com/>",
-    "&lt;b&gt;",
-    "$title ${facts} {0} %s",
-    "\\udcff\\x00",
-    "日本 🦊 \u202e",
+    "</td></table><script>alert(1)</script><img src=http://example.com/>",
+    "' style='display:none\" onmouseover=\"alert(1)",
+    "&lt;b&gt; $title ${facts} {0} %s",
+    "\\udcff\\x00 日本 🦊 \u202e",
 )
 DAMAGED = {
-    "nothing": b"",
-    "object": b"{}",
     "list": b"[]",
     "bytes": b"\xff\xfe{",
     "half": b'{"step": 1, "epo',
@@ -297,33 +288,27 @@ class Shown(HTMLParser):
         self.handle_data = self.words.append
         self.feed(text)
         self.attributes = {name for name, _ in self.pairs}
-        self.values = [value for name, value in self.pairs if name != "src"]
+        self.values = [value for _, value in self.pairs]
         self.pictures = [value for name, value in self.pairs if name == "src"]
         self.titles = [value for name, value in self.pairs if name == "title"]
 
     def handle_starttag(self, tag, attrs):
-        """Begin a table, a row or a cell."""
+        """Begin a table, a row or another element."""
         self.tags.add(tag)
         self.pairs += [(name, value or "") for name, value in attrs]
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
             self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.cell_start = len(self.words)
+        self.element_start = len(self.words)
 
     def handle_endtag(self, tag):
         """End a cell."""
         if tag in ("td", "th"):
-            self.tables[-1][-1].append("".join(self.words[self.cell_start :]))
+            self.tables[-1][-1].append("".join(self.words[self.element_start :]))
 
 
 def after_each_step(patch, act):
     """Let `act` happen after each step of training, before it is saved."""
     step = RunLogger.step
-
-    def step_and_act(log, number, loss, *batch):
-        step(log, number, loss, *batch)
-        act(log, loss)
-
-    patch.setattr(RunLogger, "step", step_and_act)
+    patch.setattr(RunLogger, "step", lambda log, *done: (step(log, *done), act(log, done[1])))
