@@ -4,21 +4,17 @@ import os
 import pickle
 import re
 import shutil
-import signal
-from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import DAMAGED, changed, run_alone, write_photo
+from conftest import DAMAGED, changed
 from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, Source, open_dataset
-from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
-from image_classifier.data.decode import read_image
 from image_classifier.errors import UserError
 from image_classifier.tools.prepare import prepare as writing
 from image_classifier.train import train
@@ -45,10 +41,10 @@ def contents(root):
 
 
 @pytest.mark.parametrize(("form", "error"), [("raw", 0), ("jpeg", 4)])
-def test_prepared_images_are_those_of_the_files(root, form, error):
+def test_prepared_images_are_those_of_the_files_and_none_is_enlarged(root, form, error):
     files = opened(root)
     assert not files.recipe
-    assert prepare(root, "--format", form) == 0
+    assert prepare(root, "--format", form, "--side", "64") == 0
     source = opened(root)
     assert source.recipe.startswith("raw" if form == "raw" else "JPEG of quality 85")
     assert source.fingerprint() != files.fingerprint()
@@ -56,7 +52,7 @@ def test_prepared_images_are_those_of_the_files(root, form, error):
     for index in range(12):
         pixels, whole = source.read(index), files.read(index)
         assert torch.equal(pixels, elsewhere.read(index))
-        scale = 48 / min(whole.shape[:2])
+        scale = min(1, 64 / min(whole.shape[:2]))
         expected = resize(whole, *(round(scale * side) for side in whole.shape[:2]))
         assert pixels.shape == expected.shape
         assert (pixels.float() - expected.float()).abs().mean() <= error
@@ -65,17 +61,8 @@ def test_prepared_images_are_those_of_the_files(root, form, error):
         assert source.read(3).data_ptr() == source.read(3).data_ptr()  # nothing is copied
 
 
-def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path):
-    for split in ("train", "val"):
-        for seed in range(4):
-            write_photo(tmp_path / f"photos/{split}/ant/{seed}.jpg", seed, size=(40, 40))
-    assert prepare(tmp_path / "photos") == 0
-    assert common_side(opened(tmp_path / "photos")) == 40
-
-
 def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(root, on_photos, capsys):
-    knobs = {"epochs": 1, "data__root": str(root), "data__limit": 0, "data__workers": 0}
-    config = changed(on_photos, **knobs, augment__crop="resized")
+    config = changed(on_photos, epochs=1, data__root=str(root), data__limit=0, data__workers=0)
     assert prepare(root) == 0
     capsys.readouterr()
     train(config)
@@ -84,23 +71,17 @@ def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(root, on_phot
         train(changed(config, data__cache="off"))
 
 
-def die_at_the_ninth_image(root):
-    turns = count()
-
-    def read(path):
-        return read_image(path) if next(turns) < 8 else os.kill(os.getpid(), signal.SIGKILL)
-
-    writing.MIN_IMAGES, writing.read_image, writing.num_cores = 4, read, lambda: 1
-    prepare(root)
-
-
-def test_a_kill_loses_no_file_that_was_written(root):
-    assert run_alone(die_at_the_ninth_image, root)[0] == -signal.SIGKILL
-    written, folder = contents(root), root.parent / "photos.cache/train"
-    assert sorted(written) == ["images-00000.safetensors", "images-00001.safetensors"]
+def test_a_command_that_ended_early_loses_no_file_that_was_written(root, refusal):
+    image, folder = root / "train/bee/5.jpg", root.parent / "photos.cache/train"
+    photo = image.read_bytes()
+    image.write_bytes(b"<html>")
+    said = "train/bee/5.jpg': not a JPEG.*; `check --quarantine` leaves out all such files"
+    assert re.search(said, refusal("prepare", "--data.root", root, "--side", 48))
+    assert sorted(contents(root)) == ["images-00000.safetensors", "images-00001.safetensors"]
     assert "`prepare` did not finish" in opened(root).notes[-1]
     before = (folder / "images-00001.safetensors").stat()
-    (folder / ".index.safetensors.0123abcd.tmp").touch()
+    (folder / ".index.safetensors.0123abcd.tmp").touch()  # of a kill
+    image.write_bytes(photo)
     assert prepare(root) == 0
     assert (folder / "images-00001.safetensors").stat().st_ino == before.st_ino
     resumed = contents(root)
@@ -169,6 +150,3 @@ def test_a_mistake_in_preparing_is_answered_in_one_line(root, refusal, monkeypat
     assert "cannot write prepared images" in refusal(*words, "--data.cache", "/proc/nowhere")
     with writing.alone_in(root.parent / "photos.cache" / "train"):
         assert "by another process" in refusal(*words)
-    (root / "train" / "bee" / "5.jpg").write_bytes(b"<html>")
-    said = "train/bee/5.jpg': not a JPEG.*; `check --quarantine` leaves out all such files"
-    assert re.search(said, refusal(*words))
