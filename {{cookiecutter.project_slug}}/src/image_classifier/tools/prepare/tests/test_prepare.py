@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DAMAGED, changed
+from conftest import DAMAGED, changed, write_photo
 from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, Source, open_dataset
+from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
 from image_classifier.errors import UserError
 from image_classifier.tools.prepare import prepare as writing
@@ -41,10 +42,10 @@ def contents(root):
 
 
 @pytest.mark.parametrize(("form", "error"), [("raw", 0), ("jpeg", 4)])
-def test_prepared_images_are_those_of_the_files_and_none_is_enlarged(root, form, error):
+def test_prepared_images_are_those_of_the_files(root, form, error):
     files = opened(root)
     assert not files.recipe
-    assert prepare(root, "--format", form, "--side", "64") == 0
+    assert prepare(root, "--format", form) == 0
     source = opened(root)
     assert source.recipe.startswith("raw" if form == "raw" else "JPEG of quality 85")
     assert source.fingerprint() != files.fingerprint()
@@ -52,13 +53,20 @@ def test_prepared_images_are_those_of_the_files_and_none_is_enlarged(root, form,
     for index in range(12):
         pixels, whole = source.read(index), files.read(index)
         assert torch.equal(pixels, elsewhere.read(index))
-        scale = min(1, 64 / min(whole.shape[:2]))
+        scale = 48 / min(whole.shape[:2])
         expected = resize(whole, *(round(scale * side) for side in whole.shape[:2]))
         assert pixels.shape == expected.shape
         assert (pixels.float() - expected.float()).abs().mean() <= error
     assert torch.equal(source.thinned(3).read(1), source.read(4))
     if form == "raw":
         assert source.read(3).data_ptr() == source.read(3).data_ptr()  # nothing is copied
+
+
+def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path):
+    for split in ("train", "val"):
+        write_photo(tmp_path / f"photos/{split}/ant/1.jpg", 0, size=(40, 40))
+    assert prepare(tmp_path / "photos") == 0
+    assert common_side(opened(tmp_path / "photos")) == 40
 
 
 def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(root, on_photos, capsys):
@@ -95,10 +103,10 @@ def test_a_command_that_ended_early_loses_no_file_that_was_written(root, refusal
 def test_damage_is_named_and_mended(root, name):
     assert prepare(root) == 0
     expected, path = contents(root), root.parent / "photos.cache/train" / name
-    flipped = [bytearray(expected[name]) for _ in range(3)]
-    for content, place in zip(flipped, (30, 330, -5), strict=True):
-        content[place] ^= 1
-    for content in (*flipped, expected[name][:-100], *DAMAGED.values()):
+    whole = expected[name]
+    places = (30, 330, len(whole) - 5)
+    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in places]
+    for content in (*flipped, whole[:-100], *DAMAGED.values()):
         path.write_bytes(content)
         if name.startswith("index") or content not in flipped:
             with pytest.raises(UserError, match=f"{name}' are damaged: .*`prepare` mends"):
