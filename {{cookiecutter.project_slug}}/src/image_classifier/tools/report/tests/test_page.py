@@ -33,9 +33,8 @@ ANIMALS = ("ant", "bee", "cow", "dog")
 
 def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, **knobs):
     """The page of a run that logged `rows` and `warnings`, and ended with `answers`."""
-    config = flatten(changed(Config(), **knobs))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(flatten(changed(Config(), **knobs))))
     (folder / "environment.json").write_text(json.dumps({"device": "<CPU>", "commit": None}))
     samples = torch.full((len(labels), 4, 4, 3), 7, dtype=torch.uint8), labels, 3
     report.write_page(folder, answers, "step 20 of 20", warnings, samples)
@@ -104,10 +103,7 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     train(config)
     assert [call.args[2] for call in write.call_args_list] == ["step 1 of 2", "step 2 of 2"]
     written = Path(config.run.dir, "report.html")
-    shown = Shown(written.read_text(encoding="utf-8"))
-    assert shown.tables[1][0][0] == "class"
-    assert any(word.endswith("; step 2 of 2") for word in shown.words)
-    assert "As the model saw them in step 1." in shown.words
+    assert "As the model saw them in step 1." in written.read_text(encoding="utf-8")
     assert Path(config.run.dir, "predictions.safetensors").exists()
     assert f"report: {written}" in capsys.readouterr().out.splitlines()[-1]
     written.unlink()
@@ -128,7 +124,6 @@ def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
     assert found[0, [4, 13, 14]].tolist() == [1, 2, 1]
     assert predictions.calibration_error(found) == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
     left_out = predictions.calibrate(replace(answers, predicted=torch.full((5,), LEFT_OUT)))
-    assert left_out[0].tolist() == [0] * predictions.BINS
     assert predictions.calibration_error(left_out) == 0
     for share, num_wrong, words in (
         (0.9, 500, "overconfident by 40.0 points"),
