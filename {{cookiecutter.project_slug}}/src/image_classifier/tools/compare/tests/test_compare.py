@@ -12,14 +12,14 @@ from conftest import answers_of, changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config
-from image_classifier.data import PathList, Source
+from image_classifier.data import PathList
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools import statistics
 
 COUNT = 1000  # validation images
 
 
-def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", paths=None, **knobs):
+def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", files=None, **knobs):
     """A run that ended with its last `right` images right; its folder."""
     folder.mkdir(parents=True)
     config = changed(Config(), optim__lr=lr, data__batch_size=100, run__dir=str(folder), **knobs)
@@ -33,8 +33,8 @@ def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", paths=None, **
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "status.json").write_text(json.dumps({"state": state}))
     answers = answers_of(("ant", "bee"), torch.tensor([[0, 0], [COUNT - right, right]]))
-    if paths is not None:
-        answers = replace(answers, source=replace(answers.source, pixels=None, paths=paths))
+    if files is not None:
+        answers = replace(answers, source=replace(answers.source, pixels=None, **files))
     answers.save(folder / "predictions.safetensors", step=100)
     return str(folder)
 
@@ -111,19 +111,18 @@ def test_what_can_not_be_compared_is_refused_in_a_line(tmp_path, refusal):
     assert "it has no evaluation yet" in refusal("compare", a, b)
 
 
-def test_scores_on_other_images_are_not_compared(tmp_path, monkeypatch, capsys, refusal):
+def test_scores_on_other_images_are_not_compared(tmp_path, capsys, refusal):
     image, runs = tmp_path / "image", [write_run(tmp_path / "in memory", 900)]
-    paths = PathList(tmp_path, [b"image"] * COUNT)
+    files = {"paths": PathList(tmp_path, [b"image"] * COUNT)}
     for number, content in enumerate((b"one", b"one", b"two"), 1):
         image.write_bytes(content)
         os.utime(image, (number, 0))  # a copy has another time
-        runs.append(write_run(tmp_path / f"{number}", 900, lr=number, paths=paths))
+        runs.append(write_run(tmp_path / f"{number}", 900, lr=number, files=files))
     assert "no significant difference" in "".join(said(capsys, *runs[1:3]))
     assert "are not those of" in refusal("compare", runs[0], runs[1])
     assert "are not those of" in refusal("compare", runs[1], runs[3])
-    fingerprint = Source.fingerprint
-    monkeypatch.setattr(Source, "fingerprint", lambda source: f"{fingerprint(source)} raw")
-    prepared = write_run(tmp_path / "prepared", 900, lr=4, paths=paths)  # the same images
+    files["recipe"] = "raw"  # the same images, prepared
+    prepared = write_run(tmp_path / "prepared", 900, lr=4, files=files)
     assert "no significant difference" in "".join(said(capsys, runs[3], prepared))
 
 

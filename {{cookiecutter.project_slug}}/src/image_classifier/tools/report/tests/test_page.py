@@ -103,7 +103,9 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     train(config)
     assert [call.args[2] for call in write.call_args_list] == ["step 1 of 2", "step 2 of 2"]
     written = Path(config.run.dir, "report.html")
-    assert "As the model saw them in step 1." in written.read_text(encoding="utf-8")
+    text = written.read_text(encoding="utf-8")
+    assert "; step 2 of 2</p>" in text
+    assert "As the model saw them in step 1." in text
     assert Path(config.run.dir, "predictions.safetensors").exists()
     assert f"report: {written}" in capsys.readouterr().out.splitlines()[-1]
     written.unlink()
@@ -112,14 +114,12 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     assert f"cannot write {written}: " in capsys.readouterr().out
 
 
-def said(num_wrong, *shares):
-    """Predictions with these probabilities, of which the first `num_wrong` are wrong."""
-    confusion = torch.tensor([[0, num_wrong], [0, len(shares) - num_wrong]])
-    return replace(answers_of(ANIMALS[:2], confusion), probability=torch.tensor(shares))
-
-
 def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
-    answers = said(2, 0.9, 0.3, 0.9, 1.0, float("nan"))
+    def answers_with(num_wrong, *shares):
+        confusion = torch.tensor([[0, num_wrong], [0, len(shares) - num_wrong]])
+        return replace(answers_of(ANIMALS[:2], confusion), probability=torch.tensor(shares))
+
+    answers = answers_with(2, 0.9, 0.3, 0.9, 1.0, float("nan"))
     found = predictions.calibrate(answers)
     assert found[0, [4, 13, 14]].tolist() == [1, 2, 1]
     assert predictions.calibration_error(found) == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
@@ -130,7 +130,7 @@ def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
         (0.6, 100, "underconfident by 30.0 points"),
         (0.5, 490, "neither over- nor underconfident"),
     ):
-        answers = said(num_wrong, *[share] * 1000)
+        answers = answers_with(num_wrong, *[share] * 1000)
         assert words in report.calibration_section(predictions.calibrate(answers))
 
 
@@ -148,9 +148,8 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
     assert [title for title in shown.titles if title.endswith(".jpg")] == paths
     assert len(shown.pictures) == report.PICTURES - 1 + len(MIXED)
     assert max(map(len, shown.pictures)) < 3_000_000 / (3 * report.PICTURES)
-    words = [word.strip() for word in shown.words if word.strip()]
-    first = words.index("Most confident mistakes") + 2
-    assert words[first : first + 4] == ["bee", f"{share[1]:.1%}", "ant", f"{1 - share[1]:.1%}"]
+    said = " ".join(" ".join(shown.words).split())
+    assert f"Some may be wrong labels. bee {share[1]:.1%} ant {1 - share[1]:.1%} " in said
 
 
 @pytest.mark.parametrize(
@@ -159,8 +158,7 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
 )
 def test_training_images_are_shown_as_the_model_saw_them(tmp_path, labels, expected):
     shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), labels=labels)
-    first = shown.words.index("As the model saw them in step 3.")
-    said = " ".join(shown.words[first + 1 : shown.words.index("Config")])
-    assert said.split() == expected.split()
+    said = " ".join(" ".join(shown.words).split())
+    assert f" As the model saw them in step 3. {expected} Config " in said
     picture = base64.b64decode(shown.pictures[-1].partition(",")[2], validate=True)
     assert set(Image.open(io.BytesIO(picture)).tobytes()) == {7}
