@@ -44,11 +44,10 @@ def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
     trained = load_model(run, ComputeConfig(device="cpu"), world)
     data = EvalData(trained.config.data, "val", world)
     scores = evaluate(trained.model, data, trained.normalize, trained.precision, world)
-    rows, share = rows_of(out), scores.predictions.probability
+    rows, found = rows_of(out), scores.predictions
     assert [row["path"] for row in rows] == [str(data.source.paths[n]) for n in range(4)]
-    assert [row["label"] for row in rows] == [
-        data.source.classes[n] for n in scores.predictions.predicted
-    ]
+    assert [row["label"] for row in rows] == [data.source.classes[n] for n in found.predicted]
+    share = found.probability
     for name, expected in (("probability", share), ("probability_2", 1 - share)):
         assert [float(row[name]) for row in rows] == pytest.approx(expected.tolist(), abs=1e-6)
     assert predict(run, photos / "val", "--out", out, "--tta", "none", "--fresh") == 0
