@@ -1,13 +1,12 @@
 """`evaluate` repeats the scores of a run, with the weights, pixels and format that it had."""
 
-import json
 import os
 from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed, run_ranks
+from conftest import changed, logged, run_ranks
 
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
@@ -22,8 +21,7 @@ from image_classifier.train import train
 
 
 def test_it_repeats_the_result_of_a_run(trained_once, capsys):
-    rows = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())
-    best = max(row.get("val/top1", 0) for row in rows)
+    best = max(row.get("val/top1", 0) for row in logged(trained_once))
     assert main(["evaluate", str(trained_once), "--device", "cpu"]) == 0
     assert f"top-1 {best:.2%}" in capsys.readouterr().out
 
@@ -47,29 +45,26 @@ def test_it_computes_in_the_format_of_the_run_if_the_cpu_is_fast_in_it(usual, co
     assert loaded_model.load_model(config.run.dir, config.compute, cpu).precision.name == usual
 
 
-def test_a_mistake_is_answered_in_one_line(tmp_path, monkeypatch, refusal):
-    monkeypatch.setattr("sys.argv", ["/usr/bin/sort-photos"])
-    missing = "error: Missing from sort-photos evaluate: RUN run folder, or a checkpoint in one"
-    assert refusal("evaluate").startswith(missing)
+def test_a_mistake_is_answered_in_one_line(tmp_path, refusal):
+    assert "evaluate: RUN run folder, or a checkpoint in one" in refusal("evaluate")
     assert f"no checkpoint '{tmp_path}/no.pt'" in refusal("evaluate", tmp_path / "no.pt")
     (tmp_path / "damaged.pt").write_bytes(b"PK")
     assert "damaged.pt' is damaged: " in refusal("evaluate", tmp_path / "damaged.pt")
 
 
-def opened_while_saved(folder):
+def opened_while_saved(old, new):
     """The step that a rank opens if rank 1 first reads an older file; how often it reads."""
-    early = iter([folder / "old.pt"] if os.environ["RANK"] == "1" else [folder / "best.pt"])
-    loaded_model.load_best = Mock(side_effect=lambda path: load_best(next(early, path)))
-    compute = ComputeConfig(device="cpu")
-    with join_world(compute) as world:
-        loaded = loaded_model.load_model(str(folder / "best.pt"), compute, world)
+    files = [old if os.environ["RANK"] == "1" else new, new]
+    loaded_model.load_best = Mock(side_effect=map(load_best, files))
+    with join_world(compute := ComputeConfig(device="cpu")) as world:
+        loaded = loaded_model.load_model(new, compute, world)
         return loaded.step, loaded_model.load_best.call_count
 
 
 def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(trained_once, tmp_path):
-    saved = read_checkpoint(trained_once / "checkpoints" / "best.pt")
-    torch.save(saved, tmp_path / "best.pt")
+    new = trained_once / "checkpoints" / "best.pt"
+    saved = read_checkpoint(new)
     saved["state"]["best_top1"] = 0.0
     torch.save(saved, tmp_path / "old.pt")
-    ranks = run_ranks(2, opened_while_saved, tmp_path)
+    ranks = run_ranks(2, opened_while_saved, tmp_path / "old.pt", new)
     assert ranks == [(saved["state"]["step"], 2)] * 2

@@ -33,9 +33,8 @@ ANIMALS = ("ant", "bee", "cow", "dog")
 
 def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, **knobs):
     """The page of a run that logged `rows` and `warnings`, and ended with `answers`."""
-    config = flatten(changed(Config(), **knobs))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(flatten(changed(Config(), **knobs))))
     (folder / "environment.json").write_text(json.dumps({"device": "<CPU>", "commit": None}))
     samples = torch.full((len(labels), 4, 4, 3), 7, dtype=torch.uint8), labels, 3
     report.write_page(folder, answers, "step 20 of 20", warnings, samples)
@@ -104,10 +103,9 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     train(config)
     assert [call.args[2] for call in write.call_args_list] == ["step 1 of 2", "step 2 of 2"]
     written = Path(config.run.dir, "report.html")
-    shown = Shown(written.read_text(encoding="utf-8"))
-    assert shown.tables[1][0][0] == "class"
-    assert any(word.endswith("; step 2 of 2") for word in shown.words)
-    assert "As the model saw them in step 1." in shown.words
+    text = written.read_text(encoding="utf-8")
+    assert "; step 2 of 2</p>" in text
+    assert "As the model saw them in step 1." in text
     assert Path(config.run.dir, "predictions.safetensors").exists()
     assert f"report: {written}" in capsys.readouterr().out.splitlines()[-1]
     written.unlink()
@@ -116,26 +114,23 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     assert f"cannot write {written}: " in capsys.readouterr().out
 
 
-def said(num_wrong, *shares):
-    """Predictions with these probabilities, of which the first `num_wrong` are wrong."""
-    confusion = torch.tensor([[0, num_wrong], [0, len(shares) - num_wrong]])
-    return replace(answers_of(ANIMALS[:2], confusion), probability=torch.tensor(shares))
-
-
 def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
-    answers = said(2, 0.9, 0.3, 0.9, 1.0, float("nan"))
+    def answers_with(num_wrong, *shares):
+        confusion = torch.tensor([[0, num_wrong], [0, len(shares) - num_wrong]])
+        return replace(answers_of(ANIMALS[:2], confusion), probability=torch.tensor(shares))
+
+    answers = answers_with(2, 0.9, 0.3, 0.9, 1.0, float("nan"))
     found = predictions.calibrate(answers)
     assert found[0, [4, 13, 14]].tolist() == [1, 2, 1]
     assert predictions.calibration_error(found) == pytest.approx((0.3 + 2 * 0.4 + 0) / 4)
     left_out = predictions.calibrate(replace(answers, predicted=torch.full((5,), LEFT_OUT)))
-    assert left_out[0].tolist() == [0] * predictions.BINS
     assert predictions.calibration_error(left_out) == 0
     for share, num_wrong, words in (
         (0.9, 500, "overconfident by 40.0 points"),
         (0.6, 100, "underconfident by 30.0 points"),
         (0.5, 490, "neither over- nor underconfident"),
     ):
-        answers = said(num_wrong, *[share] * 1000)
+        answers = answers_with(num_wrong, *[share] * 1000)
         assert words in report.calibration_section(predictions.calibrate(answers))
 
 
@@ -145,17 +140,16 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
     write_photo(tmp_path / "photos/bee/b.jpg", 0)
     data = DataConfig(name="folder", root=str(tmp_path / "photos"), val_fraction=0.001)
     source = open_dataset(data, "train")
-    (tmp_path / "photos/ant/01.jpg").unlink()  # it is gone
+    (tmp_path / "photos/ant/20.jpg").unlink()  # it is gone
     answer = (torch.arange(len(source)) > 0).long()
-    share = torch.linspace(0.55, 0.95, len(source)).flip(0)
+    share = torch.linspace(0.55, 0.95, len(source))
     shown = page(tmp_path, predictions.Predictions(source, answer, share, 1 - share))
-    paths = [source.paths.relative(n).decode() for n in range(1, report.PICTURES + 1)]
+    paths = [source.paths.relative(n).decode() for n in range(report.PICTURES + 1, 1, -1)]
     assert [title for title in shown.titles if title.endswith(".jpg")] == paths
     assert len(shown.pictures) == report.PICTURES - 1 + len(MIXED)
     assert max(map(len, shown.pictures)) < 3_000_000 / (3 * report.PICTURES)
-    words = [word.strip() for word in shown.words if word.strip()]
-    first = words.index("Most confident mistakes") + 2
-    assert words[first : first + 4] == ["bee", f"{share[1]:.1%}", "ant", f"{1 - share[1]:.1%}"]
+    said = " ".join(" ".join(shown.words).split())
+    assert f"Some may be wrong labels. bee {share[-2]:.1%} ant {1 - share[-2]:.1%} " in said
 
 
 @pytest.mark.parametrize(
@@ -164,8 +158,7 @@ def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
 )
 def test_training_images_are_shown_as_the_model_saw_them(tmp_path, labels, expected):
     shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), labels=labels)
-    first = shown.words.index("As the model saw them in step 3.")
-    said = " ".join(shown.words[first + 1 : shown.words.index("Config")])
-    assert said.split() == expected.split()
+    said = " ".join(" ".join(shown.words).split())
+    assert f" As the model saw them in step 3. {expected} Config " in said
     picture = base64.b64decode(shown.pictures[-1].partition(",")[2], validate=True)
     assert set(Image.open(io.BytesIO(picture)).tobytes()) == {7}
