@@ -9,10 +9,9 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier import precision as precision_module
+from image_classifier import precision
 from image_classifier.config import ComputeConfig
 from image_classifier.errors import UserError
-from image_classifier.precision import settle_precision
 from image_classifier.runtime import distributed, machine
 from image_classifier.runtime.distributed import World, choose_device
 from image_classifier.runtime.launch import attempt
@@ -72,32 +71,27 @@ def test_a_run_on_the_cpu_says_why_there_is_no_gpu(build, program, visible, reas
         choose_device("cuda", 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("capability", "precision", "reason"),
-    [
-        ((8, 0), "bf16", ""),
-        ((7, 5), "fp16", ""),
-        ((6, 1), "fp32", "GTX 1080 has compute capability 6.1; torch .* needs 7.5: .*"),
-    ],
-)
-def test_a_gpu_is_used_as_its_generation_allows(capability, precision, reason, monkeypatch):
+def test_a_gpu_is_used_as_its_generation_allows(monkeypatch):
+    cuda, capability = torch.device("cuda", 0), Mock()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90a", "compute_120"])
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GTX 1080")
-    assert machine.usual_precision(torch.device("cuda", 0)) == precision
+    for capability.return_value, format_name in (((8, 0), "bf16"), ((7, 5), "fp16")):
+        assert machine.usual_precision(cuda) == format_name
+        assert machine.find_accelerator() == ("cuda", "")
+    capability.return_value = (6, 1)
+    assert machine.usual_precision(cuda) == "fp32"
     found, why = machine.find_accelerator()
-    assert found == ("cpu" if reason else "cuda")
-    assert re.fullmatch(reason, why)
+    assert found == "cpu"
+    assert re.fullmatch("GTX 1080 has compute capability 6.1; torch .* needs 7.5: .*", why)
 
 
-def test_without_a_measurement_a_cpu_computes_as_the_run_began_or_in_fp32(config, monkeypatch):
-    monkeypatch.setattr(precision_module, "find_tools", lambda _: {})
-    auto, saved = changed(config, precision="auto"), {"config": {"precision": "bf16"}}
-    assert settle_precision(auto, None, World(CPU))[0].precision == "fp32"
-    expected = changed(config, precision="bf16"), "as this run began"
-    assert settle_precision(auto, None, World(CPU), saved) == expected
+def test_without_a_measurement_a_cpu_computes_in_fp32(config, monkeypatch):
+    monkeypatch.setattr(precision, "find_tools", lambda _: {})
+    auto = changed(config, precision="auto")
+    assert precision.settle_precision(auto, None, World(CPU))[0].precision == "fp32"
 
 
 def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):

@@ -40,13 +40,12 @@ def evaluated(config, model, world):
 def evaluated_on_sets(config):
     """The scores of an untrained model on sets of several sizes."""
     with join_world(config.compute) as world:
-        torch.manual_seed(world.rank)  # ranks differ in their statistics, as in training
+        torch.manual_seed(0)
         model = build_model(config.model, 10, 32)
+        nn.init.normal_(model.head.weight)
+        torch.manual_seed(world.rank)  # ranks differ in their statistics, as in training
         for buffer in filter(torch.is_floating_point, model.buffers()):
             buffer.uniform_(0.5, 1.5)
-        torch.manual_seed(0)
-        for weight in model.parameters():
-            nn.init.normal_(weight, std=0.1)
         return [evaluated(changed(config, data__limit=size), model, world) for size in SIZES]
 
 
@@ -146,14 +145,11 @@ def test_a_tracker_is_told_no_paths_and_if_it_fails_others_go_on(config, tmp_pat
     assert (knobs["optim.lr"], knobs["compute.compile"]) == (0.02, False)
 
 
-def test_an_unknown_tracker_and_one_without_its_library_are_refused(monkeypatch):
+def test_a_tracker_without_its_library_is_refused(monkeypatch):
     tool = SimpleNamespace(open_tracker=None, LIBRARY="no_such_library")
     monkeypatch.setattr(trackers, "find_tools", lambda module: {f"my-{module}": tool})
     with pytest.raises(UserError, match=r"my-tracker needs a library: pip install no_such_library"):
         trackers.check_trackers(["tensorboard", "my-tracker"])
-    said = r"no tracker 'mytracker'; there are: tensorboard, my-tracker; did you mean my-tracker\?"
-    with pytest.raises(UserError, match=said):
-        trackers.check_trackers(["mytracker"])
 
 
 def test_a_cell_of_a_confusion_matrix_is_the_darker_the_larger_its_share():
