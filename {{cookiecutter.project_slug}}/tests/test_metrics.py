@@ -40,12 +40,13 @@ def evaluated(config, model, world):
 def evaluated_on_sets(config):
     """The scores of an untrained model on sets of several sizes."""
     with join_world(config.compute) as world:
-        torch.manual_seed(0)
-        model = build_model(config.model, 10, 32)
-        nn.init.normal_(model.head.weight)
         torch.manual_seed(world.rank)  # ranks differ in their statistics, as in training
+        model = build_model(config.model, 10, 32)
         for buffer in filter(torch.is_floating_point, model.buffers()):
             buffer.uniform_(0.5, 1.5)
+        torch.manual_seed(0)
+        for weight in model.parameters():
+            nn.init.normal_(weight, std=0.1)
         return [evaluated(changed(config, data__limit=size), model, world) for size in SIZES]
 
 
