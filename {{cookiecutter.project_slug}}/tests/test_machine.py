@@ -13,7 +13,7 @@ from image_classifier import precision
 from image_classifier.config import ComputeConfig
 from image_classifier.errors import UserError
 from image_classifier.runtime import distributed, machine
-from image_classifier.runtime.distributed import World, choose_device
+from image_classifier.runtime.distributed import choose_device
 from image_classifier.runtime.launch import attempt
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_a_gpu_is_used_as_its_generation_allows(monkeypatch):
 def test_without_a_measurement_a_cpu_computes_in_fp32(config, monkeypatch):
     monkeypatch.setattr(precision, "find_tools", lambda _: {})
     auto = changed(config, precision="auto")
-    assert precision.settle_precision(auto, None, World(CPU))[0].precision == "fp32"
+    assert precision.settle_precision(auto, None, distributed.World(CPU))[0].precision == "fp32"
 
 
 def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):
