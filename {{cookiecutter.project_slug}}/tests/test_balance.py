@@ -1,6 +1,5 @@
 """Classes that differ in size, and runs that end when they get no better."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +7,9 @@ import pytest
 import torch
 from conftest import changed, run_ranks, write_photo
 from safetensors import safe_open
+from test_faults import status
 from test_order import seen
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
 from image_classifier import train as train_module
 from image_classifier.data.loader import TrainData
@@ -23,23 +23,22 @@ CPU = World(torch.device("cpu"))
 @pytest.fixture
 def skewed(on_photos, photos, tmp_path):
     """A balanced run on photographs of nine ants and three bees."""
-    for number, name in enumerate(["ant"] * 9 + ["bee"] * 3):
+    for number in range(12):
+        name = "ant" if number < 9 else "bee"
         write_photo(tmp_path / "train" / name / f"{number}.jpg", number)
     (tmp_path / "val").symlink_to(photos / "val")
-    root = str(tmp_path)
-    return changed(on_photos, data__root=root, data__workers=0, data__balance="sampling")
+    return changed(on_photos, data__root=str(tmp_path), data__workers=0, data__balance="sampling")
 
 
 def test_each_class_is_drawn_equally_often():
     labels = torch.tensor([0] * 40 + [2] * 17 + [3] * 7)  # 64 images, and none of class 1
-    drawn = balanced_order_at(seed=1, epoch=2, labels=labels)
-    images = drawn % 64
-    assert sorted(labels[images].bincount().tolist()) == [0, 21, 21, 22]
-    times = images.bincount(minlength=64)
+    drawn, other = (balanced_order_at(1, epoch, labels) for epoch in (2, 3))
+    assert sorted(labels[drawn % 64].bincount().tolist()) == [0, 21, 21, 22]
+    times = (drawn % 64).bincount(minlength=64)
     assert times[:40].max() == 1  # a large class gives other images each time
     assert {*times[57:].tolist()} <= {3, 4}  # a small one all, equally often
     assert len(drawn.unique()) == len(drawn)  # and each of them with a number of its own
-    assert not torch.equal(drawn, balanced_order_at(seed=1, epoch=3, labels=labels))
+    assert not torch.equal(drawn, other)
 
 
 def test_balanced_batches_are_the_same_from_any_step_however_they_are_loaded(skewed):
@@ -61,10 +60,9 @@ def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
     assert weights.tolist() == pytest.approx([12 / 2 / 9, 12 / 2 / 3, 0])
     assert TrainData(skewed, CPU).class_weights is None
     logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    optim = replace(skewed.optim, label_smoothing=0.1)
-    loss_of, plain = build_loss(optim, 6, weights), build_loss(optim, 1)
-    each = [plain(logits[n : n + 1], labels[n : n + 1]) for n in range(6)]
-    expected = pytest.approx(sum(weights[labels] * torch.stack(each)) / 6)
+    loss_of = build_loss(replace(skewed.optim, label_smoothing=0.1), 6, weights)
+    each = cross_entropy(logits, labels, label_smoothing=0.1, reduction="none")
+    expected = pytest.approx(sum(weights[labels] * each) / 6)
     for targets in (labels, one_hot(labels, 3).float()):
         assert loss_of(logits, targets) == expected
         assert loss_of(logits[:4], targets[:4]) + loss_of(logits[4:], targets[4:]) == expected
@@ -79,8 +77,8 @@ def train_with_planned_scores(config):
 
 def test_a_run_ends_on_all_ranks_when_it_gets_no_better(config):
     run_ranks(2, train_with_planned_scores, changed(config, epochs=8, run__patience=2))
-    status = json.loads(Path(config.run.dir, "status.json").read_text())
-    assert (status["state"], status["step"]) == ("done", 16)
-    assert "no evaluation of 2 was better than that of step 8, top-1 50.00%" in status["message"]
+    found = status(config)
+    assert (found["state"], found["step"]) == ("done", 16)
+    assert "no evaluation of 2 was better than that of step 8, top-1 50.00%" in found["message"]
     with safe_open(Path(config.run.dir, "predictions.safetensors"), "pt") as file:
         assert file.metadata()["step"] == "16"

@@ -16,19 +16,13 @@ FULL = "cannot write to standard output: No space left on device\n"
 CLOSED = "cannot write to standard output: Bad file descriptor"
 
 
-@pytest.mark.parametrize("verb", sorted({"evaluate", "check"} & commands().keys()))
-def test_a_verb_does_its_work_and_says_that_its_output_is_lost(
-    verb, trained_once, photos, tmp_path, capsys
-):
-    result = tmp_path / "result.json"
-    words = {
-        "evaluate": f"evaluate {trained_once} --device cpu",
-        "check": f"check --data.root {photos} --json {result}",
-    }
+@pytest.mark.skipif("check" not in commands(), reason="it was deleted")
+def test_a_verb_does_its_work_and_says_that_its_output_is_lost(photos, tmp_path, capsys):
+    words = f"check --data.root {photos} --json {tmp_path}/result.json"
     with open("/dev/full", "w") as full, redirect_stdout(full):
-        assert main(words[verb].split()) == EXIT_FAULT
+        assert main(words.split()) == EXIT_FAULT
     assert capsys.readouterr().err == FULL
-    assert result.exists() == (verb == "check")
+    assert (tmp_path / "result.json").exists()
 
 
 def train_without_output(folder):
@@ -36,8 +30,8 @@ def train_without_output(folder):
     os.dup2(os.open(folder / "said", os.O_WRONLY | os.O_CREAT), 2)
     os.close(1)
     sys.stdout = None
-    words = [*SMOKE.split(), "--run.dir", str(folder / "run"), "--data.limit", "96"]
-    return main(["train", *words]), os.readlink("/proc/self/fd/1")
+    words = f"train {SMOKE} --run.dir {folder}/run --data.limit 96"
+    return main(words.split()), os.readlink("/proc/self/fd/1")
 
 
 def test_a_run_whose_output_is_closed_comes_to_its_end_and_no_file_takes_its_place(tmp_path):
@@ -47,16 +41,13 @@ def test_a_run_whose_output_is_closed_comes_to_its_end_and_no_file_takes_its_pla
     assert (tmp_path / "said").read_text() == CLOSED + promise
 
 
-@pytest.mark.parametrize(
-    ("redirection", "said"), [(">/dev/full", FULL), ("<&- >&-", f"{CLOSED}\n")]
-)
-def test_python_has_nothing_to_add_at_its_end(redirection, said):
-    code = "from image_classifier.cli import main\n"
-    code += "raise SystemExit(main([]))"
-    words = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, code]
+def test_python_has_nothing_to_add_at_its_end():
+    code = f"from {main.__module__} import main; raise SystemExit(main([]))"
     buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # so that something is left for the end
-    done = subprocess.run(words, env=buffered, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (EXIT_FAULT, "", said)
+    for redirection, said in ((">/dev/full", FULL), ("<&- >&-", f"{CLOSED}\n")):
+        words = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, code]
+        done = subprocess.run(words, env=buffered, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (EXIT_FAULT, "", said)
 
 
 @pytest.mark.skipif("predict" not in commands(), reason="it was deleted")

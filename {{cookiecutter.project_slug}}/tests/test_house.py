@@ -1,13 +1,13 @@
 """The rules of the house, and that its papers are true."""
 
 import hashlib
-import importlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -23,18 +23,15 @@ from image_classifier.runtime.config_dict import flatten
 
 PROJECT = Path(__file__).parent.parent
 PACKAGE = Path(config_module.__file__).parent
-MODULES = {
-    str(path.relative_to(PACKAGE)): path.read_text()
-    for path in PACKAGE.rglob("*.py")
-    if path.parent.name != "tests"
-}
+FILES = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "tests"]
+MODULES = {str(path.relative_to(PACKAGE)): path.read_text() for path in FILES}
 README = (PROJECT / "README.md").read_text()
+PAPERS = README + (PROJECT / "docs" / "guide.md").read_text()
 
 
 def blocks(language):
     """The blocks of code in `language` of the README and the guide."""
-    text = README + (PROJECT / "docs" / "guide.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", PAPERS, re.DOTALL | re.MULTILINE)
 
 
 def test_imports_point_downwards(monkeypatch):
@@ -46,8 +43,8 @@ def test_imports_point_downwards(monkeypatch):
 
 def test_every_knob_is_read():
     readers = "".join(t for path, t in MODULES.items() if path not in ("config.py", "presets.py"))
-    names = {knob.rpartition(".")[2] for knob in flatten(Config())}
-    assert [name for name in names if not re.search(rf"\b\w+\.{name}\b", readers)] == []
+    for knob in flatten(Config()):
+        assert re.search(rf"\b\w+\.{knob.rpartition('.')[2]}\b", readers), knob
 
 
 def test_the_package_never_names_itself_and_rooms_are_imported_by_their_faces():
@@ -60,7 +57,7 @@ def test_the_package_never_names_itself_and_rooms_are_imported_by_their_faces():
 def test_the_shapes_are_the_same_bytes_everywhere():
     source = open_dataset(DataConfig(limit=256), "train")
     found = hashlib.sha256(source.pixels.numpy().tobytes() + source.labels.numpy().tobytes())
-    assert found.hexdigest()[:32] == "ea4717f671641dbe03792556206b88dc"
+    assert found.hexdigest().startswith("ea4717f671641dbe03792556206b88dc")
 
 
 def test_the_layout_of_the_readme_is_that_of_the_package():
@@ -74,14 +71,12 @@ def test_every_command_of_the_readme_is_understood():
     found = set()
     for line in "".join(blocks("sh")).splitlines():
         words = shlex.split(line.replace("train.py", "train"), comments=True)
-        places = [place for place, word in enumerate(words) if word in commands()]
-        if not places or words[0] == "make":  # or it is of a tool that was deleted
-            continue
-        verb, *words = words[places[0] :]
-        preset = PRESETS[words.pop(0)] if words and words[0] in PRESETS else PRESETS["smoke"]
-        others = {"default": preset()} if verb == "train" else {}
-        parse(options_of(verb), words, prog=verb, about="", **others)
-        found.add(verb)
+        verb, *words = [*dropwhile(lambda word: word not in commands(), words)] or [""]
+        if verb and not line.startswith("make"):  # else it may be of a tool that was deleted
+            preset = PRESETS[words.pop(0)] if words and words[0] in PRESETS else PRESETS["smoke"]
+            others = {"default": preset()} if verb == "train" else {}
+            parse(options_of(verb), words, prog=verb, about="", **others)
+            found.add(verb)
     assert found == {*commands()}
 
 
@@ -91,7 +86,8 @@ def run_in(folder, *lines):
         del sys.modules[name]
     sys.path.insert(0, str(folder / "src"))
     os.chdir(folder)
-    main = importlib.import_module(f"{PACKAGE.name}.cli").main
+    from image_classifier.cli import main
+
     return sum(main(line.split()) for line in lines)
 
 

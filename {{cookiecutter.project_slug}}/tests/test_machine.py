@@ -9,15 +9,11 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier import precision as precision_module
+from image_classifier import precision
 from image_classifier.config import ComputeConfig
 from image_classifier.errors import UserError
-from image_classifier.precision import settle_precision
 from image_classifier.runtime import distributed, machine
-from image_classifier.runtime.distributed import (
-    World,
-    choose_device,
-)
+from image_classifier.runtime.distributed import choose_device
 from image_classifier.runtime.launch import attempt
 
 CPU = torch.device("cpu")
@@ -25,7 +21,7 @@ CPU = torch.device("cpu")
 
 def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    for quota, cores in {"": 8, "max 100000": 8, "200000 100000": 2, "50000 100000": 1}.items():
+    for quota, cores in {"max 100000": 8, "200000 100000": 2, "50000 100000": 1}.items():
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
         assert machine.num_cores(tmp_path) == cores
     (tmp_path / "memory.max").write_text(f"{2**30}\n")
@@ -34,7 +30,7 @@ def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
     assert machine.host_memory_bytes(tmp_path / "nowhere") > 2**29
 
 
-def test_threads_are_those_that_the_user_asks_for(monkeypatch):
+def test_threads_are_those_that_the_user_asks_for_and_torch_computes_on_them(monkeypatch):
     def threads(processes=1, **variables):
         monkeypatch.setattr(os, "environ", variables)
         return machine.num_threads(processes)
@@ -45,14 +41,10 @@ def test_threads_are_those_that_the_user_asks_for(monkeypatch):
     assert [threads(OMP_NUM_THREADS=text) for text in asked] == [1, 4, 16, 8, 8]
     by_torchrun = {"TORCHELASTIC_MAX_RESTARTS": "0"}  # which sets 1 by itself
     assert [threads(2, OMP_NUM_THREADS=text, **by_torchrun) for text in "12"] == [4, 2]
-
-
-def test_a_process_computes_on_as_many_threads(monkeypatch):
     monkeypatch.setattr(distributed, "num_threads", lambda processes: 3 // processes)
-    # The first block restores the number of threads.
     with machine.one_thread(), distributed.join_world(ComputeConfig(device="cpu")):
         assert torch.get_num_threads() == 3
-    assert torch.get_num_threads() != 3
+    assert torch.get_num_threads() != 3  # the first block restores it
 
 
 @pytest.mark.parametrize(
@@ -79,32 +71,27 @@ def test_a_run_on_the_cpu_says_why_there_is_no_gpu(build, program, visible, reas
         choose_device("cuda", 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("capability", "precision", "reason"),
-    [
-        ((8, 0), "bf16", ""),
-        ((7, 5), "fp16", ""),
-        ((6, 1), "fp32", "GTX 1080 has compute capability 6.1; torch .* needs 7.5: .*"),
-    ],
-)
-def test_a_gpu_is_used_as_its_generation_allows(capability, precision, reason, monkeypatch):
+def test_a_gpu_is_used_as_its_generation_allows(monkeypatch):
+    cuda, capability = torch.device("cuda", 0), Mock()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90a", "compute_120"])
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GTX 1080")
-    assert machine.usual_precision(torch.device("cuda", 0)) == precision
+    for capability.return_value, format_name in (((8, 0), "bf16"), ((7, 5), "fp16")):
+        assert machine.usual_precision(cuda) == format_name
+        assert machine.find_accelerator() == ("cuda", "")
+    capability.return_value = (6, 1)
+    assert machine.usual_precision(cuda) == "fp32"
     found, why = machine.find_accelerator()
-    assert found == ("cpu" if reason else "cuda")
-    assert re.fullmatch(reason, why)
+    assert found == "cpu"
+    assert re.fullmatch("GTX 1080 has compute capability 6.1; torch .* needs 7.5: .*", why)
 
 
-def test_without_a_measurement_a_cpu_computes_as_the_run_began_or_in_fp32(config, monkeypatch):
-    monkeypatch.setattr(precision_module, "find_tools", lambda _: {})
-    auto, saved = changed(config, precision="auto"), {"config": {"precision": "bf16"}}
-    assert settle_precision(auto, None, World(CPU))[0].precision == "fp32"
-    expected = changed(config, precision="bf16"), "as this run began"
-    assert settle_precision(auto, None, World(CPU), saved) == expected
+def test_without_a_measurement_a_cpu_computes_in_fp32(config, monkeypatch):
+    monkeypatch.setattr(precision, "find_tools", lambda _: {})
+    auto = changed(config, precision="auto")
+    assert precision.settle_precision(auto, None, distributed.World(CPU))[0].precision == "fp32"
 
 
 def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):
@@ -120,15 +107,10 @@ def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):
     assert chosen == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("fault", "begin", "end"),
-    [
-        (RuntimeError("planted"), "Traceback", "RuntimeError: planted\n\nfailed\n"),
-        (OSError(errno.ENOSPC, "No space left", "a"), "failed: [Errno 28] No space left: ", "\n"),
-    ],
-)
-def test_a_fault_comes_with_its_traceback_and_a_full_disk_in_a_line(fault, begin, end, capsys):
-    assert attempt(Mock(side_effect=fault)) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(begin)
-    assert said.endswith(end)
+def test_a_full_disk_is_told_in_a_line_and_another_fault_with_its_traceback(capsys):
+    work = Mock(side_effect=[OSError(errno.ENOSPC, "No space left", "a"), RuntimeError("planted")])
+    assert [attempt(work), attempt(work)] == [1, 1]
+    full, trace, *_, error, blank, failed = capsys.readouterr().err.splitlines()
+    assert full.startswith("failed: [Errno 28] No space left: ")
+    assert trace.startswith("Traceback")
+    assert [error, blank, failed] == ["RuntimeError: planted", "", "failed"]

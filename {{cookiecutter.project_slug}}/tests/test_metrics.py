@@ -1,16 +1,16 @@
 """What a run measures: scores of every image on any ranks, its speed; who is told of it."""
 
-import json
-import re
 import resource
-from pathlib import Path
+from copy import deepcopy
+from operator import attrgetter
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 import torch
-from conftest import answers_of, changed, run_ranks
+from conftest import answers_of, changed, logged, run_ranks
+from test_resume import assert_same
 from torch import nn
 from torch.testing import assert_close
 
@@ -23,7 +23,6 @@ from image_classifier.models.resnet9 import ResNet9
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World, join_world
-from image_classifier.runtime.tools import find_tools
 from image_classifier.tracking import logger, trackers
 from image_classifier.train import train
 
@@ -55,24 +54,20 @@ def test_every_image_counts_once_on_any_number_of_ranks(config):
     config = changed(config, model__name="resnet9", data__workers=0)
     alone = evaluated_on_sets(config)  # of images in memory
     streamed = changed(config, data__where="stream")
+    answers = attrgetter("predicted", "probability", "target_probability")
     for rank in run_ranks(3, evaluated_on_sets, config) + run_ranks(2, evaluated_on_sets, streamed):
         for size, one, other in zip(SIZES, alone, rank, strict=True):
             assert int(other.confusion.sum()) == size
-            assert torch.equal(other.confusion, one.confusion)
             assert (other.loss, other.top5) == (pytest.approx(one.loss, rel=1e-6), one.top5)
-            for name in ("predicted", "probability", "target_probability"):
-                theirs, ours = getattr(other.predictions, name), getattr(one.predictions, name)
-                assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
+            assert_close(answers(other.predictions), answers(one.predictions), rtol=1e-5, atol=1e-6)
 
 
 def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
-    config, outputs = changed(config, model__name="resnet9", data__limit=40), []
-    model = build_model(changed(config, model__dropout=0.5).model, 10, 32)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    config = changed(config, model__name="resnet9", model__dropout=0.5, data__limit=40)
+    model = build_model(config.model, 10, 32)
+    before = deepcopy(model.state_dict())
     scores = evaluated(config, model, CPU)
-    assert all(output.is_inference() and output.grad_fn is None for output in outputs)
-    assert_close(dict(model.state_dict()), before, rtol=0, atol=0)  # BatchNorm's statistics too
+    assert_same(model.state_dict(), before)  # BatchNorm's statistics too
     assert model.training
     found, source = scores.predictions, scores.predictions.source
     images = (source.pixels / 255 - torch.tensor(source.mean)) / torch.tensor(source.std)
@@ -84,10 +79,9 @@ def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
     assert [scores.top1, scores.top5, scores.loss] == pytest.approx([*shares, loss])
     assert int(scores.confusion[labels[0], ranked[0, 0]]) >= 1
     sure = logits.softmax(1)
-    truth = sure.gather(1, labels[:, None])[:, 0]
     assert torch.equal(found.predicted, ranked[:, 0])
     assert_close(found.probability, sure.max(1).values)
-    assert_close(found.target_probability, truth)
+    assert_close(found.target_probability, sure[range(40), labels])
     error = predictions.calibration_error(predictions.calibrate(found))
     assert scores.metrics()["val/ece"] == error
 
@@ -99,12 +93,10 @@ def test_classes_are_listed_from_the_worst_and_top5_of_more_than_five():
         assert ("val/top5" in metrics) == is_told
         assert ("top-5" in predictions.scores_text(metrics, confusion, classes)) == is_told
     confusion = torch.tensor([[2, 1, 0], [0, 0, 1], [0, 0, 0]])
-    text = predictions.scores_text(
-        {"val/loss": 0.5, "val/top1": 0.75}, confusion, ("ant", "bee", "cat")
-    )
-    first, second, last = (line.split() for line in text.splitlines())  # nothing is known of cats
-    assert (first, second) == (["bee", "0.00%"], ["ant", "66.67%"])
-    assert "75.00%," in last
+    metrics = {"val/loss": 0.5, "val/top1": 0.75}
+    text = predictions.scores_text(metrics, confusion, ("ant", "bee", "cat"))
+    # Nothing is known of cats.
+    assert text.splitlines() == ["  bee   0.00%", "  ant  66.67%", "top-1 75.00%, loss 0.5000"]
 
 
 def test_the_first_step_is_not_in_the_speed_as_it_compiles(config, monkeypatch, capsys):
@@ -117,18 +109,12 @@ def test_the_first_step_is_not_in_the_speed_as_it_compiles(config, monkeypatch, 
     monkeypatch.setattr(ResNet9, "forward", forward_slowly_at_first)
     monkeypatch.setattr(logger.time, "monotonic", lambda: seconds[0])
     train(changed(config, epochs=1, run__log_every_steps=1))
-    rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
-    first, row, *_ = rows
+    first, row, *_ = logged(config.run.dir)
     assert "train/images_per_second" not in first
     assert row["train/images_per_second"] == 16  # a step each second, of 16 images
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert most / 2 < row["memory_bytes"] <= most
     said = capsys.readouterr().out
-    observers = find_tools("observer").keys()  # each may be deleted
-    if "bottleneck" in observers:
-        assert "  The model is the limit: 16 images/s. " in said
-    if observers >= {"bottleneck", "flops"}:
-        assert re.search(r"is the limit: .* MFU \d+%\.", said)
     for words in (" 1 process, ", ", fp32; as --precision says; seed 0: ", "  ETA 0:00\n"):
         assert words in said
 
@@ -142,9 +128,9 @@ def test_a_tracker_is_told_no_paths_and_if_it_fails_others_go_on(config, tmp_pat
     }
     monkeypatch.setattr(trackers, "find_trackers", lambda: table)
     said, names = [], ("wandb", "trackio", "tensorboard", "tensorboard")
-    config = changed(config, data__root="/home/planted/images", run__init_from="planted.pt")
+    config = changed(config, data__root="/planted", run__init_from="planted", run__trackers=names)
     opened = trackers.Trackers(said.append)
-    opened.begin(changed(config, run__trackers=names), tmp_path, 0)
+    opened.begin(config, tmp_path, 0)
     for step in (1, 2, 3):
         opened.tell("log", step, {})
     opened.tell("close", True)
@@ -160,14 +146,11 @@ def test_a_tracker_is_told_no_paths_and_if_it_fails_others_go_on(config, tmp_pat
     assert (knobs["optim.lr"], knobs["compute.compile"]) == (0.02, False)
 
 
-def test_an_unknown_tracker_and_one_without_its_library_are_refused(monkeypatch):
+def test_a_tracker_without_its_library_is_refused(monkeypatch):
     tool = SimpleNamespace(open_tracker=None, LIBRARY="no_such_library")
     monkeypatch.setattr(trackers, "find_tools", lambda module: {f"my-{module}": tool})
     with pytest.raises(UserError, match=r"my-tracker needs a library: pip install no_such_library"):
         trackers.check_trackers(["tensorboard", "my-tracker"])
-    said = r"no tracker 'mytracker'; there are: tensorboard, my-tracker; did you mean my-tracker\?"
-    with pytest.raises(UserError, match=said):
-        trackers.check_trackers(["mytracker"])
 
 
 def test_a_cell_of_a_confusion_matrix_is_the_darker_the_larger_its_share():

@@ -17,32 +17,29 @@ from image_classifier.optim import build_optimizer, build_schedule
 from image_classifier.presets import PRESETS
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_model_of_every_preset_builds(name):
-    config = PRESETS[name]()
-    size = config.data.image_size
-    with torch.device("meta"), torch.inference_mode():
-        logits = build_model(config.model, 7, size).eval()(torch.zeros(1, 3, size, size))
+@pytest.mark.parametrize("preset", PRESETS.values())
+def test_the_model_of_every_preset_builds(preset):
+    model, size = preset().model, preset().data.image_size
+    with torch.device("meta"):
+        logits = build_model(model, 7, size).eval()(torch.zeros(1, 3, size, size))
     assert logits.shape == (1, 7)
 
 
-@pytest.mark.parametrize(
-    ("name", "head"), [("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", "classifier.1")]
-)
-def test_models_of_torchvision_get_a_head_dropout_and_blocks(name, head):
-    model = build_model(ModelConfig(name=name, dropout=0.5), 3, 64)
-    found, layer = blocks.find_head(model)
-    assert found == head  # dropout before it changes no names
-    features = torch.ones(2, *layer.weight.shape[1:])
-    assert layer(features).shape[:2] == (2, 3)
-    assert not torch.equal(layer(features), layer(features))
-    model.eval()
-    assert torch.equal(layer(features), layer(features))
-    found, weights = blocks.find_blocks(model), list(model.parameters())
-    assert 9 <= len(found) <= 14
-    assert found[0][0] is weights[0]
-    assert found[-1] == list(layer.parameters())
-    assert sorted(id(w) for block in found for w in block) == sorted(map(id, weights))
+def test_models_of_torchvision_get_a_head_dropout_and_blocks():
+    for name, head in (("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", "classifier.1")):
+        model = build_model(ModelConfig(name=name, dropout=0.5), 3, 64)
+        found, layer = blocks.find_head(model)
+        assert found == head  # dropout before it changes no names
+        features = torch.ones(2, *layer.weight.shape[1:])
+        assert layer(features).shape[:2] == (2, 3)
+        assert not torch.equal(layer(features), layer(features))
+        model.eval()
+        assert torch.equal(layer(features), layer(features))
+        found, weights = blocks.find_blocks(model), list(model.parameters())
+        assert 9 <= len(found) <= 14
+        assert found[0][0] is weights[0]
+        assert found[-1] == list(layer.parameters())
+        assert sorted(id(w) for block in found for w in block) == sorted(map(id, weights))
 
 
 def test_small_images_keep_their_resolution():
@@ -53,17 +50,14 @@ def test_small_images_keep_their_resolution():
             assert isinstance(model.maxpool, pool)
 
 
-@pytest.mark.parametrize(
-    ("model", "size", "said"),
-    [
-        (ModelConfig(name="alexnet"), 16, "alexnet can't take images of"),
-        (ModelConfig(name="airbench"), 8, "airbench takes a --data.image-size from 9 on, not 8"),
-        (ModelConfig(name="vit_s"), 40, "vit_s takes a --data.image-size in steps of 16, not 40"),
-    ],
-)
-def test_a_model_that_cannot_be_is_refused(model, size, said):
-    with torch.device("meta"), pytest.raises(UserError, match=said):
-        build_model(model, 3, size)
+def test_a_model_that_cannot_be_is_refused():
+    for name, size, said in (
+        ("alexnet", 16, "can't take images of"),
+        ("airbench", 8, "takes a --data.image-size from 9 on, not 8"),
+        ("vit_s", 40, "takes a --data.image-size in steps of 16, not 40"),
+    ):
+        with torch.device("meta"), pytest.raises(UserError, match=f"{name} {said}"):
+            build_model(ModelConfig(name=name), 3, size)
 
 
 # Norms, scales, tokens, positions, biases of places, groups.
@@ -92,24 +86,21 @@ def test_the_first_layer_of_airbench_whitens_the_training_images():
     torch.testing.assert_close(outputs @ outputs.T / outputs.shape[1], expected, atol=0.01, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "knobs", "expected"),  # test size, batch size, decay; size and learning rate by epoch
-    [
+def test_recipes_are_as_published_for_imagenet():
+    for name, knobs, expected in (  # test size, batch, decay; size and learning rate by epoch
         ("rn50_16", (256, 4096, 1e-4), {2: (160, 1.7), 12: (160, 0.486), 13: (192, 0.364)}),
         ("rn50_88", (256, 4096, 1e-4), {2: (160, 1.7), 68: (160, 0.395), 69: (192, 0.376)}),
         ("vit_s", (224, 1024, 0.1), {4: (224, 5e-4), 8: (224, 1e-3), 49: (224, 5e-4)}),
-    ],
-)
-def test_recipes_are_as_published_for_imagenet(name, knobs, expected):
-    config = PRESETS[f"imagenet_{name}"]()
-    data, optim = config.data, config.optim
-    assert (data.eval_size, data.batch_size, optim.weight_decay) == knobs
-    steps = 1_281_167 // data.batch_size
-    size_at = build_size(config.augment, data.image_size, steps, config.epochs * steps)
-    lr_at = build_schedule(optim, steps, config.epochs * steps)
-    for epoch, (size, lr) in expected.items():
-        assert {size_at(epoch * steps + step) for step in (0, steps // 2, steps - 1)} == {size}
-        assert lr_at(epoch * steps) == pytest.approx(lr, rel=0.01)
+    ):
+        config = PRESETS[f"imagenet_{name}"]()
+        data, steps = config.data, 1_281_167 // config.data.batch_size
+        assert (data.eval_size, data.batch_size, config.optim.weight_decay) == knobs
+        size_at = build_size(config.augment, data.image_size, steps, config.epochs * steps)
+        lr_at = build_schedule(config.optim, steps, config.epochs * steps)
+        for epoch, (size, lr) in expected.items():
+            begin = epoch * steps
+            assert {size_at(begin + step) for step in (0, steps // 2, steps - 1)} == {size}
+            assert lr_at(begin) == pytest.approx(lr, rel=0.01)
 
 
 def test_a_vit_finds_a_place_again_in_a_larger_image():

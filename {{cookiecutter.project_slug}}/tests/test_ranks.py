@@ -21,7 +21,11 @@ from image_classifier.config import Config
 from image_classifier.data import loader
 from image_classifier.errors import EXIT_RESTART
 from image_classifier.models import pretrained
-from image_classifier.runtime import consensus, distributed, launch
+from image_classifier.runtime import (
+    consensus,
+    distributed,
+    launch,
+)
 from image_classifier.runtime.signals import Signals, StoppedError
 from image_classifier.runtime.tools import find_tools
 from image_classifier.train import train
