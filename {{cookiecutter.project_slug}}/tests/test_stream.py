@@ -82,7 +82,7 @@ def test_workers_copy_no_names_of_files_and_take_no_shared_memory_of_docker():
 
 def test_slots_take_the_memory_that_there_is(streamed, monkeypatch):
     of_a_batch = 4 * 3 * 32**2
-    for batches, depth in ((1000, 4), (5, 1)):  # free, in batches; of which 0.4 may be taken
+    for batches, depth in ((1000, 4), (5, 1)):  # free, in batches; of which 0.2 may be taken
         monkeypatch.setattr(autotune, "host_memory_bytes", lambda free=batches * of_a_batch: free)
         data = TrainData(streamed, CPU)
         assert len(data.loader.images) == 1 + depth
