@@ -232,7 +232,7 @@ def test_a_folder_that_may_not_be_listed_is_named(flat, monkeypatch):
     error = PermissionError(errno.EACCES, "Permission denied", b"/photos/bee")
     monkeypatch.setattr(os, "scandir", Mock(side_effect=[os.scandir(bytes(flat)), error]))
     with pytest.raises(UserError, match="cannot list folder '/photos/bee': Permission denied"):
-        names(flat, "train")
+        names(flat.parent, "train")
 
 
 @pytest.mark.parametrize(
