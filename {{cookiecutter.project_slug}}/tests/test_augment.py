@@ -1,6 +1,7 @@
 """Augmentation of whole batches does to each image what it would do to it alone."""
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from image_classifier import augment
 from image_classifier.config import AugmentConfig, Config
 from image_classifier.data import Windows, crops, shift_and_flip
 from image_classifier.data.loader import EvalData
-from image_classifier.data.samples import build_policy
+from image_classifier.data.samples import LEFT_OUT, build_policy
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
 from image_classifier.preprocess import VIEWS, Normalize
@@ -109,8 +110,8 @@ def test_crops_are_those_of_pillow():
 
 
 def test_randaugment_is_as_strong_as_it_is_told(monkeypatch):
-    arguments = SimpleNamespace(RandAugment=lambda ops, magnitude: (ops, magnitude))
-    monkeypatch.setattr(transforms, "v2", arguments, raising=False)  # to import it takes seconds
+    v2 = SimpleNamespace(RandAugment=lambda ops, magnitude: (ops, magnitude))
+    monkeypatch.setattr(transforms, "v2", v2, raising=False)  # to import it takes seconds
     assert build_policy(AugmentConfig(policy="randaugment-m30-n3")) == (3, 30)
 
 
@@ -127,8 +128,10 @@ def test_labels_are_mixed_as_the_images_are(knobs):
     for seed in range(20):
         # An image of class c has the value c everywhere, so the share of a value can be counted.
         labels, images = torch.arange(4), torch.arange(4.0).view(4, 1, 1, 1).repeat(1, 3, 12, 12)
-        chance = random.Random(seed)
-        mixed, targets = augment.mixup_cutmix(images, labels, AugmentConfig(**knobs), 4, chance)
+        mix = partial(augment.mixup_cutmix, augment=AugmentConfig(**knobs), num_classes=4)
+        mixed, targets = mix(images.clone(), labels, chance=random.Random(seed))
+        _, of_some = mix(images, torch.tensor([0, 1, 2, LEFT_OUT]), chance=random.Random(seed))
+        assert torch.equal(of_some, targets * (torch.arange(4) < 3))
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))
         assert (targets[:2, 2:] == 0).all()  # pairs are neighbors
@@ -138,14 +141,12 @@ def test_labels_are_mixed_as_the_images_are(knobs):
 def test_an_image_and_its_mirror_image_get_one_prediction(tta):
     images = IMAGES.permute(0, 3, 1, 2)
     normalize = Normalize(SOURCE, 12, PRECISION, AugmentConfig(tta=tta))
-    (first, *_), weights = zip(*normalize.views(images), strict=True)
+    views, weights = zip(*normalize.views(images), strict=True)
     assert sum(weights) == 1
-    assert torch.equal(first, normalize(images))
-    whole, turned = (
-        sum(weight * view for view, weight in normalize.views(pixels))
-        for pixels in (images, images.flip(3))
-    )
-    assert torch.allclose(whole, turned, atol=1e-5) == (tta != "none")
+    assert torch.equal(views[0], normalize(images))
+    pairs = zip(views, normalize.views(images.flip(3)), weights, strict=True)
+    difference = sum(weight * (view - other) for view, (other, _), weight in pairs)
+    assert (difference.abs().max() < 1e-5) == (tta != "none")
 
 
 def test_normalized_pixels_have_mean_0_and_deviation_1():

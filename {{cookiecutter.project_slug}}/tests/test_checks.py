@@ -53,12 +53,11 @@ def plant(monkeypatch, config, **wrong):
     ],
 )
 def test_a_run_with_wrong_labels_is_refused_and_deletes_nothing(config, monkeypatch, wrong, said):
-    config = plant(monkeypatch, config, **wrong)
     rows = Path(config.run.dir, "metrics.jsonl")
     rows.parent.mkdir()
     rows.write_text("of an earlier run")
     with pytest.raises(UserError, match=said):
-        train(changed(config, run__fresh=True))
+        train(changed(plant(monkeypatch, config, **wrong), run__fresh=True))
     assert rows.read_text() == "of an earlier run"
 
 
@@ -70,8 +69,7 @@ def test_a_run_keeps_the_normalization_that_it_learned_with(config, monkeypatch)
 
 def typed(*words):
     """The config that words of a command line mean."""
-    words = [*words]
-    _, preset = take_preset(words, "shapes")
+    _, preset = take_preset(words := [*words], "shapes")
     return parse(Config, words, prog="train", about="", default=preset)
 
 
@@ -85,10 +83,9 @@ def test_a_preset_counts_in_epochs_of_the_run(preset):
 
 
 def test_knobs_that_are_given_are_not_shrunk(capsys):
-    knobs = ("--optim.warmup-epochs=1.5", "--run.evaluate-every-epochs=0.5")
-    config = typed("--epochs", "2", *knobs)
-    assert (config.epochs, config.optim.warmup_epochs) == (2, 1.5)
-    assert config.run.evaluate_every_epochs == 0.5
+    config = typed("--epochs=2", "--optim.warmup-epochs=1.5", "--run.evaluate-every-epochs=0.5")
+    found = (config.epochs, config.optim.warmup_epochs, config.run.evaluate_every_epochs)
+    assert found == (2, 1.5, 0.5)
     for epochs in ("many", "0", "-2", "nan", "inf", ""):
         assert take_preset(["folder", "--epochs", epochs], "shapes")[1] == PRESETS["folder"]()
     with pytest.raises(SystemExit):
