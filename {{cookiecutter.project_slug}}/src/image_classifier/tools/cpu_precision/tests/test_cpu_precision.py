@@ -17,7 +17,6 @@ from image_classifier.train import train
 CPU = World(torch.device("cpu"))
 FASTER = [(1.0, 0.5), (1.2, 0.6)]  # seconds in fp32 and in bf16
 SLOWER = [(1.0, 1.1), (1.2, 1.3)]
-measure = probe.measure
 
 
 @pytest.fixture
@@ -58,9 +57,8 @@ def test_a_run_resumes_in_the_format_that_it_began_with(auto):
 
 def test_the_measurement_leaves_the_random_state_as_it_was(config):
     before = torch.default_generator.get_state()
-    rounds = measure(config, 10, 16, CPU)
+    rounds = probe.measure(config, 10, 16, CPU)
     assert torch.equal(torch.default_generator.get_state(), before)
-    assert 1 <= len(rounds) <= 2
     assert min(map(min, rounds)) > 0
 
 
