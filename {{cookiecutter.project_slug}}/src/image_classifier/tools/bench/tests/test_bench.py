@@ -64,7 +64,7 @@ def test_all_variants_of_loading_bring_the_same_images(config):
 
 def test_an_effect_is_found_beside_variants_that_fail(config, monkeypatch):
     out_of_memory = torch.OutOfMemoryError("CUDA out of memory. Tried\n20 GiB")
-    fail = Mock(side_effect=[0, 0, OSError("eek")])
+    fail = Mock(side_effect=[0, 0, 0, OSError("eek")])  # after one measured step
     changes = {
         "slow": lambda run: setattr(run, "step", lambda _: time.sleep(0.02)),
         "large": Mock(side_effect=out_of_memory),
@@ -80,6 +80,7 @@ def test_an_effect_is_found_beside_variants_that_fail(config, monkeypatch):
     assert others == [None] * 3
     assert gain["is_effect"]
     assert 1.5 < gain["median"] < 2.5
+    assert gain["low"] <= gain["median"] <= gain["high"]
 
 
 def test_what_is_inside_the_noise_is_no_effect():
