@@ -4,8 +4,6 @@ import json
 import time
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
-from itertools import repeat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -45,8 +43,7 @@ def test_a_timed_run_makes_the_steps_of_training(config):
     run.run(1)
     run.run(3)
     for part in ("model", "ema"):
-        made = run.state.state_dict()[part]
-        torch.testing.assert_close(dict(made), dict(saved[part]), rtol=0, atol=0)
+        torch.testing.assert_close(run.state.state_dict()[part], saved[part], rtol=0, atol=0)
 
 
 def test_all_variants_of_loading_bring_the_same_images(config):
@@ -55,32 +52,26 @@ def test_all_variants_of_loading_bring_the_same_images(config):
     for name in LOADING:
         seen = []
         for variant in TIPS[name](setup).values():
-            run = timing.TimedRun(
-                variant.config, CPU, datasets.open(variant.config), variant.change
-            )
+            data = datasets.open(variant.config)
+            run = timing.TimedRun(variant.config, CPU, data, variant.change)
             pairs = map(run.augment, run.batches(0, 2), (0, 1))
             seen.append([deepcopy(pair) for pair in pairs])  # as a later one may overwrite it
             assert run.run(1) > 0
             run.close()
         assert len(seen) >= 2
-        for other in seen[1:]:
-            torch.testing.assert_close(other, seen[0])
+        torch.testing.assert_close(seen[1:], seen[:-1])
 
 
 def test_an_effect_is_found_beside_variants_that_fail(config, monkeypatch):
-    def sleep(run, seconds):
-        run.batches, run.step = lambda start, stop: repeat(seconds, stop - start), time.sleep
-
-    def tip(setup):
-        variant, large = partial(timing.Variant, setup.config), "CUDA out of memory. Tried\n20 GiB"
-        fail = Mock(side_effect=[0, 0, OSError("eek")])
-        return {
-            "slow": variant(partial(sleep, seconds=0.02)),
-            "large": variant(Mock(side_effect=torch.OutOfMemoryError(large))),
-            "broken": variant(lambda run: setattr(run, "after_step", fail)),
-            "fast": variant(partial(sleep, seconds=0.01)),
-        }
-
+    out_of_memory = torch.OutOfMemoryError("CUDA out of memory. Tried\n20 GiB")
+    fail = Mock(side_effect=[0, 0, 0, OSError("eek")])  # after one measured step
+    changes = {
+        "slow": lambda run: setattr(run, "step", lambda _: time.sleep(0.02)),
+        "large": Mock(side_effect=out_of_memory),
+        "broken": lambda run: setattr(run, "after_step", fail),
+        "fast": lambda run: setattr(run, "step", lambda _: time.sleep(0.01)),
+    }
+    tip = lambda setup: {name: timing.Variant(setup.config, changes[name]) for name in changes}  # noqa: E731
     monkeypatch.setitem(TIPS, "mine", tip)
     (row,), _ = bench(config, "mine", budget=replace(TINY, rounds=(8, 8)))
     failures = [variant["failure"] for variant in row["variants"]]
@@ -96,16 +87,13 @@ def test_what_is_inside_the_noise_is_no_effect():
     noise = [1.0, 1.3, 0.9, 1.1, 0.8, 1.2, 1.0]
     assert str(measuring.gain(noise, noise[::-1])).startswith("no effect here (")
     assert not measuring.gain([1.01] * 9, [1.0] * 9).is_effect
-    disturbed = measuring.gain([2.0] * 10 + [90.0], [1.0] * 11)
-    assert str(disturbed) == "2.00 x (2.00 .. 2.00)"
+    assert str(measuring.gain([2.0] * 10 + [90.0], [1.0] * 11)) == "2.00 x (2.00 .. 2.00)"
 
 
 def test_faster_knobs_are_recommended_together(config, monkeypatch):
     paces = {"channels_last": 0.8, "bf16": 1.2, "on": 0.1, "0": 9.0, "host": 0.8, "best": 0.5}
-    measure = lambda variants, *_: {  # noqa: E731
-        name: measuring.Timing(16, [paces.get(name, 1.0)] * 9) for name in variants
-    }
-    monkeypatch.setattr(benching, "measure", measure)
+    timed = lambda name: measuring.Timing(16, [paces.get(name, 1.0)] * 9)  # noqa: E731
+    monkeypatch.setattr(benching, "measure", lambda ways, *_: {way: timed(way) for way in ways})
     names = ("channels_last", "mixed_precision", "deterministic", "num_workers", "resident")
     _, conclusion = bench(changed(config, compute__channels_last=False), *names)
     assert conclusion == (
@@ -120,21 +108,20 @@ def test_long_steps_are_measured_with_fewer_images():
     assert affordable(84, 3, 84 / 99, budget) == 42  # three micro-batches
 
 
-def test_a_short_measurement_writes_its_files_names_what_it_left_out_and_restores_every_switch(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_short_bench_says_what_it_left_out_and_restores_switches(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measuring, "QUICK", replace(TINY, total_seconds=0))
     monkeypatch.setattr(benching, "MIN_ROWS", 1)
     before = str(timing.read_switches())
-    words = "bench smoke --quick --rows tf32 deterministic item --data.limit 64"
-    assert main([*words.split(), "--data.batch-size", "16", f"--run.dir={tmp_path}"]) == 0
+    knobs = "--data.limit 64 --data.batch-size 16"
+    words = f"--quick --rows tf32 deterministic item --run.dir {tmp_path} {knobs}"
+    assert main(["bench", "smoke", *words.split()]) == 0
     assert str(timing.read_switches()) == before
     found = json.loads((tmp_path / "bench.json").read_text())
     rows = [(row["name"], row["reason"], len(row["variants"])) for row in found["rows"]]
     late = ("item", "no time left: --rows item", 0)
     assert rows == [("tf32", "needs a GPU", 0), ("deterministic", "", 2), late]
-    expected = "none of 1 measured tips (1 skipped for lack of time) helps: python train.py smoke"
-    expected += " --data.limit 64 --data.batch-size 16"
+    expected = "none of 1 measured tips (1 skipped for lack of time) helps: "
+    expected += f"python train.py smoke {knobs}"
     assert found["verdict"] == capsys.readouterr().out.splitlines()[-1] == expected
     table = (tmp_path / "bench.md").read_text()
     assert all(text in table for text in (expected, "| tf32 ", "| on "))
@@ -157,14 +144,10 @@ def test_every_tip_works_or_says_what_it_needs(on_photos, device):
     assert written == {"bench.json", "bench.md"}
 
 
-def test_an_unknown_tip_is_a_mistake(refusal):
-    assert refusal("bench", "smoke", "--rows", "num_worker").endswith("mean num_workers?\n")
-
-
-def test_every_tip_is_explained_on_the_page_that_is_printed(capsys):
+def test_every_tip_is_explained_on_the_page_and_another_is_a_mistake(capsys, refusal):
     assert main(["bench", "--tips"]) == 0
     sections = capsys.readouterr().out.split("\n## ")[1:]
-    assert [section.partition("\n")[0] for section in sections] == [*TIPS]
-    for section, tip in zip(sections, TIPS.values(), strict=True):
-        assert f"\n\n{summary(tip)}\n\n- Why: " in section
+    for section, (name, tip) in zip(sections, TIPS.items(), strict=True):
+        assert section.startswith(f"{name}\n\n{summary(tip)}\n\n- Why: ")
         assert all(f"\n- {word}: " in section for word in ("When it hurts", "Knob", "Source"))
+    assert refusal("bench", "smoke", "--rows", "num_worker").endswith("mean num_workers?\n")

@@ -42,7 +42,6 @@ def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, recip
 def test_waiting_for_slow_images_is_measured(config, monkeypatch, capsys):
     read = Source.read
     monkeypatch.setattr(Source, "read", lambda *which: time.sleep(0.008) or read(*which))
-    streamed = {"data__where": "stream", "data__workers": 0, "data__limit": 48}
-    train(changed(config, epochs=1, **streamed))
+    train(changed(config, epochs=1, data__where="stream", data__workers=0, data__limit=48))
     rate = re.search(r"Loading is the limit: (\d+) images/s, while", capsys.readouterr().out)[1]
     assert 4 < int(rate) <= 125  # a machine that has other things to do is slower

@@ -2,15 +2,13 @@
 
 import re
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, logged
 from torch import nn
 
-from image_classifier.runtime.files import read_rows
 from image_classifier.tools.flops import observer
 from image_classifier.tracking import Speed
 from image_classifier.train import train
@@ -52,6 +50,7 @@ def test_small_images_and_frozen_layers_cost_less(config, monkeypatch):
     ("name", "dtype", "teraflops"),
     [
         ("NVIDIA A100-SXM4-80GB", torch.float32, 156),
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989),
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", torch.bfloat16, None),
         ("Tesla T4", torch.float16, 65),
         ("NVIDIA GeForce RTX 3090 Ti", torch.bfloat16, None),
@@ -61,9 +60,7 @@ def test_a_datasheet_is_that_of_the_very_gpu(name, dtype, teraflops):
     assert observer.datasheet(name, dtype) == (teraflops and pytest.approx(teraflops * 1e12))
 
 
-def test_a_run_logs_what_an_image_costs_and_the_share_of_the_peak_that_it_uses(
-    config, monkeypatch, capsys
-):
+def test_a_run_logs_what_an_image_costs_and_its_share_of_the_peak(config, monkeypatch, capsys):
     # In CPU time, so that a peak that is measured while other programs run is not too low.
     monkeypatch.setattr(observer, "time", SimpleNamespace(perf_counter=time.process_time))
     observer.matmul_flops.cache_clear()
@@ -72,8 +69,7 @@ def test_a_run_logs_what_an_image_costs_and_the_share_of_the_peak_that_it_uses(
     costs = r"an image: [\d.]+ GFLOP forward, .* peak of the device: ([\d.]+) TFLOP/s \(measured"
     assert 1e-4 < float(re.search(costs, said)[1]) < 1e3
     assert re.search(r"MFU \d+%\.", said)
-    rows = read_rows(Path(config.run.dir, "metrics.jsonl"))
-    *_, last = (row for row in rows if "train/loss" in row)
+    *_, last = (row for row in logged(config.run.dir) if "train/loss" in row)
     assert 0 < last["train/mfu"] < 1
 
 
@@ -81,6 +77,5 @@ def test_a_run_logs_what_an_image_costs_and_the_share_of_the_peak_that_it_uses(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_share_of_the_peak_of_a_gpu_is_logged(config):
     train(changed(config, compute__device="cuda", epochs=20))
-    rows = read_rows(Path(config.run.dir, "metrics.jsonl"))
-    *_, last = (row for row in rows if "train/loss" in row)
+    *_, last = (row for row in logged(config.run.dir) if "train/loss" in row)
     assert 0 < last["train/mfu"] < 1

@@ -1,16 +1,14 @@
 """Readings of the GPUs, by a stand-in for NVML and by the real one."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, logged
 
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.files import read_rows
 from image_classifier.tools.gpu.observer import open_observer
 from image_classifier.train import train
 
@@ -49,8 +47,7 @@ def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_
 def test_power_temperature_and_energy_are_logged(config):
     pytest.importorskip("pynvml")
     train(changed(config, compute__device="cuda", epochs=20))
-    rows = read_rows(Path(config.run.dir, "metrics.jsonl"))
-    *_, last = (row for row in rows if "train/loss" in row)
+    *_, last = (row for row in logged(config.run.dir) if "train/loss" in row)
     assert 5 < last["device/power_watts"] < 2000
     assert 10 < last["device/temperature_celsius"] < 110
     assert last["energy_joules"] > 0
