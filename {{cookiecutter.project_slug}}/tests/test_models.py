@@ -86,7 +86,7 @@ def test_the_first_layer_of_airbench_whitens_the_training_images():
     torch.testing.assert_close(outputs @ outputs.T / outputs.shape[1], expected, atol=0.01, rtol=0)
 
 
-def test_recipes_are_as_published_for_imagenet():
+def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
     for name, knobs, expected in (  # test size, batch, decay; size and learning rate by epoch
         ("rn50_16", (256, 4096, 1e-4), {2: (160, 1.7), 12: (160, 0.486), 13: (192, 0.364)}),
         ("rn50_88", (256, 4096, 1e-4), {2: (160, 1.7), 68: (160, 0.395), 69: (192, 0.376)}),
