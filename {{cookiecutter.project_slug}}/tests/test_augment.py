@@ -12,12 +12,13 @@ from PIL import Image
 from test_order import opened
 from torch.nn import functional
 from torchvision import transforms
+from torchvision.transforms import v2
 
 from image_classifier import augment
 from image_classifier.config import AugmentConfig, Config
-from image_classifier.data import Windows, crops, shift_and_flip
+from image_classifier.data import Windows, crops, policies, shift_and_flip
 from image_classifier.data.loader import EvalData
-from image_classifier.data.samples import LEFT_OUT, build_policy
+from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
 from image_classifier.preprocess import VIEWS, Normalize
@@ -109,10 +110,58 @@ def test_crops_are_those_of_pillow():
     assert torch.equal(out, pixels[:48, 6:54])
 
 
-def test_randaugment_is_as_strong_as_it_is_told(monkeypatch):
-    v2 = SimpleNamespace(RandAugment=lambda ops, magnitude: (ops, magnitude))
-    monkeypatch.setattr(transforms, "v2", v2, raising=False)  # to import it takes seconds
-    assert build_policy(AugmentConfig(policy="randaugment-m30-n3")) == (3, 30)
+@pytest.mark.parametrize(
+    ("name", "theirs", "bins", "rounds"),
+    [
+        ("trivialaugment", v2.TrivialAugmentWide(), range(31), 1),
+        ("randaugment", v2.RandAugment(), [9], 2),
+        ("randaugment-m30-n3", v2.RandAugment(), [30], 3),
+    ],
+)
+def test_a_policy_draws_from_the_space_of_torchvisions(monkeypatch, name, theirs, bins, rounds):
+    drawn = []
+    record = lambda images, which, magnitudes: drawn.append((which, magnitudes)) or images  # noqa: E731
+    monkeypatch.setattr(policies, "apply_grouped", record)
+    policy = policies.Policy(name)
+    policy(IMAGES, torch.rand(40_000, policy.num_draws))
+    assert len(drawn) == rounds
+    which, magnitudes = drawn[-1]
+    shares = which.bincount() / len(which)
+    torch.testing.assert_close(shares, torch.full((14,), 1 / 14), atol=0.01, rtol=0)
+    for number, (kind, (space, is_signed)) in enumerate(theirs._AUGMENTATION_SPACE.items()):
+        found, every = magnitudes[which == number], space(31, 12, 12)
+        found = found.round() if kind == "Posterize" else found
+        every = torch.zeros(1) if every is None else every.float()[list(bins)]
+        assert {*found.abs().tolist()} == {*every.tolist()}
+        assert (found < 0).float().mean().item() == pytest.approx(0.5 * is_signed, abs=0.06)
+
+
+@pytest.mark.parametrize("number", range(14))
+def test_an_operation_does_what_torchvisions_does(number):
+    noise = torch.randint(256, (5, 3, 12, 12), generator=torch.Generator().manual_seed(1)).byte()
+    images = functional.interpolate(noise, (47, 47), mode="bilinear")
+    images[1], images[2] = 77, images[2] // 3 + 40
+    name, (space, _) = [*v2.TrivialAugmentWide._AUGMENTATION_SPACE.items()][number]
+    theirs = partial(
+        v2.TrivialAugmentWide()._apply_image_or_video_transform, fill={}, interpolation="nearest"
+    )
+    operation, _ = policies.OPERATIONS[number]
+    for magnitude in [0.0] if space(31, 47, 47) is None else space(31, 47, 47).tolist():
+        signed = (
+            torch.tensor([1, -1, 1, -1, 1]) * magnitude
+            if policies.SIGNED[number]
+            else torch.full((5,), magnitude)
+        )
+        ours = operation(images.permute(0, 2, 3, 1).contiguous(), signed.float()).permute(
+            0, 3, 1, 2
+        )
+        expected = torch.stack(
+            [theirs(image, name, float(value)) for image, value in zip(images, signed, strict=True)]
+        )
+        difference = (ours.int() - expected.int()).abs()
+        # Colors may be rounded otherwise; so may places half way between two pixels.
+        assert (difference > 1).float().mean() < 0.003
+        assert (difference > 0).float().mean() < 0.01
 
 
 def test_cutout_blanks_a_square_and_nothing_else():

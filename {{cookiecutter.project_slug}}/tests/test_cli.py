@@ -81,7 +81,6 @@ MISTAKES = {
     "train smoke --run.trackers tensorbord": "did you mean tensorboard?",
     "train smoke --data.batch-size 961": "more than there are training images: 960",
     "train smoke --data.batch-size 10 --optim.accumulate 3": "should be a multiple of 3",
-    "train smoke --data.where device --augment.policy randaugment": "--data.where auto or stream",
     "train smoke --optim.warmup-epochs 9": "longer than the run: --epochs 3; about 0.6 is usual",
     "train smoke --optim.frozen-epochs 1": "on top of pretrained weights: --run.init-from",
     "train smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",

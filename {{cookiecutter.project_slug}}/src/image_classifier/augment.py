@@ -3,7 +3,7 @@
 All random numbers are drawn for the global batch from (seed, step), and each rank takes its slice:
 a run sees the same pixels on any number of processes. Images are (batch, height, width, 3) here.
 To add an augmentation: a function of images and draws, a line in `build_augment`, and a knob in
-`config.py`. What works on single images goes into `build_policy` in `data/samples.py`.
+`config.py`.
 """
 
 import random
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from .config import AugmentConfig
-from .data import BOX_DRAWS, Batch, TrainData, Windows, random_boxes, shift_and_flip
+from .data import BOX_DRAWS, Batch, Policy, TrainData, Windows, random_boxes, shift_and_flip
 from .errors import UserError
 from .preprocess import Normalize
 from .runtime import seeding
@@ -27,6 +27,7 @@ from .runtime.phases import phase
 LARGE_IMAGE = 128
 MULTIPLES = 4, 32
 GROWTH = 0.7, 0.85  # shares of the run at which they begin to grow, and reach full size
+CPU = torch.device("cpu")
 NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
 
 
@@ -49,12 +50,17 @@ def build_augment(
             f"of the {world.size} processes an even number of images"
         )
     crop_and_flip = build_crop_and_flip(augment, data, seed)
+    policy = Policy(augment.policy) if augment.policy != "none" else None
     full_size = data.data.image_size
 
     def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with phase("augment"):
             draws = local_draws(seed, step, count=NUM_DRAWS, data=data)
-            images = normalize(crop_and_flip(batch, draws, step).permute(0, 3, 1, 2))
+            pixels = crop_and_flip(batch, draws, step)
+            if policy is not None:
+                host_draws = local_draws(seed, step, 3, count=policy.num_draws, data=data, on=CPU)
+                pixels = policy(pixels, host_draws)
+            images = normalize(pixels.permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)
             if mixes:
@@ -105,9 +111,9 @@ def build_crop_and_flip(
     return lambda batch, draws, step: shrink(crop_and_flip(batch, draws, step), size_at(step))
 
 
-def local_draws(*place: int, count: int, data: TrainData) -> Tensor:
+def local_draws(*place: int, count: int, data: TrainData, on: torch.device | None = None) -> Tensor:
     """This rank's slice of the global batch's draws with a key: (batch, count), from 0 to 1."""
-    device = data.world.device
+    device = on or data.world.device
     generator = seeding.generator_at(seeding.BATCH, *place, device=device)
     draws = torch.rand((data.batch_size, count), generator=generator, device=device)
     return draws[data.world.local_slice(data.batch_size)]

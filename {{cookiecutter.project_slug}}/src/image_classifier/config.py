@@ -69,8 +69,7 @@ class AugmentConfig:
     # crop keeps
     flip: Literal["none", "random", "alternating"] = "random"  # horizontal flip; alternating: the
     # images that were not flipped in the epoch before, https://arxiv.org/abs/2404.00498
-    policy: str = "none"  # trivialaugment, or randaugment-m9-n2: magnitude 9 (of 30), 2 operations.
-    # Works on single images, so they are streamed
+    policy: str = "none"  # trivialaugment, or randaugment-m9-n2: magnitude 9 (of 30), 2 operations
     cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
     mixup: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
     cutmix: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
@@ -170,11 +169,6 @@ class Config:
             raise UserError(
                 f"--augment.policy {augment.policy!a} is none of: none, trivialaugment, "
                 "randaugment, randaugment-m9-n2"
-            )
-        if augment.policy != "none" and data.where in ("device", "host"):
-            raise UserError(
-                f"--augment.policy {augment.policy} works on single images, so they must be "
-                f"streamed: --data.where auto or stream, not {data.where}"
             )
         for knob, side, most in (
             ("data.test_size", data.test_size, 4096),

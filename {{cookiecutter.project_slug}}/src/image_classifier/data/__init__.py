@@ -13,4 +13,5 @@ from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
 from .loader import Batch, EvalData, Prefetcher, TrainData
+from .policies import Policy
 from .samples import LEFT_OUT, Samples

@@ -34,8 +34,6 @@ def choose_where(
     """Where the training images are kept (device, host or stream), and why."""
     if data.where != "auto":
         return data.where, "as --data.where says"
-    if augment.policy != "none":
-        return "stream", f"{augment.policy} works on single images"
     # Never by memory where it would change the pixels: the device cuts crops otherwise.
     if augment.crop == "resized" or (side := common_side(source)) is None:
         return "stream", "crops are cut from the whole image"

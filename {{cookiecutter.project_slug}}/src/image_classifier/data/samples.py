@@ -4,7 +4,6 @@ What becomes of an image depends on the seed, the epoch and its number alone, so
 workers makes the same.
 """
 
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,8 +37,6 @@ class Samples:
         self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")
         alternates = self.flip == "alternating"
         self.starts_flipped = seeding.sides_at(seed, len(source)).numpy() if alternates else None
-        # Built before workers are forked: each would take seconds to import torchvision.
-        self.policy = build_policy(augment) if augment else None
 
     def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> dict[int, str]:
         """Write the images at `indices` as `epoch` has them to `out`, (count, size, size, 3) uint8.
@@ -68,10 +65,6 @@ class Samples:
             else:
                 box = place_box(box_sizes[row], corners[row], *pixels.shape[:2])
                 crop(pixels, box, place, self.is_mirrored(index, epoch, flips[row]))
-            if self.policy is not None:
-                with seeding.seeded(seeding.SAMPLE, self.seed, epoch, drawn, 1):
-                    changed = self.policy(place.permute(2, 0, 1))
-                place.copy_(changed.permute(1, 2, 0))
         return unreadable
 
     def is_mirrored(self, index: int, epoch: int, draw: float) -> bool:
@@ -79,18 +72,6 @@ class Samples:
         if self.starts_flipped is not None:
             return bool(self.starts_flipped[index]) != epoch % 2
         return self.flip == "random" and draw < 0.5
-
-
-def build_policy(augment: AugmentConfig) -> Callable[[Tensor], Tensor] | None:
-    """One of torchvision's augmentation policies for single images, (3, height, width) uint8."""
-    if augment.policy == "none":
-        return None
-    from torchvision.transforms import v2
-
-    if augment.policy == "trivialaugment":
-        return v2.TrivialAugmentWide()
-    strength = dict(re.findall(r"-([mn])(\d+)", augment.policy))
-    return v2.RandAugment(int(strength.get("n", 2)), int(strength.get("m", 9)))
 
 
 def load_shared(

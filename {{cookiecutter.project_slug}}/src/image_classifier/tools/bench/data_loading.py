@@ -153,8 +153,6 @@ def use_dataloader(
 def resident(setup: Setup) -> Variants:
     """Keep all images in memory, on the device if they fit."""
     config, source = setup.config, setup.data.source
-    if config.augment.policy != "none":
-        raise UnavailableError(f"{config.augment.policy} needs images to be streamed")
     count = len(source)
     if config.data.where == "stream" and source.pixels is None and count > RESIDENT_IMAGES:
         count = max(RESIDENT_IMAGES, config.data.batch_size)

@@ -1,0 +1,269 @@
+"""TrivialAugment and RandAugment on whole batches, on the device.
+
+An operation is a function of images, (count, side, side, 3) uint8, and of a magnitude for each,
+(count,) float32. It makes of them what torchvision's makes of one image at a time, 6 x faster on a
+CPU. To add one: a function, and its row in `OPERATIONS`.
+"""
+
+import math
+import re
+from functools import cache
+
+import torch
+from torch import Tensor
+
+DRAWS = 3  # for an operation on an image: which one, how strong, its sign
+BINS = 31  # strengths
+CACHED = 2**19  # numbers that an operation works on at once
+# The magnitudes of strength 0 and of the largest: slopes, pixels, degrees, shares to blend, bits to
+# keep, shares of the range of a number. RandAugment's pixels are shares of the side.
+TRIVIAL = {"shear": 0.99, "move": 32.0, "turn": 135.0, "blend": 0.99, "bits": 2.0}
+RAND = {"shear": 0.3, "move": 150 / 331, "turn": 30.0, "blend": 0.9, "bits": 4.0}
+AT_ZERO = {"bits": 8.0, "threshold": 1.0}
+
+
+class Policy:
+    """Random operations on each image, drawn by the host, so it never waits for the device.
+
+    TrivialAugment (https://arxiv.org/abs/2103.10158) is one operation of any strength;
+    RandAugment (https://arxiv.org/abs/1909.13719) several of the same strength.
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name` is trivialaugment or, for two operations of strength 9, randaugment-m9-n2."""
+        options = dict(re.findall(r"-([mn])(\d+)", name))
+        self.is_trivial = name == "trivialaugment"
+        self.rounds = 1 if self.is_trivial else int(options.get("n", 2))
+        self.strength = int(options.get("m", 9))
+        self.num_draws = self.rounds * DRAWS  # for each image
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Change `images`, (batch, side, side, 3) uint8 or float32; returns uint8.
+
+        `draws` is (batch, num_draws), from 0 to 1, on the CPU.
+        """
+        images = to_bytes(images.round()) if images.is_floating_point() else images
+        table = magnitudes(self.is_trivial, images.shape[1])
+        for operation, strength, sign in draws.unflatten(1, (-1, DRAWS)).permute(1, 2, 0):
+            which = (operation * len(OPERATIONS)).long()
+            bins = (strength * BINS).long() if self.is_trivial else self.strength
+            magnitude = table[which, bins]
+            is_negative = (sign < 0.5) & torch.tensor(SIGNED)[which]
+            images = apply_grouped(images, which, torch.where(is_negative, -magnitude, magnitude))
+        return images
+
+
+@cache
+def magnitudes(is_trivial: bool, side: int) -> Tensor:
+    """Those of each operation and strength, for images of `side`: (operations, BINS) float32."""
+    largest = TRIVIAL if is_trivial else RAND | {"move": RAND["move"] * side}
+    ends = [(AT_ZERO.get(kind, 0.0), largest.get(kind, 0.0)) for _, kind in OPERATIONS]
+    return torch.stack([torch.linspace(*pair, BINS) for pair in ends])
+
+
+def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
+    """Apply to each image the operation of number `which` (batch,): all images of one at once.
+
+    `which` and `magnitudes` are on the CPU.
+    """
+    order = which.argsort()
+    counts = which.bincount(minlength=len(OPERATIONS)).tolist()
+    there, back, magnitudes = (
+        host.to(images.device, non_blocking=True)
+        for host in (order, order.argsort(), magnitudes[order])
+    )
+    # On a CPU a few images at a time, so that what an operation makes of them stays in its cache.
+    together = max(1, CACHED // images[0].numel()) if images.device.type == "cpu" else len(which)
+    groups = zip(images.index_select(0, there).split(counts), magnitudes.split(counts), strict=True)
+    changed = [
+        operation(*part)
+        for (operation, _), group in zip(OPERATIONS, groups, strict=True)
+        if len(group[0])
+        for part in zip(*(tensor.split(together) for tensor in group), strict=True)
+    ]
+    return torch.cat(changed).index_select(0, back)
+
+
+def identity(images: Tensor, _: Tensor) -> Tensor:
+    """The images as they are."""
+    return images
+
+
+def shear_x(images: Tensor, slopes: Tensor) -> Tensor:
+    """Move each row by its distance from the upper border times a slope."""
+    rows = torch.arange(images.shape[1], device=images.device)
+    return move_rows(images, rows, (slopes[:, None] * (rows + 0.5)).round().long())
+
+
+def shear_y(images: Tensor, slopes: Tensor) -> Tensor:
+    """Move each column by its distance from the left border times a slope."""
+    y, x = pixel_centers(images)
+    return sample(images, y + slopes[:, None, None] * (x + images.shape[2] / 2), x)
+
+
+def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
+    """Move to the right by whole pixels."""
+    rows = torch.arange(images.shape[1], device=images.device)
+    return move_rows(images, rows, -pixels.long()[:, None])
+
+
+def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
+    """Move downwards by whole pixels."""
+    rows = torch.arange(images.shape[1], device=images.device)
+    return move_rows(images, rows - pixels.long()[:, None], 0)
+
+
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    """Turn counterclockwise about the middle."""
+    y, x = pixel_centers(images)
+    angle = (degrees * (math.pi / 180))[:, None, None]
+    return sample(images, x * angle.sin() + y * angle.cos(), x * angle.cos() - y * angle.sin())
+
+
+def brightness(images: Tensor, change: Tensor) -> Tensor:
+    """Blend with black; `change` is -1 for black, 0 for the image itself, 1 for twice as bright."""
+    return blend(images, 0.0, change)
+
+
+def color(images: Tensor, change: Tensor) -> Tensor:
+    """Blend with the gray image."""
+    gray = luminance(images).mul_(-change[:, None, None])
+    changed = torch.empty_like(images)
+    for old, new in zip(images.unbind(3), changed.unbind(3), strict=True):
+        new.copy_(to_bytes(old * (1 + change[:, None, None]) + gray))
+    return changed
+
+
+def contrast(images: Tensor, change: Tensor) -> Tensor:
+    """Blend with the mean gray."""
+    return blend(images, luminance(images).mean(dim=(1, 2), keepdim=True), change)
+
+
+def sharpness(images: Tensor, change: Tensor) -> Tensor:
+    """Blend with a smoothed image, whose border is that of the image."""
+    rows = images.flatten(2).float()  # a channel's neighbors in a row are 3 numbers away
+    middle = rows[:, 1:-1, 3:-3]
+    columns = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
+    smooth = columns[:, :, :-6] + columns[:, :, 3:-3] + columns[:, :, 6:]
+    smooth.add_(middle, alpha=4).mul_(1 / 13).round_()
+    middle.add_(smooth.sub_(middle).mul_(-change[:, None, None]))
+    return to_bytes(rows).view_as(images)
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keep the highest bits of each number."""
+    return images & (0xFF << (8 - bits.round().int())).byte()[:, None, None, None]
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Invert the brightest numbers: those from 255 * threshold on."""
+    rows = images.flatten(2)
+    lowest = (255 * threshold).ceil().byte()[:, None, None].repeat(1, 1, rows.shape[2])
+    return (rows ^ (rows >= lowest).byte().neg_()).view_as(images)
+
+
+def autocontrast(images: Tensor, _: Tensor) -> Tensor:
+    """Stretch each channel to 0 .. 255."""
+    rows = images.flatten(2)
+    low = rows.amin(1).unflatten(1, (-1, 3)).amin(1).float()
+    high = rows.amax(1).unflatten(1, (-1, 3)).amax(1).float()
+    is_flat = low == high
+    low = low.masked_fill(is_flat, 0.0)
+    scale = ((high - low) * (1 / 255)).masked_fill(is_flat, 1.0)
+    low, scale = (values.repeat(1, images.shape[2])[:, None] for values in (low, scale))
+    return to_bytes(rows.float().sub_(low).div_(scale)).view_as(images)
+
+
+def equalize(images: Tensor, _: Tensor) -> Tensor:
+    """Make the values of each channel equally frequent, as Pillow's `ImageOps.equalize`."""
+    tables = 3 * len(images)
+    first = 256 * torch.arange(tables, dtype=torch.int32, device=images.device).view(-1, 1, 3)
+    places = (images.flatten(2).int() + first.repeat(1, 1, images.shape[2])).flatten()
+    one = torch.ones((), dtype=torch.int32, device=images.device)
+    counts = torch.zeros(256 * tables, dtype=torch.int32, device=images.device)
+    counts = counts.index_add_(0, places, one.expand(len(places))).view(tables, 256)
+    below = counts.cumsum(1)
+    brightest = counts.gather(1, below.argmax(1, keepdim=True))
+    step = (below[:, -1:] - brightest) // 255
+    table = ((below - counts + step // 2) // step.clamp(min=1)).clamp(0, 255)
+    table = torch.where(step > 0, table, torch.arange(256, device=images.device)).byte()
+    return table.flatten().index_select(0, places).view_as(images)
+
+
+def blend(images: Tensor, others: Tensor | float, change: Tensor) -> Tensor:
+    """Return images * (1 + change) - others * change: (count, side, side, 3) uint8.
+
+    `others` is broadcast to (count, side, 3 * side).
+    """
+    change = change[:, None, None]
+    rows = images.flatten(2).float().mul_(1 + change).sub_(others * change)
+    return to_bytes(rows).view_as(images)
+
+
+def to_bytes(numbers: Tensor) -> Tensor:
+    """Numbers cut off to 0 .. 255, in place, as uint8; by way of int, 1.5 x faster on a CPU."""
+    return numbers.clamp_(0, 255).int().byte()
+
+
+def luminance(images: Tensor) -> Tensor:
+    """Gray images, as ITU-R BT.601 weights colors: (count, side, side) float32, whole numbers."""
+    red, green, blue = images.float().unbind(3)
+    return torch.add(red * 0.2989, green, alpha=0.587).add_(blue, alpha=0.114).floor_()
+
+
+def move_rows(images: Tensor, rows: Tensor, columns: Tensor | int) -> Tensor:
+    """Images whose rows are rows of `images`, from a column on; black where there is none.
+
+    `rows` and `columns`, broadcast to (count, height) int64, may lie outside.
+    """
+    count, height, width, _ = images.shape
+    # Between rows as many black pixels, so that a window on a row may begin outside of it.
+    spaced = images.new_zeros((count * height + 1, 2, width, 3))
+    spaced[:-1, 1] = images.flatten(0, 1)
+    is_inside = (rows >= 0) & (rows < height)
+    columns = torch.where(is_inside, columns, width).clamp(-width, width)
+    numbers = torch.arange(count, device=images.device)[:, None] * height + rows % height
+    windows = spaced.view(-1).as_strided((2 * width * count * height + 1, 3 * width), (3, 1))
+    starts = numbers * 2 * width + width + columns
+    return windows.index_select(0, starts.flatten()).view_as(images)
+
+
+def sample(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """The pixels of `images` nearest to `y` and `x`; black where there is none.
+
+    They are broadcast to (count, height, width), in pixels from the middle.
+    """
+    count, height, width, _ = images.shape
+    framed = images.new_zeros((count, height + 2, width + 2, 3))  # all that is outside is its frame
+    framed[:, 1:-1, 1:-1] = images
+    y = (y + (height / 2 - 0.5)).round_().clamp_(-1, height).int()
+    x = (x + (width / 2 - 0.5)).round_().clamp_(-1, width).int()
+    first = torch.arange(count, dtype=torch.int32, device=images.device) * (height + 2) + 1
+    places = y.add_(first[:, None, None]).mul_(width + 2).add_(x).add_(1)
+    return framed.view(-1, 3).index_select(0, places.flatten()).view_as(images)
+
+
+def pixel_centers(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Where pixels are, from the middle: y (height, 1) and x (width,)."""
+    y, x = (torch.arange(n, device=images.device) - (n - 1) / 2 for n in images.shape[1:3])
+    return y[:, None], x
+
+
+# Each with the kind of its magnitude.
+OPERATIONS = (
+    (identity, ""),
+    (shear_x, "shear"),
+    (shear_y, "shear"),
+    (translate_x, "move"),
+    (translate_y, "move"),
+    (rotate, "turn"),
+    (brightness, "blend"),
+    (color, "blend"),
+    (contrast, "blend"),
+    (sharpness, "blend"),
+    (posterize, "bits"),
+    (solarize, "threshold"),
+    (autocontrast, ""),
+    (equalize, ""),
+)
+SIGNED = [kind not in ("", "bits", "threshold") for _, kind in OPERATIONS]
