@@ -74,12 +74,13 @@ def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
     )
     # On a CPU a few images at a time, so that what an operation makes of them stays in its cache.
     together = max(1, CACHED // images[0].numel()) if images.device.type == "cpu" else len(which)
-    groups = zip(images.index_select(0, there).split(counts), magnitudes.split(counts), strict=True)
     changed = [
-        operation(*part)
-        for (operation, _), group in zip(OPERATIONS, groups, strict=True)
+        operation(images.index_select(0, rows), strong)
+        for (operation, _), *group in zip(
+            OPERATIONS, there.split(counts), magnitudes.split(counts), strict=True
+        )
         if len(group[0])
-        for part in zip(*(tensor.split(together) for tensor in group), strict=True)
+        for rows, strong in zip(*(tensor.split(together) for tensor in group), strict=True)
     ]
     return torch.cat(changed).index_select(0, back)
 
@@ -127,16 +128,16 @@ def brightness(images: Tensor, change: Tensor) -> Tensor:
 
 def color(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the gray image."""
-    gray = luminance(images).mul_(-change[:, None, None])
-    changed = torch.empty_like(images)
-    for old, new in zip(images.unbind(3), changed.unbind(3), strict=True):
-        new.copy_(to_bytes(old * (1 + change[:, None, None]) + gray))
+    change, channels, changed = change[:, None, None], planes(images), torch.empty_like(images)
+    gray = luminance(channels).mul_(change)
+    for old, new in zip(channels, changed.unbind(3), strict=True):
+        new.copy_(old.mul_(1 + change).sub_(gray).clamp_(0, 255).int())
     return changed
 
 
 def contrast(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the mean gray."""
-    return blend(images, luminance(images).mean(dim=(1, 2), keepdim=True), change)
+    return blend(images, luminance(planes(images)).mean(dim=(1, 2), keepdim=True), change)
 
 
 def sharpness(images: Tensor, change: Tensor) -> Tensor:
@@ -205,9 +206,14 @@ def to_bytes(numbers: Tensor) -> Tensor:
     return numbers.clamp_(0, 255).int().byte()
 
 
-def luminance(images: Tensor) -> Tensor:
+def planes(images: Tensor) -> list[Tensor]:
+    """The color channels: three of (count, side, side) float32."""
+    return [channel.float() for channel in images.unbind(3)]
+
+
+def luminance(channels: list[Tensor]) -> Tensor:
     """Gray images, as ITU-R BT.601 weights colors: (count, side, side) float32, whole numbers."""
-    red, green, blue = images.float().unbind(3)
+    red, green, blue = channels
     return torch.add(red * 0.2989, green, alpha=0.587).add_(blue, alpha=0.114).floor_()
 
 
