@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -64,6 +65,23 @@ def test_the_version_is_that_of_the_project(words, monkeypatch, capsys):
     assert main(words.split()) == 0
     said = f"photo-sorter 1.2.3; torch {metadata.version('torch')}; Python "
     assert capsys.readouterr().out.startswith(said)
+
+
+BEGINNING = """
+import builtins, sys
+from image_classifier.cli import main
+
+real, first = print, []
+builtins.print = lambda *words, **more: (first.append("torch" in sys.modules), real(*words, **more))
+assert main("train smoke --run.processes 1 --data.limit 192 --epochs 1".split()) == 0
+assert first[0] is False, "nothing was printed before torch was imported"
+assert "torch._dynamo" not in sys.modules, "the tracer of torch.compile was imported"
+"""
+
+
+def test_a_run_begins_quickly(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", BEGINNING], cwd=tmp_path, env=environment, check=True)
 
 
 MISTAKES = {

@@ -4,6 +4,7 @@ To add an optimizer: a branch of `build_optimizer`, and its name in `OptimConfig
 schedule: a function from 0..1 to 0..1 in `SCHEDULES`, and its name in `OptimConfig`.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -13,11 +14,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import OptimConfig
 from .models import find_blocks, find_head, find_heads, find_matrices
+from .runtime.machine import leave_tracer_out
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # https://arxiv.org/abs/1608.03983
     "linear": lambda done: 1 - done,  # https://arxiv.org/abs/1506.01186
 }
+
+
+def untraced(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """An optimizer whose `step` leaves out the tracer too: see `leave_tracer_out`."""
+    step = torch.no_grad()(inspect.unwrap(optimizer.step))
+    return type(optimizer.__name__, (optimizer,), {"step": step})
+
+
+SGD, AdamW = untraced(torch.optim.SGD), untraced(torch.optim.AdamW)
 
 
 def build_loss(
@@ -75,9 +86,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
 
 def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of the weights of `model`, in fused kernels."""
+    leave_tracer_out(torch.optim.Optimizer)
     groups = param_groups(optim, model)
     if optim.name == "sgd":
-        sgd = torch.optim.SGD(
+        sgd = SGD(
             groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, fused=True
         )
         # Left to itself, SGD allocates momentum in the first step, and leaves it uninitialized if
@@ -87,7 +99,7 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         return sgd
     betas = (optim.momentum, 0.999)
     if optim.name == "adamw":
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
+        return AdamW(groups, lr=optim.lr, betas=betas, fused=True)
     return Muon(groups, find_hidden(model), lr=optim.lr, betas=betas)
 
 
@@ -153,7 +165,7 @@ def set_frozen(model: nn.Module, backbone: list[nn.Parameter], *, is_frozen: boo
                 layer.eval()
 
 
-class Muon(torch.optim.AdamW):
+class Muon(AdamW):
     """Muon for hidden matrices and filters, AdamW for the first and last layer and the rest.
 
     Muon makes each update orthogonal (https://kellerjordan.github.io/posts/muon/). Scaled as in

@@ -34,6 +34,7 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
     """Do `work` in this process, or in as many as the config asks for; return the exit code."""
     if is_launched():
         return attempt(work)
+    print("importing PyTorch ...", flush=True)  # which takes seconds, or a minute from a cold disk
     processes = num_processes(run, compute)
     if processes > 1:
         return launch(processes)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ...precision import Precision
+from ...runtime.machine import leave_tracer_out
 from ...tracking import Observer, Setup, Speed, blank_logits
 
 # The gradients of a layer's inputs and of its weights cost a forward pass each.
@@ -70,9 +71,10 @@ def open_observer(setup: Setup) -> Observer:
 
 def count_flops(model: nn.Module, image_size: int) -> int:
     """FLOPs of a forward pass of one image; a multiplication and an addition are two."""
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils import flop_counter
 
-    with FlopCounterMode(display=False) as counter:
+    leave_tracer_out(flop_counter._FlopCounterMode)
+    with flop_counter.FlopCounterMode(display=False) as counter:
         blank_logits(model, image_size)
     return counter.get_total_flops()
 
