@@ -52,10 +52,11 @@ def build_augment(
     crop_and_flip = build_crop_and_flip(augment, data, seed)
     policy = Policy(augment.policy) if augment.policy != "none" else None
     full_size = data.data.image_size
+    is_random = augment.crop != "none" or augment.flip != "none" or augment.cutout > 0
 
     def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         with phase("augment"):
-            draws = local_draws(seed, step, count=NUM_DRAWS, data=data)
+            draws = local_draws(seed, step, count=NUM_DRAWS, data=data) if is_random else None
             pixels = crop_and_flip(batch, draws, step)
             if policy is not None:
                 host_draws = local_draws(seed, step, 3, count=policy.num_draws, data=data, on=CPU)
@@ -74,11 +75,11 @@ def build_augment(
 
 def build_crop_and_flip(
     augment: AugmentConfig, data: TrainData, seed: int
-) -> Callable[[Batch, Tensor, int], Tensor]:
+) -> Callable[[Batch, Tensor | None, int], Tensor]:
     """Crop and flip, a function of a batch, its draws and its step.
 
-    The draws are (batch, NUM_DRAWS) from 0 to 1. It returns (batch, size, size, 3) uint8 or float32
-    images of the size at that step.
+    The draws are (batch, NUM_DRAWS) from 0 to 1, or None if nothing is random. It returns
+    (batch, size, size, 3) uint8 or float32 images of the size at that step.
     """
     size, device = data.data.image_size, data.world.device
     size_at = build_size(augment, size, data.steps_per_epoch, data.total_steps)
@@ -89,7 +90,7 @@ def build_crop_and_flip(
     windows = Windows(data.pixels, pad) if is_served else None
     sides = seeding.sides_at(seed, len(data), device) if augment.flip == "alternating" else None
 
-    def crop_and_flip(batch: Batch, draws: Tensor, step: int) -> Tensor:
+    def crop_and_flip(batch: Batch, draws: Tensor | None, step: int) -> Tensor:
         pixels, rows = batch.pixels, batch.rows
         if crops:
             pixels, rows = batch.images.permute(0, 2, 3, 1), None
