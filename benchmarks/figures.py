@@ -18,6 +18,9 @@ import record
 from record import ROOT, Result, number, table
 
 MARKS = "<!-- figures: {name}, by `python benchmarks/figures.py` -->", "<!-- /figures -->"
+# Within a sentence: `<!-- figure: memory, ours, MB_of_pss -->132<!-- /figure -->`; see `figure`.
+FIGURE = re.compile(r"(<!-- figure: (.+?) -->).*?(<!-- /figure -->)")
+ARTICLES = "articles.md", "articles.ko.md"
 MISSING = "not measured yet"
 
 # Preset, task, and which contender of which result.
@@ -277,6 +280,29 @@ def all_faults() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def figure(words: str) -> str:
+    """One figure: `result, contender, number` is its median, and with `, mean` mean ± deviation.
+
+    The name of a result alone is its machine and date, and says if it is stale.
+    """
+    name, *place = words.split(", ")
+    result = record.load(name)
+    if not place:
+        stale = record.staleness(result)
+        return f"{record.machine_text(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
+    contender, key, *kind = place
+    found = result["measured"][contender][key]
+    if kind == ["mean"]:
+        return record.cell({key: found[key] for key in ("mean", "deviation")})
+    return number(found["median"])
+
+
+def article(path: Path) -> str:
+    """The page of articles at `path`, with its figures as they should be."""
+    text = path.read_text(encoding="utf-8")
+    return FIGURE.sub(lambda match: f"{match[1]}{figure(match[2])}{match[3]}", text)
+
+
 def pages() -> dict[Path, str]:
     """Every page with figures, as it should be."""
     readme = ROOT / "README.md"
@@ -291,7 +317,8 @@ def pages() -> dict[Path, str]:
         )
         assert count == 1, f"{readme} has {count} places for {name}"
     docs = ROOT / "docs"
-    return {readme: text, docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
+    whole = {docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
+    return {readme: text, **whole} | {docs / name: article(docs / name) for name in ARTICLES}
 
 
 def differing() -> Iterator[tuple[Path, str]]:

@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY, Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from conftest import is_alive, job_of, losses, run_ranks, start, wait_for
 from test_faults import lack_memory
 
+from image_classifier import checkpoint
 from image_classifier.config import Config
 from image_classifier.data import loader
 from image_classifier.errors import EXIT_RESTART
@@ -107,6 +109,19 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(config,
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
     assert left == {"micro_batch": 4, "was": 8, "step": 5}
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+def num_written(config):
+    """How many checkpoints this rank writes in a run."""
+    written = Mock(wraps=checkpoint.write_whole)
+    checkpoint.write_whole = written
+    train(config)
+    return written.call_count
+
+
+def test_rank_0_alone_writes_checkpoints(config):
+    assert run_ranks(2, num_written, config) == [ANY, 0]
+    assert Path(config.run.dir, "checkpoints", "last.pt").exists()
 
 
 def launched(folder):
