@@ -16,7 +16,7 @@ PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in fi
 VERDICTS = {"맞음": "Right", "절반만 맞음": "Half right", "틀림": "Wrong"}
 FIELDS = {"코드": "Code", "테스트": "Test", "옵션": "Option", "측정": "Measured", "Tests": "Test"}
 OPEN = ("not shown", "nothing to measure", "not there", "측정하지 않았", "대상이 없", "아직 없")
-ROW = r"### (\d+)\. .*\n\n\*\*(.+)\*\* · (.+)\n\n(?:[^-#\n].*\n)+\n((?:- .*\n(?:  .*\n)*){4,5})"
+ROW = r"(?m)^### (\d+)\. .*\n\n\*\*(.+)\*\* · (.+)\n\n(?:[^-#\n].*\n)+\n((?:- .*\n(?:  .*\n)*){4,5})"
 
 
 def spans(text):
