@@ -96,30 +96,28 @@ class Row:
         """Rows of a Markdown table: tip, variant, images/s, and gain over the first."""
         if self.reason:
             yield table_line(self.name, self.reason)
-        name = self.name
-        for number, (variant, timing) in enumerate(self.timings.items()):
+        first = next(iter(self.timings), "")
+        for name, timing in self.timings.items():
             rate = f"{timing.rate:,.0f}" if timing.rate else timing.failure
-            found = self.gain(next(iter(self.timings)), variant)
-            gain = str(found or "") if number else self.note
+            gain = self.note if name == first else str(self.gain(first, name) or "")
             memory = f"{timing.peak_bytes / 2**20:,.4g} MB per step" if timing.peak_bytes else ""
             told = ", ".join(filter(None, (gain, memory)))
-            yield table_line("" if number else name, variant, rate, told)
+            yield table_line(self.name if name == first else "", name, rate, told)
 
     def json(self) -> dict[str, Any]:
         """Everything, for other programs."""
-        variants = []
-        for name, timing in self.timings.items():
-            found = self.gain(next(iter(self.timings)), name)
-            variants.append(
-                {
-                    "name": name,
-                    "images_per_second": timing.rate and round(timing.rate, 1),
-                    "gain": found and asdict(found) | {"is_effect": found.is_effect},
-                    "seconds_per_step": timing.seconds,
-                    "peak_bytes": timing.peak_bytes or None,
-                    "failure": timing.failure,
-                }
-            )
+        gains = {name: self.gain(next(iter(self.timings)), name) for name in self.timings}
+        variants = [
+            {
+                "name": name,
+                "images_per_second": timing.rate and round(timing.rate, 1),
+                "gain": (gain := gains[name]) and asdict(gain) | {"is_effect": gain.is_effect},
+                "seconds_per_step": timing.seconds,
+                "peak_bytes": timing.peak_bytes or None,
+                "failure": timing.failure,
+            }
+            for name, timing in self.timings.items()
+        ]
         return {"name": self.name, "reason": self.reason, "note": self.note, "variants": variants}
 
 

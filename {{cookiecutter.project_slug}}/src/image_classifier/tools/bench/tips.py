@@ -202,15 +202,8 @@ def empty_cache(setup: Setup) -> Variants:
 
 def inference_mode(setup: Setup) -> Variants:
     """Evaluate without recording what gradients would need."""
-    modes = {"neither": nullcontext, "no_grad": torch.no_grad}
-    contexts = modes | {"inference_mode": torch.inference_mode}
-    return {name: Variant(setup.config, evaluate_in(mode)) for name, mode in contexts.items()}
 
-
-def evaluate_in(context: Callable[[], AbstractContextManager]) -> Callable[[TimedRun], None]:
-    """Make forward passes over one batch in place of training steps."""
-
-    def change(run: TimedRun) -> None:
+    def evaluate_in(run: TimedRun, mode: Callable[[], AbstractContextManager]) -> None:
         images = run.data.sample(run.data.batch_size)
         model = run.state.model.eval()
 
@@ -219,10 +212,12 @@ def evaluate_in(context: Callable[[], AbstractContextManager]) -> Callable[[Time
                 logits = model(run.normalize(images))
             run.loss += logits.detach().amax()
 
-        run.around, run.step = context, step
+        run.around, run.step = mode, step
         run.batches = lambda start, stop: repeat(images, stop - start)
 
-    return change
+    modes = {"neither": nullcontext, "no_grad": torch.no_grad}
+    modes |= {"inference_mode": torch.inference_mode}
+    return {n: Variant(setup.config, partial(evaluate_in, mode=mode)) for n, mode in modes.items()}
 
 
 def pinned_copy(setup: Setup) -> Variants:
