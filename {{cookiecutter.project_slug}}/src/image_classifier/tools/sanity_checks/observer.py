@@ -121,7 +121,7 @@ def are_same(one: Source, other: Source) -> bool:
 
 
 def random_evaluation(model: nn.Module, image_size: int) -> str:
-    """`eval()` does not reach `F.dropout`, which draws random numbers there, too."""
+    """`model.eval()` does not reach `F.dropout`, which draws random numbers there, too."""
     device = next(model.parameters()).device
     generators = torch if device.type == "cpu" else torch.get_device_module(device)
     before = generators.get_rng_state()
