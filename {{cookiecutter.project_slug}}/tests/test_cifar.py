@@ -35,7 +35,8 @@ def test_without_a_network_a_whole_copy_is_enough_and_else_the_user_is_told(tmp_
     assert (train.classes, train.pixels.shape) == (("plane", "car"), (4, 32, 32, 3))
     assert train.labels.tolist() == [0, 1, 1, 0]
     assert val.labels.tolist() == [1, 1]
-    assert "test images" in val.notes[0]
+    assert val.is_test
+    assert not train.is_test
     (folder / "one").write_bytes(pickle.dumps(content | {"labels": [0, 0]}))  # tampered with
     with pytest.raises(UserError, match="cannot download CIFAR10"):
         open_dataset(data, "train")

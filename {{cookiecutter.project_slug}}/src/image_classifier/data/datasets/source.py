@@ -35,6 +35,7 @@ class Source:
     mean: Color = IMAGENET_MEAN  # from 0 to 1
     std: Color = IMAGENET_STD
     notes: tuple[str, ...] = field(default=(), compare=False)  # lines for the user
+    is_test: bool = field(default=False, compare=False)  # whether they are the test images
     is_random: bool = False  # whether `reader` draws random numbers
     recipe: str = ""  # how `prepare` wrote the images
 

@@ -4,7 +4,7 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,18 @@ NO_TIME = "no time left"
 HEAD = [table_line("tip", "", "images/s", "gain"), "|---|---|--:|---|"]
 
 
-def bench(
+def bench(  # noqa: PLR0917 - what to measure
     config: Config,
     preset: Config,
     command: str,
-    *,
     names: Sequence[str] = (),
     budget: Budget = FULL,
+    leave_out: bool = False,
 ) -> None:
     """Measure the tips `names`, or all, and write `bench.json` and `bench.md` to the run folder.
 
-    `command` trains `preset`, from which the user made `config`.
+    `command` trains `preset`, from which the user made `config`. With `leave_out`, the best setting
+    is then compared with itself without each of its tips.
 
     Raises:
         UserError: if there is no such tip, or the config, the data or the folder is unusable.
@@ -70,24 +71,29 @@ def bench(
             print("\n".join(text), flush=True)
             about = {"command": command, "environment": environment(world)}
             about |= {"config": flatten(setup.config)}
-            for number, row in enumerate([*rows, best]):
+            queue = [*rows, best]
+            for number, row in enumerate(queue):  # which may grow
                 spare = budget.total_seconds - (time.monotonic() - began)
+                is_late = spare < budget.row_seconds / 2 and count(rows) >= MIN_ROWS
                 if row is best:
                     row.variants = combine(setup, rows)
-                elif row.variants and spare < budget.row_seconds / 2 and count(rows) >= MIN_ROWS:
+                elif number < len(rows) and row.variants and is_late:
                     row.variants, row.reason = {}, f"{NO_TIME}: --rows {row.name}"
                 if row.variants:
-                    left = 1 + sum(not other.reason for other in rows[number:])
+                    left = sum(not other.reason for other in queue[number:])
                     seconds = min(budget.row_seconds, spare / left)
                     row.timings = measure(row.variants, datasets, budget, seconds)
                 for line in row.lines():
                     text.append(line)
                     print(line, flush=True)
-                about |= {"rows": [row.json() for row in rows], "best": best.json()}
+                if row is best and leave_out:
+                    tuned = with_knobs(setup.config, **best_knobs(best))
+                    queue += plan_left_out(rows, replace(setup, config=tuned), budget)
+                about |= {"rows": [r.json() for r in queue if r is not best], "best": best.json()}
                 write_json(folder / "bench.json", about)
         finally:
             shutil.rmtree(folder / SAMPLE, ignore_errors=True)
-        sentence = conclude(best, rows, setup, config, preset, command)
+        sentence = conclude(best, rows, config, preset, command)
         write_json(folder / "bench.json", about | {"verdict": sentence})
         write_text(folder / "bench.md", "\n".join([*text, "", sentence, ""]))
         print(f"\nwritten: {folder}/bench.md and bench.json\n{sentence}")
@@ -187,17 +193,33 @@ def combine(setup: Setup, rows: list[Row]) -> Variants:
     return {"preset": Variant(setup.config)} | best if knobs else {}
 
 
-def conclude(  # noqa: PLR0917 - the measurements, and the words for them
-    best: Row, rows: list[Row], setup: Setup, config: Config, preset: Config, command: str
-) -> str:
+def best_knobs(best: Row) -> dict[str, Any]:
+    """The knobs that are faster together; none where they are not."""
+    gain = best.gain("preset", "best") if best.timings else None
+    configs = [variant.config for variant in best.variants.values()]
+    return changed_knobs(*configs) if gain and gain.is_faster else {}
+
+
+def plan_left_out(rows: list[Row], tuned: Setup, budget: Budget) -> Iterator[Row]:
+    """For each tip that the best setting has: that setting, and the same without the tip."""
+    names = [row.name for row in rows if any(row.variants[n].is_choice for n in row.timings)]
+    for row in (plan_row(name, tuned, True, budget) for name in names):
+        without = next(iter(row.variants), "")
+        for name, variant in row.variants.items():
+            if name != without and (variant.change, variant.config) == (None, tuned.config):
+                variants = {"best": variant, without: row.variants[without]}
+                yield Row(f"without {row.name}", variants=variants)
+
+
+def conclude(best: Row, rows: list[Row], config: Config, preset: Config, command: str) -> str:
     """The last line: the command line of the best setting that was measured."""
-    gain, knobs = best.gain("preset", "best") if best.timings else None, {}
-    if gain and gain.is_faster:
-        knobs = changed_knobs(setup.config, best.variants["best"].config)
+    knobs = best_knobs(best)
     changed = changed_knobs(preset, with_knobs(config, run__dir=preset.run.dir, **knobs))
     line = shlex.join([*shlex.split(command), *words_of(changed)])
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of {count(rows)} measured tips"
     found += f" ({skipped} skipped for lack of time)" * bool(skipped)
-    result = f"best setting {found}, {gain} against the preset" if knobs else f"none {found} helps"
+    result = f"none {found} helps"
+    if knobs:
+        result = f"best setting {found}, {best.gain('preset', 'best')} against the preset"
     return f"{result}: {line}"

@@ -13,6 +13,7 @@ class BenchOptions(Config):
 
     quick: bool = False  # less than 2 minutes in all, and less exact
     rows: tuple[str, ...] = ()  # only these tips, by the names that --tips prints
+    leave_out: bool = False  # then leave each tip out of the best setting, which takes as long
     tips: bool = False  # print the page of tips and measure nothing
 
 
@@ -34,6 +35,6 @@ def main(words: list[str]) -> int:
             print(page(), end="")
             return
         budget = QUICK if options.quick else FULL
-        bench(config, preset, training, names=options.rows, budget=budget)
+        bench(config, preset, training, options.rows, budget, options.leave_out)
 
     return attempt(work)

@@ -14,14 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
 from ...config import Config
-from ...data import (
-    DATASETS,
-    Batch,
-    Prefetcher,
-    Samples,
-    fits_memory,
-    worker_counts,
-)
+from ...data import DATASETS, Batch, Prefetcher, Samples, fits_memory, worker_counts
 from ...runtime.machine import num_cores
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
 

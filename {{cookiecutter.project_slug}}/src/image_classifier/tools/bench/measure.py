@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .timed_run import DatasetCache, MultiProcessRun, TimedRun, Variants
+from .timed_run import DatasetCache, MultiProcessRun, TensorMemory, TimedRun, Variants
 
 MIN_EFFECT = 0.02  # a smaller gain counts as none
 CONFIDENCE = 0.9  # of the interval for the median
@@ -69,6 +69,7 @@ class Timing:
     batch_size: int
     seconds: list[float] = field(default_factory=list)  # per step, of each round
     failure: str = ""  # why it was not measured
+    peak_bytes: int = 0  # of memory in a step, where the variant tells it
 
     @property
     def rate(self) -> float | None:
@@ -95,33 +96,34 @@ class Row:
         """Rows of a Markdown table: tip, variant, images/s, and gain over the first."""
         if self.reason:
             yield table_line(self.name, self.reason)
-        name = self.name
-        for number, (variant, timing) in enumerate(self.timings.items()):
+        first = next(iter(self.timings), "")
+        for name, timing in self.timings.items():
             rate = f"{timing.rate:,.0f}" if timing.rate else timing.failure
-            found = self.gain(next(iter(self.timings)), variant)
-            gain = str(found or "") if number else self.note
-            yield table_line("" if number else name, variant, rate, gain)
+            gain = self.note if name == first else str(self.gain(first, name) or "")
+            memory = f"{timing.peak_bytes / 2**20:,.4g} MB per step" if timing.peak_bytes else ""
+            told = ", ".join(filter(None, (gain, memory)))
+            yield table_line(self.name if name == first else "", name, rate, told)
 
     def json(self) -> dict[str, Any]:
         """Everything, for other programs."""
-        variants = []
-        for name, timing in self.timings.items():
-            found = self.gain(next(iter(self.timings)), name)
-            variants.append(
-                {
-                    "name": name,
-                    "images_per_second": timing.rate and round(timing.rate, 1),
-                    "gain": found and asdict(found) | {"is_effect": found.is_effect},
-                    "seconds_per_step": timing.seconds,
-                    "failure": timing.failure,
-                }
-            )
+        gains = {name: self.gain(next(iter(self.timings)), name) for name in self.timings}
+        variants = [
+            {
+                "name": name,
+                "images_per_second": timing.rate and round(timing.rate, 1),
+                "gain": (gain := gains[name]) and asdict(gain) | {"is_effect": gain.is_effect},
+                "seconds_per_step": timing.seconds,
+                "peak_bytes": timing.peak_bytes or None,
+                "failure": timing.failure,
+            }
+            for name, timing in self.timings.items()
+        ]
         return {"name": self.name, "reason": self.reason, "note": self.note, "variants": variants}
 
 
 def table_line(*cells: str) -> str:
     """A row of the table of results."""
-    padded = zip(cells, ("<19", "<24", ">9", ""), strict=False)
+    padded = zip(cells, ("<23", "<24", ">9", ""), strict=False)
     return f"| {' | '.join(f'{cell:{width}}' for cell, width in padded)} |"
 
 
@@ -142,6 +144,10 @@ def measure(
                     data = datasets.open(variant.config)
                     runs[name] = TimedRun(variant.config, world, data, variant.change)
                 paces[name] = warm_up(runs[name], budget)
+                if variant.tells_memory and not variant.config.compute.compile:
+                    with TensorMemory() as memory:
+                        runs[name].run(1)
+                    timings[name].peak_bytes = memory.peak
         steps = max(1, math.ceil(budget.round_seconds / fmean(paces.values() or [1])))
         round_seconds = steps * sum(paces.values()) or 1
         fewest, most = budget.rounds

@@ -11,8 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ...config import AugmentConfig, Config, DataConfig
 from ...data import TrainData, open_loader
@@ -48,6 +51,7 @@ class Variant:
     change: Callable[["TimedRun"], object] | None = None  # made to the run, where no knob does it
     processes: int = 1  # that share a batch, each on its own GPU
     is_choice: bool = True  # changes nothing but speed, so it may be recommended
+    tells_memory: bool = False  # of a step, too, unless the model is compiled
 
 
 Variants = dict[str, Variant]  # by name; the others are compared with the first
@@ -142,6 +146,24 @@ class TimedRun(Training):
         # A DataLoader that the garbage collector finds would wait for its workers for 5 s.
         self.batches = self.data.batches
         self.data.close()
+
+
+class TensorMemory(TorchDispatchMode):
+    """Counts the bytes of tensors, not those of kernels; `peak` is the most at a time."""
+
+    def __init__(self) -> None:
+        """Start without tensors."""
+        super().__init__()
+        self.alive, self.peak = WeakSet(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        """Call an operation of torch."""
+        result = func(*args, **(kwargs or {}))
+        found, given = (filter(torch.is_tensor, tree_leaves(x)) for x in (result, (args, kwargs)))
+        # Not views, nor what is changed in place.
+        self.alive |= {x.untyped_storage() for x in found} - {x.untyped_storage() for x in given}
+        self.peak = max(self.peak, sum(storage.nbytes() for storage in self.alive))
+        return result
 
 
 def synchronize(world: World) -> None:

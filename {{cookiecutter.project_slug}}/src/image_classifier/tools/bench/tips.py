@@ -5,18 +5,21 @@ function, its name in `TIPS`, and its section in `docs/tips.md`.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 from ...config import Config
 from ...data import Batch
+from ...optim import build_optimizer
 from ...runtime.command_line import summary
 from . import data_loading
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
@@ -28,7 +31,7 @@ CREATORS = (torch.rand, torch.arange, torch.zeros, torch.full, torch.tensor, tor
 def mixed_precision(setup: Setup) -> Variants:
     """Compute convolutions and matrix products in 16 bits; weights stay float32."""
     names = ("fp32", "bf16") if setup.world.device.type == "cpu" else ("fp32", "bf16", "fp16")
-    return {name: Variant(with_knobs(setup.config, precision=name)) for name in names}
+    return {n: Variant(with_knobs(setup.config, precision=n), tells_memory=True) for n in names}
 
 
 def channels_last(setup: Setup) -> Variants:
@@ -58,6 +61,48 @@ def unfuse(run: TimedRun, foreach: bool) -> None:
     # Only fused kernels read it on the device; the others refuse it.
     optimizer.register_step_pre_hook(lambda made, *_: setattr(made, "found_inf", None))
     optimizer._step_supports_amp_scaling = False  # or fp16's scaler would leave unscaling to it
+
+
+def set_to_none(setup: Setup) -> Variants:
+    """Drop the gradients after each step, instead of filling them with zeros."""
+
+    def fill(run: TimedRun) -> None:
+        zero_grad = run.state.optimizer.zero_grad
+        run.state.optimizer.zero_grad = lambda **_: zero_grad(set_to_none=False)
+
+    return {"filled with zeros": Variant(setup.config, fill), "None": Variant(setup.config)}
+
+
+def conv_bias(setup: Setup) -> Variants:
+    """Give convolutions no bias before a norm, which has one of its own."""
+
+    def add_biases(run: TimedRun) -> None:
+        nets = filter(None, (run.state.model, run.state.ema))
+        convs = [part for net in nets for part in net.modules() if isinstance(part, nn.Conv2d)]
+        for conv in (found := [conv for conv in convs if conv.bias is None]):
+            conv.bias = nn.Parameter(conv.weight.new_zeros(conv.out_channels))
+        if not found:
+            raise UnavailableError("no convolution is without a bias")
+        run.state.optimizer = build_optimizer(run.config.optim, run.state.model)
+
+    return {"bias": Variant(setup.config, add_biases), "no bias": Variant(setup.config)}
+
+
+def gradient_checkpointing(setup: Setup) -> Variants:
+    """The price of computing activations a second time, in the backward pass, to save memory."""
+
+    def recompute(run: TimedRun) -> None:
+        parts = [run.state.model]
+        for part in parts:  # which grows until the outermost sequences of blocks are reached
+            if not isinstance(part, nn.Sequential | nn.ModuleList):
+                parts += part.children()
+                continue
+            for block in (block for block in part if any(block.children())):
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+    config = with_knobs(setup.config, compute__compile=False)
+    changes = {"off": None, "in each block": recompute}
+    return {n: Variant(config, change, tells_memory=True) for n, change in changes.items()}
 
 
 def cudnn_benchmark(setup: Setup) -> Variants:
@@ -144,49 +189,49 @@ class CreateOnCPU(TorchFunctionMode):
 
 def item(setup: Setup) -> Variants:
     """Read no value back in a step: no `.item()`, `.cpu()`, `print(loss)` or `if loss > x`."""
-
-    def read_loss(run: TimedRun) -> None:
-        run.after_step = run.loss.item
-
-    slow = Variant(setup.config, read_loss)
+    slow = Variant(setup.config, lambda run: setattr(run, "after_step", run.loss.item))
     return {"loss.item() in each step": slow, "nothing is read": Variant(setup.config)}
 
 
 def empty_cache(setup: Setup) -> Variants:
     """Do not call `torch.cuda.empty_cache()` in each step, as some do against running out."""
-
-    def empty(run: TimedRun) -> None:
-        run.after_step = torch.cuda.empty_cache
-
     setup.need_gpu()
-    return {"in each step": Variant(setup.config, empty), "never": Variant(setup.config)}
+    slow = Variant(setup.config, lambda run: setattr(run, "after_step", torch.cuda.empty_cache))
+    return {"in each step": slow, "never": Variant(setup.config)}
 
 
 def inference_mode(setup: Setup) -> Variants:
     """Evaluate without recording what gradients would need."""
-    modes = {"neither": nullcontext, "no_grad": torch.no_grad}
-    contexts = modes | {"inference_mode": torch.inference_mode}
-    return {name: Variant(setup.config, evaluate_in(mode)) for name, mode in contexts.items()}
 
-
-def evaluate_in(context: Callable[[], AbstractContextManager]) -> Callable[[TimedRun], None]:
-    """Make forward passes over one batch in place of training steps."""
-
-    def change(run: TimedRun) -> None:
+    def evaluate_in(run: TimedRun, mode: Callable[[], AbstractContextManager]) -> None:
         images = run.data.sample(run.data.batch_size)
         model = run.state.model.eval()
-
-        def batches(start: int, stop: int) -> Iterator[Tensor]:
-            return iter([images] * (stop - start))
 
         def step(images: Tensor) -> None:
             with run.state.precision.autocast():
                 logits = model(run.normalize(images))
             run.loss += logits.detach().amax()
 
-        run.around, run.batches, run.step = context, batches, step
+        run.around, run.step = mode, step
+        run.batches = lambda start, stop: repeat(images, stop - start)
 
-    return change
+    modes = {"neither": nullcontext, "no_grad": torch.no_grad}
+    modes |= {"inference_mode": torch.inference_mode}
+    return {n: Variant(setup.config, partial(evaluate_in, mode=mode)) for n, mode in modes.items()}
+
+
+def pinned_copy(setup: Setup) -> Variants:
+    """Copy a batch to the GPU from page-locked memory; only the copy is timed."""
+
+    def copy_only(run: TimedRun, pin: bool) -> None:
+        batch = run.data.sample(run.data.batch_size).cpu()
+        host = batch.pin_memory() if pin else batch
+        run.batches = lambda start, stop: repeat(host, stop - start)
+        run.step = lambda images: images.to(run.world.device, non_blocking=True)
+
+    setup.need_gpu()
+    pins = {"pageable": False, "pinned": True}
+    return {name: Variant(setup.config, partial(copy_only, pin=pins[name])) for name in pins}
 
 
 def deterministic(setup: Setup) -> Variants:
@@ -214,6 +259,9 @@ TIPS: dict[str, Callable[[Setup], Variants]] = {
         channels_last,
         torch_compile,
         fused_optimizer,
+        set_to_none,
+        conv_bias,
+        gradient_checkpointing,
         cudnn_benchmark,
         tf32,
         data_parallel,
@@ -225,6 +273,7 @@ TIPS: dict[str, Callable[[Setup], Variants]] = {
         data_loading.shared_batches,
         data_loading.uint8,
         data_loading.pin_memory,
+        pinned_copy,
         data_loading.non_blocking,
         on_device,
         item,

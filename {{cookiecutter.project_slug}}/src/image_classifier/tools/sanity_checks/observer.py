@@ -3,13 +3,17 @@
 To add one: a function that returns a sentence, or "" if all is well, in `open_observer`.
 """
 
+from contextlib import suppress
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...config import Config
-from ...data import Source
-from ...tracking import Observer, Setup
+from ...data import Source, open_dataset
+from ...errors import UserError
+from ...tracking import Observer, Setup, blank_logits
 
 # A learning rate, the batch size it is usual for, the power of the batch size it grows by, and why.
 USUAL_LR = {
@@ -23,13 +27,16 @@ SKEWED = 10  # times as many images as the smallest class has
 
 
 def open_observer(setup: Setup) -> Observer:
-    """Look for mistakes, in milliseconds."""
+    """Look for mistakes, in little more than a forward pass of one image."""
     config, train, val = setup.config, setup.train_data.source, setup.val_data.source
     warnings = (
         unusual_lr(config),
         small_batchnorm_batch(config, setup.model, setup.world.size),
         imbalanced_classes(config, train),
         other_normalization(train, val),
+        reused_images(config, train, val),
+        random_evaluation(setup.model, config.data.eval_size),
+        data_parallel(setup.model),
     )
     return Observer(warnings=tuple(filter(None, warnings)))
 
@@ -87,3 +94,47 @@ def other_normalization(train: Source, val: Source) -> str:
         f"normalized by those of the training images, {train.mean} and {train.std}. Let the "
         "dataset give these to all splits"
     )
+
+
+def reused_images(config: Config, train: Source, val: Source) -> str:
+    """`best.pt` is chosen on the validation images, which should be no others."""
+    if are_same(train, val):
+        return "the validation images are the training images: scores tell nothing of new images"
+    is_test = val.is_test
+    if config.data.name == "folder" and Path(config.data.root, "test").is_dir():
+        with suppress(UserError):  # its images may have no labels
+            is_test = are_same(val, open_dataset(config.data, "test"))
+    return is_test * (
+        "the validation images are the test images, and best.pt is the best on them, so its scores "
+        "are too good for new images; those of last.pt are fair if you choose nothing by them"
+    )
+
+
+def are_same(one: Source, other: Source) -> bool:
+    """Whether all pixels are equal; or names and sizes of all files, and the contents of some."""
+    if one.pixels is not None and other.pixels is not None:
+        return torch.equal(one.pixels, other.pixels)
+    if one.paths is None or other.paths is None:
+        return False
+    has_same_names = torch.equal(one.paths.bytes, other.paths.bytes)
+    return has_same_names and one.file_digests() == other.file_digests()
+
+
+def random_evaluation(model: nn.Module, image_size: int) -> str:
+    """`model.eval()` does not reach `F.dropout`, which draws random numbers there, too."""
+    device = next(model.parameters()).device
+    generators = torch if device.type == "cpu" else torch.get_device_module(device)
+    before = generators.get_rng_state()
+    blank_logits(model, image_size)  # its values may be 0, as many a last layer is at first
+    is_random = not torch.equal(before, generators.get_rng_state())
+    generators.set_rng_state(before)
+    return is_random * (
+        "the model draws random numbers in evaluation, so its scores are random: F.dropout(x, p) "
+        "is never off. Use F.dropout(x, p, training=self.training) or nn.Dropout(p)"
+    )
+
+
+def data_parallel(model: nn.Module) -> str:
+    """Threads of one process share Python's lock: https://arxiv.org/abs/2006.15704."""
+    is_inside = any(isinstance(layer, nn.DataParallel) for layer in model.modules())
+    return is_inside * "the model has nn.DataParallel: remove it, --run.processes trains with DDP"

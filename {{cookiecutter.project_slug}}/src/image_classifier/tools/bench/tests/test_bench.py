@@ -27,9 +27,9 @@ TINY = measuring.Budget(row_seconds=0, round_seconds=0, rounds=(2, 2), warmup_se
 LOADING = ("num_workers", "prefetch", "persistent_workers", "shared_batches", "uint8", "resident")
 
 
-def bench(config, *names, budget=TINY):
+def bench(config, *names, budget=TINY, leave_out=False):
     """The rows and the conclusion of a short `bench`."""
-    benching.bench(config, config, "python train.py smoke", names=names, budget=budget)
+    benching.bench(config, config, "python train.py smoke", names, budget, leave_out)
     found = json.loads(Path(config.run.dir, "bench.json").read_text())
     return found["rows"], found["verdict"]
 
@@ -95,7 +95,11 @@ def test_faster_knobs_are_recommended_together(config, monkeypatch):
     timed = lambda name: measuring.Timing(16, [paces.get(name, 1.0)] * 9)  # noqa: E731
     monkeypatch.setattr(benching, "measure", lambda ways, *_: {way: timed(way) for way in ways})
     names = ("channels_last", "mixed_precision", "deterministic", "num_workers", "resident")
-    _, conclusion = bench(changed(config, compute__channels_last=False), *names)
+    config = changed(config, compute__channels_last=False)
+    rows, conclusion = bench(config, *names, leave_out=True)
+    left_out = {row["name"]: [v["name"] for v in row["variants"]] for row in rows[len(names) :]}
+    assert left_out.pop("without channels_last") == ["best", "contiguous"]
+    assert left_out == {"without resident": ["best", "stream"]}
     assert conclusion == (
         "best setting of 5 measured tips, 2.00 x (2.00 .. 2.00) against the preset: "
         "python train.py smoke --data.where host --compute.channels-last"
@@ -140,6 +144,9 @@ def test_every_tip_works_or_says_what_it_needs(on_photos, device):
         assert row["reason"] or len(row["variants"]) >= 2
         for variant in row["variants"]:
             assert not variant["failure"], (row["name"], variant)
+        if row["name"] in ("gradient_checkpointing", "mixed_precision"):
+            peaks = [variant["peak_bytes"] for variant in row["variants"]]
+            assert 0 < peaks[1] < peaks[0]
     written = {path.name for path in Path(config.run.dir).glob("[!.]*")}
     assert written == {"bench.json", "bench.md"}
 

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, write_photo
 from torch import nn
+from torch.nn.functional import dropout
 
-from image_classifier.data.datasets import DATASETS
+from image_classifier.config import DataConfig
+from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.presets import PRESETS, shortened, smoke
 from image_classifier.tools.sanity_checks import observer
@@ -46,7 +48,8 @@ def test_a_learning_rate_that_is_far_from_published_ones_is_said(name, lr, batch
 def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
     def mine(data, split):
         mean = (0.3, 0.3, 0.3) if split == "val" else (0.5, 0.5, 0.5)
-        return replace(shapes(data, split), mean=mean, labels=torch.arange(64) // 60)
+        labels, is_test = torch.arange(64) // 60, split != "train"
+        return replace(shapes(data, split), mean=mean, labels=labels, is_test=is_test)
 
     monkeypatch.setitem(DATASETS, "mine", mine)
     knobs = {"optim__lr": 60.0, "optim__momentum": 0.0, "optim__accumulate": 4}
@@ -57,6 +60,7 @@ def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
         "BatchNorm takes its statistics from 4 of the 16 images",
         "the largest class has 60 training images and the smallest 4.",
         "the validation images have",
+        "the validation images are the test images",
     )
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == [*starts]
     page = Path(config.run.dir, "report.html")
@@ -72,3 +76,40 @@ def test_few_images_are_said_only_where_they_matter(config):
     rare, source = observer.imbalanced_classes, SimpleNamespace(labels=torch.arange(64) // 60)
     assert rare(changed(config, data__balance="loss"), source) == ""
     assert rare(config, SimpleNamespace(labels=source.labels[36:])) == ""
+
+
+def test_validation_images_of_another_split_are_said(on_photos, tmp_path):
+    for number, split in enumerate(("train", "val", "test")):
+        for name in ("ant/1.jpg", "bee/2.jpg"):
+            write_photo(tmp_path / split / name, number)
+    config = changed(on_photos, data__root=str(tmp_path))
+
+    def said():
+        train, val = (open_dataset(config.data, split) for split in ("train", "val"))
+        return observer.reused_images(config, train, val)
+
+    assert said() == ""  # the names are the same, the images are not
+    (tmp_path / "val").rename(tmp_path / "own")
+    for split, images in (("train", "training"), ("test", "test")):
+        (tmp_path / "val").symlink_to(split)
+        assert said().startswith(f"the validation images are the {images} images")
+        (tmp_path / "val").unlink()
+    (tmp_path / "test" / "cow").mkdir()  # is no class, so nothing is known of the test images
+    (tmp_path / "own").rename(tmp_path / "val")
+    assert said() == ""
+    held = shapes(changed(config, data__root=DataConfig.root).data, "val")  # its pixels
+    assert "are the training images" in observer.reused_images(config, held, held)
+
+
+@pytest.mark.parametrize("is_random", [True, False])
+def test_a_model_that_is_random_in_evaluation_is_said_and_stays_as_it_is(is_random):
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2))
+    net[1].register_forward_hook(lambda part, _, out: dropout(out, 0.5, is_random or part.training))
+    nn.init.zeros_(net[2].weight)  # which hides it
+    before = [torch.get_rng_state(), *(value.clone() for value in net.state_dict().values())]
+    assert bool(observer.random_evaluation(net, 8)) == is_random
+    after = [torch.get_rng_state(), *net.state_dict().values()]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert net[1].training
+    assert "--run.processes" in observer.data_parallel(nn.Sequential(nn.DataParallel(net)))
+    assert observer.data_parallel(net) == ""
