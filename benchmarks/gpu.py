@@ -1,0 +1,431 @@
+"""The first hour on a GPU: packs all that it needs, and runs what only a GPU can show, in stages.
+
+    python benchmarks/gpu.py pack --cifar cifar10.tar.xz --photos photos.tar --peers airbench94_muon.py
+    tar xf build/gpu.tar && python gpu/benchmarks/gpu.py run            # there, without a network
+    python gpu/benchmarks/gpu.py run --stages 1 4 --seconds 570 --out results
+
+`pack` writes `build/gpu.tar`: a rendered project, the benchmarks and faults, and wheels of what they
+need beside torch and torchvision, which the machine with the GPU has. CIFAR-10 is an archive of JPEGs
+in train/<class>/ and test/<class>/; of the photographs, in train/<class>/ and val/<class>/, it takes
+as many as fit. A peer is a script that trains on `cifar10/{train,test}.pt`, as airbench's do.
+
+`run` installs the wheels into a folder beside the project and makes the stages one after the other.
+A command that takes longer than its limit is killed with all that it started, and the next one goes
+on. After each one, `gpu.json` in `--out` (or $OUT) has what all of them returned, printed and wrote,
+and `gpu.log` all that was printed. What has passed is not made again: call it as often as needed, or
+on another machine with `--after gpu.json`. Without a GPU, or with `--device cpu`, sizes are tiny and
+commands that need a GPU are left out: a rehearsal.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pictures
+import record
+import rounds
+from record import PROJECT, ROOT
+
+ABOUT = ""  # it measures nothing itself
+MOST_BYTES = 60 * 2**20  # of the archive
+WORK = ROOT / "build" / "gpu"  # what `run` makes: wheels, images, runs, its state
+HAS = ["torch==2.11.0", "torchvision==0.26.0"]  # the oldest that a machine with a GPU may have
+ALSO = ["timm", "lightning"]  # of requirements.txt, those that training.py compares with
+TOOLS = ["pytest>=9.0", "pytest-xdist>=3.8", "nvidia-ml-py>=13.615"]
+PACKED = ("benchmarks/*.py", "benchmarks/requirements.txt", "faults/*.py")
+TIPS = (  # of `bench`, in groups that take two minutes each
+    "mixed_precision channels_last fused_optimizer cudnn_benchmark tf32 on_device item empty_cache",
+    "resident prepared num_workers prefetch persistent_workers shared_batches uint8 pin_memory",
+    "torch_compile data_parallel non_blocking inference_mode deterministic profiler",
+)
+
+
+class Command(NamedTuple):
+    """Words for Python, what they need, and the seconds that they may take."""
+
+    words: str
+    seconds: int = 300
+    needs: tuple[str, ...] = ()  # of gpu, cifar, peers
+
+
+def stages(on_gpu: bool) -> dict[int, tuple[str, list[Command]]]:
+    """What is made: of each stage, what it shows, and its commands.
+
+    Upper-case words stand for folders: RESULTS, PHOTOS, CIFAR, PEERS and RUN, a new one.
+    """
+    device = "cuda" if on_gpu else "cpu"
+    cuda, tests = ("gpu",), "-m pytest -q -rs -p no:cacheprovider"
+    compare = f"BENCHMARKS/training.py --device {device} --rounds 1 --results RESULTS"
+    compare += " --steps 80" if on_gpu else " --steps 20 --batch 4 --size 32 --network resnet18"
+    step = f"BENCHMARKS/gpu_steps.py --device {device} --results RESULTS"
+    small = "" if on_gpu else " --epochs 0.01 --data.limit 2000 --data.batch-size 100"
+    few = "" if on_gpu else " --model.name resnet9_gn --data.image-size 32 --data.batch-size 16"
+    few = few or " --model.name resnet50 --data.image-size 224 --data.batch-size 256"
+    sizes = "" if on_gpu else " --tiny"
+    theirs = "examples timm lightning" if on_gpu else "timm ours"
+    tips = TIPS if on_gpu else ["channels_last uint8"]
+    kills = f"-m faults --gpu --tries {20 if on_gpu else 1}"
+    bench = "train.py bench {} --quick --run.dir RUN --rows {}"
+    images = ("folder --data.root PHOTOS" + few, "cifar10 --data.name folder --data.root CIFAR")
+    tune = "train.py finetune --data.root PHOTOS --run.init-from= --optim.frozen-epochs 0"
+    tune += " --model.name timm/{} --epochs 1 --run.dir RUN --run.log-every-steps 5" + (
+        "" if on_gpu else " --data.image-size 32 --data.batch-size 16"
+    )
+    return {
+        1: ("what the tests of a GPU hold", [Command(f"{tests} -m gpu -n 4 --durations 8", 580)]),
+        2: (
+            "streamed batches, byte for byte",
+            [Command(f"{tests} tests/test_gpu.py -k streamed", 300)],
+        ),
+        3: ("kill -9 and resume", [Command(kills, 500)]),
+        4: (
+            "whole training beside others",
+            [
+                Command(f"{compare} --only ours-synthetic ours ours-streamed", 590),
+                Command(f"{compare} --only {theirs}", 590),
+                *[
+                    Command(
+                        f"{compare} --network resnet18 --size 128 --only ours-synthetic ours timm",
+                        590,
+                        cuda,
+                    ),
+                    Command(f"{compare} --only ours-jpeg ours-fp32 ours-fp32-nchw", 590, cuda),
+                ],
+            ],
+        ),
+        5: (
+            "cifar10_speed, 10 times, beside airbench",
+            [
+                Command(
+                    f"{step} repeat --cifar CIFAR --runs {10 if on_gpu else 1}"
+                    f" --words 'cifar10_speed{small}{' --compute.compile' if on_gpu else ''}'",
+                    500,
+                    ("cifar",),
+                ),
+                Command(
+                    f"{step} peers --cifar CIFAR --peers PEERS", 400, (*cuda, "cifar", "peers")
+                ),
+            ],
+        ),
+        6: (
+            "cifar10 and cifar10_best, 3 seeds each",
+            [
+                Command(
+                    f"{step} repeat --cifar CIFAR --seed {n} --words '{p}{small}'", 580, ("cifar",)
+                )
+                for p in ("cifar10", "cifar10_best")
+                for n in range(3 if on_gpu else 1)
+            ],
+        ),
+        7: (
+            "what each tip buys",
+            [
+                Command(bench.format(preset, rows), 290, ("cifar",) * ("CIFAR" in preset))
+                for preset in images
+                for rows in tips
+            ],
+        ),
+        8: (
+            "out of memory; fp16",
+            [Command(f"{tests} tests/test_gpu.py -k 'too_little_memory or fp16'", 300)],
+        ),
+        9: (
+            "modes of torch.compile; decoding on the GPU",
+            [
+                Command(f"{step} compile{sizes}", 590),
+                Command(f"{step} decode --photos PHOTOS{sizes}", 200),
+            ],
+        ),
+        10: (
+            "fine-tuning of a network of timm",
+            [
+                Command(tune.format("convnext_tiny" if on_gpu else "convnext_atto"), 300),
+                Command(f"{step} checkpointing{sizes}", 300),
+            ],
+        ),
+    }
+
+
+def pack(given: argparse.Namespace) -> None:
+    """Write the archive."""
+    with tempfile.TemporaryDirectory() as temporary:
+        top = Path(temporary, "gpu")
+        for pattern in PACKED:
+            for path in ROOT.glob(pattern):
+                target = top / path.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+        render(top / PROJECT.name, Path(temporary))
+        (top / "COMMIT").write_text(record.commit())
+        wheels(top / "wheels", given.python)
+        data = top / "data"
+        data.mkdir()
+        if given.cifar:
+            shutil.copyfile(given.cifar, data / "cifar.tar.xz")
+        (data / "peers").mkdir()
+        for script in given.peers:
+            shutil.copyfile(script, data / "peers" / script.name)
+        if given.photos:
+            thin(given.photos, data / "photos.tar", MOST_BYTES - size_of(top) - 2**20)
+        given.archive.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(given.archive, "w") as archive:
+            archive.add(top, "gpu")
+    size = given.archive.stat().st_size
+    print(f"{given.archive}: {size / 2**20:.1f} MiB")
+    if size > MOST_BYTES:
+        sys.exit(f"more than {MOST_BYTES >> 20} MiB")
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files, each with its part of an archive."""
+    return sum(path.stat().st_size + 1024 for path in folder.rglob("*"))
+
+
+def render(target: Path, scratch: Path) -> None:
+    """A project with the default answers."""
+    from cookiecutter.main import cookiecutter  # noqa: PLC0415 - only where it is packed
+
+    home = {"replay_dir": str(scratch / "replay"), "cookiecutters_dir": str(scratch / "replay")}
+    made = cookiecutter(str(ROOT), no_input=True, output_dir=str(scratch), default_config=home)
+    shutil.copytree(made, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def wheels(folder: Path, python: str) -> None:
+    """Download what the project, its GPU tests and two peers need beside torch and torchvision."""
+    peers = (ROOT / "benchmarks" / "requirements.txt").read_text().splitlines()
+    peers = [line for line in peers if line.partition("==")[0] in ALSO]
+    target = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+    resolve = ["pip", "compile", "-q", "--no-header", "--no-annotate", *target]
+
+    def resolved(*words: str, lines: list[str]) -> set[str]:
+        done = uv(*resolve, *words, "-", given="\n".join(lines))
+        return {line for line in done.splitlines() if "==" in line}
+
+    there = resolved(lines=HAS)
+    names = {line.partition("==")[0] for line in there}
+    needed = resolved(str(PROJECT / "pyproject.toml"), lines=[*HAS, *peers, *TOOLS])
+    needed = {line for line in needed if line.partition("==")[0] not in names}
+    platforms = [f"manylinux_2_{n}_x86_64" for n in range(5, 29)] + ["manylinux2014_x86_64"]
+    words = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--implementation=cp",
+        f"--python-version={python}",
+    ]
+    words += [f"--platform={name}" for name in [*platforms, "manylinux1_x86_64"]]
+    uv("tool", "run", "pip", "download", "-q", *words, "-d", str(folder), *sorted(needed))
+
+
+def uv(*words: str, given: str = "") -> str:
+    """What uv prints."""
+    beside = Path(sys.executable).with_name("uv")
+    command = [str(beside) if beside.exists() else "uv", *words]
+    return subprocess.run(
+        command, input=given, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def thin(photos: Path, target: Path, room: int) -> None:
+    """Write a tar of evenly chosen photographs of a folder or a tar, as many as there is room for."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if photos.is_file():
+            shutil.unpack_archive(photos, scratch, filter="data")
+            photos = Path(scratch)
+        files = sorted(path for path in photos.rglob("*") if path.is_file())
+        every = -(-sum(path.stat().st_size + 1024 for path in files) // max(1, room))
+        with tarfile.open(target, "w") as archive:
+            for path in files[::every]:
+                archive.add(path, str(path.relative_to(photos)))
+
+
+def run(given: argparse.Namespace) -> int:
+    """Make the stages that are asked for; the exit code is 1 if a command failed."""
+    began = time.monotonic()
+    WORK.mkdir(parents=True, exist_ok=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    state = WORK / "gpu.json"
+    if given.after:
+        shutil.copyfile(given.after, state)
+    found = json.loads(state.read_text()) if state.exists() else {"commands": {}}
+    with (given.out / "gpu.log").open("a") as log:
+        places = prepare(given, log)
+        found["machine"] = tell(log)
+        for number, (title, commands) in stages(given.device == "cuda").items():
+            if number not in given.stages:
+                continue
+            say(log, f"\n== stage {number}: {title}")
+            for command in commands:
+                known = found["commands"].get(command.words, {})
+                left = given.seconds - (time.monotonic() - began)
+                lacking = [need for need in command.needs if not places.get(need.upper())]
+                if known.get("code") == 0:
+                    say(log, f"-- passed before: {command.words}")
+                    continue
+                if lacking or left < 10:
+                    why = f"needs a {lacking[0]}" if lacking else "no time left"
+                    say(log, f"-- {why.replace('a gpu', 'a GPU')}: {command.words}")
+                    continue
+                seconds = min(command.seconds, left, given.limit)
+                result = obey(command.words, seconds, places, log)
+                found["commands"][command.words] = {"stage": number, **result}
+                text = json.dumps(found, indent=1)
+                state.write_text(text)
+                (given.out / "gpu.json").write_text(text)
+        made = [one for one in found["commands"].values() if one["stage"] in given.stages]
+        failed = [one for one in made if one["code"]]
+        say(log, f"\n{len(made)} commands were run, {len(failed)} failed: {given.out / 'gpu.json'}")
+    return int(bool(failed))
+
+
+def say(log: Any, line: str) -> None:  # noqa: ANN401 - a text file
+    """Print a line, and log it."""
+    print(line, flush=True)
+    print(line, file=log, flush=True)
+
+
+def prepare(given: argparse.Namespace, log: Any) -> dict[str, str]:  # noqa: ANN401
+    """Install the wheels and unpack the images, once; the folders that words stand for."""
+    data, site = ROOT / "data", WORK / "site"
+    if (ROOT / "wheels").exists() and not site.exists():
+        paths = sorted(map(str, (ROOT / "wheels").glob("*.whl")))
+        words = ["pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
+        words += ["--disable-pip-version-check", "--target", str(WORK / "part"), *paths]
+        subprocess.run([sys.executable, "-m", *words], check=True)
+        (WORK / "part").rename(site)  # whole, or not there
+        say(log, f"{len(paths)} wheels installed")
+    for name in ("cifar.tar.xz", "photos.tar"):
+        folder = WORK / name.partition(".")[0]
+        if (data / name).exists() and not folder.exists():
+            shutil.unpack_archive(data / name, WORK / "part", filter="data")
+            if not (WORK / "part" / "val").exists():
+                (WORK / "part" / "val").symlink_to("test")
+            (WORK / "part").rename(folder)
+    photos = WORK / "many"
+    if not photos.exists():  # an epoch longer than a measurement
+        some = WORK / "photos"
+        some = (
+            some
+            if some.exists()
+            else pictures.generate(some, 512 if given.device == "cuda" else 64)
+        )
+        pictures.lengthen(some, photos, 4096 if given.device == "cuda" else 256)
+    peers = any((data / "peers").glob("*.py"))
+    return {
+        "BENCHMARKS": str(ROOT / "benchmarks"),
+        "PHOTOS": str(photos),
+        "CIFAR": str(WORK / "cifar") * (WORK / "cifar").exists(),
+        "PEERS": str(data / "peers") * peers,
+        "GPU": "yes" * (given.device == "cuda"),
+    }
+
+
+def environment() -> dict[str, str]:
+    """The variables of a command: it finds the wheels, and nothing in a home folder."""
+    paths = (WORK / "site", PROJECT / "src", ROOT / "benchmarks", ROOT)
+    more = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONUNBUFFERED": "1"}
+    return os.environ | more | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1"}
+
+
+def tell(log: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Print and return what this machine is."""
+    asked = "import torch, torchvision; print(torch.__version__, torch.version.cuda,"
+    asked += " torch.backends.cudnn.version(), torchvision.__version__, torch.cuda.is_available())"
+    words = [sys.executable, "-c", asked]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    machine = record.machine() | {"torch": (done.stdout or done.stderr).strip()}
+    machine["commit"] = record.commit()
+    say(log, "\n".join(f"{name}: {fact}" for name, fact in machine.items()))
+    return machine
+
+
+def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Run a command: its exit code, seconds, last lines, and the JSON files that it wrote."""
+    folder = Path(tempfile.mkdtemp(dir=WORK))
+    known = places | {"RESULTS": str(folder / "results"), "RUN": str(folder / "run")}
+    command = [sys.executable, *(known.get(word, word) for word in shlex.split(words))]
+    if command[1:3] == ["train.py", "bench"]:
+        main = "import sys; from image_classifier.cli import main; sys.exit(main())"
+        command[1:2] = ["-c", main]
+    say(log, f"-- at most {seconds:.0f} s: {words}")
+    began, lines = time.monotonic(), []
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT if "faults" in words else PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def read() -> None:
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            say(log, f"   {lines[-1]}")
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = "killed at its limit"
+        for pid in rounds.tree(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+    reader.join(5)
+    took = round(time.monotonic() - began, 1)
+    results = {
+        str(path.relative_to(folder)): json.loads(path.read_text())
+        for path in sorted(folder.rglob("*.json"))
+        if path.name != "predictions.json" and path.stat().st_size < 2**20
+    }
+    rows = [*folder.rglob("metrics.jsonl")]
+    results |= {str(p.relative_to(folder)): p.read_text().splitlines() for p in rows}
+    shutil.rmtree(folder, ignore_errors=True)
+    say(log, f"-- {code}, {took} s")
+    return {"code": code, "seconds": took, "printed": lines[-60:], "results": results}
+
+
+def main(words: list[str] | None = None) -> int:
+    """Pack, or run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    packing, running = verbs.add_parser("pack"), verbs.add_parser("run")
+    packing.add_argument("--archive", type=Path, default=ROOT / "build" / "gpu.tar")
+    packing.add_argument("--python", default="3.12", help="of the machine with the GPU (3.12)")
+    packing.add_argument("--cifar", type=Path, help="tar.xz of train/<class>/ and test/<class>/")
+    packing.add_argument("--photos", type=Path, help="folder or tar; default: generated there")
+    packing.add_argument(
+        "--peers", type=Path, nargs="*", default=[], help="scripts like airbench's"
+    )
+    running.add_argument("--stages", type=int, nargs="*", default=range(1, 11), help="(all)")
+    running.add_argument("--seconds", type=float, default=1e9, help="for all that is made now")
+    running.add_argument("--limit", type=float, default=1e9, help="for each command, at most")
+    running.add_argument("--out", type=Path, default=os.environ.get("OUT", str(WORK / "out")))
+    running.add_argument("--after", type=Path, help="gpu.json of a run that passed some of it")
+    running.add_argument("--device", choices=("cuda", "cpu"), default=None)
+    given = parser.parse_args(words)
+    if given.verb == "pack":
+        return pack(given) or 0
+    given.device = given.device or ("cuda" if record.machine()["gpu"] else "cpu")
+    return run(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
