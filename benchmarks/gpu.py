@@ -1,20 +1,21 @@
 """The first hour on a GPU: packs all that it needs, and runs what only a GPU can show, in stages.
 
-    python benchmarks/gpu.py pack --cifar cifar10.tar.xz --photos photos.tar --peers airbench94_muon.py
-    tar xf build/gpu.tar && python gpu/benchmarks/gpu.py run            # there, without a network
+    python benchmarks/gpu.py pack --cifar cifar10.tar.xz --photos photos --peers airbench94_muon.py
+    tar xf build/gpu.tar && python gpu/benchmarks/gpu.py run          # there, without a network
     python gpu/benchmarks/gpu.py run --stages 1 4 --seconds 570 --out results
 
-`pack` writes `build/gpu.tar`: a rendered project, the benchmarks and faults, and wheels of what they
-need beside torch and torchvision, which the machine with the GPU has. CIFAR-10 is an archive of JPEGs
-in train/<class>/ and test/<class>/; of the photographs, in train/<class>/ and val/<class>/, it takes
-as many as fit. A peer is a script that trains on `cifar10/{train,test}.pt`, as airbench's do.
+`pack` writes `build/gpu.tar`: a rendered project, the benchmarks and faults, and wheels of what
+they need beside torch and torchvision, which the machine with the GPU has. CIFAR-10 is an archive
+of JPEGs in train/<class>/ and test/<class>/; of photographs, in train/<class>/ and val/<class>/ of
+a folder or a tar, it takes as many as fit. A peer is a script that trains on
+`cifar10/{train,test}.pt`, as those of airbench do.
 
-`run` installs the wheels into a folder beside the project and makes the stages one after the other.
-A command that takes longer than its limit is killed with all that it started, and the next one goes
-on. After each one, `gpu.json` in `--out` (or $OUT) has what all of them returned, printed and wrote,
-and `gpu.log` all that was printed. What has passed is not made again: call it as often as needed, or
-on another machine with `--after gpu.json`. Without a GPU, or with `--device cpu`, sizes are tiny and
-commands that need a GPU are left out: a rehearsal.
+`run` installs the wheels into a folder beside the project and makes one stage after the other. A
+command that takes longer than its limit is killed with all that it started, and the next one goes
+on. After each one, `gpu.json` in `--out` (or $OUT) has what all of them returned, printed and
+wrote, and `gpu.log` all that was printed. What has passed is not made again: call it as often as
+needed, or on another machine with `--after gpu.json`. Without a GPU, or with `--device cpu`, sizes
+are tiny and commands that need a GPU are left out: a rehearsal.
 """
 
 import argparse
@@ -39,7 +40,7 @@ import rounds
 from record import PROJECT, ROOT
 
 ABOUT = ""  # it measures nothing itself
-MOST_BYTES = 60 * 2**20  # of the archive
+MOST_BYTES = 56 * 2**20  # of the archive
 WORK = ROOT / "build" / "gpu"  # what `run` makes: wheels, images, runs, its state
 HAS = ["torch==2.11.0", "torchvision==0.26.0"]  # the oldest that a machine with a GPU may have
 ALSO = ["timm", "lightning"]  # of requirements.txt, those that training.py compares with
@@ -67,9 +68,9 @@ def stages(on_gpu: bool) -> dict[int, tuple[str, list[Command]]]:
     """
     device = "cuda" if on_gpu else "cpu"
     cuda, tests = ("gpu",), "-m pytest -q -rs -p no:cacheprovider"
-    compare = f"BENCHMARKS/training.py --device {device} --rounds 1 --results RESULTS"
+    compare = f"benchmarks/training.py --device {device} --rounds 1 --results RESULTS"
     compare += " --steps 80" if on_gpu else " --steps 20 --batch 4 --size 32 --network resnet18"
-    step = f"BENCHMARKS/gpu_steps.py --device {device} --results RESULTS"
+    step = f"benchmarks/gpu_steps.py --device {device} --results RESULTS"
     small = "" if on_gpu else " --epochs 0.01 --data.limit 2000 --data.batch-size 100"
     few = "" if on_gpu else " --model.name resnet9_gn --data.image-size 32 --data.batch-size 16"
     few = few or " --model.name resnet50 --data.image-size 224 --data.batch-size 256"
@@ -238,7 +239,7 @@ def uv(*words: str, given: str = "") -> str:
 
 
 def thin(photos: Path, target: Path, room: int) -> None:
-    """Write a tar of evenly chosen photographs of a folder or a tar, as many as there is room for."""
+    """Write a tar of evenly chosen photographs of a folder or a tar, as many as fit."""
     with tempfile.TemporaryDirectory() as scratch:
         if photos.is_file():
             shutil.unpack_archive(photos, scratch, filter="data")
@@ -262,6 +263,9 @@ def run(given: argparse.Namespace) -> int:
     with (given.out / "gpu.log").open("a") as log:
         places = prepare(given, log)
         found["machine"] = tell(log)
+        if given.device == "cuda" and not found["machine"]["torch"].endswith("True"):
+            say(log, "there is a GPU, but torch sees none; --device cpu rehearses without it")
+            return 1
         for number, (title, commands) in stages(given.device == "cuda").items():
             if number not in given.stages:
                 continue
@@ -323,7 +327,6 @@ def prepare(given: argparse.Namespace, log: Any) -> dict[str, str]:  # noqa: ANN
         pictures.lengthen(some, photos, 4096 if given.device == "cuda" else 256)
     peers = any((data / "peers").glob("*.py"))
     return {
-        "BENCHMARKS": str(ROOT / "benchmarks"),
         "PHOTOS": str(photos),
         "CIFAR": str(WORK / "cifar") * (WORK / "cifar").exists(),
         "PEERS": str(data / "peers") * peers,
@@ -332,10 +335,10 @@ def prepare(given: argparse.Namespace, log: Any) -> dict[str, str]:  # noqa: ANN
 
 
 def environment() -> dict[str, str]:
-    """The variables of a command: it finds the wheels, and nothing in a home folder."""
+    """The variables of a command: it finds the wheels, keeps bytecode and asks no network."""
     paths = (WORK / "site", PROJECT / "src", ROOT / "benchmarks", ROOT)
     more = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONUNBUFFERED": "1"}
-    return os.environ | more | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1"}
+    return os.environ | more | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def tell(log: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -362,7 +365,7 @@ def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[s
     began, lines = time.monotonic(), []
     process = subprocess.Popen(
         command,
-        cwd=ROOT if "faults" in words else PROJECT,
+        cwd=PROJECT if words.startswith(("-m pytest", "train.py")) else ROOT,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -372,9 +375,10 @@ def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[s
     )
 
     def read() -> None:
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            say(log, f"   {lines[-1]}")
+        with process.stdout:
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                say(log, f"   {lines[-1]}")
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()

@@ -2,14 +2,14 @@
 """Measurements of the first hour on a GPU that no other script makes; `gpu.py` calls them.
 
     python benchmarks/gpu_steps.py repeat --words cifar10_speed --cifar CIFAR --runs 10
-    python benchmarks/gpu_steps.py peers --peers FOLDER --cifar CIFAR    # scripts such as airbench's
+    python benchmarks/gpu_steps.py peers --peers FOLDER --cifar CIFAR   # such as airbench's
     python benchmarks/gpu_steps.py compile            # the modes of torch.compile
     python benchmarks/gpu_steps.py decode --photos FOLDER      # nvJPEG, and CPU workers
     python benchmarks/gpu_steps.py checkpointing      # memory and images/s of fine-tuning
 
-`repeat` trains in one process, as airbench does, after a run that only warms up. Its seconds are from
-when the first batch is asked for to the end of the last step: opening the images, evaluating and
-saving are not in them. The others time steps with the device's clock, after some that are not timed.
+`repeat` trains in one process, as airbench does, after a run that only warms up. Its seconds are
+from when the first batch is asked for to the end of the last step: opening the images, evaluating
+and saving are not in them. The others time steps after some that are not timed.
 
 Prints and writes `results/gpu-NAME.json`. On a CPU (`--device cpu --tiny`) all but `peers` run too.
 """
