@@ -56,7 +56,7 @@ def test_a_command_that_hangs_is_killed_and_the_next_goes_on(tmp_path, monkeypat
     made[3] = "cannot", [gpu.Command("-c print(8)", needs=("gpu",))]
     monkeypatch.setattr(gpu, "stages", lambda _: made)
     monkeypatch.setattr(gpu, "prepare", lambda *_: {})
-    monkeypatch.setattr(gpu, "tell", lambda *_: {"torch": "True"})
+    monkeypatch.setattr(gpu, "tell", lambda *_: {"torch": "False", "gpu": None})
     monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
     assert [gpu.main(["run", "--out", str(tmp_path)]) for _ in range(2)] == [1, 1]
     found = json.loads((tmp_path / "gpu.json").read_text())["commands"]
