@@ -46,11 +46,79 @@ HAS = ["torch==2.11.0", "torchvision==0.26.0"]  # the oldest that a machine with
 ALSO = ["timm", "lightning"]  # of requirements.txt, those that training.py compares with
 TOOLS = ["pytest>=9.0", "pytest-xdist>=3.8", "nvidia-ml-py>=13.615"]
 PACKED = ("benchmarks/*.py", "benchmarks/requirements.txt", "faults/*.py")
-TIPS = (  # of `bench`, in groups that take two minutes each
-    "mixed_precision channels_last fused_optimizer cudnn_benchmark tf32 on_device item empty_cache",
-    "resident prepared num_workers prefetch persistent_workers shared_batches uint8 pin_memory",
-    "torch_compile data_parallel non_blocking inference_mode deterministic profiler",
-)
+# Sizes on a GPU, and in a rehearsal.
+SIZES = {
+    "cuda": {
+        "course": "--steps 80",
+        "peers": "examples timm lightning",
+        "photos": "--model.name resnet50 --data.image-size 224 --data.batch-size 256",
+        "tuned": "--model.name timm/convnext_tiny",
+        **{"tries": "20", "runs": "10", "short": "", "tiny": ""},
+    },
+    "cpu": {
+        "course": "--steps 20 --batch 4 --size 32 --network resnet18",
+        "peers": "timm ours",
+        "photos": "--model.name resnet9_gn --data.image-size 32 --data.batch-size 16",
+        "tuned": "--model.name timm/convnext_atto --data.image-size 32 --data.batch-size 16",
+        **{"tries": "1", "runs": "1", "tiny": "--tiny"},
+        "short": " --epochs 0.25 --data.limit 400 --data.batch-size 100",
+    },
+}
+# How commands begin. Upper-case words stand for folders; RESULTS and RUN are new for each command.
+BEGINNINGS = {
+    "test": "-m pytest -q -rs -p no:cacheprovider",
+    "compare": "benchmarks/training.py --device {device} --rounds 1 --results RESULTS {course}",
+    "step": "benchmarks/gpu_steps.py --device {device} --results RESULTS",
+    "photo_tips": "train.py bench folder --data.root PHOTOS {photos} --quick --run.dir RUN --rows",
+    "cifar_tips": "train.py bench cifar10 --data.name folder --data.root CIFAR --quick"
+    " --run.dir RUN --rows",
+    "tune": "train.py finetune --data.root PHOTOS --run.init-from= --optim.frozen-epochs 0"
+    " --epochs 1 --run.log-every-steps 5 --run.dir RUN {tuned}",
+    "tips_1": "mixed_precision channels_last fused_optimizer cudnn_benchmark tf32 on_device item",
+    "tips_2": "resident prepared num_workers prefetch persistent_workers shared_batches uint8",
+    "tips_3": "torch_compile data_parallel pin_memory non_blocking empty_cache inference_mode"
+    " deterministic profiler",
+}
+# Each stage, and its commands: seconds, what they need, and words for Python.
+STAGES = """
+what the tests of a GPU hold
+  580  -          {test} -m gpu -n 4 --durations 8
+streamed batches, byte for byte
+  300  -          {test} tests/test_gpu.py -k streamed
+kill -9 and resume
+  500  -          -m faults --gpu --tries {tries}
+whole training beside others
+  590  -          {compare} --only ours-synthetic ours ours-streamed
+  590  -          {compare} --only {peers}
+  590  gpu        {compare} --network resnet18 --size 128 --only ours-synthetic ours timm
+  590  gpu        {compare} --only ours-jpeg ours-fp32 ours-fp32-nchw
+cifar10_speed, 10 times, beside airbench
+  580  cifar      {step} repeat --cifar CIFAR --runs {runs} --words 'cifar10_speed{short}'
+  590  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS
+  580  gpu,cifar  {step} repeat --cifar CIFAR --runs 10 --words 'cifar10_speed --compute.compile'
+cifar10 and cifar10_best, 3 seeds each
+  580  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10{short}'
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --words cifar10
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 2 --words cifar10
+  580  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10_best{short}'
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --words cifar10_best
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 2 --words cifar10_best
+what each tip buys, on photographs and on resident images
+  290  -          {photo_tips} {tips_1}
+  290  gpu        {photo_tips} {tips_2}
+  290  gpu        {photo_tips} {tips_3}
+  290  gpu,cifar  {cifar_tips} {tips_1}
+  290  gpu,cifar  {cifar_tips} {tips_2}
+  290  gpu,cifar  {cifar_tips} {tips_3}
+out of memory; fp16
+  300  -          {test} tests/test_gpu.py -k 'too_little_memory or fp16'
+modes of torch.compile; decoding on the GPU
+  590  -          {step} compile {tiny}
+  200  -          {step} decode --photos PHOTOS {tiny}
+fine-tuning of a network of timm at 224 pixels
+  300  -          {tune}
+  300  -          {step} checkpointing {tiny}
+"""
 
 
 class Command(NamedTuple):
@@ -62,102 +130,20 @@ class Command(NamedTuple):
 
 
 def stages(on_gpu: bool) -> dict[int, tuple[str, list[Command]]]:
-    """What is made: of each stage, what it shows, and its commands.
-
-    Upper-case words stand for folders: RESULTS, PHOTOS, CIFAR, PEERS and RUN, a new one.
-    """
+    """What each stage shows, and its commands."""
     device = "cuda" if on_gpu else "cpu"
-    cuda, tests = ("gpu",), "-m pytest -q -rs -p no:cacheprovider"
-    compare = f"benchmarks/training.py --device {device} --rounds 1 --results RESULTS"
-    compare += " --steps 80" if on_gpu else " --steps 20 --batch 4 --size 32 --network resnet18"
-    step = f"benchmarks/gpu_steps.py --device {device} --results RESULTS"
-    small = "" if on_gpu else " --epochs 0.25 --data.limit 400 --data.batch-size 100"
-    few = "" if on_gpu else " --model.name resnet9_gn --data.image-size 32 --data.batch-size 16"
-    few = few or " --model.name resnet50 --data.image-size 224 --data.batch-size 256"
-    sizes = "" if on_gpu else " --tiny"
-    theirs = "examples timm lightning" if on_gpu else "timm ours"
-    tips = TIPS if on_gpu else ["channels_last uint8"]
-    kills = f"-m faults --gpu --tries {20 if on_gpu else 1}"
-    bench = "train.py bench {} --quick --run.dir RUN --rows {}"
-    images = ("folder --data.root PHOTOS" + few, "cifar10 --data.name folder --data.root CIFAR")
-    tune = "train.py finetune --data.root PHOTOS --run.init-from= --optim.frozen-epochs 0"
-    tune += " --model.name timm/{} --epochs 1 --run.dir RUN --run.log-every-steps 5" + (
-        "" if on_gpu else " --data.image-size 32 --data.batch-size 16"
-    )
-    return {
-        1: ("what the tests of a GPU hold", [Command(f"{tests} -m gpu -n 4 --durations 8", 580)]),
-        2: (
-            "streamed batches, byte for byte",
-            [Command(f"{tests} tests/test_gpu.py -k streamed", 300)],
-        ),
-        3: ("kill -9 and resume", [Command(kills, 500)]),
-        4: (
-            "whole training beside others",
-            [
-                Command(f"{compare} --only ours-synthetic ours ours-streamed", 590),
-                Command(f"{compare} --only {theirs}", 590),
-                Command(
-                    f"{compare} --network resnet18 --size 128 --only ours-synthetic ours timm",
-                    590,
-                    cuda,
-                ),
-                Command(f"{compare} --only ours-jpeg ours-fp32 ours-fp32-nchw", 590, cuda),
-            ],
-        ),
-        5: (
-            "cifar10_speed, 10 times, beside airbench",
-            [
-                *[
-                    Command(
-                        f"{step} repeat --cifar CIFAR --runs {10 if on_gpu else 1}"
-                        f" --words 'cifar10_speed{small}{more}'",
-                        580,
-                        ("cifar",),
-                    )
-                    for more in ["", " --compute.compile"][: 1 + on_gpu]
-                ],
-                Command(
-                    f"{step} peers --cifar CIFAR --peers PEERS", 590, (*cuda, "cifar", "peers")
-                ),
-            ],
-        ),
-        6: (
-            "cifar10 and cifar10_best, 3 seeds each",
-            [
-                Command(
-                    f"{step} repeat --cifar CIFAR --seed {n} --words '{p}{small}'", 580, ("cifar",)
-                )
-                for p in ("cifar10", "cifar10_best")
-                for n in range(3 if on_gpu else 1)
-            ],
-        ),
-        7: (
-            "what each tip buys",
-            [
-                Command(bench.format(preset, rows), 290, ("cifar",) * ("CIFAR" in preset))
-                for preset in images
-                for rows in tips
-            ],
-        ),
-        8: (
-            "out of memory; fp16",
-            [Command(f"{tests} tests/test_gpu.py -k 'too_little_memory or fp16'", 300)],
-        ),
-        9: (
-            "modes of torch.compile; decoding on the GPU",
-            [
-                Command(f"{step} compile{sizes}", 590),
-                Command(f"{step} decode --photos PHOTOS{sizes}", 200),
-            ],
-        ),
-        10: (
-            "fine-tuning of a network of timm",
-            [
-                Command(tune.format("convnext_tiny" if on_gpu else "convnext_atto"), 300),
-                Command(f"{step} checkpointing{sizes}", 300),
-            ],
-        ),
-    }
+    sizes = SIZES[device] | {"device": device}
+    begin = {name: words.format(**sizes) for name, words in BEGINNINGS.items()}
+    found: dict[int, tuple[str, list[Command]]] = {}
+    for line in STAGES.strip().splitlines():
+        if not line.startswith(" "):
+            found[len(found) + 1] = line, []
+            continue
+        seconds, needs, words = line.split(maxsplit=2)
+        needed = tuple(need for need in needs.split(",") if need != "-")
+        command = Command(words.format(**sizes, **begin).strip(), int(seconds), needed)
+        found[len(found)][1].append(command)
+    return found
 
 
 def pack(given: argparse.Namespace) -> None:

@@ -47,7 +47,8 @@ def test_every_command_of_the_stages_is_understood(on_gpu, monkeypatch):
                     begin(name, run_name="__main__")
                 if known := vars(parsed.value.args[0]).get("words"):
                     assert cli.main(["train", *shlex.split(known)]) == 0
-    assert sorted(" ".join(gpu.TIPS).split()) == sorted(TIPS)
+    tips = " ".join(gpu.BEGINNINGS[f"tips_{number}"] for number in (1, 2, 3))
+    assert sorted(tips.split()) == sorted(TIPS)
 
 
 def test_a_command_that_hangs_is_killed_and_the_next_goes_on(tmp_path, monkeypatch, capfd):
