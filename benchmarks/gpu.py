@@ -206,12 +206,7 @@ def wheels(folder: Path, python: str) -> None:
     needed = resolved(str(PROJECT / "pyproject.toml"), lines=[*HAS, *peers, *TOOLS])
     needed = {line for line in needed if line.partition("==")[0] not in names}
     platforms = [f"manylinux_2_{n}_x86_64" for n in range(5, 29)] + ["manylinux2014_x86_64"]
-    words = [
-        "--no-deps",
-        "--only-binary=:all:",
-        "--implementation=cp",
-        f"--python-version={python}",
-    ]
+    words = f"--no-deps --only-binary=:all: --implementation=cp --python-version={python}".split()
     words += [f"--platform={name}" for name in [*platforms, "manylinux1_x86_64"]]
     uv("tool", "run", "pip", "download", "-q", *words, "-d", str(folder), *sorted(needed))
 
@@ -289,6 +284,7 @@ def say(log: Any, line: str) -> None:  # noqa: ANN401 - a text file
 def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
     """Install the wheels and unpack the images, once; the folders that words stand for."""
     data, site = ROOT / "data", WORK / "site"
+    shutil.rmtree(WORK / "part", ignore_errors=True)  # of a run that was killed
     if (ROOT / "wheels").exists() and not site.exists():
         paths = sorted(map(str, (ROOT / "wheels").glob("*.whl")))
         words = ["pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
@@ -316,7 +312,7 @@ def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
         "PHOTOS": str(photos),
         "CIFAR": str(WORK / "cifar") * (WORK / "cifar").exists(),
         "PEERS": str(data / "peers") * peers,
-        "GPU": "yes" * (on_gpu),
+        "GPU": "yes" * on_gpu,
     }
 
 
@@ -356,7 +352,6 @@ def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[s
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,
     )
 
     def read() -> None:
@@ -377,13 +372,13 @@ def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[s
         process.wait()
     reader.join(5)
     took = round(time.monotonic() - began, 1)
-    results = {
-        str(path.relative_to(folder)): json.loads(path.read_text())
-        for path in sorted(folder.rglob("*.json"))
-        if path.name != "predictions.json" and path.stat().st_size < 2**20
-    }
-    rows = [*folder.rglob("metrics.jsonl")]
-    results |= {str(p.relative_to(folder)): p.read_text().splitlines() for p in rows}
+    results: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*.json*")):  # and metrics.jsonl
+        text = path.read_text()
+        with contextlib.suppress(json.JSONDecodeError):  # what was killed while it was written
+            rows = text.splitlines() if path.suffix == ".jsonl" else [text]
+            found = [json.loads(row) for row in rows]
+            results[str(path.relative_to(folder))] = found if path.suffix == ".jsonl" else found[0]
     shutil.rmtree(folder, ignore_errors=True)
     tables = (found for found in results.values() if isinstance(found, dict))
     code = code or ", ".join(name for found in tables for name in found.get("failures", ()))
