@@ -199,7 +199,7 @@ def decode(given: argparse.Namespace) -> Rows:
     source = open_dataset(DataConfig(name="folder", root=str(given.photos)), "train")
     files = [
         torch.frombuffer(bytearray(Path(p).read_bytes()), dtype=torch.uint8)
-        for p in source.paths[:256]
+        for p in map(source.paths.__getitem__, range(min(256, len(source))))
     ]
     for count in (16, 64, 256):
         part = files[:count]
