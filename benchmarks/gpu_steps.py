@@ -94,10 +94,12 @@ def peers(given: argparse.Namespace) -> Rows:
         images = torch.from_numpy(np.stack([np.asarray(Image.open(path)) for path in paths]))
         labels = torch.tensor([classes.index(path.parent.name) for path in paths])
         torch.save({"images": images, "labels": labels, "classes": classes}, f"cifar10/{split}.pt")
+    own = sys.argv
     for script in sorted(given.peers.glob("*.py")):
         print(f"peer {script.name}", flush=True)
         sys.argv = [str(script)]
         runpy.run_path(str(script), run_name="__main__")
+    sys.argv = own  # which the result names
     return {}
 
 
