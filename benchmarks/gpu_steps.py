@@ -15,7 +15,7 @@ Prints and writes `results/gpu-NAME.json`. On a CPU (`--device cpu --tiny`) all 
 """
 
 import argparse
-import os
+import contextlib
 import runpy
 import shlex
 import sys
@@ -86,19 +86,20 @@ def peers(given: argparse.Namespace) -> Rows:
     import torch
     from PIL import Image
 
-    os.chdir(tempfile.mkdtemp())
-    Path("cifar10").mkdir()
-    classes = sorted(path.name for path in (given.cifar / "train").iterdir())
-    for split in ("train", "test"):
-        paths = sorted((given.cifar / split).glob("*/*"))
-        images = torch.from_numpy(np.stack([np.asarray(Image.open(path)) for path in paths]))
-        labels = torch.tensor([classes.index(path.parent.name) for path in paths])
-        torch.save({"images": images, "labels": labels, "classes": classes}, f"cifar10/{split}.pt")
     own = sys.argv
-    for script in sorted(given.peers.glob("*.py")):
-        print(f"peer {script.name}", flush=True)
-        sys.argv = [str(script)]
-        runpy.run_path(str(script), run_name="__main__")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("cifar10").mkdir()
+        classes = sorted(path.name for path in (given.cifar / "train").iterdir())
+        for split in ("train", "test"):
+            paths = sorted((given.cifar / split).glob("*/*"))
+            images = torch.from_numpy(np.stack([np.asarray(Image.open(path)) for path in paths]))
+            labels = torch.tensor([classes.index(path.parent.name) for path in paths])
+            saved = {"images": images, "labels": labels, "classes": classes}
+            torch.save(saved, f"cifar10/{split}.pt")
+        for script in sorted(given.peers.glob("*.py")):
+            print(f"peer {script.name}", flush=True)
+            sys.argv = [str(script)]
+            runpy.run_path(str(script), run_name="__main__")
     sys.argv = own  # which the result names
     return {}
 
