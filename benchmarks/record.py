@@ -252,7 +252,10 @@ def command() -> str:
 
 @cache
 def commit() -> str:
-    """Which state of the repository this is."""
+    """Which state of the repository this is; an archive of `gpu.py` has it in a file."""
+    packed = ROOT / "COMMIT"
+    if packed.exists():
+        return packed.read_text(encoding="utf-8")
     return printed(["git", "describe", "--always", "--dirty"]) or "unknown"
 
 

@@ -4,6 +4,7 @@
     python benchmarks/training.py                    # generated photographs, 500 x 375
     python benchmarks/training.py --root FOLDER      # yours: FOLDER/train/<class>/*.jpg
     python benchmarks/training.py --device cuda
+    python benchmarks/training.py --device cuda --network resnet18 --size 128
     python benchmarks/training.py --rounds 1 --steps 20 --only examples ours     # a quick look
 
 Everybody trains the same network from torchvision with the same crops, flips and batches, by SGD
@@ -390,14 +391,31 @@ CONTENDERS: dict[str, Callable[[Course], None]] = {
 
 def main() -> None:
     """Compare."""
+    from dataclasses import replace
+
     parser = rounds.parser(__doc__, rounds=3)
     loaders.add_options(parser)
     parser.add_argument("--device", choices=SETUPS, default="cpu", help="to train on (cpu)")
     parser.add_argument("--steps", type=int, default=100, help="per run, a multiple of 10 (100)")
+    for what, kind in (("network", str), ("size", int), ("batch", int)):
+        parser.add_argument(f"--{what}", type=kind, help="in place of that of the device")
     options = parser.parse_args()
+    asked = {name: vars(options)[name] for name in ("network", "size", "batch")}
+    asked = {name: value for name, value in asked.items() if value}
+    title = {"title": asked["network"]} if "network" in asked else {}
+    SETUPS[options.device] = replace(SETUPS[options.device], **asked, **title)
     if options.contender:
+
+        def measured() -> dict[str, float]:
+            result = contend(options)
+            if options.device == "cuda":
+                import torch
+
+                result["peak_gb"] = torch.cuda.max_memory_allocated() / 2**30
+            return result
+
         warnings.simplefilter("ignore")  # such as that there is no GPU to pin memory for
-        rounds.give(contend, options)
+        rounds.give(measured)
         return
     with tempfile.TemporaryDirectory() as temporary:
         scratch = (options.scratch or Path(temporary)).resolve()
@@ -405,6 +423,7 @@ def main() -> None:
         what = loaders.make_long(options, scratch, (options.steps + loaders.LEFT) * setup.batch)
         results, failures = rounds.compare(__file__, CONTENDERS, options, "--scratch", str(scratch))
         on = [options.device] if options.device != "cpu" else []
+        on += [str(value) for value in asked.values()]
         name = "-".join(["training", *on, *([options.root.resolve().name] if options.root else [])])
         key = "images_per_second"
         record.relate(results, key, CONTENDERS, "examples")

@@ -3,6 +3,7 @@
 python -m faults                      # all, into benchmarks/results/faults.json
 python -m faults --short              # a few tries of each, printed
 python -m faults --only kill          # rows whose names hold a word
+python -m faults --gpu --tries 20     # two rows that say most on a GPU, printed
 """
 
 import argparse
@@ -225,6 +226,23 @@ ROWS = [
     ),
 ]
 
+ON_GPU = [
+    Row(
+        "`kill -9` at random moments of a run with `--deterministic`",
+        "weights and log as of an unbroken run, to the last bit",
+        kills.with_deterministic,
+        20,
+        1,
+    ),
+    Row(
+        "the same without it",
+        "each step has the same images, labels and pixels",
+        kills.without_deterministic,
+        20,
+        1,
+    ),
+]
+
 
 def main() -> int:
     """Inject the faults that are asked for; the exit code is 1 if a promise was broken."""
@@ -232,11 +250,12 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a few tries of each; writes nothing")
     parser.add_argument("--only", default="", help="rows whose names hold this")
     parser.add_argument("--tries", type=int, default=0, help="of each row, in place of its own")
+    parser.add_argument("--gpu", action="store_true", help="the rows for a GPU; writes nothing")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         train_whole(small(Path(scratch)))  # the first run has modules to compile: it tells no time
     results = []
-    for row in ROWS:
+    for row in ON_GPU if options.gpu else ROWS:
         tries = options.tries or (row.short_tries if options.short else row.tries)
         if not tries or options.only not in row.fault:
             continue
@@ -246,7 +265,7 @@ def main() -> int:
         print(
             f"{result.verdict:>12}  {result.seconds:4.0f} s  {row.fault}: {result.note}", flush=True
         )
-    if not (options.short or options.only or options.tries):
+    if not (options.short or options.only or options.tries or options.gpu):
         found = {"faults": [result.facts() for result in results]}
         about = "Faults that were injected into the generated project."
         path = record.RESULTS / "faults.json"

@@ -1,18 +1,21 @@
 """`kill -9`, power cuts and damage: what was saved is there, and a run ends as an unbroken one."""
 
 import filecmp
+import hashlib
 import os
 import random
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from image_classifier.checkpoint import Checkpoints
 from image_classifier.config import Config
+from image_classifier.data import Batch, TrainData
 from image_classifier.data.datasets import open_dataset
 from image_classifier.errors import UserError
 from image_classifier.models import DamagedError, read_checkpoint
@@ -39,10 +42,10 @@ CPU = World(torch.device("cpu"))
 SAVE_EVERY = 2
 
 
-def in_training(scratch: Path, tries: int) -> str:
+def in_training(scratch: Path, tries: int, **more: Any) -> str:  # noqa: ANN401
     """Kill runs at random moments, with any number of workers, until each comes to its end."""
     chance = random.Random(0)
-    knobs = {"run__evaluate_every_epochs": SAVE_EVERY / 10, "data__where": "stream"}
+    knobs = {"run__evaluate_every_epochs": SAVE_EVERY / 10, "data__where": "stream", **more}
     unbroken = small(scratch / "unbroken", data__workers=1, **knobs)
     took = train_whole(unbroken)
     kills = in_saves = runs = 0
@@ -67,6 +70,55 @@ def in_training(scratch: Path, tries: int) -> str:
         f"{runs} runs came to their end, each as the unbroken one to the last bit; {in_saves} "
         f"kills fell into a save; at most {SAVE_EVERY} steps, from save to save, were made again"
     )
+
+
+def with_deterministic(scratch: Path, tries: int) -> str:
+    """`in_training` in bf16 with `--deterministic`, on whatever device there is."""
+    return in_training(scratch, tries, deterministic=True, precision="bf16")
+
+
+def without_deterministic(scratch: Path, tries: int) -> str:
+    """Kill runs that may round differently: each step has the images of an unbroken run."""
+    chance = random.Random(5)
+    knobs = {"run__evaluate_every_epochs": SAVE_EVERY / 10, "data__where": "stream"}
+    knobs |= {"data__workers": 2, "precision": "bf16"}
+    took = train_whole(small(scratch / "warm", **knobs))
+    pid = fork(train_and_note, small(scratch / "unbroken", **knobs), scratch / "expected")
+    expect(wait(pid) == 0, "a run ended with an error")
+    seen = (scratch / "expected").read_text().splitlines()
+    kills = runs = 0
+    folder, noted = scratch / "run", scratch / "noted"
+    while kills < tries or folder.exists():
+        pid = fork(train_and_note, small(folder, **knobs), noted)
+        if kills < tries:
+            time.sleep(chance.uniform(0.1, 0.9) * took)
+            kill_group(pid)
+        if wait(pid) == 0:
+            found = {*noted.read_text().splitlines()}
+            expect(found == {*seen}, f"{len(found ^ {*seen})} batches differ")
+            runs += 1
+            shutil.rmtree(folder)
+            noted.unlink()
+            continue
+        kills += 1
+        assert_readable(folder)
+    return f"{runs} runs came to their end, all with the same {len(seen)} batches"
+
+
+def train_and_note(config: Config, path: Path) -> None:
+    """Train, and add a line to a file for each batch: step, images, labels and pixels."""
+    own = TrainData.batches
+
+    def noting(data: TrainData, start: int, stop: int) -> Iterator[Batch]:
+        for step, batch in enumerate(own(data, start, stop), start):
+            parts = (batch.indices, batch.labels, batch.images.contiguous())
+            digest = hashlib.sha256(b"".join(part.cpu().numpy().tobytes() for part in parts))
+            with path.open("a") as file:
+                file.write(f"{step} {digest.hexdigest()}\n")
+            yield batch
+
+    TrainData.batches = noting
+    train(config)
 
 
 def data_workers(scratch: Path, tries: int) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small models need no more
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once: see `seed_everything`
 import torch
 import torch.distributed as dist
 from PIL import Image

@@ -160,6 +160,7 @@ def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
     cuda, forget = Mock(), Mock()
     cuda.cudaHostRegister.return_value = int(refused)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(shared_memory, "forget_cuda_error", forget)
     samples = Samples(open_dataset(config.data, "train"), 32)
     batches = SharedMemoryLoader(samples, 4, workers=0, prefetch_batches=1, pin=True)

@@ -187,12 +187,13 @@ class Muon(AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Update all weights from their gradients; none if `found_inf` is 1, like fused AdamW."""
-        found_inf = getattr(self, "found_inf", None)
+        found_inf, loss_scale = (getattr(self, name, None) for name in ("found_inf", "grad_scale"))
         pairs = [(group, w) for group in self.param_groups for w in group["params"]]
         for group, weight in pairs:
             if weight not in self.hidden or weight.grad is None:
                 continue
             gradient = weight.grad.flatten(1)  # (outputs, inputs)
+            gradient = gradient if loss_scale is None else gradient / loss_scale
             state = self.state[weight]
             if not state:
                 # AdamW expects its step count in the state of every weight.

@@ -256,6 +256,8 @@ class SharedMemoryLoader:
 
     def close(self) -> None:
         """Kill the workers, as one that hangs would never end by itself."""
+        if self.locked:
+            torch.cuda.synchronize()  # a batch may still be on its way
         for tensor in self.locked:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
         kill_all(self.workers)

@@ -1,6 +1,7 @@
 """Measures what each tip gains on this machine, with the user's preset and images."""
 
 import math
+import os
 import shlex
 import shutil
 import time
@@ -61,6 +62,8 @@ def bench(  # noqa: PLR0917 - what to measure
         choose("tip", name, TIPS)
     if is_launched():
         raise UserError("bench starts the processes that it needs by itself: no torchrun")
+    # cuBLAS reads it at its first product, for `deterministic` too: see `seed_everything`.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     began, folder = time.monotonic(), Path(config.run.dir)
     with kept_switches(), join_world(config.compute) as world, open_run(config, world):
         datasets, best = DatasetCache(world), Row("best")

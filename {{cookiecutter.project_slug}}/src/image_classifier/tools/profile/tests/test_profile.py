@@ -31,6 +31,7 @@ def test_the_flag_is_refused_without_its_tool(config, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # each names a line that waits for the device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_profiler_sees_the_device(config):
     train(changed(config, compute__device="cuda", epochs=6, profile=True))

@@ -1,0 +1,415 @@
+"""The first hour on a GPU: packs all that it needs, and runs what only a GPU can show, in stages.
+
+    python benchmarks/gpu.py pack --cifar cifar10.tar.xz --photos photos --peers airbench94_muon.py
+    tar xf build/gpu.tar && python gpu/benchmarks/gpu.py run          # there, without a network
+    python gpu/benchmarks/gpu.py run --stages 1 4 --seconds 570 --out results
+
+`pack` writes `build/gpu.tar`: a rendered project, the benchmarks and faults, and wheels of what
+they need beside torch and torchvision, which the machine with the GPU has. CIFAR-10 is an archive
+of JPEGs in train/<class>/ and test/<class>/; of photographs, in train/<class>/ and val/<class>/ of
+a folder or a tar, it takes as many as fit. A peer is a script that trains on
+`cifar10/{train,test}.pt`, as those of airbench do.
+
+`run` installs the wheels into a folder beside the project and makes one stage after the other. A
+command that takes longer than its limit is killed with all that it started, and the next one goes
+on. After each one, `gpu.json` in `--out` (or $OUT) has what all of them returned, printed and
+wrote, and `gpu.log` all that was printed. What has passed is not made again: call it as often as
+needed, or on another machine with `--after gpu.json`. Without a GPU, or with `--device cpu`, sizes
+are tiny and commands that need a GPU are left out: a rehearsal.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pictures
+import record
+import rounds
+from record import PROJECT, ROOT
+
+ABOUT = ""  # it measures nothing itself
+MOST_BYTES = 56 * 2**20  # of the archive
+WORK = ROOT / "build" / "gpu"  # what `run` makes: wheels, images, runs, its state
+HAS = ["torch==2.11.0", "torchvision==0.26.0"]  # the oldest that a machine with a GPU may have
+ALSO = ["timm", "lightning"]  # of requirements.txt, those that training.py compares with
+TOOLS = ["pytest>=9.0", "pytest-xdist>=3.8", "nvidia-ml-py>=13.615"]
+PACKED = ("benchmarks/*.py", "benchmarks/requirements.txt", "faults/*.py")
+# Sizes on a GPU, and in a rehearsal.
+SIZES = {
+    "cuda": {
+        "course": "--steps 80",
+        "peers": "examples timm lightning",
+        "photos": "--model.name resnet50 --data.image-size 224 --data.batch-size 256",
+        "tuned": "--model.name timm/convnext_tiny",
+        **{"tries": "20", "runs": "10", "short": "", "tiny": ""},
+    },
+    "cpu": {
+        "course": "--steps 20 --batch 4 --size 32 --network resnet18",
+        "peers": "timm ours",
+        "photos": "--model.name resnet9_gn --data.image-size 32 --data.batch-size 16",
+        "tuned": "--model.name timm/convnext_atto --data.image-size 32 --data.batch-size 16",
+        **{"tries": "1", "runs": "1", "tiny": "--tiny"},
+        "short": " --epochs 0.25 --data.limit 400 --data.batch-size 100",
+    },
+}
+# How commands begin. Upper-case words stand for folders; RESULTS and RUN are new for each command.
+BEGINNINGS = {
+    "test": "-m pytest -q -rs -p no:cacheprovider",
+    "compare": "benchmarks/training.py --device {device} --rounds 1 --results RESULTS {course}",
+    "step": "benchmarks/gpu_steps.py --device {device} --results RESULTS",
+    "photo_tips": "train.py bench folder --data.root PHOTOS {photos} --quick --run.dir RUN --rows",
+    "cifar_tips": "train.py bench cifar10 --data.name folder --data.root CIFAR --quick"
+    " --run.dir RUN --rows",
+    "tune": "train.py finetune --data.root PHOTOS --run.init-from= --optim.frozen-epochs 0"
+    " --epochs 1 --run.log-every-steps 5 --run.dir RUN {tuned}",
+    "tips_1": "mixed_precision channels_last fused_optimizer cudnn_benchmark tf32 on_device item",
+    "tips_2": "resident prepared num_workers prefetch persistent_workers shared_batches uint8",
+    "tips_3": "torch_compile data_parallel pin_memory non_blocking empty_cache inference_mode"
+    " deterministic profiler",
+}
+# Each stage, and its commands: seconds, what they need, and words for Python.
+STAGES = """
+what the tests of a GPU hold
+  580  -          {test} -m gpu -n 4 --durations 8
+streamed batches, byte for byte
+  300  -          {test} tests/test_gpu.py -k streamed
+kill -9 and resume
+  500  -          -m faults --gpu --tries {tries}
+whole training beside others
+  590  -          {compare} --only ours-synthetic ours ours-streamed
+  590  -          {compare} --only {peers}
+  590  gpu        {compare} --network resnet18 --size 128 --only ours-synthetic ours timm
+  590  gpu        {compare} --only ours-jpeg ours-fp32 ours-fp32-nchw
+cifar10_speed, 10 times, beside airbench
+  580  cifar      {step} repeat --cifar CIFAR --runs {runs} --words 'cifar10_speed{short}'
+  590  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS
+  580  gpu,cifar  {step} repeat --cifar CIFAR --runs 10 --words 'cifar10_speed --compute.compile'
+cifar10 and cifar10_best, 3 seeds each
+  580  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10{short}'
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --words cifar10
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 2 --words cifar10
+  580  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10_best{short}'
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --words cifar10_best
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 2 --words cifar10_best
+what each tip buys, on photographs and on resident images
+  290  -          {photo_tips} {tips_1}
+  290  gpu        {photo_tips} {tips_2}
+  290  gpu        {photo_tips} {tips_3}
+  290  gpu,cifar  {cifar_tips} {tips_1}
+  290  gpu,cifar  {cifar_tips} {tips_2}
+  290  gpu,cifar  {cifar_tips} {tips_3}
+out of memory; fp16
+  300  -          {test} tests/test_gpu.py -k 'too_little_memory or fp16'
+modes of torch.compile; decoding on the GPU
+  590  -          {step} compile {tiny}
+  200  -          {step} decode --photos PHOTOS {tiny}
+fine-tuning of a network of timm at 224 pixels
+  300  -          {tune}
+  300  -          {step} checkpointing {tiny}
+"""
+
+
+class Command(NamedTuple):
+    """Words for Python, what they need, and the seconds that they may take."""
+
+    words: str
+    seconds: int = 300
+    needs: tuple[str, ...] = ()  # of gpu, cifar, peers
+
+
+def stages(on_gpu: bool) -> dict[int, tuple[str, list[Command]]]:
+    """What each stage shows, and its commands."""
+    device = "cuda" if on_gpu else "cpu"
+    sizes = SIZES[device] | {"device": device}
+    begin = {name: words.format(**sizes) for name, words in BEGINNINGS.items()}
+    found: dict[int, tuple[str, list[Command]]] = {}
+    for line in STAGES.strip().splitlines():
+        if not line.startswith(" "):
+            found[len(found) + 1] = line, []
+            continue
+        seconds, needs, words = line.split(maxsplit=2)
+        needed = tuple(need for need in needs.split(",") if need != "-")
+        command = Command(words.format(**sizes, **begin).strip(), int(seconds), needed)
+        found[len(found)][1].append(command)
+    return found
+
+
+def pack(given: argparse.Namespace) -> None:
+    """Write the archive."""
+    with tempfile.TemporaryDirectory() as temporary:
+        top = Path(temporary, "gpu")
+        for pattern in PACKED:
+            for path in ROOT.glob(pattern):
+                target = top / path.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+        render(top / PROJECT.name, Path(temporary))
+        (top / "COMMIT").write_text(record.commit())
+        wheels(top / "wheels", given.python)
+        data = top / "data"
+        data.mkdir()
+        if given.cifar:
+            shutil.copyfile(given.cifar, data / "cifar.tar.xz")
+        (data / "peers").mkdir()
+        for script in given.peers:
+            shutil.copyfile(script, data / "peers" / script.name)
+        if given.photos:
+            thin(given.photos, data / "photos.tar", MOST_BYTES - size_of(top) - 2**20)
+        given.archive.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(given.archive, "w") as archive:
+            archive.add(top, "gpu")
+    size = given.archive.stat().st_size
+    print(f"{given.archive}: {size / 2**20:.1f} MiB")
+    if size > MOST_BYTES:
+        sys.exit(f"more than {MOST_BYTES >> 20} MiB")
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files, each with its part of an archive."""
+    return sum(path.stat().st_size + 1024 for path in folder.rglob("*"))
+
+
+def render(target: Path, scratch: Path) -> None:
+    """A project with the default answers."""
+    from cookiecutter.main import cookiecutter  # noqa: PLC0415 - only where it is packed
+
+    home = {"replay_dir": str(scratch / "replay"), "cookiecutters_dir": str(scratch / "replay")}
+    made = cookiecutter(str(ROOT), no_input=True, output_dir=str(scratch), default_config=home)
+    shutil.copytree(made, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def wheels(folder: Path, python: str) -> None:
+    """Download what the project, its GPU tests and two peers need beside torch and torchvision."""
+    peers = (ROOT / "benchmarks" / "requirements.txt").read_text().splitlines()
+    peers = [line for line in peers if line.partition("==")[0] in ALSO]
+    target = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+    resolve = ["pip", "compile", "-q", "--no-header", "--no-annotate", *target]
+
+    def resolved(*words: str, lines: list[str]) -> set[str]:
+        done = uv(*resolve, *words, "-", given="\n".join(lines))
+        return {line for line in done.splitlines() if "==" in line}
+
+    there = resolved(lines=HAS)
+    names = {line.partition("==")[0] for line in there}
+    needed = resolved(str(PROJECT / "pyproject.toml"), lines=[*HAS, *peers, *TOOLS])
+    needed = {line for line in needed if line.partition("==")[0] not in names}
+    platforms = [f"manylinux_2_{n}_x86_64" for n in range(5, 29)] + ["manylinux2014_x86_64"]
+    words = f"--no-deps --only-binary=:all: --implementation=cp --python-version={python}".split()
+    words += [f"--platform={name}" for name in [*platforms, "manylinux1_x86_64"]]
+    uv("tool", "run", "pip", "download", "-q", *words, "-d", str(folder), *sorted(needed))
+
+
+def uv(*words: str, given: str = "") -> str:
+    """What uv prints."""
+    beside = Path(sys.executable).with_name("uv")
+    command = [str(beside) if beside.exists() else "uv", *words]
+    return subprocess.run(
+        command, input=given, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def thin(photos: Path, target: Path, room: int) -> None:
+    """Write a tar of evenly chosen photographs of a folder or a tar, as many as fit."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if photos.is_file():
+            shutil.unpack_archive(photos, scratch, filter="data")
+            photos = Path(scratch)
+        files = sorted(path for path in photos.rglob("*") if path.is_file())
+        every = -(-sum(path.stat().st_size + 1024 for path in files) // max(1, room))
+        with tarfile.open(target, "w") as archive:
+            for path in files[::every]:
+                archive.add(path, str(path.relative_to(photos)))
+
+
+def run(given: argparse.Namespace) -> int:
+    """Make the stages that are asked for; the exit code is 1 if a command failed."""
+    began = time.monotonic()
+    WORK.mkdir(parents=True, exist_ok=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    state = WORK / "gpu.json"
+    if given.after:
+        shutil.copyfile(given.after, state)
+    found = json.loads(state.read_text()) if state.exists() else {"commands": {}}
+    with (given.out / "gpu.log").open("a") as log:
+        found["machine"] = machine = tell(log)
+        has_gpu = machine["torch"].endswith("True")
+        if given.device != "cpu" and not has_gpu and (given.device or machine["gpu"]):
+            say(log, "torch sees no GPU; --device cpu rehearses without one")
+            return 1
+        on_gpu = has_gpu and given.device != "cpu"
+        places = prepare(on_gpu, log)
+        for number, (title, commands) in stages(on_gpu).items():
+            if number not in given.stages:
+                continue
+            say(log, f"\n== stage {number}: {title}")
+            for command in commands:
+                known = found["commands"].get(command.words)
+                left = given.seconds - (time.monotonic() - began)
+                lacking = [need for need in command.needs if not places.get(need.upper())]
+                if known and not known["code"]:
+                    say(log, f"-- passed before: {command.words}")
+                elif lacking or left < 10:
+                    names = {"gpu": "a GPU", "cifar": "--cifar", "peers": "--peers"}
+                    why = f"needs {names[lacking[0]]}" if lacking else "no time left"
+                    say(log, f"-- {why}: {command.words}")
+                else:
+                    result = obey(command.words, min(command.seconds, left), places, log)
+                    found["commands"][command.words] = {"stage": number, **result}
+                for path in (state, given.out / "gpu.json"):
+                    path.write_text(json.dumps(found, indent=1))
+        made = [one for one in found["commands"].values() if one["stage"] in given.stages]
+        failed = [one for one in made if one["code"]]
+        say(log, f"\n{len(made)} commands were run, {len(failed)} failed: {given.out / 'gpu.json'}")
+    return int(bool(failed))
+
+
+def say(log: Any, line: str) -> None:  # noqa: ANN401 - a text file
+    """Print a line, and log it."""
+    print(line, flush=True)
+    print(line, file=log, flush=True)
+
+
+def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
+    """Install the wheels and unpack the images, once; the folders that words stand for."""
+    data, site = ROOT / "data", WORK / "site"
+    shutil.rmtree(WORK / "part", ignore_errors=True)  # of a run that was killed
+    if (ROOT / "wheels").exists() and not site.exists():
+        paths = sorted(map(str, (ROOT / "wheels").glob("*.whl")))
+        words = ["pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
+        words += ["--disable-pip-version-check", "--target", str(WORK / "part"), *paths]
+        subprocess.run([sys.executable, "-m", *words], check=True)
+        (WORK / "part").rename(site)  # whole, or not there
+        # Every Python that has the project on its path finds them, whoever starts it.
+        line = f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        (PROJECT / "src" / "sitecustomize.py").write_text(line)
+        say(log, f"{len(paths)} wheels installed")
+    for name in ("cifar.tar.xz", "photos.tar"):
+        folder = WORK / name.partition(".")[0]
+        if (data / name).exists() and not folder.exists():
+            shutil.unpack_archive(data / name, WORK / "part", filter="data")
+            if not (WORK / "part" / "val").exists():
+                (WORK / "part" / "val").symlink_to("test")
+            (WORK / "part").rename(folder)
+    photos = WORK / "many"
+    if not photos.exists():  # an epoch longer than a measurement
+        some = WORK / "photos"
+        some = some if some.exists() else pictures.generate(some, 512 if on_gpu else 64)
+        pictures.lengthen(some, photos, 4096 if on_gpu else 256)
+    peers = any((data / "peers").glob("*.py"))
+    return {
+        "PHOTOS": str(photos),
+        "CIFAR": str(WORK / "cifar") * (WORK / "cifar").exists(),
+        "PEERS": str(data / "peers") * peers,
+        "GPU": "yes" * on_gpu,
+    }
+
+
+def environment() -> dict[str, str]:
+    """The variables of a command: it finds the project, keeps bytecode, and asks no network."""
+    paths = {"PYTHONPATH": str(PROJECT / "src"), "PYTHONDONTWRITEBYTECODE": ""}
+    return os.environ | paths | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def tell(log: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Print and return what this machine is."""
+    asked = "import torch, torchvision; print(torch.__version__, torch.version.cuda,"
+    asked += " torch.backends.cudnn.version(), torchvision.__version__, torch.cuda.is_available())"
+    words = [sys.executable, "-c", asked]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    machine = record.machine() | {"torch": (done.stdout or done.stderr).strip()}
+    machine["commit"] = record.commit()
+    say(log, "\n".join(f"{name}: {fact}" for name, fact in machine.items()))
+    return machine
+
+
+def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Run a command: its exit code, seconds, last lines, and the JSON files that it wrote."""
+    folder = Path(tempfile.mkdtemp(dir=WORK))
+    known = places | {"RESULTS": str(folder / "results"), "RUN": str(folder / "run")}
+    command = [sys.executable, *(known.get(word, word) for word in shlex.split(words))]
+    if command[1:3] == ["train.py", "bench"]:
+        main = "import sys; from image_classifier.cli import main; sys.exit(main())"
+        command[1:2] = ["-c", main]
+    say(log, f"-- at most {seconds:.0f} s: {words}")
+    began, lines = time.monotonic(), []
+    process = subprocess.Popen(
+        command,
+        cwd=PROJECT if words.startswith(("-m pytest", "train.py")) else ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+    def read() -> None:
+        with process.stdout:
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                say(log, f"   {lines[-1]}")
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = "killed at its limit"
+        for pid in rounds.tree(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+    reader.join(5)
+    took = round(time.monotonic() - began, 1)
+    results: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*.json*")):  # and metrics.jsonl
+        text = path.read_text()
+        with contextlib.suppress(json.JSONDecodeError):  # what was killed while it was written
+            rows = text.splitlines() if path.suffix == ".jsonl" else [text]
+            found = [json.loads(row) for row in rows]
+            results[str(path.relative_to(folder))] = found if path.suffix == ".jsonl" else found[0]
+    shutil.rmtree(folder, ignore_errors=True)
+    tables = (found for found in results.values() if isinstance(found, dict))
+    code = code or ", ".join(name for found in tables for name in found.get("failures", ()))
+    say(log, f"-- {code or 'passed'}, {took} s")
+    return {"code": code, "seconds": took, "printed": lines[-60:], "results": results}
+
+
+def main(words: list[str] | None = None) -> int:
+    """Pack, or run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    packing, running = verbs.add_parser("pack"), verbs.add_parser("run")
+    packing.add_argument("--archive", type=Path, default=ROOT / "build" / "gpu.tar")
+    packing.add_argument("--python", default="3.12", help="of the machine with the GPU (3.12)")
+    packing.add_argument("--cifar", type=Path, help="tar.xz of train/<class>/ and test/<class>/")
+    packing.add_argument("--photos", type=Path, help="folder or tar; default: generated there")
+    packing.add_argument(
+        "--peers", type=Path, nargs="*", default=[], help="scripts like airbench's"
+    )
+    running.add_argument("--stages", type=int, nargs="*", default=range(1, 11), help="(all)")
+    running.add_argument("--seconds", type=float, default=1e9, help="for all that is made now")
+    running.add_argument("--out", type=Path, default=os.environ.get("OUT", str(WORK / "out")))
+    running.add_argument("--after", type=Path, help="gpu.json of a run that passed some of it")
+    running.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if it is there")
+    given = parser.parse_args(words)
+    if given.verb == "pack":
+        return pack(given) or 0
+    return run(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+# ruff: noqa: PLC0415 - a measurement imports what it needs, and nothing else
+"""Measurements of the first hour on a GPU that no other script makes; `gpu.py` calls them.
+
+    python benchmarks/gpu_steps.py repeat --words cifar10_speed --cifar CIFAR --runs 10
+    python benchmarks/gpu_steps.py peers --peers FOLDER --cifar CIFAR   # such as airbench's
+    python benchmarks/gpu_steps.py compile            # the modes of torch.compile
+    python benchmarks/gpu_steps.py decode --photos FOLDER      # nvJPEG, and CPU workers
+    python benchmarks/gpu_steps.py checkpointing      # memory and images/s of fine-tuning
+
+`repeat` trains in one process, as airbench does, after a run that only warms up. Its seconds are
+from when the first batch is asked for to the end of the last step: opening the images, evaluating
+and saving are not in them. The others time steps after some that are not timed.
+
+Prints and writes `results/gpu-NAME.json`. On a CPU (`--device cpu --tiny`) all but `peers` run too.
+"""
+
+import argparse
+import contextlib
+import runpy
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import record
+
+ABOUT = "augment data models optim precision presets train"
+MODES = ("none", "default", "reduce-overhead", "max-autotune-no-cudagraphs")
+NETWORKS = (("resnet50", 224, 256), ("airbench96", 32, 2000))  # name, pixels, images of a batch
+TUNED = "convnext_tiny", 224, 128  # of timm
+STEPS = 20  # that are timed
+Rows = dict[str, list[dict[str, float]]]
+
+
+def now(device: str) -> float:
+    """The clock, when the device has done all that it was told to."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def repeat(given: argparse.Namespace) -> Rows:
+    """Train a preset with a seed each: seconds of its steps, and top-1."""
+    import image_classifier.train as module
+    from image_classifier.cli import main
+    from image_classifier.data.loader import TrainData
+
+    clock: dict[str, float] = {}
+    scores: list[float] = []
+    own_batches, own_evaluate = TrainData.batches, module.evaluate
+
+    def batches(data: Any, start: int, stop: int) -> Iterator[Any]:  # noqa: ANN401
+        clock["began"] = now(given.device)
+        yield from own_batches(data, start, stop)
+
+    def evaluate(*words: Any) -> Any:  # noqa: ANN401
+        clock["ended"] = now(given.device)
+        found = own_evaluate(*words)
+        scores.append(100 * found.top1)
+        return found
+
+    TrainData.batches, module.evaluate = batches, evaluate
+    rows = []
+    for number in range(-(given.runs > 1), given.runs):
+        words = ["train", *shlex.split(given.words), "--seed", str(given.seed + max(0, number))]
+        words += ["--data.name", "folder", "--data.root", str(given.cifar), "--run.trackers"]
+        words += ["--run.evaluate-every-epochs", "1000", "--compute.device", given.device]
+        with tempfile.TemporaryDirectory() as folder:
+            code = main([*words, "--run.processes", "1", "--run.dir", f"{folder}/run"])
+        if code:
+            sys.exit(code)
+        row = {"seconds": clock["ended"] - clock["began"], "top1_percent": scores[-1]}
+        print(f"run {number}: {row}", flush=True)
+        rows.append(row)
+    return {given.words: rows[given.runs > 1 :]}
+
+
+def peers(given: argparse.Namespace) -> Rows:
+    """Run each script on CIFAR-10 in the file that it would download; it prints what it finds."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    own = sys.argv
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("cifar10").mkdir()
+        classes = sorted(path.name for path in (given.cifar / "train").iterdir())
+        for split in ("train", "test"):
+            paths = sorted((given.cifar / split).glob("*/*"))
+            images = torch.from_numpy(np.stack([np.asarray(Image.open(path)) for path in paths]))
+            labels = torch.tensor([classes.index(path.parent.name) for path in paths])
+            saved = {"images": images, "labels": labels, "classes": classes}
+            torch.save(saved, f"cifar10/{split}.pt")
+        for script in sorted(given.peers.glob("*.py")):
+            print(f"peer {script.name}", flush=True)
+            sys.argv = [str(script)]
+            runpy.run_path(str(script), run_name="__main__")
+    sys.argv = own  # which the result names
+    return {}
+
+
+def rate(step: Callable[[], object], images: int, given: argparse.Namespace) -> dict[str, float]:
+    """Images per second of some steps, the seconds of the first, and the memory that they take."""
+    import torch
+
+    began = now(given.device)
+    step()
+    first = now(given.device) - began
+    steps = 2 if given.tiny else STEPS
+    for _ in range(steps // 2):
+        step()
+    began = now(given.device)
+    for _ in range(steps):
+        step()
+    found = {"images_per_second": steps * images / (now(given.device) - began)}
+    if given.device == "cuda":
+        found["peak_gb"] = torch.cuda.max_memory_allocated() / 2**30
+    return found | {"first_step_seconds": first}
+
+
+def train_step(
+    model: Any,  # noqa: ANN401
+    size: int,
+    batch: int,
+    given: argparse.Namespace,
+    forward: Callable[[Any], Any] | None = None,
+) -> Callable[[], None]:
+    """A step of SGD in bf16 on images of noise; `forward` in place of the model's."""
+    import torch
+
+    images = torch.randn(batch, 3, size, size, device=given.device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 10, (batch,), device=given.device)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.SGD(weights, lr=1e-4, momentum=0.9, fused=True)
+
+    def step() -> None:
+        with torch.autocast(given.device, torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy((forward or model)(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def compiled(given: argparse.Namespace) -> Rows:
+    """Training steps of two networks of the project in each mode of torch.compile."""
+    import torch
+    from image_classifier.config import ModelConfig
+    from image_classifier.models import build_model
+
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    rows: Rows = {}
+    for name, size, batch in NETWORKS[given.tiny :]:
+        batch = 8 if given.tiny else batch  # noqa: PLW2901
+        for mode in MODES[: 2 if given.tiny else None]:
+            config = ModelConfig(name=name)
+            model = build_model(config, 10, size, sample=lambda n, s=size: torch.randn(n, 3, s, s))
+            model = model.to(given.device, memory_format=torch.channels_last)
+            if mode != "none":
+                model.compile(mode=mode)
+            measured(rows, f"{name} {mode}", train_step(model, size, batch, given), batch, given)
+            del model
+            torch._dynamo.reset()
+    return rows
+
+
+def measured(
+    rows: Rows, name: str, step: Callable[[], object], images: int, given: argparse.Namespace
+) -> None:
+    """Add a row; one that fails says why, and the next ones are measured all the same."""
+    import torch
+
+    if given.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        rows[name] = [rate(step, images, given)]
+        print(name, rows[name], flush=True)
+    except Exception as error:
+        given.failures[name] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+        print(name, given.failures[name], flush=True)
+
+
+def decode(given: argparse.Namespace) -> Rows:
+    """Whole files to pixels by torchvision on the device; and crops of them by CPU workers."""
+    import torch
+    from image_classifier.config import DataConfig
+    from image_classifier.data import Samples, open_dataset, worker_counts
+    from image_classifier.data.autotune import rate as worker_rate
+    from image_classifier.runtime.machine import num_cores
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    rows: Rows = {}
+    source = open_dataset(DataConfig(name="folder", root=str(given.photos)), "train")
+    files = [
+        torch.frombuffer(bytearray(Path(p).read_bytes()), dtype=torch.uint8)
+        for p in map(source.paths.__getitem__, range(min(256, len(source))))
+    ]
+    for count in (16, 64, 256):
+        part = files[:count]
+        step = lambda part=part: decode_jpeg(part, mode=ImageReadMode.RGB, device=given.device)  # noqa: E731
+        if given.device == "cpu":
+            step = lambda part=part: [decode_jpeg(one, mode=ImageReadMode.RGB) for one in part]  # noqa: E731
+        measured(rows, f"torchvision on {given.device}, {count} at once", step, len(part), given)
+    samples = Samples(source, 224)
+    for workers in worker_counts(num_cores()):
+        rows[f"{workers} CPU workers"] = [{"images_per_second": worker_rate(samples, workers)}]
+        print(workers, rows[f"{workers} CPU workers"], flush=True)
+    return rows
+
+
+def checkpointing(given: argparse.Namespace) -> Rows:
+    """Steps of a network of timm: all layers, with and without checkpointing; its head alone."""
+    import torch
+    from timm import create_model
+
+    name, size, batch = ("convnext_atto", 32, 8) if given.tiny else TUNED
+    rows: Rows = {}
+    for way in ("all layers", "all layers, checkpointing", "frozen features"):
+        model = create_model(name, num_classes=10).to(
+            given.device, memory_format=torch.channels_last
+        )
+        model.set_grad_checkpointing(way.endswith("checkpointing"))
+        forward = None
+        if way == "frozen features":
+            model.requires_grad_(False)
+            model.get_classifier().requires_grad_(True)
+
+            def forward(images: Any, model: Any = model) -> Any:  # noqa: ANN401
+                with torch.no_grad():
+                    features = model.forward_features(images)
+                return model.forward_head(features)
+
+        step = train_step(model, size, batch, given, forward)
+        measured(rows, f"{name}, {way}", step, batch, given)
+        del model, step
+    return rows
+
+
+VERBS = {"repeat": repeat, "peers": peers, "compile": compiled, "decode": decode}
+VERBS["checkpointing"] = checkpointing
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="as small as can be")
+    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder of the result")
+    parser.add_argument("--words", default="cifar10_speed", help="a preset, and options")
+    parser.add_argument("--runs", type=int, default=1, help="with a seed each (1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first (0)")
+    for what in ("cifar", "photos", "peers"):
+        parser.add_argument(f"--{what}", type=lambda text: Path(text).resolve())
+    given = parser.parse_args()
+    given.failures = {}
+    rows = VERBS[given.verb](given)
+    record.write(
+        given.results / f"gpu-{given.verb}.json",
+        f"The first hour on a GPU: {given.verb}",
+        f"{VERBS[given.verb].__doc__} On {given.device}.",
+        record.measured(rows, given.failures),
+    )
+
+
+if __name__ == "__main__":
+    main()
