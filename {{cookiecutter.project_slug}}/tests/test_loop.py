@@ -86,6 +86,7 @@ def test_the_learning_rate_rises_then_falls_to_nothing(config, schedule, at_40):
 
 def gpu_settings(config):
     """What torch is told about a GPU: matrix products, TF32, choice of kernels, determinism."""
+    del os.environ["CUBLAS_WORKSPACE_CONFIG"]  # of conftest.py
     seed_everything(0, config.deterministic, torch.device("cuda"))
     Precision("fp32", config.compute, config.optim, torch.device("cuda"))
     cudnn, workspace = torch.backends.cudnn, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
