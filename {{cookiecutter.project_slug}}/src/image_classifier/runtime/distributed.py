@@ -6,7 +6,6 @@ started with the same environment variables.
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,8 @@ from torch import Tensor, nn
 from ..config import ComputeConfig, RunConfig
 from ..errors import UserError
 from .launch import STORE
-from .machine import end_with_parent, find_accelerator, keep_freed_memory, num_threads
+from .machine import find_accelerator, num_threads
+from .platform import LOOPBACK, end_with_parent, keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if size == local_size:
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         if STORE in os.environ:
             return dist.FileStore(f"/proc/self/fd/{os.environ[STORE]}", size)
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
