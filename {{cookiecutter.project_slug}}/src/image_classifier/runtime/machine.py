@@ -80,13 +80,15 @@ def leave_tracer_out(*owners: type) -> None:
 
 
 def find_accelerator() -> tuple[str, str]:
-    """The kind of device to train on: cuda, mps, ... or cpu; if cpu, also why there is no GPU.
+    """The kind of device to train on: cuda, mps or cpu; if cpu, also why there is no GPU.
 
     A GPU that is older than all that this build of torch has kernels for does not count.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return "cpu", why_no_gpu()
+    if found.type not in ("cuda", "mps"):
+        return "cpu", f"the {found.type} device of this machine is not supported: cuda and mps are"
     if found.type == "cuda" and torch.version.cuda:
         major, minor = torch.cuda.get_device_capability(0)
         oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())
@@ -126,6 +128,7 @@ def usual_precision(device: torch.device) -> str:
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+    # Apple's GPUs have both in autocast; that they are faster there is not yet shown.
     has_bf16 = any(flag in cpu_info() for flag in (" amx_bf16", " avx512_bf16", " bf16"))
     return "bf16" if device.type == "cpu" and has_bf16 else "fp32"
 
