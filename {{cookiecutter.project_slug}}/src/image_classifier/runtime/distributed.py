@@ -105,16 +105,17 @@ def join_world(
         yield world
         return
     end_with_parent(signal.SIGTERM)  # the launcher
+    has_nccl = device.type == "cuda" and dist.is_nccl_available()  # not on Windows
     # NCCL's watchdog aborts the process: ranks report first whom they wait for.
-    patience = timedelta(seconds=timeout_seconds + 60 * (device.type == "cuda"))
+    patience = timedelta(seconds=timeout_seconds + 60 * has_nccl)
     store = open_store(rank, size, local_size, patience)
     dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
+        backend="nccl" if has_nccl else "gloo",
         store=store,
         rank=rank,
         world_size=size,
         timeout=patience,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if has_nccl else None,
     )
     try:
         yield world
