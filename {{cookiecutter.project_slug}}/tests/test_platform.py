@@ -22,6 +22,7 @@ import ctypes, os, signal, sys
 from types import ModuleType, SimpleNamespace
 import PIL.JpegImagePlugin, torch.distributed, torch.utils.data, tyro
 
+torch.utils.data._utils.signal_handling.IS_WINDOWS = True  # where a DataLoader notes no SIGCHLD
 LACKING = "memfd_create preadv sched_getaffinity setsid sysconf O_NONBLOCK RWF_NOWAIT"
 LACKING += " SIGHUP SIGUSR1 SIGKILL SIGCHLD pthread_sigmask"
 
