@@ -9,6 +9,7 @@ import gc
 import math
 import mmap
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -266,11 +267,14 @@ def kill_all(workers: list[multiprocessing.Process]) -> None:
 
 
 def begin_worker(_: int) -> None:
-    """Set up a worker process; DataLoader gives it one thread and ends it with its parent."""
+    """Set up a worker process, to which DataLoader gives one thread."""
     # The main process handles signals to the whole group.
     for number in platform.STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # a collection would write to, and so copy, every shared object
+    # DataLoader looks every 5 s, and in vain for a worker of a forkserver, which outlives the run.
+    main = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (main.join(), os._exit(1)), daemon=True).start()
 
 
 def ended(worker: multiprocessing.Process) -> FaultError:
