@@ -58,7 +58,7 @@ def killed_with_workers(config, path):
 def test_workers_end_in_silence_with_the_process_that_they_serve(streamed, tmp_path):
     said = tmp_path / "said"
     assert run_alone(killed_with_workers, streamed, said) == (-signal.SIGKILL, None)
-    # They look every 5 s; and nothing else is said.
+    # What was said is their numbers and nothing else.
     wait_for(lambda: not any(map(is_alive, json.loads(said.read_text()))))
 
 
