@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from .platform import free_memory_bytes, usable_cores
+from .platform import affinity, free_memory_bytes
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -21,7 +21,7 @@ def num_cores(cgroup: Path = CGROUP) -> int:
 
     `os.cpu_count` counts all cores of the host; threads beyond the quota are throttled.
     """
-    cores = usable_cores()
+    cores = len(affinity(0))
     with suppress(OSError, ValueError):  # no such file, or "max"
         quota, period = map(int, (cgroup / "cpu.max").read_text().split())
         cores = min(cores, max(1, round(quota / period)))

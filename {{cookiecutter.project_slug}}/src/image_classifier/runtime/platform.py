@@ -16,12 +16,12 @@ from typing import IO
 # A forked worker starts at once and shares memory. Only on Linux are forks safe.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 # What schedulers, terminals and `kill` send to a job that should end.
-STOP_NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
-STOP_SIGNALS = tuple(getattr(signal, name) for name in STOP_NAMES if hasattr(signal, name))
+STOP_SIGNALS = [n for n in signal.Signals if n.name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")]
 HAS_NAMELESS_FILES = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)  # the network of this machine alone
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opens a pipe that nobody writes to
-LOCKED_BYTE = 2**30  # of a file on Windows, where nobody can read what is locked
+# The cores that a process may use; all of them where there is no affinity.
+affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
@@ -31,21 +31,18 @@ def lock(file: IO) -> None:
     """Lock `file`, which is open for writing, until it is closed or this process ends.
 
     Raises:
-        PermissionError: if another process holds the lock; or BlockingIOError.
-        OSError: if the file system has no locks.
+        OSError: PermissionError or BlockingIOError if another process holds the lock.
     """
-    if sys.platform != "win32":
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(file.fileno(), 2**30, os.SEEK_SET)  # nobody can read a byte that is locked
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
         import fcntl
 
         # Not `flock`: data workers, which are forked, would continue to hold the lock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    import msvcrt
-
-    place = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-    os.lseek(file.fileno(), LOCKED_BYTE, os.SEEK_SET)
-    msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    os.lseek(file.fileno(), place, os.SEEK_SET)
 
 
 def send_signal(process: subprocess.Popen, number: int) -> None:
@@ -64,26 +61,17 @@ def hold_ctrl_c(is_held: bool) -> None:
 @contextmanager
 def keep_sigchld_handler() -> Iterator[None]:
     """A block that starts a DataLoader, whose handler raises in any line of the main thread."""
-    if not hasattr(signal, "SIGCHLD"):
-        yield
-        return
-    handler = signal.getsignal(signal.SIGCHLD)
+    number = getattr(signal, "SIGCHLD", 0)
+    handler = number and signal.getsignal(number)
     yield
-    with suppress(ValueError):  # in other threads DataLoader sets none
-        signal.signal(signal.SIGCHLD, handler)
-
-
-def usable_cores() -> int:
-    """The cores that the CPU affinity of this process allows; all where there is none."""
-    known = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
-    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    with suppress(ValueError):  # on Windows and in other threads, where DataLoader sets none
+        signal.signal(number, handler)
 
 
 def free_memory_bytes() -> int:
     """Main memory that the host has available; macOS does not tell: half of what it has."""
     if sys.platform == "win32":
-        # MEMORYSTATUSEX: its own size, all memory, free memory, ...
-        status = (ctypes.c_uint64 * 8)(64)
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its size, all memory, what is free
         ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
         return status[2]
     with suppress(OSError):
@@ -95,14 +83,13 @@ def free_memory_bytes() -> int:
 def peak_memory_bytes() -> int:
     """The most main memory that this process has had so far."""
     if sys.platform == "win32":
-        # PROCESS_MEMORY_COUNTERS: its own size, peak of the memory, ...; of this process: -1.
-        counters = (ctypes.c_uint64 * 9)(72)
+        counters = (ctypes.c_uint64 * 9)(72)  # PROCESS_MEMORY_COUNTERS: its size, peak memory
         ctypes.windll.kernel32.K32GetProcessMemoryInfo(ctypes.c_void_p(-1), counters, 72)
         return counters[1]
     import resource
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def keep_freed_memory() -> None:
