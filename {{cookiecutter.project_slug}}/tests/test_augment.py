@@ -16,7 +16,12 @@ from torchvision.transforms import v2
 
 from image_classifier import augment
 from image_classifier.config import AugmentConfig, Config
-from image_classifier.data import Windows, crops, policies, shift_and_flip
+from image_classifier.data import (
+    Windows,
+    crops,
+    policies,
+    shift_and_flip,
+)
 from image_classifier.data.loader import EvalData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import UserError
