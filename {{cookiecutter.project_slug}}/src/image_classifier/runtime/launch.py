@@ -72,7 +72,7 @@ def attempt(work: Callable[[], None]) -> int:
     """
     import torch  # noqa: F401 - Ctrl-C in the midst of this import would end in a traceback
 
-    platform.hold_ctrl_c(False)  # as `launch_once` has
+    platform.hold_ctrl_c(False)  # which `launch_once` has held
     rank = os.environ.get("RANK")
     if not faulthandler.is_enabled():
         faulthandler.enable(2)  # shows the Python line of a crash in C code, on standard error

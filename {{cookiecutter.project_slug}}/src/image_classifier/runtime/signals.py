@@ -12,8 +12,7 @@ from .platform import STOP_SIGNALS
 
 def obeyed() -> list[signal.Signals]:
     """The signals that end this process; under `nohup` a closed terminal (SIGHUP) does not."""
-    ignored = [n for n in STOP_SIGNALS if signal.getsignal(n) == signal.SIG_IGN]
-    return [n for n in STOP_SIGNALS if n.name != "SIGHUP" or n not in ignored]
+    return [n for n in STOP_SIGNALS if n.name != "SIGHUP" or signal.getsignal(n) != signal.SIG_IGN]
 
 
 class StoppedError(FaultError):
