@@ -28,8 +28,10 @@ def test_actions_are_pinned_to_commits_and_may_only_read(folder):
     workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {}
     # A pull request from outside must not run with the secrets of the repository.
-    assert set(workflow[True]) == {"push", "pull_request"}  # `on` is true in YAML 1.1
+    assert set(workflow[True]) == {"push", "pull_request", "schedule"}  # `on` is true in YAML 1.1
     for job in workflow["jobs"].values():
+        # Nor may it run on a machine of theirs.
+        assert "vars." not in job["runs-on"] or "!= 'pull_request'" in job["if"]
         assert job["permissions"] == {"contents": "read"}
         assert job["timeout-minutes"]
         for step in job["steps"]:
@@ -37,7 +39,7 @@ def test_actions_are_pinned_to_commits_and_may_only_read(folder):
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
     pinned = re.findall(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+\n", text)
-    assert len(pinned) == text.count("uses: ") == 2
+    assert len(pinned) == text.count("uses: ") == 2 * len(workflow["jobs"])
 
 
 def test_images_of_gitlab_and_docker_have_a_version():

@@ -67,7 +67,6 @@ def pytest_collection_finish(session):
 
 def _run(function, arguments, rank, pipe):
     os.environ |= rank
-    multiprocessing.set_start_method("fork", force=True)  # for its data workers
     torch.set_num_threads(1)
     if flops := find_tools("observer").get("flops"):
         flops.count_flops = lambda *_: 0  # or each process measures its peak, a tenth of a second

@@ -16,7 +16,12 @@ from torchvision.transforms import v2
 
 from image_classifier import augment
 from image_classifier.config import AugmentConfig, Config
-from image_classifier.data import Windows, crops, policies, shift_and_flip
+from image_classifier.data import (
+    Windows,
+    crops,
+    policies,
+    shift_and_flip,
+)
 from image_classifier.data.loader import EvalData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import UserError
@@ -142,9 +147,9 @@ def test_an_operation_does_what_torchvisions_does(number):
     images = functional.interpolate(noise, (47, 47), mode="bilinear")
     images[1], images[2] = 77, images[2] // 3 + 40
     name, (space, _) = [*v2.TrivialAugmentWide._AUGMENTATION_SPACE.items()][number]
-    theirs = partial(
-        v2.TrivialAugmentWide()._apply_image_or_video_transform, fill={}, interpolation="nearest"
-    )
+    nearest = transforms.InterpolationMode.NEAREST  # torchvision 0.26 does not know its name
+    theirs = v2.TrivialAugmentWide()._apply_image_or_video_transform
+    theirs = partial(theirs, fill={}, interpolation=nearest)
     operation, _ = policies.OPERATIONS[number]
     for magnitude in [0.0] if space(31, 47, 47) is None else space(31, 47, 47).tolist():
         signed = (

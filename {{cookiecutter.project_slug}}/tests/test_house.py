@@ -54,6 +54,16 @@ def test_the_package_never_names_itself_and_rooms_are_imported_by_their_faces():
             assert not re.search(rf"^\s*from \.+{room}\.", text, re.MULTILINE), path
 
 
+LACKING = r"import (fcntl|msvcrt|resource)\b|\bsys\.platform\b|\bwindll\b|\bpthread_sigmask\b"
+LACKING += r"|\bsignal\.SIG(HUP|USR|KILL|CHLD|BUS)|\bos\.(sched_|O_N|sysconf|fork|setsid)"
+
+
+def test_only_one_module_knows_what_a_system_lacks():
+    assert [name for name, text in MODULES.items() if re.search(LACKING, text)] == [
+        "runtime/platform.py"
+    ]
+
+
 def test_the_shapes_are_the_same_bytes_everywhere():
     source = open_dataset(DataConfig(limit=256), "train")
     found = hashlib.sha256(source.pixels.numpy().tobytes() + source.labels.numpy().tobytes())

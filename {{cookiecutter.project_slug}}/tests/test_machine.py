@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(machine, "affinity", lambda _: range(8))
     for quota, cores in {"max 100000": 8, "200000 100000": 2, "50000 100000": 1}.items():
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
         assert machine.num_cores(tmp_path) == cores
@@ -88,10 +88,28 @@ def test_a_gpu_is_used_as_its_generation_allows(monkeypatch):
     assert re.fullmatch("GTX 1080 has compute capability 6.1; torch .* needs 7.5: .*", why)
 
 
-def test_without_a_measurement_a_cpu_computes_in_fp32(config, monkeypatch):
+def test_what_is_no_cuda_gpu_is_one_of_apple_or_is_refused_and_said(monkeypatch):
+    found = Mock(return_value=torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", found)
+    assert choose_device("auto", 0, 1) == (torch.device("mps"), "")
+    with pytest.raises(UserError, match="several processes on one Apple GPU"):
+        choose_device("mps", 0, 2)
+    found.return_value = torch.device("xpu")
+    why = "the xpu device of this machine is not supported: cuda and mps are"
+    assert choose_device("auto", 0, 1) == (CPU, why)
+    with pytest.raises(UserError, match=f"--compute.device cuda: {why}"):
+        choose_device("cuda", 0, 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_without_a_measurement_a_run_computes_in_fp32(config, monkeypatch, device):
     monkeypatch.setattr(precision, "find_tools", lambda _: {})
+    world = distributed.World(torch.device(device))
     auto = changed(config, precision="auto")
-    assert precision.settle_precision(auto, None, distributed.World(CPU))[0].precision == "fp32"
+    assert precision.settle_precision(auto, None, world)[0].precision == "fp32"
+    asked = precision.Precision("bf16", auto.compute, auto.optim, world.device)
+    with asked.autocast():
+        assert torch.get_autocast_dtype(device) == torch.bfloat16
 
 
 def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):

@@ -99,12 +99,12 @@ def settle_precision(
     name = saved and saved["config"].get("precision")
     if name in DTYPES:
         return replace(config, precision=name), "as this run began"
-    if world.device.type != "cpu":
+    if world.device.type == "cuda":
         name, why = usual_precision(world.device), "fast on this device"
-    elif probe := find_tools("probe").get("cpu-precision"):
+    elif world.device.type == "cpu" and (probe := find_tools("probe").get("cpu-precision")):
         gain, when = probe.find_gain(config, data, world) if world.is_main else (math.inf, "")
         name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     else:
-        name, why = "fp32", "the usual format of CPUs; bf16 may be faster"
+        name, why = "fp32", "right on every device; bf16 may be faster"
     return replace(config, precision=name), why

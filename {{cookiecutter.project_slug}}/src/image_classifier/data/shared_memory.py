@@ -9,8 +9,8 @@ import gc
 import math
 import mmap
 import multiprocessing
+import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -26,14 +26,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..config import RunConfig
 from ..errors import FaultError, UserError
-from ..runtime.machine import hand_back_memory
-from ..runtime.signals import NUMBERS
+from ..runtime import platform
 from .samples import LEFT_OUT, Samples
 
 PART_SIZES = (8, 64)  # fewest and most images that a worker gets at once
 POLL_SECONDS = 1.0  # between two checks that the workers are alive
-# A forked worker starts at once and shares memory. Only on Linux are forks safe.
-CONTEXT = "fork" if sys.platform == "linux" else "spawn"
 HINTS = {  # by the signal that ended a worker
     "SIGKILL": " (out of memory? fewer --data.workers or a smaller --data.batch-size)",
     "SIGBUS": " (a memory-mapped file was cut short, or its disk fails? run `prepare` again)",
@@ -193,17 +190,17 @@ class SharedMemoryLoader:
         """Start the workers on the current pass."""
         options = {}
         if self.num_workers:
-            hand_back_memory()  # freed memory of the parent would count for each worker
+            platform.hand_back_memory()  # freed memory of the parent would count for each worker
             options = {
                 "prefetch_factor": self.prefetch_factor,
                 "persistent_workers": True,
                 "timeout": POLL_SECONDS,
                 "worker_init_fn": begin_worker,
-                "multiprocessing_context": CONTEXT,
+                "multiprocessing_context": platform.START_METHOD,
             }
         others = multiprocessing.active_children()
-        handler = signal.getsignal(signal.SIGCHLD)
-        with warnings.catch_warnings():
+        # `next_part` checks the workers itself.
+        with platform.keep_sigchld_handler(), warnings.catch_warnings():
             # These warn of locks in a fork (a worker takes none) and of more workers than cores.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -217,12 +214,10 @@ class SharedMemoryLoader:
             )
             self.parts = iter(self.loader)
         # A worker that is killed may hold the lock of the event by which DataLoader ends workers:
-        # this process would wait for it for ever. `kill_all` ends them instead.
+        # this process would wait for it for ever. `kill_all` ends them instead. The event stays, as
+        # workers that are not forked look it up by its name.
+        self.their_event = getattr(self.parts, "_workers_done_event", None)
         self.parts._workers_done_event = threading.Event()
-        # DataLoader's handler would raise in any line of the main thread; `next_part` checks the
-        # workers itself. In other threads DataLoader sets none.
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGCHLD, handler)
         self.workers = [child for child in multiprocessing.active_children() if child not in others]
         # They ignore SIGTERM, by which DataLoader, and Python at its exit, would end them.
         Finalize(self, kill_all, args=(self.workers,), exitpriority=1)
@@ -274,11 +269,14 @@ def kill_all(workers: list[multiprocessing.Process]) -> None:
 
 
 def begin_worker(_: int) -> None:
-    """Set up a worker process; DataLoader gives it one thread and ends it with its parent."""
+    """Set up a worker process, to which DataLoader gives one thread."""
     # The main process handles signals to the whole group.
-    for number in NUMBERS:
+    for number in platform.STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # a collection would write to, and so copy, every shared object
+    # DataLoader looks every 5 s, and in vain for a worker of a forkserver, which outlives the run.
+    main = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (main.join(), os._exit(1)), daemon=True).start()
 
 
 def ended(worker: multiprocessing.Process) -> FaultError:
@@ -306,7 +304,7 @@ def divide(batch_size: int, workers: int, prefetch_batches: int) -> tuple[int, i
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros in memory that workers share."""
-    if CONTEXT != "fork":
+    if platform.START_METHOD != "fork":
         return torch.zeros(shape, dtype=dtype).share_memory_()
     # It does not count against /dev/shm, which often has only 64 MB in a container.
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))

@@ -7,6 +7,7 @@
 - `signals`: SIGTERM, Ctrl-C and others end a run after its step
 - `seeding`: random numbers decided by seed, epoch and index
 - `machine`: cores, memory and accelerators that the container offers
+- `platform`: what macOS or Windows lack: locks, signals, forks, kinds of memory
 - `phases`: the phases of a step, as a profiler shows them
 - `run_dir`: the run folder, its lock, and what is known about the environment
 - `files`: files written whole or not at all; safe reading of damaged ones

@@ -6,7 +6,6 @@ started with the same environment variables.
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,8 @@ from torch import Tensor, nn
 from ..config import ComputeConfig, RunConfig
 from ..errors import UserError
 from .launch import STORE
-from .machine import end_with_parent, find_accelerator, keep_freed_memory, num_threads
+from .machine import find_accelerator, num_threads
+from .platform import LOOPBACK, end_with_parent, keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,17 @@ def join_world(
         yield world
         return
     end_with_parent(signal.SIGTERM)  # the launcher
+    has_nccl = device.type == "cuda" and dist.is_nccl_available()  # not on Windows
     # NCCL's watchdog aborts the process: ranks report first whom they wait for.
-    patience = timedelta(seconds=timeout_seconds + 60 * (device.type == "cuda"))
+    patience = timedelta(seconds=timeout_seconds + 60 * has_nccl)
     store = open_store(rank, size, local_size, patience)
     dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
+        backend="nccl" if has_nccl else "gloo",
         store=store,
         rank=rank,
         world_size=size,
         timeout=patience,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if has_nccl else None,
     )
     try:
         yield world
@@ -157,8 +158,8 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if size == local_size:
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         if STORE in os.environ:
             return dist.FileStore(f"/proc/self/fd/{os.environ[STORE]}", size)
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")

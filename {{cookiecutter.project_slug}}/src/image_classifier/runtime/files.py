@@ -1,7 +1,6 @@
 """Files: written whole or not at all, locked, and read as others may have left them."""
 
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from ..errors import UserError
+from . import platform
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -103,19 +103,14 @@ def give_name(path: Path, name: Path) -> None:
     sync_folder(name.parent)
 
 
-def lock_file(file: IO, is_taken: str, lock: Callable[[IO, int], None] = fcntl.flock) -> bool:
-    """Lock `file` until it is closed or this process ends; False where the system has no locks.
-
-    Args:
-        file: open for writing.
-        is_taken: the message, if another process holds the lock.
-        lock: `fcntl.flock`, or `fcntl.lockf`, whose lock forked processes do not continue to hold.
+def lock_file(file: IO, is_taken: str) -> bool:
+    """Lock `file`, which is open for writing, until it is closed; False where there are no locks.
 
     Raises:
-        UserError: if another process holds the lock.
+        UserError: `is_taken`, if another process holds the lock.
     """
     try:
-        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        platform.lock(file)
     except (BlockingIOError, PermissionError):
         raise UserError(is_taken) from None
     except OSError:  # some file systems on a network
@@ -130,7 +125,7 @@ def open_plain(path: Path) -> BinaryIO:
         OSError: if that fails, or if it is a pipe or a device, some of which never end.
     """
     # Without waiting for the other end of a pipe.
-    opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
+    opener = lambda name, flags: os.open(name, flags | platform.NO_WAIT)  # noqa: E731
     file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

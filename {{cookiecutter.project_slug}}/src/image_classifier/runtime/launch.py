@@ -18,6 +18,7 @@ from types import FrameType
 
 from ..config import ComputeConfig, RunConfig
 from ..errors import EXIT_DONE, EXIT_FAULT, EXIT_PEER_LOST, EXIT_RESTART, FaultError, UserError
+from . import platform
 from .console import printable
 from .files import is_disk_full
 from .signals import obeyed
@@ -71,7 +72,7 @@ def attempt(work: Callable[[], None]) -> int:
     """
     import torch  # noqa: F401 - Ctrl-C in the midst of this import would end in a traceback
 
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # which `launch_once` has blocked
+    platform.hold_ctrl_c(False)  # which `launch_once` has held
     rank = os.environ.get("RANK")
     if not faulthandler.is_enabled():
         faulthandler.enable(2)  # shows the Python line of a crash in C code, on standard error
@@ -118,7 +119,7 @@ def launch(processes: int) -> int:
         os.environ[RESTART_COUNTS[0]] = "1"
 
 
-def launch_once(
+def launch_once(  # noqa: C901 - one attempt, from its start to its end
     processes: int, variables: dict[str, str], descriptors: tuple[int, ...]
 ) -> tuple[int, str]:
     """One attempt: the exit code, and the cause if a process was lost, so a restart may help.
@@ -141,7 +142,7 @@ def launch_once(
         is_second = bool(signals) and number == signal.SIGINT  # a rank that hangs obeys none
         signals.append(number)
         for process in ranks:
-            process.send_signal(signal.SIGKILL if is_second else number)
+            process.kill() if is_second else platform.send_signal(process, number)
 
     before = {number: signal.signal(number, forward) for number in obeyed()}
     try:
@@ -150,13 +151,15 @@ def launch_once(
             command = [sys.executable, *sys.orig_argv[1:]]
             # In a session of its own, so that Ctrl-C reaches it once: through `forward`. Until it
             # can report that in a line, in `attempt`, it lets the signal wait.
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            platform.hold_ctrl_c(True)
             ranks.append(
                 subprocess.Popen(  # noqa: S603 - our own command
                     command, env=environment, start_new_session=True, pass_fds=descriptors
                 )
             )
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            for number in signals:  # that came before `forward` knew of it
+                platform.send_signal(ranks[-1], number)
+            platform.hold_ctrl_c(False)
         while not (failed := [process for process in ranks if process.poll()]):
             if all(process.returncode == 0 for process in ranks):
                 return EXIT_DONE, ""
@@ -195,7 +198,7 @@ def meeting_place() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
     It has no name, so it goes with the last process that has it open, even if all are killed at
     once. Only Linux can do that; elsewhere this is empty and the ranks make a file themselves.
     """
-    if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")):
+    if not platform.HAS_NAMELESS_FILES:
         yield {}, ()
         return
     with os.fdopen(os.memfd_create("store"), "wb") as file:

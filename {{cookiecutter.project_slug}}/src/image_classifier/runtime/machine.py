@@ -1,6 +1,5 @@
 """What this machine, or the container on it, offers: cores, memory, an accelerator."""
 
-import ctypes
 import os
 import re
 import shutil
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from .platform import affinity, free_memory_bytes
+
 CGROUP = Path("/sys/fs/cgroup")
-PR_SET_PDEATHSIG = 1  # of prctl(2)
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -22,8 +21,7 @@ def num_cores(cgroup: Path = CGROUP) -> int:
 
     `os.cpu_count` counts all cores of the host; threads beyond the quota are throttled.
     """
-    known = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
-    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    cores = len(affinity(0))
     with suppress(OSError, ValueError):  # no such file, or "max"
         quota, period = map(int, (cgroup / "cpu.max").read_text().split())
         cores = min(cores, max(1, round(quota / period)))
@@ -32,10 +30,7 @@ def num_cores(cgroup: Path = CGROUP) -> int:
 
 def host_memory_bytes(cgroup: Path = CGROUP) -> int:
     """Free main memory: what the host has available, limited by the container's limit."""
-    free = 4 * 2**30  # macOS, Windows: assume a small machine
-    with suppress(OSError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
+    free = free_memory_bytes()
     with suppress(OSError, ValueError):  # no such file, or "max"
         limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
         free = max(0, min(free, limit - used))
@@ -72,35 +67,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory that this process frees.
-
-    By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
-    in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
-    """
-    # In bytes: blocks from this size on are mapped one by one; the heap shrinks when this much at
-    # its end is free; it grows by this much.
-    sizes = (2**30, 2**31 - 1, 2**27)
-    for parameter, size in zip((M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD), sizes, strict=True):
-        call_libc("mallopt", parameter, size)
-
-
-def hand_back_memory() -> None:
-    """Return freed memory to the kernel, once; see `malloc_trim(3)`."""
-    call_libc("malloc_trim", 0)
-
-
-def end_with_parent(number: int) -> None:
-    """Let Linux send this process the signal `number` when its parent dies."""
-    call_libc("prctl", PR_SET_PDEATHSIG, number)
-
-
-def call_libc(name: str, *arguments: object) -> None:
-    """Call a function of glibc; do nothing with another C library."""
-    with suppress(OSError, AttributeError):
-        getattr(ctypes.CDLL("libc.so.6"), name)(*arguments)
-
-
 def leave_tracer_out(*owners: type) -> None:
     """Let methods of torch's classes run without the tracer of `torch.compile`.
 
@@ -114,13 +80,15 @@ def leave_tracer_out(*owners: type) -> None:
 
 
 def find_accelerator() -> tuple[str, str]:
-    """The kind of device to train on: cuda, mps, ... or cpu; if cpu, also why there is no GPU.
+    """The kind of device to train on: cuda, mps or cpu; if cpu, also why there is no GPU.
 
     A GPU that is older than all that this build of torch has kernels for does not count.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return "cpu", why_no_gpu()
+    if found.type not in ("cuda", "mps"):
+        return "cpu", f"the {found.type} device of this machine is not supported: cuda and mps are"
     if found.type == "cuda" and torch.version.cuda:
         major, minor = torch.cuda.get_device_capability(0)
         oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())
@@ -160,6 +128,7 @@ def usual_precision(device: torch.device) -> str:
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+    # Apple's GPUs have both in autocast; that they are faster there is not yet shown.
     has_bf16 = any(flag in cpu_info() for flag in (" amx_bf16", " avx512_bf16", " bf16"))
     return "bf16" if device.type == "cpu" and has_bf16 else "fp32"
 

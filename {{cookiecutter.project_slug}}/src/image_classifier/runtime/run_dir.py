@@ -1,6 +1,5 @@
 """The run folder: made, checked and locked before any work; and what its environment is."""
 
-import fcntl
 import os
 import platform
 import shutil
@@ -72,8 +71,7 @@ def take(lock: TextIO, folder: Path) -> None:
         f"{str(folder)!a} is in use by another run ({lock.read().strip() or 'unnamed'}); "
         "take another --run.dir, or end that run first"
     )
-    # Not `flock`: data workers, which are forked, would continue to hold the lock.
-    if lock_file(lock, is_taken, fcntl.lockf):
+    if lock_file(lock, is_taken):
         remove_leftovers(folder / "checkpoints")
         for name in WRITTEN:
             remove_leftovers(folder, name)

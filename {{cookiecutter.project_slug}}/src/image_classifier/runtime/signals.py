@@ -7,15 +7,12 @@ from types import FrameType
 from typing import Any
 
 from ..errors import FaultError
-
-# What schedulers, terminals and `kill` send to a job that should end.
-NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+from .platform import STOP_SIGNALS
 
 
 def obeyed() -> list[signal.Signals]:
     """The signals that end this process; under `nohup` a closed terminal (SIGHUP) does not."""
-    ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [n for n in NUMBERS if not (n == signal.SIGHUP and ignores_hangup)]
+    return [n for n in STOP_SIGNALS if n.name != "SIGHUP" or signal.getsignal(n) != signal.SIG_IGN]
 
 
 class StoppedError(FaultError):

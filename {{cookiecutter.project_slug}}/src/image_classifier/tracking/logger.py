@@ -6,7 +6,6 @@ The training loop tells it of every step; it tells trackers, observers and the r
 import contextlib
 import json
 import os
-import resource
 import shutil
 import sys
 import time
@@ -26,6 +25,7 @@ from ..runtime.config_dict import flatten
 from ..runtime.console import clock, printable
 from ..runtime.files import append_lines, forget_rows_after, write_json
 from ..runtime.machine import device_name
+from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tools
@@ -306,5 +306,4 @@ def memory_bytes(device: torch.device) -> int:
     """Peak memory so far: of the GPU, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_memory_bytes()

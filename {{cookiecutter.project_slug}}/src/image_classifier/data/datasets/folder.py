@@ -82,7 +82,8 @@ def images_of(place: Path, name: bytes) -> list[bytes]:
     """The image files below `place/name`, from `place`, sorted; none without such a folder."""
     top = os.path.join(os.fsencode(place), name)
     skip = len(top) - len(name)
-    return [path[skip:] for path in walk(top)] if os.path.isdir(top) else []
+    found = walk(top) if os.path.isdir(top) else ()
+    return [path[skip:].replace(os.fsencode(os.sep), b"/") for path in found]  # as on Linux
 
 
 def undivided(root: Path) -> Path:

@@ -1,6 +1,5 @@
 """Tips on how images reach the device."""
 
-import signal
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from ...augment import build_augment
 from ...config import Config
 from ...data import DATASETS, Batch, Prefetcher, Samples, fits_memory, worker_counts
+from ...runtime import platform
 from ...runtime.machine import num_cores
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
 
@@ -118,6 +118,7 @@ def use_dataloader(
         num_workers=data.workers,
         persistent_workers=persistent and data.workers > 0,
         pin_memory=pin and device.type == "cuda",
+        multiprocessing_context=platform.START_METHOD if data.workers else None,
     )
 
     def batches(start: int, stop: int) -> Iterator[Batch]:
@@ -125,12 +126,9 @@ def use_dataloader(
             [(epoch, index) for index in indices.tolist()]
             for epoch, indices in data.places(start, stop)
         ]
-        with warnings.catch_warnings():
+        with platform.keep_sigchld_handler(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about forks and numbers of workers
-            handler = signal.getsignal(signal.SIGCHLD)
             host_batches = iter(loader)
-            # DataLoader's handler, which stays, would raise when workers of other runs are ended.
-            signal.signal(signal.SIGCHLD, handler)
         if copy == "side stream":
             yield from Prefetcher(host_batches, run.world)
         for host in host_batches:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import NO_CACHE, Source, cache_folder
 from ...errors import UserError
-from ...runtime.machine import call_libc
+from ...runtime.platform import call_libc
 from .recipe import Recipe
 
 VERSION = 2  # of the index; images with another are prepared again

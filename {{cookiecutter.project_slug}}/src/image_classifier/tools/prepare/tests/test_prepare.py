@@ -5,6 +5,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from image_classifier.data import DATASETS, Source, open_dataset
 from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
 from image_classifier.errors import UserError
+from image_classifier.runtime import platform
 from image_classifier.tools.prepare import prepare as writing
 from image_classifier.train import train
 
@@ -155,5 +157,5 @@ def test_a_mistake_in_preparing_is_answered_in_one_line(root, refusal, monkeypat
     assert "in memory" in refusal(*words, "--data.name", "mine")
     assert "--side 7 is not in 8 .. 4096" in refusal(*words, "--side", "7")
     assert "cannot write prepared images" in refusal(*words, "--data.cache", "/proc/nowhere")
-    with writing.alone_in(root.parent / "photos.cache" / "train"):
-        assert "by another process" in refusal(*words)
+    monkeypatch.setattr(platform, "lock", Mock(side_effect=BlockingIOError))
+    assert "by another process" in refusal(*words)

@@ -1,0 +1,121 @@
+"""What differs between systems: Linux has it all, macOS and Windows lack some of it.
+
+The rest of the package asks here, never which system this is. Nothing here imports torch.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+# A forked worker starts at once and shares memory. Only on Linux are forks safe.
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+# What schedulers, terminals and `kill` send to a job that should end.
+STOP_SIGNALS = [n for n in signal.Signals if n.name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")]
+HAS_NAMELESS_FILES = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)  # the network of this machine alone
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opens a pipe that nobody writes to
+# The cores that a process may use; all of them where there is no affinity.
+affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
+
+
+def lock(file: IO) -> None:
+    """Lock `file`, which is open for writing, until it is closed or this process ends.
+
+    Raises:
+        OSError: PermissionError or BlockingIOError if another process holds the lock.
+    """
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(file.fileno(), 2**30, os.SEEK_SET)  # nobody can read a byte that is locked
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        # Not `flock`: data workers, which are forked, would continue to hold the lock.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def send_signal(process: subprocess.Popen, number: int) -> None:
+    """Send a signal to a process; on Windows, Ctrl-C reaches the whole terminal by itself."""
+    if sys.platform != "win32":
+        process.send_signal(number)
+
+
+def hold_ctrl_c(is_held: bool) -> None:
+    """Let Ctrl-C wait, here and in processes that this one starts, or not; Windows can't."""
+    if hasattr(signal, "pthread_sigmask"):
+        how = signal.SIG_BLOCK if is_held else signal.SIG_UNBLOCK
+        signal.pthread_sigmask(how, [signal.SIGINT])
+
+
+@contextmanager
+def keep_sigchld_handler() -> Iterator[None]:
+    """A block that starts a DataLoader, whose handler raises in any line of the main thread."""
+    number = getattr(signal, "SIGCHLD", 0)
+    handler = number and signal.getsignal(number)
+    yield
+    with suppress(ValueError):  # on Windows and in other threads, where DataLoader sets none
+        signal.signal(number, handler)
+
+
+def free_memory_bytes() -> int:
+    """Main memory that the host has available; macOS does not tell: half of what it has."""
+    if sys.platform == "win32":
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its size, all memory, what is free
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
+        return status[2]
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def peak_memory_bytes() -> int:
+    """The most main memory that this process has had so far."""
+    if sys.platform == "win32":
+        counters = (ctypes.c_uint64 * 9)(72)  # PROCESS_MEMORY_COUNTERS: its size, peak memory
+        ctypes.windll.kernel32.K32GetProcessMemoryInfo(ctypes.c_void_p(-1), counters, 72)
+        return counters[1]
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory that this process frees.
+
+    By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
+    in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
+    """
+    # In bytes: blocks from this size on are mapped one by one; the heap shrinks when this much at
+    # its end is free; it grows by this much.
+    sizes = (2**30, 2**31 - 1, 2**27)
+    for parameter, size in zip((M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD), sizes, strict=True):
+        call_libc("mallopt", parameter, size)
+
+
+def hand_back_memory() -> None:
+    """Return freed memory to the kernel, once; see `malloc_trim(3)`."""
+    call_libc("malloc_trim", 0)
+
+
+def end_with_parent(number: int) -> None:
+    """Let Linux send this process the signal `number` when its parent dies."""
+    call_libc("prctl", PR_SET_PDEATHSIG, number)
+
+
+def call_libc(name: str, *arguments: object) -> None:
+    """Call a function of glibc; do nothing with another C library."""
+    with suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL("libc.so.6"), name)(*arguments)

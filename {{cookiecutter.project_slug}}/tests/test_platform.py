@@ -1,0 +1,91 @@
+"""Windows and other systems, shown here by taking away what they lack."""
+
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from itertools import chain
+
+import pytest
+import torch
+from conftest import SMOKE, changed, losses, run_ranks
+
+from image_classifier.cli import main
+from image_classifier.data.loader import TrainData
+from image_classifier.data.samples import LEFT_OUT
+from image_classifier.runtime import platform
+from image_classifier.runtime.distributed import join_world
+
+# Data workers run it too: they start from nothing, as they do on Windows.
+WINDOWS = """
+import ctypes, os, signal, sys
+from types import ModuleType, SimpleNamespace
+import PIL.JpegImagePlugin, torch.distributed, torch.utils.data, tyro
+
+torch.utils.data._utils.signal_handling.IS_WINDOWS = True  # where a DataLoader notes no SIGCHLD
+LACKING = "memfd_create preadv sched_getaffinity setsid sysconf O_NONBLOCK RWF_NOWAIT"
+LACKING += " SIGHUP SIGUSR1 SIGKILL SIGCHLD pthread_sigmask"
+
+def lesser(module, **others):
+    copy = ModuleType(module.__name__)
+    kept = {name: there for name, there in vars(module).items() if name not in LACKING.split()}
+    vars(copy).update(kept | others)
+    return copy
+
+def tell(*words):
+    words[-1][1:3] = (2**33, 2**33)
+
+locked = []
+msvcrt = SimpleNamespace(LK_NBLCK=2, locking=lambda *words: locked.append(words))
+sys.modules |= {"fcntl": None, "resource": None, "msvcrt": msvcrt}
+ctypes.windll = SimpleNamespace(kernel32=SimpleNamespace(
+    GlobalMemoryStatusEx=tell, K32GetProcessMemoryInfo=lambda *words: tell(words[1])
+))
+windows = {"os": lesser(os), "signal": lesser(signal), "sys": lesser(sys, platform="win32")}
+real = {name: sys.modules[name] for name in windows}
+sys.modules |= windows
+from image_classifier.cli import main
+from image_classifier.train import train
+sys.modules |= real  # for libraries
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    assert [count for _, _, count in locked] == [1]
+    sys.exit(code)
+"""
+
+
+def test_it_trains_where_there_is_what_windows_has(tmp_path):
+    (tmp_path / "windows.py").write_text(WINDOWS)
+    words = f"train {SMOKE} --data.where stream --data.workers 1 --run.dir".split()
+    command = [sys.executable, tmp_path / "windows.py", *words, tmp_path / "windows"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert main([*words, str(tmp_path / "linux")]) == 0
+    assert losses(tmp_path / "windows") == losses(tmp_path / "linux")
+
+
+def batches_by(method, config):
+    """The first batches of this rank, by workers that start by `method`."""
+    platform.START_METHOD = method
+    with join_world(config.compute) as world, closing(TrainData(config, world)) as data:
+        return [(batch.images.clone(), batch.labels.clone()) for batch in data.batches(0, 3)]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_decode_the_same(
+    on_photos, photos, tmp_path, monkeypatch, method
+):
+    monkeypatch.setattr(platform, "START_METHOD", platform.START_METHOD)  # which is put back
+    root = shutil.copytree(photos, tmp_path / "photos")
+    (root / "train/ant/2.jpg").write_bytes(b"<html>")
+    config = changed(on_photos, data__root=str(root), data__on_bad_image="skip")
+    config = changed(config, data__where="stream", data__workers=0, run__dir=str(tmp_path))
+    alone = batches_by(platform.START_METHOD, config)
+    words = method, changed(config, data__workers=1)
+    # In the process of the tests, which have a server that has imported torch.
+    ranks = run_ranks(2, batches_by, *words) if method == "spawn" else [batches_by(*words)]
+    parts = (zip(*batches, strict=True) for batches in zip(*ranks, strict=True))
+    together = [torch.cat(tensors) for tensors in chain(*parts)]
+    assert all(map(torch.equal, chain(*alone), together))
+    assert any(LEFT_OUT in labels for _, labels in alone)
