@@ -13,6 +13,7 @@ Each on one thread, with the same photographs; decoding and cropping are not in 
 Prints and writes `results/policies.json`.
 """
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +44,7 @@ def build(policy: str, contender: str, photographs: list[Any]) -> Callable[[], o
         transform, tensors = getattr(v2, names[policy])(), pixels.permute(0, 3, 1, 2).contiguous()
         return lambda: [transform(image) for image in tensors]
     from image_classifier.data import Policy
-    from image_classifier.runtime.machine import keep_freed_memory
+    from image_classifier.runtime.platform import keep_freed_memory
 
     keep_freed_memory()  # as in a run
     ours = Policy(policy)
@@ -60,8 +61,8 @@ def measure(options: Any) -> dict[str, float]:  # noqa: ANN401 - of argparse
     augment, batches = build(policy, contender, photographs), 0
     for _ in range(3):
         augment()
-    began = rounds.Reading.now()
-    while rounds.Reading.now().since(began).seconds < options.seconds:
+    began, end = rounds.Reading.now(), time.perf_counter() + options.seconds
+    while time.perf_counter() < end:
         augment()
         batches += 1
     took = rounds.Reading.now().since(began)

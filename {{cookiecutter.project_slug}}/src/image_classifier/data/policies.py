@@ -68,21 +68,20 @@ def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
     """
     order = which.argsort()
     counts = which.bincount(minlength=len(OPERATIONS)).tolist()
-    there, back, magnitudes = (
-        host.to(images.device, non_blocking=True)
-        for host in (order, order.argsort(), magnitudes[order])
+    rows, magnitudes = (
+        host.to(images.device, non_blocking=True).split(counts)
+        for host in (order, magnitudes[order])
     )
     # On a CPU a few images at a time, so that what an operation makes of them stays in its cache.
     together = max(1, CACHED // images[0].numel()) if images.device.type == "cpu" else len(which)
-    changed = [
-        operation(images.index_select(0, rows), strong)
-        for (operation, _), *group in zip(
-            OPERATIONS, there.split(counts), magnitudes.split(counts), strict=True
-        )
-        if len(group[0])
-        for rows, strong in zip(*(tensor.split(together) for tensor in group), strict=True)
-    ]
-    return torch.cat(changed).index_select(0, back)
+    changed = torch.empty_like(images)
+    words = torch.uint8 if images[0].numel() % 8 else torch.int64  # 8 x fewer to copy
+    for (operation, _), *group in zip(OPERATIONS, rows, magnitudes, strict=True):
+        parts = (tensor.split(together) for tensor in group)
+        for row, magnitude in zip(*parts, strict=True) if len(group[0]) else ():
+            result = operation(images.index_select(0, row), magnitude)
+            changed.flatten(1).view(words).index_copy_(0, row, result.flatten(1).view(words))
+    return changed
 
 
 def identity(images: Tensor, _: Tensor) -> Tensor:
@@ -142,13 +141,15 @@ def contrast(images: Tensor, change: Tensor) -> Tensor:
 
 def sharpness(images: Tensor, change: Tensor) -> Tensor:
     """Blend with a smoothed image, whose border is that of the image."""
-    rows = images.flatten(2).float()  # a channel's neighbors in a row are 3 numbers away
-    middle = rows[:, 1:-1, 3:-3]
+    rows = images.flatten(2).short()  # a channel's neighbors in a row are 3 numbers away
     columns = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
     smooth = columns[:, :, :-6] + columns[:, :, 3:-3] + columns[:, :, 6:]
-    smooth.add_(middle, alpha=4).mul_(1 / 13).round_()
-    middle.add_(smooth.sub_(middle).mul_(-change[:, None, None]))
-    return to_bytes(rows).view_as(images)
+    middle = rows[:, 1:-1, 3:-3]
+    smooth = smooth.add_(middle, alpha=4).float().mul_(1 / 13).round_()
+    changed = images.clone()
+    sharper = smooth.sub_(middle).mul_(-change[:, None, None]).add_(middle)
+    changed.flatten(2)[:, 1:-1, 3:-3] = to_bytes(sharper)
+    return changed
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
