@@ -57,7 +57,9 @@ def build_loss(
         return (single(logits, targets) * weights).sum() / batch_size
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-        return total(logits, targets) / batch_size
+        if total.weight is None:  # equal weights: a division would be two operations more
+            total.weight = torch.full(logits.shape[1:], 1 / batch_size, device=logits.device)
+        return total(logits, targets)
 
     return loss_of if class_weights is None else weighted
 

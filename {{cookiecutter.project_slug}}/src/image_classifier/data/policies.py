@@ -1,8 +1,8 @@
 """TrivialAugment and RandAugment on whole batches, on the device.
 
 An operation is a function of images, (count, side, side, 3) uint8, and of a magnitude for each,
-(count,) float32. It makes of them what torchvision's makes of one image at a time, 6 x faster on a
-CPU. To add one: a function, and its row in `OPERATIONS`.
+(count,) float32. It makes of them what torchvision's makes of one image at a time. To add one: a
+function, and its row in `OPERATIONS`.
 """
 
 import math
