@@ -132,6 +132,21 @@ def resident(result: Result) -> str:
     return f"{number(rate)} images/s: {ratio:.0f} x a DataLoader with PIL transforms"
 
 
+def policies(result: Result) -> str:
+    """CPU time per image, and how it compares."""
+    found = result["measured"]
+    parts = []
+    for policy, name in (("trivialaugment", "TrivialAugment"), ("randaugment", "RandAugment")):
+        ours = found[f"{policy}:ours"]
+        ratios = (ours[f"cpu_ms x {policy}:torchvision-{way}"]["median"] for way in ("v1", "v2"))
+        parts.append(
+            "{} {} ms, {:.2f} and {:.2f} of torchvision's (PIL, tensors)".format(
+                name, number(ours["cpu_ms"]["median"]), *ratios
+            )
+        )
+    return "; ".join(parts)
+
+
 def training(result: Result) -> str:
     """How many images per second, beside the others."""
     found = result["measured"]
@@ -196,6 +211,7 @@ def suites(result: Result) -> str:
 MEASURED: list[tuple[str, str, Callable[[Result], str]]] = [
     ("photographs, 2 workers: CPU time per image", "loaders", loaders),
     ("32 x 32 images in memory, augmented and normalised", "resident", resident),
+    ("224 x 224 photographs: CPU time per image of a policy", "policies", policies),
     ("ResNet-18, 128 pixels, photographs, whole training", "training", training),
     ("training steps alone, by `--precision`", "precision", precision),
     ("the loop itself, beside a small model", "overhead", overhead),

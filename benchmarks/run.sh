@@ -23,6 +23,7 @@ compare() {
 compare loaders --pixels
 compare loaders
 compare resident
+compare policies
 compare overhead
 compare precision
 compare memory
