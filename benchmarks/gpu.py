@@ -74,8 +74,8 @@ BEGINNINGS = {
     " --run.dir RUN --rows",
     "tune": "train.py finetune --data.root PHOTOS --run.init-from= --optim.frozen-epochs 0"
     " --epochs 1 --run.log-every-steps 5 --run.dir RUN {tuned}",
-    "tips_1": "mixed_precision channels_last fused_optimizer set_to_none conv_bias gradient_checkpointing"
-    " cudnn_benchmark tf32 on_device item pinned_copy",
+    "tips_1": "mixed_precision channels_last fused_optimizer set_to_none conv_bias"
+    " gradient_checkpointing cudnn_benchmark tf32 on_device item pinned_copy",
     "tips_2": "resident prepared num_workers prefetch persistent_workers shared_batches uint8",
     "tips_3": "torch_compile data_parallel pin_memory non_blocking empty_cache inference_mode"
     " deterministic profiler",
