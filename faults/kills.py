@@ -48,28 +48,48 @@ def in_training(scratch: Path, tries: int, **more: Any) -> str:  # noqa: ANN401
     knobs = {"run__evaluate_every_epochs": SAVE_EVERY / 10, "data__where": "stream", **more}
     unbroken = small(scratch / "unbroken", data__workers=1, **knobs)
     took = train_whole(unbroken)
-    kills = in_saves = runs = 0
+    in_saves = runs = before = 0
     folder = scratch / "run"
-    while kills < tries or folder.exists():
-        config = small(folder, data__workers=chance.choice((0, 1, 2)), **knobs)
-        before = newest(folder)
-        pid = fork(train, config)
-        if kills < tries:
-            time.sleep(chance.uniform(0.1, 0.9) * took)
-            kill_group(pid)
-        if wait(pid) == 0:
+
+    def begin() -> int:
+        return fork(train, small(folder, data__workers=chance.choice((0, 1, 2)), **knobs))
+
+    for is_done in killed_at_random(begin, folder, tries, took, chance):
+        if is_done:
             assert_same_end(folder, Path(unbroken.run.dir))
             runs += 1
-            shutil.rmtree(folder)
+            before = 0
             continue
-        kills += 1
         in_saves += any(folder.glob("checkpoints/.*"))
-        assert_readable(folder)
         expect(newest(folder) >= before, "a checkpoint that was there is gone")
+        before = newest(folder)
     return (
         f"{runs} runs came to their end, each as the unbroken one to the last bit; {in_saves} "
         f"kills fell into a save; at most {SAVE_EVERY} steps, from save to save, were made again"
     )
+
+
+def killed_at_random(
+    begin: Callable[[], int], folder: Path, tries: int, took: float, chance: random.Random
+) -> Iterator[bool]:
+    """Begin runs in `folder`, kill `tries` of them, and let the last come to its end.
+
+    Yields after each, a run of `took` seconds if nobody kills it: whether it came to its end, after
+    which it is removed. What a kill leaves is readable.
+    """
+    kills = 0
+    while kills < tries or folder.exists():
+        pid = begin()
+        if kills < tries:
+            time.sleep(chance.uniform(0.1, 0.9) * took)
+            kill_group(pid)
+        if wait(pid) == 0:
+            yield True
+            shutil.rmtree(folder)
+            continue
+        kills += 1
+        assert_readable(folder)
+        yield False
 
 
 def with_deterministic(scratch: Path, tries: int) -> str:
@@ -86,22 +106,18 @@ def without_deterministic(scratch: Path, tries: int) -> str:
     pid = fork(train_and_note, small(scratch / "unbroken", **knobs), scratch / "expected")
     expect(wait(pid) == 0, "a run ended with an error")
     seen = (scratch / "expected").read_text().splitlines()
-    kills = runs = 0
+    runs = 0
     folder, noted = scratch / "run", scratch / "noted"
-    while kills < tries or folder.exists():
-        pid = fork(train_and_note, small(folder, **knobs), noted)
-        if kills < tries:
-            time.sleep(chance.uniform(0.1, 0.9) * took)
-            kill_group(pid)
-        if wait(pid) == 0:
+
+    def begin() -> int:
+        return fork(train_and_note, small(folder, **knobs), noted)
+
+    for is_done in killed_at_random(begin, folder, tries, took, chance):
+        if is_done:
             found = {*noted.read_text().splitlines()}
             expect(found == {*seen}, f"{len(found ^ {*seen})} batches differ")
             runs += 1
-            shutil.rmtree(folder)
             noted.unlink()
-            continue
-        kills += 1
-        assert_readable(folder)
     return f"{runs} runs came to their end, all with the same {len(seen)} batches"
 
 
