@@ -66,7 +66,7 @@ def test_draws_depend_on_the_place_and_seeded_ones_leave_others_alone():
         seeding.seed_everything(place, deterministic=False, device=cpu)
         outside = draws()
         seeding.seed_layers(0, place, 0, cpu)
-        outside += draws()
+        outside += draws()[-1:]  # torch's
         with seeding.seeded(key, 0):
             inside = draws()
             with seeding.seeded(key, place):

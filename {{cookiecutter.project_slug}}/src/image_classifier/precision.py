@@ -1,9 +1,10 @@
 """Mixed precision: the number format of the arithmetic, and the optimizer's step in it."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -48,13 +49,16 @@ class Precision:
             # Time cuDNN's algorithms once per shape, and keep the fastest.
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    @cached_property
+    def found_inf_and_scale(self) -> tuple[Tensor, Tensor]:
+        """For a step without a GradScaler: room for whether to skip it, and 1. On the device."""
+        return torch.tensor((0.0, 1.0), device=self.device).unbind()
+
+    def autocast(self) -> AbstractContextManager:
         """A block whose forward pass runs in this precision."""
-        is_mixed = self.dtype != torch.float32
-        autocast = torch.autocast(self.device.type, self.dtype) if is_mixed else nullcontext()
-        with phase("forward"), autocast:
-            yield
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss`, scaled in fp16, to those of the weights."""
@@ -68,10 +72,10 @@ class Precision:
         optimizers read `found_inf` on the device.
         """
         with phase("optimizer"):
-            weights = [w for group in optimizer.param_groups for w in group["params"]]
+            groups = [group["params"] for group in optimizer.param_groups]
             if self.clip_norm:
                 self.scaler.unscale_(optimizer)
-                norm = nn.utils.clip_grad_norm_(weights, self.clip_norm)
+                norm = nn.utils.clip_grad_norm_([*chain(*groups)], self.clip_norm)
             if self.scaler.is_enabled():
                 self.scaler.step(optimizer)
                 self.scaler.update()
@@ -79,11 +83,18 @@ class Precision:
                 # The gradient of the last layer is the first that is computed from the loss: where
                 # that is not finite, so is it. To check all takes small networks longer than to
                 # update their weights.
-                last = next(w.grad for w in reversed(weights) if w.grad is not None)
-                checked = norm if self.clip_norm else last.sum()
-                optimizer.found_inf = (checked - checked).nan_to_num_(nan=1.0)  # 1 if it is not
+                backwards = chain(*map(reversed, reversed(groups)))
+                last = next(w.grad for w in backwards if w.grad is not None)
+                checked = norm if self.clip_norm else last
+                found_inf, scale = self.found_inf_and_scale
+                # What GradScaler does; the scale is 1.
+                torch._amp_foreach_non_finite_check_and_unscale_(
+                    [checked], found_inf.zero_(), scale
+                )
+                optimizer.found_inf = found_inf
                 optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            for weight in chain(*groups):
+                weight.grad = None
 
 
 def settle_precision(

@@ -1,7 +1,7 @@
 """The story of a run: build, place, compile, wrap for DDP, then one flat loop over steps."""
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 
@@ -27,6 +27,7 @@ from .preprocess import Normalize
 from .runtime.consensus import AsyncConsensus
 from .runtime.distributed import World, join_world
 from .runtime.out_of_memory import MicroBatch
+from .runtime.phases import phase
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
@@ -124,7 +125,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 tell_watchers()
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
-                if is_due(evaluate_every):
+                if is_evaluated := is_due(evaluate_every):
                     scores = evaluate(state.best_model, val_data, normalize, precision, world)
                     state.record(scores.top1)
                     stop_early = state.early_stop(run.patience)
@@ -134,7 +135,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                     state.step, signals.number, state.step if checkpoints.are_old else 0
                 )
                 is_overdue = overdue > checkpoints.saved_step
-                if is_due(evaluate_every) or state.is_best or stop_early or signal or is_overdue:
+                if is_evaluated or stop_early or signal or is_overdue:
                     checkpoints.save(state, log.state_dict())
                 if signal and state.step < total_steps:
                     raise StoppedError(signal, checkpoints.account(state.step, total_steps))
@@ -179,14 +180,14 @@ def train_step(  # noqa: PLR0917 - what a step needs
         micro_batch_size: images at once; the gradients of several micro-batches add up.
     """
     total = None  # nothing to add to where the batch is computed at once
-    for start in range(0, len(images), micro_batch_size):
+    for start in range(0, count := len(images), micro_batch_size):
         stop = start + micro_batch_size
-        # Ranks exchange gradients only with the last micro-batch. This is the variable that DDP's
-        # no_sync() toggles; a model that is not wrapped ignores it.
-        model.require_backward_grad_sync = stop >= len(images)
-        with precision.autocast():
-            loss = loss_fn(model(images[start:stop]), labels[start:stop])
-        precision.backward(loss)
+        # Ranks exchange gradients only with the last micro-batch.
+        adds_up = stop < count and isinstance(model, DistributedDataParallel)
+        with model.no_sync() if adds_up else nullcontext():
+            with phase("forward"), precision.autocast():
+                loss = loss_fn(model(images[start:stop]), labels[start:stop])
+            precision.backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
     return total
 

@@ -49,12 +49,15 @@ class TrainState:
             f"{self.best_step}, top-1 {self.best_top1:.2%}, whose weights are in best.pt"
         )
 
-    @torch.no_grad()
     def advance(self) -> None:
-        """Count a step, and move the averaged weights towards the model's."""
+        """Count a step, and average the weights."""
         self.step += 1
-        if self.ema is None:
-            return
+        if self.ema is not None:
+            self.average()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Move the averaged weights towards the model's."""
         # The first averages are over few steps, so that random initial weights do not stay in them.
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
         old, new = ([*net.parameters(), *net.buffers()] for net in (self.ema, self.model))

@@ -60,7 +60,7 @@ class BadImages:
 
     def known(self) -> set[bytes]:
         """The names of all bad images; those of other processes and splits, if they are listed."""
-        if self.path and self.path.exists():
+        if self.is_skipping and self.path and self.path.exists():
             with self.path.open("rb") as file:  # only what is new, in whole lines
                 file.seek(self.end)
                 lines, newline, _ = file.read().rpartition(b"\n")

@@ -140,7 +140,8 @@ class TrainData:
     def _part(self, order: Tensor, step: int) -> Tensor:
         """This rank's part of batch `step` in the order of its epoch."""
         first = step % self.steps_per_epoch * self.batch_size
-        return order[first : first + self.batch_size][self.world.local_slice(self.batch_size)]
+        part = self.world.local_slice(self.batch_size)
+        return order[first + part.start : first + part.stop]
 
     def _orders(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The order of the epoch, and the same with distinct numbers for repeated images."""
@@ -182,7 +183,7 @@ class TrainData:
     def _resident(self, step: int) -> Batch:
         """Indices only: augmentation gathers in the pass in which it moves pixels."""
         indices = self.indices_at(step)
-        return Batch(self.pixels, self.labels[indices], indices, rows=indices)
+        return Batch(self.pixels, self.labels.index_select(0, indices), indices, rows=indices)
 
     def _gathered(self, step: int) -> HostBatch:
         """A gather in pinned host memory."""

@@ -122,15 +122,12 @@ def seed_cpu(value: int) -> None:
 
 
 def seed_layers(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Seed what is drawn in a step, differently on each rank: dropout and other layers.
-
-    On the CPU also transforms of the batch.
-    """
+    """Seed what torch draws in a step, differently on each rank: dropout and other layers."""
     value = seed_at(LAYERS, seed, step, rank)
-    seed_cpu(value)
-    if device.type == "cuda":
+    torch.default_generator.manual_seed(value)
+    if (kind := device.type) == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(value)
-    elif device.type == "mps":
+    elif kind == "mps":
         torch.mps.manual_seed(value)
 
 

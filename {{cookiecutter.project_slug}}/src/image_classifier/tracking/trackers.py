@@ -95,17 +95,18 @@ def public_knobs(config: Config) -> Knobs:
 
 def tensorboard(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
     """TensorBoard: curves, images and hyper-parameters; it hides rows after the last checkpoint."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
+    # Its thread writes to the disk once per second: to wait for it takes as long as a step.
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1, flush_secs=1)
     seen: Metrics = {}
 
     def log(step: int, metrics: Metrics) -> None:
         seen.update(metrics)
-        for name, value in metrics.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        writer.file_writer.add_summary(Summary(value=values), step)  # one event, not one for each
 
     def image(step: int, name: str, pixels: np.ndarray) -> None:
         writer.add_image(name, pixels, step, dataformats="HWC")

@@ -67,8 +67,17 @@ def set_to_none(setup: Setup) -> Variants:
     """Drop the gradients after each step, instead of filling them with zeros."""
 
     def fill(run: TimedRun) -> None:
-        zero_grad = run.state.optimizer.zero_grad
-        run.state.optimizer.zero_grad = lambda **_: zero_grad(set_to_none=False)
+        precision, weights = run.state.precision, list(run.state.model.parameters())
+        step = precision.step
+
+        def step_and_fill(optimizer: torch.optim.Optimizer) -> None:
+            gradients = [weight.grad for weight in weights]
+            step(optimizer)
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.grad = gradient
+            optimizer.zero_grad(set_to_none=False)
+
+        precision.step = step_and_fill
 
     return {"filled with zeros": Variant(setup.config, fill), "None": Variant(setup.config)}
 
