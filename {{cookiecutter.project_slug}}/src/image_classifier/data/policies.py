@@ -43,7 +43,7 @@ class Policy:
         `draws` is (batch, num_draws), from 0 to 1, on the CPU.
         """
         images = to_bytes(images.round()) if images.is_floating_point() else images
-        table = magnitudes(self.is_trivial, images.shape[1])
+        table = magnitude_table(self.is_trivial, images.shape[1])
         for operation, strength, sign in draws.unflatten(1, (-1, DRAWS)).permute(1, 2, 0):
             which = (operation * len(OPERATIONS)).long()
             bins = (strength * BINS).long() if self.is_trivial else self.strength
@@ -54,7 +54,7 @@ class Policy:
 
 
 @cache
-def magnitudes(is_trivial: bool, side: int) -> Tensor:
+def magnitude_table(is_trivial: bool, side: int) -> Tensor:
     """Those of each operation and strength, for images of `side`: (operations, BINS) float32."""
     largest = TRIVIAL if is_trivial else RAND | {"move": RAND["move"] * side}
     ends = [(AT_ZERO.get(kind, 0.0), largest.get(kind, 0.0)) for _, kind in OPERATIONS]
@@ -122,31 +122,30 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
 
 def brightness(images: Tensor, change: Tensor) -> Tensor:
     """Blend with black; `change` is -1 for black, 0 for the image itself, 1 for twice as bright."""
-    return blend(images, 0.0, change)
+    return to_bytes(images.flatten(2).float().mul_(1 + change[:, None, None])).view_as(images)
 
 
 def color(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the gray image."""
-    change, channels, changed = change[:, None, None], planes(images), torch.empty_like(images)
-    gray = luminance(channels).mul_(change)
-    for old, new in zip(channels, changed.unbind(3), strict=True):
-        new.copy_(old.mul_(1 + change).sub_(gray).clamp_(0, 255).int())
-    return changed
+    gray, spread = luminance(images), torch.empty(images.shape, device=images.device)
+    for channel in spread.unbind(3):  # 2 x faster than to broadcast
+        channel.copy_(gray)
+    return blend(images, spread.flatten(2), change)
 
 
 def contrast(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the mean gray."""
-    return blend(images, luminance(planes(images)).mean(dim=(1, 2), keepdim=True), change)
+    return blend(images, luminance(images).mean(dim=(1, 2), keepdim=True), change)
 
 
 def sharpness(images: Tensor, change: Tensor) -> Tensor:
     """Blend with a smoothed image, whose border is that of the image."""
     rows = images.flatten(2).short()  # a channel's neighbors in a row are 3 numbers away
-    columns = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
-    smooth = columns[:, :, :-6] + columns[:, :, 3:-3] + columns[:, :, 6:]
+    columns = (rows[:, :-2] + rows[:, 1:-1]).add_(rows[:, 2:])
+    smooth = (columns[:, :, :-6] + columns[:, :, 3:-3]).add_(columns[:, :, 6:])
     middle = rows[:, 1:-1, 3:-3]
     smooth = smooth.add_(middle, alpha=4).float().mul_(1 / 13).round_()
-    changed = images.clone()
+    middle, changed = middle.float(), images.clone()
     sharper = smooth.sub_(middle).mul_(-change[:, None, None]).add_(middle)
     changed.flatten(2)[:, 1:-1, 3:-3] = to_bytes(sharper)
     return changed
@@ -181,9 +180,13 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
     tables = 3 * len(images)
     first = 256 * torch.arange(tables, dtype=torch.int32, device=images.device).view(-1, 1, 3)
     places = (images.flatten(2).int() + first.repeat(1, 1, images.shape[2])).flatten()
-    one = torch.ones((), dtype=torch.int32, device=images.device)
-    counts = torch.zeros(256 * tables, dtype=torch.int32, device=images.device)
-    counts = counts.index_add_(0, places, one.expand(len(places))).view(tables, 256)
+    if images.device.type == "cpu":
+        counts = places.bincount(minlength=256 * tables)
+    else:  # where bincount waits for the device
+        one = torch.ones((), dtype=torch.int32, device=images.device)
+        counts = torch.zeros(256 * tables, dtype=torch.int32, device=images.device)
+        counts.index_add_(0, places, one.expand(len(places)))
+    counts = counts.view(tables, 256)
     below = counts.cumsum(1)
     brightest = counts.gather(1, below.argmax(1, keepdim=True))
     step = (below[:, -1:] - brightest) // 255
@@ -192,30 +195,25 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
     return table.flatten().index_select(0, places).view_as(images)
 
 
-def blend(images: Tensor, others: Tensor | float, change: Tensor) -> Tensor:
+def blend(images: Tensor, others: Tensor, change: Tensor) -> Tensor:
     """Return images * (1 + change) - others * change: (count, side, side, 3) uint8.
 
-    `others` is broadcast to (count, side, 3 * side).
+    `others`, which it overwrites, is broadcast to (count, side, 3 * side).
     """
     change = change[:, None, None]
-    rows = images.flatten(2).float().mul_(1 + change).sub_(others * change)
+    rows = images.flatten(2).float().mul_(1 + change).sub_(others.mul_(change))
     return to_bytes(rows).view_as(images)
 
 
 def to_bytes(numbers: Tensor) -> Tensor:
-    """Numbers cut off to 0 .. 255, in place, as uint8; by way of int, 1.5 x faster on a CPU."""
-    return numbers.clamp_(0, 255).int().byte()
+    """Numbers cut off to 0 .. 255, as uint8; by way of 16 bits, 2 x faster on a CPU."""
+    return numbers.short().clamp_(0, 255).byte()
 
 
-def planes(images: Tensor) -> list[Tensor]:
-    """The color channels: three of (count, side, side) float32."""
-    return [channel.float() for channel in images.unbind(3)]
-
-
-def luminance(channels: list[Tensor]) -> Tensor:
+def luminance(images: Tensor) -> Tensor:
     """Gray images, as ITU-R BT.601 weights colors: (count, side, side) float32, whole numbers."""
-    red, green, blue = channels
-    return torch.add(red * 0.2989, green, alpha=0.587).add_(blue, alpha=0.114).floor_()
+    weights = torch.tensor((0.2989, 0.587, 0.114), device=images.device)
+    return (images.float() @ weights).floor_()
 
 
 def move_rows(images: Tensor, rows: Tensor, columns: Tensor | int) -> Tensor:
@@ -243,10 +241,10 @@ def sample(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
     count, height, width, _ = images.shape
     framed = images.new_zeros((count, height + 2, width + 2, 3))  # all that is outside is its frame
     framed[:, 1:-1, 1:-1] = images
-    y = (y + (height / 2 - 0.5)).round_().clamp_(-1, height).int()
-    x = (x + (width / 2 - 0.5)).round_().clamp_(-1, width).int()
-    first = torch.arange(count, dtype=torch.int32, device=images.device) * (height + 2) + 1
-    places = y.add_(first[:, None, None]).mul_(width + 2).add_(x).add_(1)
+    y = (y + (height / 2 - 0.5)).round_().clamp_(-1, height)
+    x = (x + (width / 2 - 0.5)).round_().clamp_(-1, width)
+    origins = torch.arange(count, dtype=torch.int32, device=images.device) * (height + 2) + 1
+    places = y.mul_(width + 2).add_(x).int() + (origins * (width + 2) + 1)[:, None, None]
     return framed.view(-1, 3).index_select(0, places.flatten()).view_as(images)
 
 
