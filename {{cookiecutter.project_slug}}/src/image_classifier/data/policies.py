@@ -212,8 +212,13 @@ def to_bytes(numbers: Tensor) -> Tensor:
 
 def luminance(images: Tensor) -> Tensor:
     """Gray images, as ITU-R BT.601 weights colors: (count, side, side) float32, whole numbers."""
-    weights = torch.tensor((0.2989, 0.587, 0.114), device=images.device)
-    return (images.float() @ weights).floor_()
+    return (images.float() @ color_weights(images.device)).floor_()
+
+
+@cache
+def color_weights(device: torch.device) -> Tensor:
+    """Those of red, green and blue; made once, as a copy to a GPU waits for it."""
+    return torch.tensor((0.2989, 0.587, 0.114), device=device)
 
 
 def move_rows(images: Tensor, rows: Tensor, columns: Tensor | int) -> Tensor:
