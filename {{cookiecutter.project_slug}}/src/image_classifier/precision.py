@@ -82,7 +82,7 @@ class Precision:
             else:
                 # The gradient of the last layer is the first that is computed from the loss: where
                 # that is not finite, so is it. To check all takes small networks longer than to
-                # update their weights.
+                # update their weights, and to list all costs a cache miss for each.
                 backwards = chain(*map(reversed, reversed(groups)))
                 last = next(w.grad for w in backwards if w.grad is not None)
                 checked = norm if self.clip_norm else last
@@ -93,7 +93,7 @@ class Precision:
                 )
                 optimizer.found_inf = found_inf
                 optimizer.step()
-            for weight in chain(*groups):
+            for weight in chain(*groups):  # what `zero_grad` does, without a note for a profiler
                 weight.grad = None
 
 
