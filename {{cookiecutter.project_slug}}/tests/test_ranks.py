@@ -21,7 +21,7 @@ from test_faults import lack_memory
 from image_classifier import checkpoint
 from image_classifier.config import Config
 from image_classifier.data import loader
-from image_classifier.errors import EXIT_RESTART
+from image_classifier.errors import EXIT_OUT_OF_MEMORY
 from image_classifier.models import pretrained
 from image_classifier.runtime import (
     consensus,
@@ -104,7 +104,7 @@ def starved(config):
 
 
 def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(config, trained_once):
-    assert run_ranks(2, starved, config)[1] == EXIT_RESTART
+    assert run_ranks(2, starved, config)[1] == EXIT_OUT_OF_MEMORY
     assert run_ranks(2, starved, config) == [0, 0]
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
     assert left == {"micro_batch": 4, "was": 8, "step": 5}
@@ -166,7 +166,7 @@ KILLED = "ended by SIGKILL (out of memory?)"
 @pytest.mark.parametrize(
     ("rank", "code", "cause", "restarts"),
     [
-        ("sys.exit(75 * is_first)", 0, "", 0),  # as often as it asks for it
+        ("sys.exit(73 * is_first)", 0, "", 0),  # as often as it asks for it
         ("is_first and os.kill(os.getpid(), 9)", 0, KILLED, 1),
         ("os.kill(os.getpid(), 9)", 128 + 9, KILLED, 3),
         ("sys.exit(74)", 74, "a rank was lost", 3),

@@ -137,6 +137,10 @@ class RunConfig:
     patience: int = within(0, 0)  # early stopping: evaluations without a better top-1; 0: off
     trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
     # tensorboard, and of tools/ trackio, wandb; the flag with nothing after it: nobody
+    max_minutes: float = within(0.0, 0)  # time limit, from the start of the command: the run saves
+    # and ends with exit code 75, and the same command resumes it; 0: none
+    finish_in_time: bool = False  # max_minutes is for the whole run, however often it is resumed:
+    # the learning rate decays by the clock, and the run is done by then; no two such runs are equal
     timeout_seconds: float = within(300.0, 1)  # without a sign of life from a process or a worker,
     # after which the run stops
 
@@ -180,6 +184,11 @@ class Config:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
                 f"--epochs {self.epochs:g}; about {0.2 * self.epochs:.1g} is usual"
+            )
+        if self.run.finish_in_time and (not self.run.max_minutes or augment.min_size):
+            raise UserError(
+                "--run.finish-in-time needs the time, --run.max-minutes, and images of one size: "
+                "--augment.min-size 0"
             )
         if optim.frozen_epochs and not self.run.init_from:
             raise UserError(

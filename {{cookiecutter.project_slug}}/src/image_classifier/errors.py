@@ -8,7 +8,8 @@ T = TypeVar("T")
 
 # Exit codes. A run that a signal ended and that saved everything exits with 128 + the signal.
 EXIT_DONE, EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-EXIT_PEER_LOST, EXIT_RESTART = 74, 75  # another rank is gone; "start me again"
+# Memory ran out, or another rank is gone, so start again at once; the time limit: "start me again".
+EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, EXIT_RESTART = 73, 74, 75
 
 
 class UserError(ValueError):

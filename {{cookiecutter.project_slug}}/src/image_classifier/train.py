@@ -31,6 +31,7 @@ from .runtime.phases import phase
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
+from .runtime.time_limit import TimeLimit
 from .tracking import RunLogger, Setup, check_setup, watchers
 from .train_state import TrainState
 
@@ -94,7 +95,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         set_frozen(model, backbone, is_frozen=state.step < unfreeze_step)
         ddp_model = wrap_ddp(model, world)
         evaluate_every = train_data.steps_in(run.evaluate_every_epochs)
-        scores, stop_early = None, state.early_stop(run.patience)
+        limit = TimeLimit(run, state.seconds)
+        scores, stop_early = None, state.early_stop(run.patience) or limit.message
 
         def is_due(every: int) -> bool:
             return state.step % every == 0 or state.step == total_steps
@@ -114,7 +116,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                     set_frozen(model, backbone, is_frozen=False)
                     # DDP waits for the gradients of all that was trainable when it was made.
                     ddp_model = wrap_ddp(model, world)
-                lr = set_lr(optimizer, lr_at(state.step))
+                lr = set_lr(optimizer, lr_at(limit.place(state.step, total_steps)))
                 seed_layers(config.seed, state.step, world.rank, world.device)
                 images, labels = augment(batch, state.step)
                 loss = train_step(ddp_model, images, labels, loss_fn, precision, micro_batch.size)
@@ -125,17 +127,23 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 tell_watchers()
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
-                if is_evaluated := is_due(evaluate_every):
-                    scores = evaluate(state.best_model, val_data, normalize, precision, world)
+                if is_evaluated := is_due(evaluate_every) or bool(limit.message):
+                    with limit.evaluation():
+                        scores = evaluate(state.best_model, val_data, normalize, precision, world)
                     state.record(scores.top1)
-                    stop_early = state.early_stop(run.patience)
+                    stop_early = state.early_stop(run.patience) or limit.message
                     log.scores(state.step, scores)
-                # All ranks learn of a signal, or that a save is due by the clock, at the same step.
-                signal, overdue = consensus.max(
-                    state.step, signals.number, state.step if checkpoints.are_old else 0
+                # All ranks learn of a signal, the clock, or that a save is due, at the same step.
+                signal, overdue, spent = consensus.max(
+                    state.step,
+                    signals.number or limit.signal,
+                    state.step if checkpoints.are_old else 0,
+                    limit.millionths,
                 )
+                limit.agree(spent)
                 is_overdue = overdue > checkpoints.saved_step
                 if is_evaluated or stop_early or signal or is_overdue:
+                    state.seconds = limit.seconds
                     checkpoints.save(state, log.state_dict())
                 if signal and state.step < total_steps:
                     raise StoppedError(signal, checkpoints.account(state.step, total_steps))

@@ -23,6 +23,7 @@ class TrainState:
     best_top1: float = -1.0  # of all evaluations so far
     best_step: int = -1  # when it was reached
     num_worse: int = 0  # evaluations since then
+    seconds: float = 0.0  # that a run took which finishes in time, all its starts together
 
     @property
     def best_model(self) -> nn.Module:
@@ -73,6 +74,7 @@ class TrainState:
             "best_top1": self.best_top1,
             "best_step": self.best_step,
             "num_worse": self.num_worse,
+            "seconds": self.seconds,
             "model": dict(self.model.state_dict()),
             "ema": None if self.ema is None else dict(self.ema.state_dict()),
             "optimizer": self.optimizer.state_dict(),
@@ -88,7 +90,7 @@ class TrainState:
         """
         self.step = saved["step"]
         self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
-        self.num_worse = saved["num_worse"]
+        self.num_worse, self.seconds = saved["num_worse"], saved.get("seconds", 0.0)
         self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))

@@ -17,7 +17,14 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ..config import ComputeConfig, RunConfig
-from ..errors import EXIT_DONE, EXIT_FAULT, EXIT_PEER_LOST, EXIT_RESTART, FaultError, UserError
+from ..errors import (
+    EXIT_DONE,
+    EXIT_FAULT,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_PEER_LOST,
+    FaultError,
+    UserError,
+)
 from . import platform
 from .console import printable
 from .files import is_disk_full
@@ -26,6 +33,7 @@ from .signals import obeyed
 MAX_RESTARTS = 3  # of a job whose process was killed; each continues from the last checkpoint
 POLL_SECONDS = 0.05  # between two looks at the ranks
 GRACE_SECONDS = 15.0  # for the other ranks to end, after one has failed
+BEGAN = "RUN_BEGAN"  # variable with the time of the first start, see `seconds_since_start`
 STORE = "RUN_STORE"  # variable with the descriptor of the file in which our ranks meet
 # Variables that tell that this is not the first start of a job: ours, torchrun's, SLURM's.
 RESTART_COUNTS = ("RUN_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -35,11 +43,12 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
     """Do `work` in this process, or in as many as the config asks for; return the exit code."""
     if is_launched():
         return attempt(work)
+    os.environ[BEGAN] = str(time.monotonic())
     print("importing PyTorch ...", flush=True)  # which takes seconds, or a minute from a cold disk
     processes = num_processes(run, compute)
     if processes > 1:
         return launch(processes)
-    while (code := attempt(work)) == EXIT_RESTART:
+    while (code := attempt(work)) == EXIT_OUT_OF_MEMORY:
         os.environ[RESTART_COUNTS[0]] = "1"
         gc.collect()  # the failed attempt may be in reference cycles, with all that it holds
     return code
@@ -53,6 +62,11 @@ def is_launched() -> bool:
 def is_restart() -> bool:
     """Whether this job was started before: it continues its run, whatever `--run.fresh` says."""
     return any(os.environ.get(name, "0") != "0" for name in RESTART_COUNTS)
+
+
+def seconds_since_start() -> float:
+    """How long ago the user started this command, or torchrun this process."""
+    return time.monotonic() - float(os.environ.setdefault(BEGAN, str(time.monotonic())))
 
 
 def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
@@ -104,14 +118,14 @@ def attempt(work: Callable[[], None]) -> int:
 def launch(processes: int) -> int:
     """Run this command in `processes` processes; return the exit code of the first to fail.
 
-    When one fails, the others are stopped. All start again from the last checkpoint if it asks for
-    that (as often as it asks), or was killed (MAX_RESTARTS times).
+    When one fails, the others are stopped. All start again from the last checkpoint if it ran out
+    of memory (as often as it does), or was killed (MAX_RESTARTS times).
     """
     lost = 0
     while True:
         with meeting_place() as (variables, descriptors):
             code, cause = launch_once(processes, variables, descriptors)
-        if code != EXIT_RESTART:
+        if code != EXIT_OUT_OF_MEMORY:
             if not cause or lost == MAX_RESTARTS:
                 return code
             lost += 1
@@ -172,7 +186,7 @@ def launch_once(  # noqa: C901 - one attempt, from its start to its end
         for number, handler in before.items():
             signal.signal(number, handler)
     code = failed[0].returncode
-    if signals and (code < 0 or code in (EXIT_PEER_LOST, EXIT_RESTART)):  # they end the job
+    if signals and (code < 0 or code in (EXIT_PEER_LOST, EXIT_OUT_OF_MEMORY)):  # they end the job
         return 128 + signals[0], ""
     if code >= 0:
         return code, "a rank was lost" if code == EXIT_PEER_LOST else ""

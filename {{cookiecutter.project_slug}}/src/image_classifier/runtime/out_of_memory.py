@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from ..config import Config
-from ..errors import EXIT_RESTART, FaultError
+from ..errors import EXIT_OUT_OF_MEMORY, FaultError
 from .distributed import World
 from .files import read_object, write_json
 
@@ -29,7 +29,7 @@ class Stepping(Protocol):
 class OutOfMemoryError(FaultError):
     """A step does not fit into memory; after a restart it is computed in smaller parts."""
 
-    code = EXIT_RESTART
+    code = EXIT_OUT_OF_MEMORY
 
 
 class MicroBatch:

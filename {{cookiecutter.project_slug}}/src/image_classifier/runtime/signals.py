@@ -6,8 +6,10 @@ import threading
 from types import FrameType
 from typing import Any
 
-from ..errors import FaultError
+from ..errors import EXIT_RESTART, FaultError
 from .platform import STOP_SIGNALS
+
+TIME_LIMIT = 1000  # stands among signals, of which no system has so many
 
 
 def obeyed() -> list[signal.Signals]:
@@ -16,13 +18,19 @@ def obeyed() -> list[signal.Signals]:
 
 
 class StoppedError(FaultError):
-    """A signal ended the run, and everything is saved; the exit code is 128 + the signal."""
+    """A signal or the time limit ended the run, and everything is saved.
+
+    The exit code is 128 + the signal, or "start me again".
+    """
 
     def __init__(self, number: int, account: str) -> None:
         """`account` says what was saved; empty on all ranks but the first."""
-        self.name = signal.Signals(number).name
-        self.code = 128 + number
-        super().__init__(account and f"received {self.name}: {account}")
+        if number == TIME_LIMIT:
+            self.name, self.code, cause = "time limit", EXIT_RESTART, "--run.max-minutes is over"
+        else:
+            self.name, self.code = signal.Signals(number).name, 128 + number
+            cause = f"received {self.name}"
+        super().__init__(account and f"{cause}: {account}")
 
 
 class Signals:
