@@ -117,7 +117,6 @@ def end_with_parent(number: int) -> None:
     call_libc("prctl", PR_SET_PDEATHSIG, number)
 
 
-
 def interface_to(host: str) -> str | None:
     """The network interface by which Linux reaches `host`; None elsewhere and where it has none.
 
