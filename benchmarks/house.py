@@ -60,6 +60,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "device": "cpu",
         "channels_last": True,
         "compile": False,
+        "gradient_dtype": "fp32",
     },
     "run": {
         "dir": "",

@@ -26,6 +26,7 @@ OWNED = {
     "licence": ["LICENSE"],
     "docker": ["Dockerfile", ".dockerignore"],
     "slurm": ["slurm.sh"],
+    "skypilot": ["sky.yaml"],
     "ci": [".github"],
     "tools": ["src/image_classifier/tools", "docs/tips.md"],  # the page of `bench --tips`
 }
@@ -87,6 +88,7 @@ def choices_in_toml() -> dict[str, str]:
         'licence = "MIT"': f'licence = "{licence}"',
         "docker = true": f"docker = {str(answers['docker']).lower()}",
         "slurm = true": f"slurm = {str(answers['slurm']).lower()}",
+        "skypilot = true": f"skypilot = {str(answers['skypilot']).lower()}",
         'ci = "GitHub Actions"': f'ci = "{answers["ci"]}"',
         'tools = "all"': f'tools = "{answers["tools"]}"',
     }

@@ -26,7 +26,8 @@ LONG_NAMES = {
     "author": "Zoë O'Brien-D\"Arc \\ 名前 😀",
     "email": "zoe.obrien+photographs@long-domain.example.org",
 }
-OFF = {"licence": "proprietary", "docker": "no", "slurm": "no", "ci": "none", "tools": "none"}
+OFF = {"licence": "proprietary", "docker": "no", "slurm": "no", "skypilot": "no"}
+OFF |= {"ci": "none", "tools": "none"}
 
 
 def render_with_cookiecutter(output_dir, **answers):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import ANY, Mock
@@ -15,10 +16,12 @@ from unittest.mock import ANY, Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import is_alive, job_of, losses, run_ranks, start, wait_for
+from conftest import changed, is_alive, job_of, losses, run_ranks, start, wait_for
 from test_faults import lack_memory
+from test_resume import assert_same, final
 
 from image_classifier import checkpoint
+from image_classifier import train as train_module
 from image_classifier.config import Config
 from image_classifier.data import loader
 from image_classifier.errors import EXIT_OUT_OF_MEMORY
@@ -51,6 +54,35 @@ def test_ranks_on_two_nodes_learn_as_one_process_and_meet_at_each_attempt(config
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
     attempts = [told | {"TORCHELASTIC_RESTART_COUNT": number} for number in "112"]
     assert [run_ranks(1, finds_another, **told) for told in attempts] == [[False], [True], [False]]
+
+
+def trained_with(config, **knobs):
+    """Train as a rank, with DDP's attributes `knobs`; the number formats of what ranks added up."""
+    dtypes, wrap, reduce = set(), train_module.wrap_ddp, dist.all_reduce
+
+    def wrapped(*arguments):
+        model = wrap(*arguments)
+        vars(model).update(knobs)
+        return model
+
+    train_module.wrap_ddp = wrapped
+    dist.all_reduce = lambda tensor, **more: dtypes.add(tensor.dtype) or reduce(tensor, **more)
+    train(config)
+    return dtypes
+
+
+def test_to_broadcast_buffers_in_each_step_would_change_nothing(config, tmp_path):
+    config = changed(config, model__name="resnet9", optim__ema_decay=0.9)
+    other = changed(config, run__dir=str(tmp_path / "other"))
+    run_ranks(2, trained_with, config)
+    run_ranks(2, partial(trained_with, forward_sync_buffers=True), other)
+    assert_same(final(config), final(other))
+
+
+def test_ranks_may_exchange_gradients_in_bf16(config, trained_once):
+    config = changed(config, compute__gradient_dtype="bf16", optim__accumulate=2)
+    assert all(torch.bfloat16 in dtypes for dtypes in run_ranks(2, trained_with, config))
+    assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=0.02)
 
 
 def opened(folder):

@@ -33,7 +33,17 @@ KEEP = 2  # newest checkpoints kept beside the best
 def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
     """What the last checkpoint of a run holds: None if there is none, or with `--run.fresh`.
 
-    A damaged checkpoint is skipped for the one before it.
+    A damaged checkpoint is skipped for the one before it. With several machines, all ranks get that
+    of rank 0: the run folder of another machine may be empty, or hold older ones.
+
+    Raises:
+        UserError: if all are damaged, or one is not of this project.
+    """
+    return world.read_once(lambda: read_whole(run, world))
+
+
+def read_whole(run: RunConfig, world: World) -> dict[str, Any] | None:
+    """The newest checkpoint on this machine's disk that is not damaged.
 
     Raises:
         UserError: if all are damaged, or one is not of this project.

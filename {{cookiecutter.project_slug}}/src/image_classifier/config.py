@@ -119,6 +119,8 @@ class ComputeConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
     channels_last: bool = True  # memory layout in which convolutions are fastest
     compile: bool = False  # torch.compile; pays back its first minute in longer runs
+    gradient_dtype: Literal["fp32", "bf16"] = "fp32"  # in which processes exchange gradients; bf16:
+    # half the bytes, and gradients are rounded to 8 bits, for slow networks
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from copy import deepcopy
 from dataclasses import replace
 
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from .augment import build_augment
 from .checkpoint import Checkpoints, read_newest
-from .config import Config
+from .config import ComputeConfig, Config
 from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
 from .models import build_model, load_pretrained
@@ -93,7 +94,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         del saved  # model and optimizer have what they need of it
         log.introduce(init_note=init_note, precision_note=f"{why_precision}; {reproducibility}")
         set_frozen(model, backbone, is_frozen=state.step < unfreeze_step)
-        ddp_model = wrap_ddp(model, world)
+        ddp_model = wrap_ddp(model, world, config.compute)
         evaluate_every = train_data.steps_in(run.evaluate_every_epochs)
         limit = TimeLimit(run, state.seconds)
         scores, stop_early = None, state.early_stop(run.patience) or limit.message
@@ -115,7 +116,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 if backbone and state.step == unfreeze_step:
                     set_frozen(model, backbone, is_frozen=False)
                     # DDP waits for the gradients of all that was trainable when it was made.
-                    ddp_model = wrap_ddp(model, world)
+                    ddp_model = wrap_ddp(model, world, config.compute)
                 lr = set_lr(optimizer, lr_at(limit.place(state.step, total_steps)))
                 seed_layers(config.seed, state.step, world.rank, world.device)
                 images, labels = augment(batch, state.step)
@@ -200,12 +201,17 @@ def train_step(  # noqa: PLR0917 - what a step needs
     return total
 
 
-def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
+def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:
     """The model as it trains: wrapped by DDP if there are other ranks, to average gradients.
 
-    To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on GPUs.
+    No `static_graph`: with `no_sync` the gradients are wrong, or DDP raises an error
+    (https://github.com/pytorch/pytorch/pull/187732). To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on GPUs.
     """
     if world.size == 1:
         return model
     devices = [world.device] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    ddp_model = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    ddp_model.broadcast_buffers = False  # before each forward pass; `evaluate` does it when needed
+    if compute.gradient_dtype == "bf16":
+        ddp_model.register_comm_hook(None, bf16_compress_hook)
+    return ddp_model

@@ -7,11 +7,12 @@ started with the same environment variables.
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,9 @@ from ..config import ComputeConfig, RunConfig
 from ..errors import UserError
 from .launch import STORE
 from .machine import find_accelerator, num_threads
-from .platform import LOOPBACK, end_with_parent, keep_freed_memory
+from .platform import LOOPBACK, end_with_parent, interface_to, keep_freed_memory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,17 @@ class World:
         if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
+
+    def read_once(self, read: Callable[[], T]) -> T:
+        """What `read` finds on this machine; with several machines, what rank 0 finds on its own.
+
+        Their disks may differ. The value is pickled on its way, as are others between ranks.
+        """
+        if self.size == self.local_size:
+            return read()
+        found = [read() if self.is_main else None]
+        dist.broadcast_object_list(found, device=self.device)
+        return found[0]
 
     def local_slice(self, count: int) -> slice:
         """This rank's part of a global batch of `count` images; all parts have the same size."""
@@ -165,6 +179,9 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         name = f"store-{job}-{os.getppid()}-{os.environ['MASTER_PORT']}-{attempt}"
         return dist.FileStore(str(Path(tempfile.gettempdir(), name)), size)
+    # gloo would take the address of this machine's name, which is often 127.0.1.1.
+    if interface := interface_to(os.environ["MASTER_ADDR"]):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=patience))
     return dist.PrefixStore(f"attempt{attempt}", store)
 

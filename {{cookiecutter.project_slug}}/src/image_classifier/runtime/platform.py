@@ -6,6 +6,7 @@ The rest of the package asks here, never which system this is. Nothing here impo
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opens a pipe that nobody writes to
 affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
+SIOCGIFADDR = 0x8915  # of netdevice(7)
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
@@ -113,6 +115,26 @@ def hand_back_memory() -> None:
 def end_with_parent(number: int) -> None:
     """Let Linux send this process the signal `number` when its parent dies."""
     call_libc("prctl", PR_SET_PDEATHSIG, number)
+
+
+def interface_to(host: str) -> str | None:
+    """The network interface by which Linux reaches `host`; None elsewhere and where it has none.
+
+    See `netdevice(7)`, which has the IPv4 address of an interface.
+    """
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 1))  # sends nothing
+        address = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                request = name.encode().ljust(256, b"\0")
+                if fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24] == address:
+                    return name
+    return None
 
 
 def call_libc(name: str, *arguments: object) -> None:

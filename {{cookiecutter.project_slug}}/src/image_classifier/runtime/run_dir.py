@@ -28,20 +28,23 @@ WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile")
 def open_run(config: Config, world: World) -> Iterator[None]:
     """A block in which the run folder exists, can be written, and is locked by this run.
 
-    A block that raises before it wrote anything leaves no folder behind.
+    Each machine has one, which may be the same; rank 0 locks its own. If it raises before it wrote
+    anything, it leaves no folder behind.
 
     Raises:
         UserError: if the folder can't be written, or another run is at work in it.
     """
-    if not world.is_main:
+    if world.local_rank > 0:
         yield
         return
     folder = Path(config.run.dir)
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    places = (folder, *folder.parents) if world.is_main else ()
+    made = [place for place in places if not place.exists()]
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            take(stack.enter_context((folder / ".lock").open("a+")), folder)
+            if world.is_main:
+                take(stack.enter_context((folder / ".lock").open("a+")), folder)
         except OSError as error:
             remove_unused(made)
             raise UserError(

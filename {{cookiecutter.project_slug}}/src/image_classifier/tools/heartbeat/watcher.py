@@ -14,10 +14,11 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...errors import EXIT_PEER_LOST, FaultError
 from ...runtime.distributed import World, is_peer_failure
-from ...runtime.files import read_rows
+from ...runtime.files import open_plain, parse_object
 from ...tracking import Setup
 from ...train_state import TrainState
 
@@ -44,6 +45,8 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     path, is_over, lost = Path(setup.config.run.dir, FILE), threading.Event(), None
+    hosts = [""] * world.size  # of each rank: machines need not share a run folder
+    dist.all_gather_object(hosts, socket.gethostname())
     beat = partial(write_row, path, world, state, threading.get_ident())
 
     def beat_on() -> None:
@@ -65,7 +68,7 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
         beat("waits" if lost else "left")
     if lost:
         time.sleep(2 * BEAT_SECONDS)  # until all ranks have written how they stand
-        if (account := account_of(path, world)) is not None:
+        if (account := account_of(path, world, hosts)) is not None:
             raise LostError(account) from lost
         raise lost
 
@@ -89,39 +92,49 @@ def write_row(path: Path, world: World, state: TrainState, thread: int, how: str
             file.write(text)
 
 
-def account_of(path: Path, world: World) -> str | None:
+def account_of(path: Path, world: World, hosts: list[str]) -> str | None:
     """Which ranks are gone or hang, and where; None if each of them reported it itself.
 
-    Empty on all remaining ranks but the first: one report is enough.
+    Empty on all remaining ranks but the first, or but the first of each machine if those have lost
+    each other: one report is enough. `hosts` has the machine of each rank.
     """
-    rows = [row for row in rows_of(path) if row["rank"] < world.size]
-    silent = [row for row in rows if row["how"] not in ("left", "waits")]
+    rows = {row["rank"]: row for row in rows_of(path) if row["host"] in hosts}
+    hows = [rows[rank]["how"] if rank in rows else "" for rank in range(world.size)]
+    silent = [rank for rank, how in enumerate(hows) if how not in ("left", "waits")]
+    is_cut = set(hows) == {"waits"}  # all are alive: the network between machines is not
+    if is_cut:
+        silent = [rank for rank, host in enumerate(hosts) if host != hosts[world.rank]]
     if not silent:
         return None
-    if world.rank != min(set(range(world.size)) - {row["rank"] for row in silent}):
+    if world.rank != min(set(range(world.size)) - {*silent}):
         return ""
-    ranks = "; ".join(map(describe, silent))
-    return f"no answer from {ranks}. What was saved is kept. Run the same command to resume"
+    ranks = "; ".join(describe(rank, hosts[rank], rows.get(rank)) for rank in silent)
+    lost = {hosts[rank] for rank in silent} - {hosts[world.rank]}
+    again = f" on all machines, or without {' and '.join(sorted(lost))}" if lost else ""
+    return f"no answer from {ranks}. What was saved is kept. Run the same command to resume{again}"
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """The rows that `write_row` wrote to a file, and no others."""
     names = {"rank", "host", "process", "step", "line", "time", "how"}
-    with suppress(OSError):
-        return [row for row in read_rows(path) if row.keys() == names]
+    with suppress(OSError), open_plain(path) as file:
+        lines = file.read().replace(b"\0", b"").splitlines()  # there is no row of another machine
+        return [row for row in map(parse_object, lines) if row.keys() == names]
     return []
 
 
-def describe(row: dict[str, Any]) -> str:
+def describe(rank: int, host: str, row: dict[str, Any] | None) -> str:
     """A rank, what became of its process if that is on this machine, and where it was last."""
+    if row is None:
+        return f"rank {rank} on {host} (that machine is down, or its network, or its run failed)"
     fate = "on another machine"
-    if row["host"] == socket.gethostname():
+    if host == socket.gethostname():
         fate = "which has ended"
         with suppress(OSError):
             letter = Path(f"/proc/{row['process']}/stat").read_text().rpartition(")")[2].split()[0]
             fate = {"Z": fate, "T": "which is stopped"}.get(letter, "which hangs")
     return (
-        f"rank {row['rank']} on {row['host']} (process {row['process']}, {fate}): "
+        f"rank {rank} on {host} (process {row['process']}, {fate}): "
         f"last seen {time.time() - row['time']:.0f} s ago after step {row['step']}, "
         f"at {row['line']}"
     )
