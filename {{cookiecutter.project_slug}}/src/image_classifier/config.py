@@ -119,6 +119,8 @@ class ComputeConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
     channels_last: bool = True  # memory layout in which convolutions are fastest
     compile: bool = False  # torch.compile; pays back its first minute in longer runs
+    gradient_checkpointing: bool = False  # keep only the inputs of each block, and compute the rest
+    # again in the backward pass: less memory, slower, the same results
 
 
 @dataclass(frozen=True)
