@@ -57,7 +57,7 @@ def test_blocks_that_recompute_learn_the_same_in_less_memory(name, precision):
     assert list(model.state_dict()) == list(plain.state_dict())
     (before, *plainly), (after, *again) = (passed(net, precision) for net in (plain, model))
     torch.testing.assert_close(again, plainly, rtol=0, atol=0)  # BatchNorm's statistics, too
-    assert after < before / 3
+    assert after < before / 2
     assert passed(model.eval())[0] == passed(plain.eval())[0]  # in evaluation nothing is saved
 
 

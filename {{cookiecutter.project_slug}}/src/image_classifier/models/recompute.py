@@ -54,12 +54,12 @@ def spared_buffers(block: nn.Module) -> Iterator[None]:
     """Let the layers of `block` write to copies of their buffers, as BatchNorm its statistics."""
     kept = [(layer._buffers, dict(layer._buffers)) for layer in block.modules()]
     for buffers, originals in kept:
-        buffers |= {name: b.clone() for name, b in originals.items() if b is not None}
+        buffers.update((name, b.clone()) for name, b in originals.items() if b is not None)
     try:
         yield
     finally:
         for buffers, originals in kept:
-            buffers |= originals
+            buffers.update(originals)
 
 
 def innermost_blocks(module: nn.Module, is_element: bool = False) -> Iterator[nn.Module]:

@@ -99,13 +99,9 @@ def conv_bias(setup: Setup) -> Variants:
 
 def gradient_checkpointing(setup: Setup) -> Variants:
     """The price of computing activations a second time, in the backward pass, to save memory."""
-
-    config, knob = (
-        with_knobs(setup.config, compute__compile=False),
-        "compute.gradient_checkpointing",
-    )
-    variants = off_and_on(config, knob, on="in each block", is_choice=False)
-    return {name: replace(variant, tells_memory=True) for name, variant in variants.items()}
+    config = with_knobs(setup.config, compute__compile=False)
+    ways = off_and_on(config, "compute.gradient_checkpointing", on="in each block", is_choice=False)
+    return {name: replace(way, tells_memory=True) for name, way in ways.items()}
 
 
 def cudnn_benchmark(setup: Setup) -> Variants:
