@@ -121,6 +121,8 @@ class ComputeConfig:
     compile: bool = False  # torch.compile; pays back its first minute in longer runs
     gradient_dtype: Literal["fp32", "bf16"] = "fp32"  # in which processes exchange gradients; bf16:
     # half the bytes, and gradients are rounded to 8 bits, for slow networks
+    gradient_checkpointing: bool = False  # keep only the inputs of each block, and compute the rest
+    # again in the backward pass: less memory, slower, the same results
 
 
 @dataclass(frozen=True)

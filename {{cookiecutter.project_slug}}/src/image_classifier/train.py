@@ -14,7 +14,7 @@ from .checkpoint import Checkpoints, read_newest
 from .config import ComputeConfig, Config
 from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
-from .models import build_model, load_pretrained
+from .models import build_model, checkpoint_blocks, load_pretrained
 from .optim import (
     build_loss,
     build_optimizer,
@@ -162,12 +162,15 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
     Some networks compute their first layer from training images: `sample`.
     """
     with seeded(WEIGHTS, config.seed):
-        return build_model(
+        model = build_model(
             config.model,
             data.num_classes,
             config.data.image_size,
             sample=lambda count: normalize(data.sample(count)),
         )
+    if config.compute.gradient_checkpointing:
+        checkpoint_blocks(model)
+    return model
 
 
 def train_step(  # noqa: PLR0917 - what a step needs

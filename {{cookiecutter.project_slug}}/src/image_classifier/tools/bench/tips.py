@@ -7,6 +7,7 @@ function, its name in `TIPS`, and its section in `docs/tips.md`.
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
 
 from ...config import Config
 from ...data import Batch
@@ -99,19 +99,9 @@ def conv_bias(setup: Setup) -> Variants:
 
 def gradient_checkpointing(setup: Setup) -> Variants:
     """The price of computing activations a second time, in the backward pass, to save memory."""
-
-    def recompute(run: TimedRun) -> None:
-        parts = [run.state.model]
-        for part in parts:  # which grows until the outermost sequences of blocks are reached
-            if not isinstance(part, nn.Sequential | nn.ModuleList):
-                parts += part.children()
-                continue
-            for block in (block for block in part if any(block.children())):
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
     config = with_knobs(setup.config, compute__compile=False)
-    changes = {"off": None, "in each block": recompute}
-    return {n: Variant(config, change, tells_memory=True) for n, change in changes.items()}
+    ways = off_and_on(config, "compute.gradient_checkpointing", on="in each block", is_choice=False)
+    return {name: replace(way, tells_memory=True) for name, way in ways.items()}
 
 
 def cudnn_benchmark(setup: Setup) -> Variants:

@@ -1,0 +1,1 @@
+"""The `find-batch` command."""
