@@ -66,7 +66,7 @@ class RanksConfig(TorchConfig):
 class Losses(UserCallback):
     """Prints which workers were lost, and why; Ray then starts all of them again."""
 
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ANN401, ARG002, E501
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ANN401, ARG002
         """After workers raised or died."""
         for rank, error in worker_exceptions.items():
             print(f"the worker of rank {rank} was lost: {first_line(error)}", flush=True)
