@@ -3,9 +3,9 @@
     python docs/examples/model_parallel.py --micro-batches 4
     torchrun --nproc-per-node 2 docs/examples/model_parallel.py --pipeline --micro-batches 4
 
-The first command has both devices in one process: `cuda:0` and `cuda:1`, or without two GPUs the CPU
-twice, which shows that it works and gains nothing. The second has a process for each device, and
-torch.distributed.pipelining between them. When either is worth it: docs/model_parallel.md.
+The first command has both devices in one process: `cuda:0` and `cuda:1`, or without two GPUs the
+CPU twice, which shows that it works and gains nothing. The second has a process for each device,
+and torch.distributed.pipelining between them. When to use either: docs/model_parallel.md.
 """
 
 import argparse
@@ -75,6 +75,14 @@ class Split(nn.Module):
         return torch.cat([self.second(self.first(part).to(second)) for part in parts])
 
 
+class Contiguous(nn.Module):
+    """Only contiguous tensors can be sent, and activations are channels_last."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The same features."""
+        return features.contiguous()
+
+
 def pipeline_step(
     model: nn.Module,
     world: World,
@@ -88,6 +96,8 @@ def pipeline_step(
     micro-batch's share of the loss of the batch, so nothing is divided by their number.
     """
     half = halves(model)[world.rank].to(world.device)
+    if world.is_main:
+        half.append(Contiguous())
     stage = PipelineStage(half, world.rank, world.size, world.device)
     run = SCHEDULES[schedule](stage, micro_batches, loss_fn=loss_fn, scale_grads=False)
 
