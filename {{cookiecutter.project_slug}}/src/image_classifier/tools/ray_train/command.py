@@ -1,0 +1,44 @@
+"""`ray-train`: train in the workers of a Ray cluster."""
+
+import os
+from dataclasses import dataclass, replace
+
+from ...config import Config, within
+from ...errors import UserError
+from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.launch import MAX_RESTARTS
+
+RESULT_IS_IN_FILES = True
+
+
+@dataclass(frozen=True)
+class RayTrainOptions(Config):
+    """Which workers to ask Ray for, and every knob of training."""
+
+    workers: int = within(2, 1, 4096)  # processes, each with a GPU if the cluster has any
+    cpus_per_worker: int = within(0, 0, 4096)  # cores for each worker; 0: those of this machine,
+    # divided by the workers
+    max_failures: int = within(MAX_RESTARTS, 0)  # restarts after a worker was lost, each from the
+    # last checkpoint
+    address: str = "local"  # local: start Ray on this machine, for this run; auto: the cluster that
+    # runs here; or HOST:PORT
+
+
+def main(words: list[str]) -> int:
+    """Train in the workers of a Ray cluster: `ray-train [PRESET] [--FLAG VALUE ...]`."""
+    name, preset = take_preset(words, "shapes")
+    preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
+    prog, default = f"{command('ray-train')} {name}", RayTrainOptions(**sections(preset))
+    options = parse(RayTrainOptions, words, prog=prog, about=summary(main), default=default)
+    if options.address == "local":  # all ports of Ray on 127.0.0.1: read when it is imported
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    try:
+        from .ray_train import ray_train
+    except ImportError as error:
+        raise UserError(
+            f"ray-train needs a library ({error.name}): pip install 'ray[train]>=2.60'"
+        ) from error
+    config = Config(**sections(options))
+    return ray_train(
+        config, options.workers, options.cpus_per_worker, options.max_failures, options.address
+    )

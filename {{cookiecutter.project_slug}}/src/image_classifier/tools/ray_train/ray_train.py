@@ -1,0 +1,183 @@
+"""A run under Ray Train's `TorchTrainer`: Ray starts the workers, and restarts them if one is lost.
+
+Ray runs `train_in_worker` in each of them, and that is `train`, with its own checkpoints.
+"""
+
+import logging
+import os
+import socket
+import sys
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.train import (
+    FailureConfig,
+    LoggingConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    get_context,
+)
+from ray.train.backend import Backend
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2.api.callback import UserCallback
+
+from ...config import Config
+from ...errors import EXIT_PEER_LOST, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
+from ...runtime.console import printable
+from ...runtime.distributed import World
+from ...runtime.launch import attempt
+from ...runtime.machine import num_cores
+from ...runtime.run_dir import clear_run, open_run
+from ...train import train
+from . import watcher
+
+STORAGE = "ray"  # folder in the run folder, of what Ray writes
+
+
+class Ranks(Backend):
+    """Tells each worker what torchrun would tell it; `join_world` makes the process group of that.
+
+    Ray's own group would open a port to the network on a single machine, too.
+    """
+
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, _: TorchConfig) -> None:  # noqa: ANN401 - Ray's
+        """Before each start of training."""
+        job = worker_group.execute_single(0, meeting_place)
+        worker_group.execute(tell_rank, job)
+
+
+@dataclass
+class RanksConfig(TorchConfig):
+    """`TorchTrainer` with `Ranks`."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """What starts the workers."""
+        return Ranks
+
+
+class Losses(UserCallback):
+    """Prints which workers were lost, and why; Ray then starts all of them again."""
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ANN401, ARG002
+        """After workers raised or died."""
+        for rank, error in worker_exceptions.items():
+            print(f"the worker of rank {rank} was lost: {first_line(error)}", flush=True)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says."""
+    return printable(next(iter(str(error).strip().splitlines()), repr(error)))
+
+
+def meeting_place() -> dict[str, str]:
+    """Where the ranks find each other: an address and a free port of this node; a name."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": ray.util.get_node_ip_address(), "MASTER_PORT": port}
+    return place | {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex}
+
+
+def tell_rank(job: dict[str, str]) -> None:
+    """Put into the environment which of the workers this one is."""
+    rank = get_context()
+    os.environ |= job | {
+        "RANK": str(rank.get_world_rank()),
+        "WORLD_SIZE": str(rank.get_world_size()),
+        "LOCAL_RANK": str(rank.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(rank.get_local_world_size()),
+    }
+
+
+def ray_train(
+    config: Config, workers: int, cpus_per_worker: int, max_failures: int, address: str
+) -> int:
+    """Train as `config` says in so many workers of Ray, and return the exit code.
+
+    Raises:
+        UserError: if there is no such cluster, or the run folder cannot be used.
+        FaultError: if workers were lost more than `max_failures` times.
+    """
+    with open_run(config, alone := World(torch.device("cpu"))):
+        if config.run.fresh:  # here, as workers that are restarted must resume
+            clear_run(Path(config.run.dir), alone)
+    config = replace(config, run=replace(config.run, fresh=False))
+    cores = cpus_per_worker or max(1, num_cores() // workers)
+    start(address, cores * workers)
+    try:
+        has_gpus = config.compute.device != "cpu" and "GPU" in ray.cluster_resources()
+        trainer = TorchTrainer(
+            train_in_worker,
+            train_loop_config={"config": config, "folder": os.getcwd()},
+            torch_config=RanksConfig(),
+            scaling_config=ScalingConfig(
+                num_workers=workers, use_gpu=has_gpus, resources_per_worker={"CPU": cores}
+            ),
+            run_config=RunConfig(
+                name=STORAGE,
+                storage_path=str(Path(config.run.dir).resolve()),
+                logging_config=LoggingConfig(log_level="ERROR"),
+                failure_config=FailureConfig(max_failures=max_failures),
+                callbacks=[Losses()],
+            ),
+        )
+        result = trainer.fit()
+    except TrainingFailedError as error:
+        raise FaultError(
+            f"Ray gave up, with --max-failures {max_failures}: {first_line(error)}. "
+            "What was saved is kept"
+        ) from error
+    finally:
+        ray.shutdown()
+    return result.return_value
+
+
+def start(address: str, cores: int) -> None:
+    """Connect to a cluster, or start Ray on this machine, without a port that others reach.
+
+    Raises:
+        UserError: if there is no cluster at `address`.
+    """
+    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # which prints each line twice
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # takes one report each time
+    # The folder of the package; on other machines of a cluster it is there too, or installed.
+    paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, paths))}},
+        "logging_level": logging.ERROR,
+        "logging_config": ray.LoggingConfig(log_level="ERROR"),
+    }
+    if address == "local":
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+        options |= {"num_cpus": cores, "include_dashboard": False}
+    try:
+        ray.init(address, **options)
+    except ConnectionError as error:
+        raise UserError(f"--address {address}: {str(error).splitlines()[0]}") from error
+
+
+def train_in_worker(job: dict[str, Any]) -> int:
+    """Train as one rank, and return the exit code; Ray starts all again if this raises.
+
+    Raises:
+        RuntimeError: if another start may help.
+    """
+    watcher.is_worker = True
+    logging.getLogger("ray.train").setLevel(logging.WARNING)  # or it prints each report
+    os.chdir(job["folder"])  # Ray has changed it
+    try:
+        code = attempt(lambda: train(job["config"]))
+    except UserError as mistake:
+        print(f"error: {printable(str(mistake))}", file=sys.stderr)
+        return EXIT_USAGE
+    if code in (EXIT_PEER_LOST, EXIT_RESTART):
+        raise RuntimeError(f"exit code {code}: start again, from the last checkpoint")
+    return code

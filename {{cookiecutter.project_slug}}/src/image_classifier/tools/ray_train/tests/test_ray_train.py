@@ -1,0 +1,53 @@
+"""A run in the workers of Ray."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import changed, losses
+
+from image_classifier.cli import main
+from image_classifier.train import train
+
+TINY = "smoke --epochs 12 --data.limit 64 --data.batch-size 16 --run.trackers"
+TINY += " --optim.warmup-epochs 1 --run.dir"
+
+
+def test_a_run_in_workers_of_ray_survives_the_kill_of_one_and_learns_as_one_process(
+    config, tmp_path, monkeypatch
+):
+    pytest.importorskip("ray.train")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Ray writes its token
+    folder, output = tmp_path / "in ray", tmp_path / "output"
+    program = f"import sys; from {main.__module__} import main; sys.exit(main())"
+    words = [sys.executable, "-c", program, "ray-train", *TINY.split(), str(folder)]
+    with output.open("wb") as file:
+        driver = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        while not (folder / "checkpoints" / "last.pt").exists():
+            assert driver.poll() is None, output.read_text()
+            time.sleep(0.01)
+        # "process 123 on host": the worker of rank 0
+        os.kill(int((folder / ".lock").read_text().split()[1]), signal.SIGKILL)
+        assert driver.wait(300) == 0, output.read_text()
+    finally:
+        driver.kill()
+    said = output.read_text()
+    assert "the worker of rank 0 was lost" in said
+    starts = [line for line in said.splitlines() if ": from step" in line]
+    assert ["from step 0 of 48" in line for line in starts] == [True, False]
+    train(changed(config, epochs=12))
+    assert losses(folder) == pytest.approx(losses(config.run.dir), rel=1e-3)
+    reported = [*folder.glob("ray/checkpoint_*/run.json")]
+    assert reported
+    assert str(folder) in reported[0].read_text()
+
+
+def test_without_ray_a_line_says_what_to_install(refusal, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    name = main.__module__.replace("cli", "tools.ray_train.ray_train")
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    assert "pip install 'ray[train]" in refusal("ray-train", "smoke")
