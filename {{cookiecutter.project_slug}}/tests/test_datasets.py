@@ -15,7 +15,7 @@ from PIL import Image
 from test_order import seen
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from image_classifier.config import DataConfig
+from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.map_style import to_pixels
 from image_classifier.data.datasets.paths import PathList
@@ -183,9 +183,9 @@ def opened(root, split, **knobs):
     return open_dataset(DataConfig(name="folder", root=str(root), **knobs), split)
 
 
-def names(root, *splits):
+def names(root, *splits, **knobs):
     """The files of splits, below the folder that holds their classes."""
-    lists = [opened(root, split).paths for split in splits]
+    lists = [opened(root, split, **knobs).paths for split in splits]
     return {os.fsdecode(paths.relative(index)) for paths in lists for index in range(len(paths))}
 
 
@@ -214,6 +214,20 @@ def test_an_image_stays_in_its_split_and_splits_may_be_folders_of_their_own(flat
     for folder in (flat, root / "val"):
         shutil.rmtree(folder)
     assert names(root, "test") == {"ant/1.jpg"}
+
+
+def test_folds_take_each_image_for_validation_once(flat):
+    every = names(flat, "train", "val")
+    for count in (2, 5, 10):
+        folds = [names(flat, "val", val_fraction=1 / count, fold=fold) for fold in range(count)]
+        assert sorted(name for fold in folds for name in fold) == sorted(every)
+    assert folds[0] == names(flat, "val", val_fraction=0.1) < names(flat, "val")
+    assert not names(flat, "train", fold=3) & names(flat, "val", fold=3)
+    with pytest.raises(UserError, match=r"fraction 0\.2 there are the folds 0 \.\. 4"):
+        changed(Config(), data__fold=5)
+    put(flat.parent, "val/bee/2.jpg")
+    with pytest.raises(UserError, match="has validation images of its own, in 'val'; --data.root"):
+        opened(flat.parent, "train", fold=1)
 
 
 def test_what_systems_leave_behind_is_no_image(flat):

@@ -112,8 +112,9 @@ class Checkpoints:
         Raises:
             UserError: with the first difference.
         """
+        known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
         for knob, value in self.identity["config"].items():
-            was = saved["config"].get(knob)
+            was = known[knob]
             is_free = knob.startswith(FREE_TO_CHANGE)
             if knob == "data.where":  # workers crop differently from the device
                 is_free = self.identity["config"]["augment.crop"] != "resized"

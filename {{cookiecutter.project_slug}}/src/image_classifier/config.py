@@ -30,6 +30,8 @@ class DataConfig:
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
+    fold: int = within(0, 0, 999)  # which of the 1 / val_fraction shares of the training images
+    # that is; `cross-validate` takes each in turn
     cache: str = ""  # folder of what `prepare` wrote, which is read in place of the files; default:
     # ROOT.cache, beside `root`; off: read the files
     limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
@@ -177,6 +179,11 @@ class Config:
             raise UserError(
                 f"--augment.policy {augment.policy!a} is none of: none, trivialaugment, "
                 "randaugment, randaugment-m9-n2"
+            )
+        if (data.fold + 1) * data.val_fraction > 1:
+            raise UserError(
+                f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
+                f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
             )
         for knob, side, most in (
             ("data.test_size", data.test_size, 4096),

@@ -12,6 +12,7 @@ class PrepareData:
     name: str = "folder"  # a dataset of files
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
     val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
+    fold: int = 0  # which share of the training images that is
     cache: str = ""  # folder to write to; default: ROOT.cache, beside `root`
 
 
@@ -23,4 +24,4 @@ def take_images(words: list[str]) -> tuple[str, PrepareData]:
     """
     name, preset = take_preset(words, "folder")
     data = preset.data
-    return name, PrepareData(data.name, data.root, data.val_fraction, data.cache)
+    return name, PrepareData(data.name, data.root, data.val_fraction, data.fold, data.cache)

@@ -1,4 +1,4 @@
-"""Whether a difference is more than chance: paired by seeds, or by images.
+"""Where a mean lies, and whether a difference is more than chance: paired by seeds, or by images.
 
 https://doi.org/10.1162/089976698300017197 compares ways to do it with images; seeds are the plain
 paired t-test.
@@ -26,6 +26,29 @@ class Difference:
     def is_real(self) -> bool:
         """Whether it can be told from none."""
         return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of the shares that several runs reach, and its interval of 95 % confidence."""
+
+    mean: float
+    deviation: float  # standard deviation of single runs
+    low: float
+    high: float
+
+
+def mean_of(shares: Sequence[float], grain: float, overlap: float = 0.0) -> Mean:
+    """The mean of shares, such as accuracies, that two runs or more reach.
+
+    They come in steps of `grain`, so they are taken to vary by that much at the least. Folds share
+    training images: their results depend on each other, so their deviation is too small for the
+    interval (https://www.jmlr.org/papers/v5/grandvalet04a.html). `overlap`, the ratio of validation
+    to training images, corrects it: https://doi.org/10.1023/A:1024068626366
+    """
+    mean, deviation, count = fmean(shares), stdev(shares), len(shares)
+    reach = t_quantile(count - 1) * max(deviation, grain) * math.sqrt(1 / count + overlap)
+    return Mean(mean, deviation, max(0.0, mean - reach), min(1.0, mean + reach))
 
 
 def by_seeds(first: Sequence[float], second: Sequence[float], grain: float) -> Difference:

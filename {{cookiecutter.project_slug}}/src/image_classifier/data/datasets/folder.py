@@ -22,7 +22,8 @@ def folder(data: DataConfig, split: str) -> Source:
     """The images below `data.root`; the folders in it, or in its `train`, are the classes.
 
     Without a folder `val`, a hash of each training image's name decides whether it is for
-    validation: so images that are added never move the others.
+    validation: so images that are added never move the others. Each image is for validation in
+    one `data.fold`.
 
     Raises:
         UserError: if folders are missing or empty, or the splits' classes differ.
@@ -32,6 +33,11 @@ def folder(data: DataConfig, split: str) -> Source:
         raise UserError(f"--data.root {data.root!a}: there is no such folder")
     val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
     train = root / "train"
+    if val is not None and data.fold:
+        raise UserError(
+            f"--data.fold {data.fold}: {str(root)!a} has validation images of its own, in "
+            f"{val.name!r}; --data.root {str(root / 'train')!a} divides the others"
+        )
     own = {"train": None, "val": val, "test": root / "test"}[split]  # the split's own folder
     if not train.is_dir():
         train = own if own is not None and own.is_dir() else undivided(root)
@@ -46,7 +52,7 @@ def folder(data: DataConfig, split: str) -> Source:
     for label, name in enumerate(classes):
         found = images_of(place, name)
         if is_divided:
-            found = [p for p in found if is_val(p, data.val_fraction) == (split == "val")]
+            found = [p for p in found if is_val(p, data) == (split == "val")]
         if not found:
             empty.append(show(name))
         paths += found
@@ -148,10 +154,11 @@ def is_junk(name: bytes) -> bool:
     return name.startswith((b".", b"__"))
 
 
-def is_val(path: bytes, val_fraction: float) -> bool:
+def is_val(path: bytes, data: DataConfig) -> bool:
     """Whether the image is for validation; decided by its path from the root alone."""
     digest = hashlib.blake2b(path, digest_size=8).digest()
-    return int.from_bytes(digest, "big") < val_fraction * 2**64
+    start, stop = (fold * data.val_fraction * 2**64 for fold in (data.fold, data.fold + 1))
+    return start <= int.from_bytes(digest, "big") < stop
 
 
 def show(name: bytes) -> str:

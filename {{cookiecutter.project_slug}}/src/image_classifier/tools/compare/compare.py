@@ -10,8 +10,9 @@ from statistics import median
 from ...data import LEFT_OUT, are_replaced
 from ...errors import UserError
 from ...runtime.console import clock, printable
+from ..saved_runs import Run
 from ..statistics import CONFIDENCE, Difference, by_images, by_seeds, mcnemar
-from .runs import Group, Run, open_groups
+from .runs import Group, open_groups
 
 HEADS = ("", "run", "seed", "top-1", "best", "loss", "training", "images/s")
 Pairs = list[tuple[Run, Run]]  # runs of two groups

@@ -1,0 +1,1 @@
+"""The tool `cross-validate`: every image validated once, over K folds."""

@@ -1,0 +1,165 @@
+"""Several runs of one recipe: as many at once as there are devices, resumed by the same command.
+
+Each is an ordinary run in a folder of its own; a file beside that folder has what it prints.
+"""
+
+import subprocess
+import time
+from os import environ
+from pathlib import Path
+from signal import Signals as Signal
+from typing import Any
+
+import torch
+
+from ..config import FREE_TO_CHANGE
+from ..errors import EXIT_DONE, EXIT_USAGE, FaultError, UserError
+from ..runtime.config_dict import flatten
+from ..runtime.console import clock, printable, say
+from ..runtime.files import read_object
+from ..runtime.machine import num_threads
+from ..runtime.signals import Signals, StoppedError
+from .child_runs import end_run, start_run
+from .recipe_options import Recipe
+from .saved_runs import Run, read_run
+from .statistics import CONFIDENCE, Mean
+
+POLL_SECONDS = 0.1  # between two looks at the runs
+HEADS = ("top-1", "best", "loss", "training")
+
+
+def train_all(recipe: Recipe, each: dict[str, dict[str, Any]]) -> list[Run]:
+    """Train a run for each entry of `each`: by its name, the options that it alone has.
+
+    Runs that are done are not trained again, and runs that were interrupted resume.
+
+    Raises:
+        UserError: as soon as a run rejects its options or data; those that train save and end.
+        FaultError: if a run failed, when all others are done.
+        StoppedError: after a signal; all runs saved and ended.
+    """
+    runs = {name: read_run(recipe.folder / name) for name in each if is_done(recipe, name, each)}
+    waiting = [name for name in each if name not in runs]
+    for name, run in runs.items():
+        say(f"{name}: {', '.join(shown(run))}, done before")
+    places = devices(recipe) if waiting else []
+    if waiting:
+        where = f"what they print is in {recipe.folder / waiting[0]}.txt and so on"
+        say(f"to train: {len(waiting)} of {len(each)} runs, {len(places)} at once; {where}")
+    training: dict[str, tuple[subprocess.Popen, dict[str, str]]] = {}
+    failed = []
+    with Signals() as signals:
+        try:
+            while (waiting or training) and not signals.number:
+                while waiting and places:
+                    name, place = waiting.pop(0), places.pop()
+                    words, output = recipe.words(name, each[name]), recipe.folder / f"{name}.txt"
+                    training[name] = start_run(words, output, **place), place
+                time.sleep(POLL_SECONDS)
+                for name in [name for name, (run, _) in training.items() if run.poll() is not None]:
+                    process, place = training.pop(name)
+                    places.append(place)
+                    if process.returncode == EXIT_DONE:
+                        runs[name] = read_run(recipe.folder / name)
+                        so_far = f"{len(runs)} of {len(each)}"
+                        say(f"{name}: {', '.join(shown(runs[name]))}, {so_far}")
+                        continue
+                    failed.append(name)
+                    reason = last_line(recipe.folder / f"{name}.txt")
+                    if process.returncode == EXIT_USAGE:
+                        raise UserError(f"{name}: {reason.removeprefix('error: ')}")
+                    say(f"{name} failed ({how(process.returncode)}): {reason}")
+        finally:
+            for process, _ in training.values():
+                process.terminate()
+            for process, _ in training.values():
+                end_run(process, recipe.config.run.timeout_seconds)
+    account = f"{len(runs)} of {len(each)} runs in {recipe.folder} are done"
+    if signals.number:
+        saved = f"{account}, the others saved; run the same command to resume"
+        raise StoppedError(signals.number, saved)
+    if failed:
+        raise FaultError(f"{account}, {', '.join(failed)} failed; run the same command to retry")
+    return [runs[name] for name in each]
+
+
+def is_done(recipe: Recipe, name: str, each: dict[str, dict[str, Any]]) -> bool:
+    """Whether a run has ended that had the same options."""
+    if recipe.config.run.fresh:
+        return False
+    try:
+        status, was = (
+            read_object(recipe.folder / name / file) for file in ("status.json", "config.json")
+        )
+    except OSError:  # it has not begun
+        return False
+    free = [*FREE_TO_CHANGE]
+    if recipe.config.precision == "auto":  # `config.json` has what it chose
+        free.append("precision")
+    wanted = flatten(recipe.config) | each[name]
+    same = (was.get(k) == v for k, v in wanted.items() if not k.startswith(tuple(free)))
+    return status.get("state") == "done" and all(same)
+
+
+def devices(recipe: Recipe) -> list[dict[str, str]]:
+    """For each run that may train at once, the variables of its share of GPUs and cores."""
+    run, gpus = recipe.config.run, []
+    size = 1 if run.processes == "auto" else run.processes
+    if recipe.config.compute.device in ("auto", "cuda"):
+        count = torch.cuda.device_count()
+        visible = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        gpus = visible.split(",")[:count]
+    shares = [",".join(gpus[n : n + size]) for n in range(0, len(gpus) - size + 1, size)]
+    at_once = recipe.at_once or max(1, len(shares))
+    places = []
+    for number in range(at_once):
+        place = {"CUDA_VISIBLE_DEVICES": shares[number % len(shares)]} if shares else {}
+        if at_once > 1:
+            place["OMP_NUM_THREADS"] = str(num_threads(at_once * size))
+        places.insert(0, place)  # the first is taken first
+    return places
+
+
+def last_line(path: Path) -> str:
+    """The last line that a run printed: the error of one that failed."""
+    lines = path.read_text(errors="replace").splitlines()
+    said = [line for line in lines if line.strip() not in ("", "failed")]  # after a traceback
+    return printable(said[-1]) if said else "it printed nothing"
+
+
+def how(code: int) -> str:
+    """How a process ended."""
+    return Signal(-code).name if code < 0 else f"exit code {code}"
+
+
+def shown(run: Run) -> list[str]:
+    """A run's results, in words."""
+    cells = zip(HEADS, results(run), strict=True)
+    return [f"{head} {cell}" for head, cell in cells]
+
+
+def results(run: Run) -> tuple[str, ...]:
+    """A run's results, as columns of a table."""
+    return f"{run.top1:.2%}", f"{run.best_top1:.2%}", f"{run.loss:.4f}", clock(run.seconds)
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """A run's results, for other programs."""
+    names = ("state", "top1", "best_top1", "loss", "seconds")
+    return {"folder": str(run.folder)} | {name: getattr(run, name) for name in names}
+
+
+def print_table(head: str, names: list[object], runs: list[Run]) -> None:
+    """Print the results of runs in columns; `head` is what `names` are."""
+    rows = [(head, *HEADS)]
+    rows += [(str(name), *results(run)) for name, run in zip(names, runs, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print("\n".join("  ".join(map(str.rjust, row, widths)) for row in rows))
+
+
+def mean_text(found: Mean, over: str) -> str:
+    """The mean of shares, in words; `over` is what it is the mean of."""
+    return (
+        f"{found.mean:.2%} ± {100 * found.deviation:.2f} (standard deviation over {over}), "
+        f"{CONFIDENCE:.0%} interval of the mean: {100 * found.low:.2f} .. {100 * found.high:.2f}"
+    )

@@ -1,0 +1,1 @@
+"""The tool `repeat`: a recipe over several seeds."""

@@ -1,0 +1,33 @@
+"""One recipe over several seeds: what it reaches, and by how much that varies."""
+
+from dataclasses import asdict
+
+from ...runtime.files import write_json
+from ..many_runs import as_json, mean_text, print_table, train_all
+from ..recipe_options import Recipe
+from ..statistics import mean_of
+
+RESULTS = {"top1": "top-1", "best_top1": "best top-1"}
+
+
+def repeat(recipe: Recipe, count: int) -> None:
+    """Train with `count` seeds, and print and write what the runs reach.
+
+    Raises:
+        UserError: if a run cannot be trained so.
+        FaultError: if a run failed, or a signal ended this.
+    """
+    seeds = range(recipe.config.seed, recipe.config.seed + count)
+    runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
+    known = [run.predictions for run in runs if run.predictions]
+    grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
+    means = {name: mean_of([getattr(run, name) for run in runs], grain) for name in RESULTS}
+    content = {
+        "preset": recipe.preset,
+        "runs": [{"seed": run.seed} | as_json(run) for run in runs],
+        **{name: asdict(mean) for name, mean in means.items()},
+    }
+    write_json(recipe.folder / "results.json", content)
+    print_table("seed", [*seeds], runs)
+    for name, title in RESULTS.items():
+        print(f"{title} {mean_text(means[name], f'{count} seeds')}")
