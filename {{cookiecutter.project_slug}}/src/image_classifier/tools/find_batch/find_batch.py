@@ -34,9 +34,9 @@ GOOD_ENOUGH = 0.95  # of the highest rate
 FINENESS = 8  # the largest size that fits is found to within this part of it
 SAFE_SHARE = 0.9  # of main memory, which ends the process where it runs out
 SLOW_SECONDS = 10.0  # larger sizes than one whose step takes longer are not tried
-# Timed steps, fewest and most, and how long at least. The fastest counts: in the others the machine
-# did something else.
-STEPS, ROUND_SECONDS = (3, 50), 1.0
+# How much is timed of each size, at least. The fastest step counts: during others the machine did
+# something else, too.
+MIN_STEPS, ROUND_SECONDS = 3, 0.5
 DISTINCT = 64  # images that are repeated to fill a micro-batch
 
 ByCommand = Callable[..., str]  # from knobs to the command line that trains with them
@@ -95,21 +95,13 @@ class Trial:
         """Whether memory suffices for `count` images, which are measured if so."""
         if count in self.sizes:
             return True
-        if self.device.type != "cuda" and self.expected_bytes(count) > self.total_bytes:
+        if self.device.type != "cuda" and expected_bytes(self.in_order(), count) > self.total_bytes:
             return False
         if size := self.measure(count):
             self.sizes[count] = size
             rate, memory = f"{size.images_per_second:,.0f}", gigabytes(size.peak_bytes)
             print(f"{count:8,} images {rate:>10} images/s {memory:>12}", flush=True)
         return size is not None
-
-    def expected_bytes(self, count: int) -> float:
-        """The peak of a larger size, by the growth between the largest two."""
-        if len(self.sizes) < 2:
-            return 0
-        first, last = self.in_order()[-2:]
-        growth = (last.peak_bytes - first.peak_bytes) / (last.images - first.images)
-        return last.peak_bytes + max(0, growth) * (count - last.images)
 
     def measure(self, count: int) -> Size | None:
         """Train on `count` images for a few steps; None if memory does not suffice."""
@@ -129,16 +121,15 @@ class Trial:
         images = self.images.repeat(repeats, 1, 1, 1)[:count].contiguous(memory_format=layout)
         labels = self.labels.repeat(repeats)[:count]
         seconds: list[float] = []
-        fewest, most = STEPS
-        while len(seconds) < 2 + most:
+        while sum(seconds[2:]) < ROUND_SECONDS or len(seconds) < 2 + MIN_STEPS:
             began = perf_counter()
             self.step(images, labels)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize(self.device)
             seconds.append(perf_counter() - began)
-            if len(seconds) >= 2 + fewest and sum(seconds[2:]) >= ROUND_SECONDS:
+            if seconds[-1] > SLOW_SECONDS:
                 break
-        return seconds[2:]
+        return seconds[2:] or seconds
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         """One step of training, which changes no weight: the learning rate is 0."""
@@ -159,7 +150,8 @@ class Found:
     total_bytes: int
     limit: str  # memory, or what else ended the search
     configured: int  # images at once, as `--data.batch-size` and `--optim.accumulate` say
-    fp32_bytes: int | None = None  # peak of fp32 at that size; None: the format is fp32
+    # Peak of fp32 at that size, and at twice that; 0: unknown, or the format is fp32.
+    fp32_bytes: tuple[float, float] = (0, 0)
 
     @property
     def largest(self) -> Size:
@@ -172,16 +164,14 @@ class Found:
         best = max(size.images_per_second for size in self.sizes)
         return next(s for s in self.sizes if s.images_per_second >= GOOD_ENOUGH * best)
 
-    def expected_bytes(self, images: int, at_configured: int | None = None) -> float:
-        """The peak of `images` at once; `at_configured`: of another format, which has that peak.
 
-        What memory takes beside activations is what the smallest size takes.
-        """
-        small, last = self.sizes[0], self.largest
-        if at_configured is not None:
-            last = Size(self.configured, 1, at_configured)
-        growth = (last.peak_bytes - small.peak_bytes) / max(1, last.images - small.images)
-        return last.peak_bytes + growth * (images - last.images)
+def expected_bytes(sizes: list[Size], images: int) -> float:
+    """The peak of more images, by the growth between the largest two sizes; 0: unknown."""
+    if len(sizes) < 2:
+        return 0
+    first, last = sizes[-2:]
+    growth = (last.peak_bytes - first.peak_bytes) / (last.images - first.images)
+    return last.peak_bytes + max(0, growth) * (images - last.images)
 
 
 def find_batch(config: Config, training: ByCommand, at_most: int, processes: int) -> Found:
@@ -238,11 +228,10 @@ def search(config: Config, world: World, data: TrainData, at_most: int) -> Found
         if 0 < images <= found.largest.images:
             trial.fits(images)
     found = replace(found, sizes=trial.in_order())
-    here = trial.sizes.get(configured)
-    if config.precision == "fp32" or here is None:
+    if config.precision == "fp32" or configured not in trial.sizes:
         return found
     del trial  # which makes room
-    return replace(found, fp32_bytes=bytes_in_fp32(config, world, data, here))
+    return replace(found, fp32_bytes=bytes_in_fp32(config, world, data, configured))
 
 
 def grow(trial: Trial, at_most: int) -> str:
@@ -260,12 +249,16 @@ def grow(trial: Trial, at_most: int) -> str:
     return "memory"
 
 
-def bytes_in_fp32(config: Config, world: World, data: TrainData, here: Size) -> int:
-    """The peak of fp32 at the same size; if it does not fit, twice that of 16 bits."""
+def bytes_in_fp32(
+    config: Config, world: World, data: TrainData, images: int
+) -> tuple[float, float]:
+    """The peak of fp32 with so many images, and with twice as many; by growth if it has no room."""
+    print("in fp32:", flush=True)
     trial = Trial(replace(config, precision="fp32"), world, data)
-    is_safe = world.device.type == "cuda" or 2 * here.peak_bytes <= trial.total_bytes
-    size = trial.measure(here.images) if is_safe else None
-    return size.peak_bytes if size else 2 * here.peak_bytes
+    for count in sorted({2, max(2, images // 2), images}):
+        trial.fits(count)
+    sizes = trial.in_order()
+    return expected_bytes(sizes, images), expected_bytes(sizes, 2 * images)
 
 
 def conclude(found: Found, config: Config, training: ByCommand, processes: int) -> list[str]:
@@ -284,14 +277,15 @@ def conclude(found: Found, config: Config, training: ByCommand, processes: int) 
         parts = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest.images)
         line = training(optim__accumulate=next(parts))
         return [*text, f"{says} does not fit", f"try: {line} (the same batch in smaller parts)"]
-    has_room = found.expected_bytes(2 * here.images) <= found.total_bytes
+    is_tried = largest.images >= 2 * here.images
+    has_room = is_tried or expected_bytes(found.sizes, 2 * here.images) <= found.total_bytes
     could = "you could take twice the batch" if has_room else "twice the batch does not fit"
     text.append(f"{says} takes {gigabytes(here.peak_bytes)} of {total}: {could}")
-    if found.fp32_bytes:
-        line = f"in fp32 it would take {gigabytes(found.fp32_bytes)}"
-        if has_room and found.expected_bytes(2 * here.images, found.fp32_bytes) > found.total_bytes:
-            line += f": {config.precision} makes the room for twice the batch"
-        text.append(line)
+    fp32, twice_in_fp32 = found.fp32_bytes
+    if fp32:
+        makes_room = has_room and twice_in_fp32 > found.total_bytes
+        made = f": {config.precision} makes the room for twice the batch" * makes_room
+        text.append(f"in fp32 it would take {gigabytes(fp32)}{made}")
     return [*text, advise(found, config, training, processes)]
 
 
