@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -35,7 +34,9 @@ GOOD_ENOUGH = 0.95  # of the highest rate
 FINENESS = 8  # the largest size that fits is found to within this part of it
 SAFE_SHARE = 0.9  # of main memory, which ends the process where it runs out
 SLOW_SECONDS = 10.0  # larger sizes than one whose step takes longer are not tried
-STEPS, ROUND_SECONDS = (3, 50), 0.5  # timed steps, fewest and most, and how long at least
+# How much is timed of each size, at least. The fastest step counts: during others the machine did
+# something else, too.
+MIN_STEPS, ROUND_SECONDS = 3, 0.5
 DISTINCT = 64  # images that are repeated to fill a micro-batch
 
 ByCommand = Callable[..., str]  # from knobs to the command line that trains with them
@@ -49,6 +50,11 @@ class Size:
     images_per_second: float
     peak_bytes: int  # of memory in a step
 
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.images / self.images_per_second
+
 
 class Trial:
     """A model in training, for steps on micro-batches of any size."""
@@ -59,6 +65,7 @@ class Trial:
         pixels = data.sample(min(DISTINCT, config.data.batch_size))
         self.images = self.training.normalize(pixels)
         self.labels = torch.arange(len(pixels), device=world.device) % data.num_classes
+        self.sizes: dict[int, Size] = {}  # that fit, by their images
         self.forget_peak()
         self.total_bytes = self.total_memory()
 
@@ -80,6 +87,22 @@ class Trial:
             hand_back_memory()
             forget_peak_memory()
 
+    def in_order(self) -> list[Size]:
+        """All sizes that fit, the smallest first."""
+        return sorted(self.sizes.values(), key=lambda size: size.images)
+
+    def fits(self, count: int) -> bool:
+        """Whether memory suffices for `count` images, which are measured if so."""
+        if count in self.sizes:
+            return True
+        if self.device.type != "cuda" and expected_bytes(self.in_order(), count) > self.total_bytes:
+            return False
+        if size := self.measure(count):
+            self.sizes[count] = size
+            rate, memory = f"{size.images_per_second:,.0f}", gigabytes(size.peak_bytes)
+            print(f"{count:8,} images {rate:>10} images/s {memory:>12}", flush=True)
+        return size is not None
+
     def measure(self, count: int) -> Size | None:
         """Train on `count` images for a few steps; None if memory does not suffice."""
         self.forget_peak()
@@ -89,7 +112,7 @@ class Trial:
             return None
         on_gpu = self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_memory_bytes()
-        return Size(count, count / median(seconds), peak)
+        return Size(count, count / min(seconds), peak)
 
     def times(self, count: int) -> list[float]:
         """Seconds of each step, after two that warm up."""
@@ -98,16 +121,15 @@ class Trial:
         images = self.images.repeat(repeats, 1, 1, 1)[:count].contiguous(memory_format=layout)
         labels = self.labels.repeat(repeats)[:count]
         seconds: list[float] = []
-        fewest, most = STEPS
-        while len(seconds) < 2 + most:
+        while sum(seconds[2:]) < ROUND_SECONDS or len(seconds) < 2 + MIN_STEPS:
             began = perf_counter()
             self.step(images, labels)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize(self.device)
             seconds.append(perf_counter() - began)
-            if len(seconds) >= 2 + fewest and sum(seconds[2:]) >= ROUND_SECONDS:
+            if seconds[-1] > SLOW_SECONDS:
                 break
-        return seconds[2:]
+        return seconds[2:] or seconds
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         """One step of training, which changes no weight: the learning rate is 0."""
@@ -128,7 +150,8 @@ class Found:
     total_bytes: int
     limit: str  # memory, or what else ended the search
     configured: int  # images at once, as `--data.batch-size` and `--optim.accumulate` say
-    fp32_bytes: int | None = None  # peak of fp32 at that size; None: the format is fp32
+    # Peak of fp32 at that size, and at twice that; 0: unknown, or the format is fp32.
+    fp32_bytes: tuple[float, float] = (0, 0)
 
     @property
     def largest(self) -> Size:
@@ -141,11 +164,14 @@ class Found:
         best = max(size.images_per_second for size in self.sizes)
         return next(s for s in self.sizes if s.images_per_second >= GOOD_ENOUGH * best)
 
-    @property
-    def bytes_per_image(self) -> float:
-        """How memory grows with the size."""
-        first, last = self.sizes[0], self.largest
-        return (last.peak_bytes - first.peak_bytes) / max(1, last.images - first.images)
+
+def expected_bytes(sizes: list[Size], images: int) -> float:
+    """The peak of more images, by the growth between the largest two sizes; 0: unknown."""
+    if len(sizes) < 2:
+        return 0
+    first, last = sizes[-2:]
+    growth = (last.peak_bytes - first.peak_bytes) / (last.images - first.images)
+    return last.peak_bytes + max(0, growth) * (images - last.images)
 
 
 def find_batch(config: Config, training: ByCommand, at_most: int, processes: int) -> Found:
@@ -183,129 +209,100 @@ def find_batch(config: Config, training: ByCommand, at_most: int, processes: int
 
 
 def search(config: Config, world: World, data: TrainData, at_most: int) -> Found:
-    """Measure growing sizes until memory ends; then the configured size in fp32, too."""
-    sizes: dict[int, Size] = {}
+    """Measure growing sizes until memory ends, and the configured size in fp32, too.
+
+    Raises:
+        FaultError: if not even one image fits.
+    """
     trial = Trial(config, world, data)
-    total = trial.total_bytes
-
-    def fits(images: int) -> bool:
-        if images in sizes:
-            return True
-        if world.device.type != "cuda" and expected_bytes([*sizes.values()], images) > total:
-            return False
-        size = trial.measure(images)
-        if size:
-            sizes[images] = size
-            rate, memory = f"{size.images_per_second:,.0f}", gigabytes(size.peak_bytes)
-            print(f"{images:8,} images {rate:>10} images/s {memory:>12}", flush=True)
-        return size is not None
-
-    def is_slow(images: int) -> bool:
-        return images / sizes[images].images_per_second > SLOW_SECONDS
-
-    good, bad, limit = 0, min(2, at_most), ""
-    while not limit:
-        if not fits(bad):
-            limit = "memory"
-        elif (good := bad) == at_most:
-            limit = f"more than {at_most:,} were not tried"
-        elif is_slow(good):
-            limit = f"a larger one takes more than {SLOW_SECONDS:g} s per step"
-        else:
-            bad = min(2 * good, at_most)
-    while limit == "memory" and (step := (bad - good) // 2) and step >= good // FINENESS:
-        good, bad = (good + step, bad) if fits(good + step) else (good, good + step)
-    if not sizes:
+    limit = grow(trial, at_most)
+    if not trial.sizes:
         raise FaultError(
             "not even one image at a time fits; a smaller --data.image-size or --model.name, "
             "--compute.gradient-checkpointing, or --data.where host, needs less"
         )
     configured = config.data.batch_size // config.optim.accumulate
-    found = Found([*sizes.values()], total, limit, configured)
+    found = Found(trial.in_order(), trial.total_bytes, limit, configured)
     # The knee of the curve, and what the user has, are seldom powers of two.
     for images in (found.enough.images * 3 // 4, configured):
-        if 0 < images <= good:
-            fits(images)
-    found = replace(found, sizes=sorted(sizes.values(), key=lambda size: size.images))
-    if config.precision == "fp32" or configured not in sizes:
+        if 0 < images <= found.largest.images:
+            trial.fits(images)
+    found = replace(found, sizes=trial.in_order())
+    if config.precision == "fp32" or configured not in trial.sizes:
         return found
     del trial  # which makes room
-    in_fp32 = Trial(replace(config, precision="fp32"), world, data)
-    expected = 2 * sizes[configured].peak_bytes  # at most: all activations take twice as much
-    is_safe = world.device.type == "cuda" or expected <= total
-    size = in_fp32.measure(configured) if is_safe else None
-    return replace(found, fp32_bytes=size.peak_bytes if size else expected)
+    return replace(found, fp32_bytes=bytes_in_fp32(config, world, data, configured))
 
 
-def expected_bytes(sizes: list[Size], images: int) -> float:
-    """The peak of a larger size, by the growth between the last two."""
-    if len(sizes) < 2:
-        return 0
-    first, last = sizes[-2:]
-    growth = (last.peak_bytes - first.peak_bytes) / (last.images - first.images)
-    return last.peak_bytes + max(0, growth) * (images - last.images)
+def grow(trial: Trial, at_most: int) -> str:
+    """Double the size, then halve the steps to the largest; the reason why there is no larger."""
+    good, bad = 0, min(2, at_most)
+    while trial.fits(bad):
+        good, bad = bad, min(2 * bad, at_most)
+        if good == at_most:
+            return f"more than {at_most:,} were not tried"
+        if trial.sizes[good].seconds > SLOW_SECONDS:
+            return f"a larger one takes more than {SLOW_SECONDS:g} s per step"
+    while bad - good > max(1, good // FINENESS):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if trial.fits(middle) else (good, middle)
+    return "memory"
+
+
+def bytes_in_fp32(
+    config: Config, world: World, data: TrainData, images: int
+) -> tuple[float, float]:
+    """The peak of fp32 with so many images, and with twice as many; by growth if it has no room."""
+    print("in fp32:", flush=True)
+    trial = Trial(replace(config, precision="fp32"), world, data)
+    for count in sorted({2, max(2, images // 2), images}):
+        trial.fits(count)
+    sizes = trial.in_order()
+    return expected_bytes(sizes, images), expected_bytes(sizes, 2 * images)
 
 
 def conclude(found: Found, config: Config, training: ByCommand, processes: int) -> list[str]:
-    """What follows, in sentences; the last is a command line to try."""
-    largest, enough, configured = found.largest, found.enough, found.configured
-    total, share = gigabytes(found.total_bytes), config.data.batch_size
-    of_all = f" on each of {processes} processes" if processes > 1 else ""
-    says = f"--data.batch-size {share * processes}{of_all}"
-    if config.optim.accumulate > 1:
-        says += f" with --optim.accumulate {config.optim.accumulate}"
-    memory = gigabytes(largest.peak_bytes)
+    """What follows, in sentences; the last has a command line to try."""
+    largest, enough, share = found.largest, found.enough, config.data.batch_size
+    total, memory = gigabytes(found.total_bytes), gigabytes(largest.peak_bytes)
     text = [
         f"largest micro-batch that fits: {largest.images:,} images ({memory} of {total}); "
         f"limit: {found.limit}",
-        f"smallest within 5% of the best images/s: {enough.images:,} images; "
+        f"smallest within {1 - GOOD_ENOUGH:.0%} of the best images/s: {enough.images:,} images; "
         "larger ones buy no speed here",
     ]
-    here = next((size for size in found.sizes if size.images == configured), None)
+    says = f"--data.batch-size {share * processes}, {found.configured:,} images at once,"
+    here = next((size for size in found.sizes if size.images == found.configured), None)
     if here is None:
-        parts = next(
-            n for n in range(1, share + 1) if share % n == 0 and share // n <= largest.images
-        )
-        return [
-            *text,
-            f"{says}, {configured:,} images at once, does not fit",
-            f"try: {training(optim__accumulate=parts)} (the same batch in micro-batches of "
-            f"{share // parts}, from which BatchNorm takes its statistics)",
-        ]
-    takes = f"{says}, {configured:,} images at once, takes {gigabytes(here.peak_bytes)} of {total}"
-    twice = here.peak_bytes + configured * found.bytes_per_image
-    has_room = largest.images >= 2 * configured or (
-        found.limit != "memory" and twice < found.total_bytes
+        parts = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest.images)
+        line = training(optim__accumulate=next(parts))
+        return [*text, f"{says} does not fit", f"try: {line} (the same batch in smaller parts)"]
+    is_tried = largest.images >= 2 * here.images
+    has_room = is_tried or expected_bytes(found.sizes, 2 * here.images) <= found.total_bytes
+    could = "you could take twice the batch" if has_room else "twice the batch does not fit"
+    text.append(f"{says} takes {gigabytes(here.peak_bytes)} of {total}: {could}")
+    fp32, twice_in_fp32 = found.fp32_bytes
+    if fp32:
+        makes_room = has_room and twice_in_fp32 > found.total_bytes
+        made = f": {config.precision} makes the room for twice the batch" * makes_room
+        text.append(f"in fp32 it would take {gigabytes(fp32)}{made}")
+    return [*text, advise(found, config, training, processes)]
+
+
+def advise(found: Found, config: Config, training: ByCommand, processes: int) -> str:
+    """The command line to try where the configured size fits."""
+    optim, share = config.optim, config.data.batch_size
+    if optim.accumulate > 1 and found.largest.images >= share:
+        return f"try: {training(optim__accumulate=1)} (the whole batch fits at once)"
+    ratio = found.enough.images // found.configured
+    if ratio < 2:
+        return f"a larger batch buys no speed: {training()}"
+    scale, rule = (ratio, "linear") if optim.name == "sgd" else (ratio**0.5, "square-root")
+    batch, lr = ratio * share * processes, float(f"{optim.lr * scale:.2g}")
+    return (
+        f"try: {training(data__batch_size=batch, optim__lr=lr)} ({rule} scaling of the learning "
+        "rate is a start, not a rule, and fewer steps learn differently: see find-lr and compare)"
     )
-    text.append(
-        f"{takes}: "
-        + ("you could take twice the batch" if has_room else "twice the batch does not fit")
-    )
-    if found.fp32_bytes:
-        # All that grows with the size is above what the smallest size takes.
-        grown = found.fp32_bytes - found.sizes[0].peak_bytes
-        fits = found.fp32_bytes + grown < found.total_bytes
-        made = (
-            ""
-            if fits or not has_room
-            else f": {config.precision} makes the room for twice the batch"
-        )
-        text.append(f"in fp32 it would take {gigabytes(found.fp32_bytes)}{made}")
-    if config.optim.accumulate > 1 and largest.images >= share:
-        text.append(f"try: {training(optim__accumulate=1)} (the whole batch fits at once)")
-    elif enough.images >= 2 * configured:
-        ratio = enough.images // configured
-        is_sgd = config.optim.name == "sgd"
-        lr = float(f"{config.optim.lr * (ratio if is_sgd else ratio**0.5):.2g}")
-        knobs = {"data__batch_size": ratio * share * processes, "optim__lr": lr}
-        rule = "linear" if is_sgd else "square-root"
-        text.append(
-            f"try: {training(**knobs)} ({rule} scaling of the learning rate is a start, not a rule: "
-            "fewer steps learn differently; find-lr and compare tell)"
-        )
-    else:
-        text.append(f"a larger batch buys no speed: {training()}")
-    return text
 
 
 def gigabytes(count: float) -> str:

@@ -1,0 +1,134 @@
+"""The batch-size finder: which sizes it tries, where it stops, what it concludes."""
+
+import json
+
+import pytest
+import torch
+from conftest import changed
+
+from image_classifier.cli import main
+from image_classifier.data import TrainData
+from image_classifier.errors import FaultError
+from image_classifier.runtime.distributed import World
+from image_classifier.tools.find_batch import find_batch as finding
+
+CPU = World(torch.device("cpu"))
+BASE = 1000  # bytes that a step takes beside its images
+
+
+def pretend(monkeypatch, room, fits_up_to=10**9, speed=100):
+    """Let a machine have `room` bytes, an image take 10, and 16 images at once be fast enough."""
+    tried = []
+
+    def measure(trial, count):
+        tried.append(count)
+        is_fp32 = trial.training.state.precision.name == "fp32"
+        size = finding.Size(count, speed * min(count, 16), BASE + (20 if is_fp32 else 10) * count)
+        return size if count <= fits_up_to else None
+
+    monkeypatch.setattr(finding.Trial, "measure", measure)
+    monkeypatch.setattr(finding.Trial, "total_memory", lambda _: room)
+    return tried
+
+
+def search(config, at_most=64):
+    """What is found for a configuration."""
+    return finding.search(config, CPU, TrainData(config, CPU), at_most)
+
+
+def concluded(found, config, processes=1):
+    """The sentences, with the changed knobs in place of a command line."""
+    return finding.conclude(found, config, lambda **knobs: json.dumps(knobs), processes)
+
+
+def bf16(config, **knobs):
+    """A run in 16 bits."""
+    return changed(config, precision="bf16", **knobs)
+
+
+def test_a_cpu_stops_before_its_memory_is_exceeded(config, monkeypatch):
+    tried = pretend(monkeypatch, room=BASE + 10 * 45)
+    found = search(bf16(config))
+    assert found.limit == "memory"
+    assert 40 < found.largest.images <= 45
+    assert max(tried) == found.largest.images
+    assert found.enough.images == 16
+
+
+def test_a_step_that_runs_out_of_memory_bounds_the_size_from_above(config, monkeypatch):
+    monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
+
+    def fail(*step):
+        if len(step[1]) > 5:
+            raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(finding.Trial, "step", fail)
+    assert [size.images for size in search(config).sizes] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_the_last_resort_is_one_image(config, monkeypatch, most):
+    pretend(monkeypatch, room=10**9, fits_up_to=most)
+    if most:
+        assert search(bf16(config)).largest.images == 1
+    else:
+        with pytest.raises(FaultError, match="not even one image at a time fits"):
+            search(config)
+
+
+def test_room_for_twice_the_batch_is_told_and_what_made_it(config, monkeypatch):
+    config = bf16(config)  # 16 images
+    for room, words in (
+        (BASE + 10 * 64, ["could take twice", "makes the room"]),
+        (BASE + 20 * 64, ["could take twice", "in fp32 it would take"]),
+        (BASE + 10 * 20, ["does not fit", "in fp32"]),
+    ):
+        pretend(monkeypatch, room)
+        text = concluded(search(config), config)
+        assert all(word in line for word, line in zip(words, text[2:4], strict=True))
+        assert ("makes the room" in text[3]) == (words[1] == "makes the room")
+        assert text[4].startswith("a larger batch buys no speed: ")
+
+
+@pytest.mark.parametrize(("name", "lr"), [("sgd", 2.0), ("adamw", 1.0)])
+def test_a_faster_batch_comes_with_a_learning_rate(config, monkeypatch, name, lr):
+    pretend(monkeypatch, room=10**9)
+    config = bf16(config, data__batch_size=4, optim__name=name, optim__lr=0.5)
+    *_, advice = concluded(search(config), config, processes=2)
+    assert advice.startswith(f'try: {{"data__batch_size": 32, "optim__lr": {lr}}} (')
+
+
+def test_a_batch_that_does_not_fit_is_divided_and_one_that_fits_is_not(config, monkeypatch):
+    pretend(monkeypatch, room=10**9, fits_up_to=7)
+    *_, what, advice = concluded(search(bf16(config)), bf16(config))
+    assert what == "--data.batch-size 16, 16 images at once, does not fit"
+    assert advice.startswith('try: {"optim__accumulate": 4} (')
+    pretend(monkeypatch, room=10**9)
+    config = bf16(config, optim__accumulate=4)
+    assert concluded(search(config), config)[-1].startswith('try: {"optim__accumulate": 1} (')
+
+
+def test_the_steps_are_those_of_training_but_change_no_weight(config, monkeypatch):
+    monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
+    config = changed(config, optim__ema_decay=0.9, augment__mixup=0.2)
+    trial = finding.Trial(config, CPU, TrainData(config, CPU))
+    before = [weight.clone() for weight in trial.training.state.model.parameters()]
+    size = trial.measure(24)
+    assert trial.training.state.step >= 2 + finding.MIN_STEPS
+    assert (size.images, size.peak_bytes > 2**26) == (24, True)
+    torch.testing.assert_close(list(trial.training.state.model.parameters()), before)
+
+
+def test_the_command_writes_two_files_and_says_what_to_try(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(finding, "ROUND_SECONDS", 0)
+    knobs = "--data.batch-size 4 --data.limit 64 --precision bf16"
+    own = f"--at-most 8 --run.dir {tmp_path}"
+    assert main(["find-batch", "smoke", *f"{knobs} {own}".split()]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "batch.json").read_text())
+    assert {2, 4, 8} <= {size["images"] for size in found["sizes"]}
+    assert out.endswith("".join(f"{line}\n" for line in found["text"]))
+    assert "limit: more than 8 were not tried" in out
+    assert "python train.py smoke " in found["text"][-1]
+    page = (tmp_path / "batch.html").read_text()
+    assert all(text in page for text in ("images in a micro-batch", "images per second", " GB"))

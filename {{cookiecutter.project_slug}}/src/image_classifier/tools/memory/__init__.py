@@ -1,0 +1,1 @@
+"""What takes the memory of the device when it runs out."""
