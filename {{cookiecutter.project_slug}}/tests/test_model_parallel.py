@@ -33,7 +33,7 @@ def network():
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.eval()
-    return model
+    return model.to(memory_format=torch.channels_last)
 
 
 def batch():

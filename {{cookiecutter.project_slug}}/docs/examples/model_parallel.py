@@ -75,14 +75,6 @@ class Split(nn.Module):
         return torch.cat([self.second(self.first(part).to(second)) for part in parts])
 
 
-class Contiguous(nn.Module):
-    """Only contiguous tensors can be sent, and activations are channels_last."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The same features."""
-        return features.contiguous()
-
-
 def pipeline_step(
     model: nn.Module,
     world: World,
@@ -96,8 +88,11 @@ def pipeline_step(
     micro-batch's share of the loss of the batch, so nothing is divided by their number.
     """
     half = halves(model)[world.rank].to(world.device)
+    # Only contiguous tensors can be sent, and activations and their gradients are channels_last.
     if world.is_main:
-        half.append(Contiguous())
+        half.register_forward_hook(lambda _, __, features: features.contiguous())
+    else:
+        half.register_forward_pre_hook(send_contiguous_gradient)
     stage = PipelineStage(half, world.rank, world.size, world.device)
     run = SCHEDULES[schedule](stage, micro_batches, loss_fn=loss_fn, scale_grads=False)
 
@@ -110,6 +105,12 @@ def pipeline_step(
         return torch.stack(losses).sum().detach()
 
     return half, step
+
+
+def send_contiguous_gradient(_: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Let the gradient of a half's input be contiguous."""
+    if inputs[0].requires_grad:
+        inputs[0].register_hook(Tensor.contiguous)
 
 
 def main() -> None:
@@ -148,7 +149,7 @@ def train(config: Config, options: argparse.Namespace, ranks: World | None) -> N
     normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
     loss_fn = build_loss(config.optim, options.batch)
-    model = init_model(config, data, normalize)
+    model = init_model(config, data, normalize).to(memory_format=precision.memory_format)
     if ranks:
         how = options.schedule, options.micro_batches
         model, step_fn = pipeline_step(model, ranks, loss_fn, *how)

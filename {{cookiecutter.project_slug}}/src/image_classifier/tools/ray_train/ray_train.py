@@ -27,7 +27,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.callback import UserCallback
 
 from ...config import Config
-from ...errors import EXIT_PEER_LOST, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
+from ...errors import EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, EXIT_USAGE, FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.distributed import World
 from ...runtime.launch import attempt
@@ -178,6 +178,6 @@ def train_in_worker(job: dict[str, Any]) -> int:
     except UserError as mistake:
         print(f"error: {printable(str(mistake))}", file=sys.stderr)
         return EXIT_USAGE
-    if code in (EXIT_PEER_LOST, EXIT_RESTART):
+    if code in (EXIT_PEER_LOST, EXIT_OUT_OF_MEMORY):
         raise RuntimeError(f"exit code {code}: start again, from the last checkpoint")
     return code
