@@ -89,6 +89,40 @@ def run_alone(function, *arguments):
     return process.exitcode, None if process.exitcode else pickle.loads(receiver.recv_bytes())
 
 
+def train_in_file(words, output):
+    """What `train` does with `words`; what it prints is added to the file `output`."""
+    with open(output, "a") as sys.stdout:
+        sys.stderr = sys.stdout
+        sys.exit(main(["train", *words]))
+
+
+class Forked:
+    """What tools start with `child_runs.start_run`, in a process of `start`."""
+
+    def __init__(self, words, output, train=train_in_file, **variables):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self.process, _ = start(train, words, output, rank=variables)
+        self.kill, self.terminate = self.process.kill, self.process.terminate
+
+    @property
+    def returncode(self):
+        """The exit code; None while it runs."""
+        return self.process.exitcode
+
+    def poll(self):
+        """The same."""
+        return self.process.exitcode
+
+    def send_signal(self, number):
+        """Send a signal."""
+        os.kill(self.process.pid, number)
+
+    def wait(self, seconds):
+        """Wait for its end; return the exit code."""
+        self.process.join(seconds)
+        return self.process.exitcode
+
+
 def job_of(size):
     """The environment variables of each of `size` ranks on this machine."""
     job = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": "0"}

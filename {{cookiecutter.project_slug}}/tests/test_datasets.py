@@ -226,7 +226,7 @@ def test_folds_take_each_image_for_validation_once(flat):
     with pytest.raises(UserError, match=r"fraction 0\.2 there are the folds 0 \.\. 4"):
         changed(Config(), data__fold=5)
     put(flat.parent, "val/bee/2.jpg")
-    with pytest.raises(UserError, match="has validation images of its own, in 'val'; --data.root"):
+    with pytest.raises(UserError, match="has validation images of its own, in 'val'"):
         opened(flat.parent, "train", fold=1)
 
 

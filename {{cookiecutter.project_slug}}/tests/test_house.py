@@ -83,7 +83,8 @@ def test_every_command_of_the_readme_is_understood():
         words = shlex.split(line.replace("train.py", "train"), comments=True)
         verb, *words = [*dropwhile(lambda word: word not in commands(), words)] or [""]
         if verb and not line.startswith("make"):  # else it may be of a tool that was deleted
-            preset = PRESETS[words.pop(0)] if words and words[0] in PRESETS else PRESETS["smoke"]
+            named = [word for word in words[:2] if word in PRESETS]  # `repeat 5 cifar10`
+            preset = PRESETS[words.pop(words.index(named[0])) if named else "smoke"]
             others = {"default": preset()} if verb == "train" else {}
             parse(options_of(verb), words, prog=verb, about="", **others)
             found.add(verb)

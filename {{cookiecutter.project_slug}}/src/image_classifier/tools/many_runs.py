@@ -3,11 +3,13 @@
 Each is an ordinary run in a folder of its own; a file beside that folder has what it prints.
 """
 
+import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from os import environ
 from pathlib import Path
-from signal import Signals as Signal
 from typing import Any
 
 import torch
@@ -25,10 +27,12 @@ from .saved_runs import Run, read_run
 from .statistics import CONFIDENCE, Mean
 
 POLL_SECONDS = 0.1  # between two looks at the runs
+Knobs = dict[str, Any]  # options by their dotted names
+Place = dict[str, str]  # the environment variables that give a run its GPUs and its cores
 HEADS = ("top-1", "best", "loss", "training")
 
 
-def train_all(recipe: Recipe, each: dict[str, dict[str, Any]]) -> list[Run]:
+def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
     """Train a run for each entry of `each`: by its name, the options that it alone has.
 
     Runs that are done are not trained again, and runs that were interrupted resume.
@@ -39,51 +43,58 @@ def train_all(recipe: Recipe, each: dict[str, dict[str, Any]]) -> list[Run]:
         StoppedError: after a signal; all runs saved and ended.
     """
     runs = {name: read_run(recipe.folder / name) for name in each if is_done(recipe, name, each)}
-    waiting = [name for name in each if name not in runs]
+    todo = {name: own for name, own in each.items() if name not in runs}
     for name, run in runs.items():
-        say(f"{name}: {', '.join(shown(run))}, done before")
-    places = devices(recipe) if waiting else []
-    if waiting:
-        where = f"what they print is in {recipe.folder / waiting[0]}.txt and so on"
-        say(f"to train: {len(waiting)} of {len(each)} runs, {len(places)} at once; {where}")
-    training: dict[str, tuple[subprocess.Popen, dict[str, str]]] = {}
+        say(f"{name}: {phrase(run)}, done before")
+    places = devices(recipe)
+    if todo:
+        where = f"what they print is in {recipe.folder / next(iter(todo))}.txt and so on"
+        say(f"to train: {len(todo)} of {len(each)} runs, {len(places)} at once; {where}")
     failed = []
-    with Signals() as signals:
-        try:
-            while (waiting or training) and not signals.number:
-                while waiting and places:
-                    name, place = waiting.pop(0), places.pop()
-                    words, output = recipe.words(name, each[name]), recipe.folder / f"{name}.txt"
-                    training[name] = start_run(words, output, **place), place
-                time.sleep(POLL_SECONDS)
-                for name in [name for name, (run, _) in training.items() if run.poll() is not None]:
-                    process, place = training.pop(name)
-                    places.append(place)
-                    if process.returncode == EXIT_DONE:
-                        runs[name] = read_run(recipe.folder / name)
-                        so_far = f"{len(runs)} of {len(each)}"
-                        say(f"{name}: {', '.join(shown(runs[name]))}, {so_far}")
-                        continue
-                    failed.append(name)
-                    reason = last_line(recipe.folder / f"{name}.txt")
-                    if process.returncode == EXIT_USAGE:
-                        raise UserError(f"{name}: {reason.removeprefix('error: ')}")
-                    say(f"{name} failed ({how(process.returncode)}): {reason}")
-        finally:
-            for process, _ in training.values():
-                process.terminate()
-            for process, _ in training.values():
-                end_run(process, recipe.config.run.timeout_seconds)
+    with Signals() as signals, closing(train_in(places, recipe, todo, signals)) as ends:
+        for name, code in ends:
+            if run := ended(recipe.folder / name, code):
+                runs[name] = run
+                say(f"{name}: {phrase(run)}, {len(runs)} of {len(each)}")
+            else:
+                failed.append(name)
+    if len(runs) == len(each):
+        return [runs[name] for name in each]
     account = f"{len(runs)} of {len(each)} runs in {recipe.folder} are done"
     if signals.number:
         saved = f"{account}, the others saved; run the same command to resume"
         raise StoppedError(signals.number, saved)
-    if failed:
-        raise FaultError(f"{account}, {', '.join(failed)} failed; run the same command to retry")
-    return [runs[name] for name in each]
+    raise FaultError(f"{account}, {', '.join(failed)} failed; run the same command to retry")
 
 
-def is_done(recipe: Recipe, name: str, each: dict[str, dict[str, Any]]) -> bool:
+def train_in(
+    places: list[Place], recipe: Recipe, todo: dict[str, Knobs], signals: Signals
+) -> Iterator[tuple[str, int]]:
+    """Train runs, each at the first of `places` that is free: the name and exit code of each.
+
+    After a signal, or if it is closed before its end, those that train save and end.
+    """
+    waiting = [*todo]
+    training: dict[str, tuple[subprocess.Popen, Place]] = {}
+    try:
+        while (waiting or training) and not signals.number:
+            while waiting and places:
+                name, place = waiting.pop(0), places.pop(0)
+                words, output = recipe.words(name, todo[name]), recipe.folder / f"{name}.txt"
+                training[name] = start_run(words, output, **place), place
+            time.sleep(POLL_SECONDS)
+            for name in [name for name, (run, _) in training.items() if run.poll() is not None]:
+                process, place = training.pop(name)
+                places.append(place)
+                yield name, process.returncode
+    finally:
+        for process, _ in training.values():
+            process.terminate()
+        for process, _ in training.values():
+            end_run(process, recipe.config.run.timeout_seconds)
+
+
+def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
     """Whether a run has ended that had the same options."""
     if recipe.config.run.fresh:
         return False
@@ -101,7 +112,7 @@ def is_done(recipe: Recipe, name: str, each: dict[str, dict[str, Any]]) -> bool:
     return status.get("state") == "done" and all(same)
 
 
-def devices(recipe: Recipe) -> list[dict[str, str]]:
+def devices(recipe: Recipe) -> list[Place]:
     """For each run that may train at once, the variables of its share of GPUs and cores."""
     run, gpus = recipe.config.run, []
     size = 1 if run.processes == "auto" else run.processes
@@ -116,26 +127,31 @@ def devices(recipe: Recipe) -> list[dict[str, str]]:
         place = {"CUDA_VISIBLE_DEVICES": shares[number % len(shares)]} if shares else {}
         if at_once > 1:
             place["OMP_NUM_THREADS"] = str(num_threads(at_once * size))
-        places.insert(0, place)  # the first is taken first
+        places.append(place)
     return places
 
 
-def last_line(path: Path) -> str:
-    """The last line that a run printed: the error of one that failed."""
-    lines = path.read_text(errors="replace").splitlines()
+def ended(folder: Path, code: int) -> Run | None:
+    """The run in `folder`, which ended with exit code `code`; if it failed, None, and why is said.
+
+    Raises:
+        UserError: what the run said, if it rejected its options or data.
+    """
+    if code == EXIT_DONE:
+        return read_run(folder)
+    lines = folder.with_name(f"{folder.name}.txt").read_text(errors="replace").splitlines()
     said = [line for line in lines if line.strip() not in ("", "failed")]  # after a traceback
-    return printable(said[-1]) if said else "it printed nothing"
+    reason = printable(said[-1]) if said else "it printed nothing"
+    if code == EXIT_USAGE:
+        raise UserError(f"{folder.name}: {reason.removeprefix('error: ')}")
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    say(f"{folder.name} failed ({how}): {reason}")
+    return None
 
 
-def how(code: int) -> str:
-    """How a process ended."""
-    return Signal(-code).name if code < 0 else f"exit code {code}"
-
-
-def shown(run: Run) -> list[str]:
+def phrase(run: Run) -> str:
     """A run's results, in words."""
-    cells = zip(HEADS, results(run), strict=True)
-    return [f"{head} {cell}" for head, cell in cells]
+    return ", ".join(f"{head} {cell}" for head, cell in zip(HEADS, results(run), strict=True))
 
 
 def results(run: Run) -> tuple[str, ...]:

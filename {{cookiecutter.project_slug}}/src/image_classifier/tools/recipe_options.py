@@ -30,7 +30,7 @@ class Recipe:
         return [self.preset, *words_of(knobs)]
 
 
-def take_recipe(  # noqa: PLR0917 - what `parse` needs
+def take_recipe(
     kind: type[Config], words: list[str], verb: str, about: str, otherwise: str
 ) -> tuple[Any, Recipe]:
     """The options of `verb COUNT [PRESET] [--FLAG VALUE ...]`, and the recipe in them.
@@ -47,7 +47,9 @@ def take_recipe(  # noqa: PLR0917 - what `parse` needs
     """
     count = [words.pop(0)] if words and not words[0].startswith("-") else []
     if count and not (count[0].isdecimal() and int(count[0]) > 1):
-        raise UserError(f"{verb} {count[0]}: a number from 2 on comes first: `{verb} 5 {otherwise}`")
+        raise UserError(
+            f"{verb} {count[0]}: a number from 2 on comes first: `{verb} 5 {otherwise}`"
+        )
     name, preset = take_preset(words, otherwise)
     preset = replace(preset, run=replace(preset.run, dir=f"runs/{verb}/{name}"))
     prog, default = f"{command(verb)} N {name}", kind(**sections(preset))

@@ -31,13 +31,7 @@ def folder(data: DataConfig, split: str) -> Source:
     root = Path(data.root)
     if not root.is_dir():
         raise UserError(f"--data.root {data.root!a}: there is no such folder")
-    val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
-    train = root / "train"
-    if val is not None and data.fold:
-        raise UserError(
-            f"--data.fold {data.fold}: {str(root)!a} has validation images of its own, in "
-            f"{val.name!r}; --data.root {str(root / 'train')!a} divides the others"
-        )
+    val, train = val_folder(root, data.fold), root / "train"
     own = {"train": None, "val": val, "test": root / "test"}[split]  # the split's own folder
     if not train.is_dir():
         train = own if own is not None and own.is_dir() else undivided(root)
@@ -73,6 +67,21 @@ def folder(data: DataConfig, split: str) -> Source:
         paths=PathList(place, paths),
         notes=tuple(notes),
     )
+
+
+def val_folder(root: Path, fold: int) -> Path | None:
+    """The folder of the validation images, if they have one of their own.
+
+    Raises:
+        UserError: if they have, and `fold` is not the first.
+    """
+    val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
+    if val is not None and fold:
+        raise UserError(
+            f"--data.fold {fold}: {str(root)!a} has validation images of its own, in {val.name!r}; "
+            f"--data.root {str(root / 'train')!a} divides the others"
+        )
+    return val
 
 
 def check_classes(place: Path, train: Path, classes: list[bytes]) -> None:

@@ -54,10 +54,10 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     print_table("fold", [*range(count)], runs)
     print(f"{num_images:,} images, each validated once by the run that did not train on it:")
     print(scores_text(scores, confusion, classes))
-    print(f"top-1 {mean_text(found, f'{count} folds')}")
+    print(f"by folds: top-1 {mean_text(found, f'{count} folds')}")
     print(
-        "Folds share training images, so their standard deviation is too small for an interval: "
-        "this one has the correction of Nadeau and Bengio (2003)."
+        "folds share training images, so their standard deviation is too small for an interval: "
+        "this one has the correction of Nadeau and Bengio (2003)"
     )
 
 

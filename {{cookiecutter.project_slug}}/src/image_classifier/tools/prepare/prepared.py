@@ -11,6 +11,7 @@ import hashlib
 import json
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,16 @@ class Prepared:
     """Images in memory-mapped files; a process maps a file when it first reads from it."""
 
     def __init__(
-        self, folder: Path, recipe: Recipe, digests: list[str], places: Tensor, sizes: Tensor
+        self, files: list[tuple[Path, str]], recipe: Recipe, places: Tensor, sizes: Tensor
     ) -> None:
         """Images at `places`, (count, 3) int64, of `sizes`, (count, 2) int32: height, width.
 
-        A place is the number of a file in `folder`, and where an image begins and ends in it.
+        A place is the number of one of `files`, each with its digest, and where an image begins and
+        ends in it.
         """
-        self.folder, self.recipe, self.digests = folder, recipe, digests
+        self.files, self.recipe = files, recipe
         self.places, self.sizes = places.numpy(), sizes.numpy()
-        self.shards: list[np.ndarray | None] = [None] * len(digests)
+        self.shards: list[np.ndarray | None] = [None] * len(files)
 
     def __call__(self, index: int) -> Tensor:
         """Image `index`: (height, width, 3) uint8; raw pixels are not copied."""
@@ -59,18 +61,18 @@ class Prepared:
         try:
             return torch.from_numpy(simplejpeg.decode_jpeg(content, "RGB"))
         except ValueError as error:
-            raise damage(self.folder / shard_name(number), error) from error
+            raise damage(self.files[number][0], error) from error
 
     def open_shard(self, number: int) -> np.ndarray:
         """The bytes of a file of images: (count,) uint8, mapped copy-on-write."""
-        path = self.folder / shard_name(number)
+        path, digest = self.files[number]
         try:
             with safe_open(path, "pt") as shard:
                 images = shard.get_tensor("images").numpy()
                 about = (shard.metadata() or {}).get("about")
         except (OSError, SafetensorError) as error:
             raise damage(path, error) from error
-        if about != self.digests[number]:
+        if about != digest:
             raise UserError(f"{str(path)!a} was prepared anew since this run has begun")
         if is_in_memory(path):
             map_pages(images)
@@ -89,6 +91,8 @@ def shard_name(number: int) -> str:
 def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
     """`source` read from its prepared images, if they can be used; a note says so, or why not.
 
+    The images of another `data.fold` or `data.val_fraction` are found in both splits.
+
     Raises:
         UserError: if they are damaged, as training from the files would be slow without a reason.
     """
@@ -100,17 +104,53 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
         reason = "`prepare` did not finish, or it is of another version"
     elif recipe.side < data.image_size:
         reason = f"its shorter sides, {recipe.side}, are less than --data.image-size"
-    elif not all(torch.equal(now, index[name]) for name, now in source.paths.state().items()):
-        reason = "its images were prepared from other files"
     else:
-        return replace(
-            source,
-            reader=Prepared(folder, recipe, digests, index["places"], index["sizes"]),
-            recipe=str(recipe),
-            notes=(*source.notes, f"prepared images: {folder}, {recipe}"),
-        )
+        files, state = files_of(folder, digests), source.paths.state()
+        places, sizes = index["places"], index["sizes"]
+        if any(not torch.equal(now, index[name]) for name, now in state.items()):
+            files, places, sizes = find_in_splits(state, folder.parent, recipe)
+        if len(places) == len(source):
+            return replace(
+                source,
+                reader=Prepared(files, recipe, places, sizes),
+                recipe=str(recipe),
+                notes=(*source.notes, f"prepared images: {folder}, {recipe}"),
+            )
+        reason = "its images were prepared from other files"
     note = f"not {str(folder)!a} but the files are read: {reason}; `prepare` again"
     return replace(source, notes=(*source.notes, note))
+
+
+def files_of(folder: Path, digests: list[str]) -> list[tuple[Path, str]]:
+    """The files of images in `folder`, with their digests."""
+    return [(folder / shard_name(number), digest) for number, digest in enumerate(digests)]
+
+
+def find_in_splits(
+    state: dict[str, Tensor], cache: Path, recipe: Recipe
+) -> tuple[list[tuple[Path, str]], Tensor, Tensor]:
+    """The files of both splits, and where in them which images of `state` are."""
+    files: list[tuple[Path, str]] = []
+    known: dict[tuple[bytes, int, int], tuple[list[int], list[int]]] = {}
+    for split in ("train", "val"):
+        own_recipe, digests, index = read_index(cache / split / INDEX)
+        if own_recipe != recipe:
+            continue
+        index["places"][:, 0] += len(files)
+        files += files_of(cache / split, digests)
+        rows = zip(index["places"].tolist(), index["sizes"].tolist(), strict=True)
+        known |= zip(keys_of(index), rows, strict=True)
+    found = [known[key] for key in keys_of(state) if key in known]
+    places, sizes = zip(*found, strict=True) if found else ((), ())
+    return files, torch.tensor(places), torch.tensor(sizes, dtype=torch.int32)
+
+
+def keys_of(state: dict[str, Tensor]) -> Iterator[tuple[bytes, int, int]]:
+    """The path, size and time of change of each file of a `PathList.state`."""
+    content, start = state["paths"].numpy().tobytes(), 0
+    for end, (size, time) in zip(state["path_ends"].tolist(), state["stats"].tolist(), strict=True):
+        yield content[start:end], size, time
+        start = end
 
 
 def read_index(path: Path) -> tuple[Recipe | None, list[str], dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
-from image_classifier.data import DATASETS, Source, open_dataset
+from image_classifier.data import DATASETS, Source, open_dataset, read_image
 from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
 from image_classifier.errors import UserError
@@ -127,6 +127,28 @@ def test_images_that_are_prepared_anew_are_no_longer_those_of_a_run(root):
         source.read(11)
 
 
+def test_all_folds_are_read_from_the_prepared_images_of_both_splits(root):
+    root /= "train"
+    files = opened(root)
+    assert prepare(root) == 0
+    assert (len(opened(root)), opened(root).recipe) == (len(files), "raw, shorter side 48")
+    names = []
+    for fold in range(3):
+        data = DataConfig(name="folder", root=str(root), val_fraction=1 / 3, fold=fold)
+        source = open_dataset(data, "val")
+        assert source.recipe == "raw, shorter side 48"
+        names += map(source.name, range(len(source)))
+        for index in range(len(source)):
+            pixels, whole = source.read(index), read_image(source.paths[index])
+            scale = 48 / min(whole.shape[:2])
+            side = (round(scale * side) for side in whole.shape[:2])
+            assert torch.equal(pixels, resize(whole, *side))
+    assert len(set(names)) == len(names) == 12
+    os.utime(names[0], (0, 0))
+    data = DataConfig(name="folder", root=str(root), val_fraction=1 / 3)
+    assert "prepared from other files" in open_dataset(data, "val").notes[-1]
+
+
 def test_other_images_are_read_from_their_files_until_they_are_prepared(root, capsys):
     assert prepare(root) == 0
     assert "48, are less than --data.image-size" in opened(root, image_size=64).notes[-1]
@@ -135,7 +157,6 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(root, ca
         lambda: os.utime(image, (0, 0)),
         lambda: shutil.copy(image, other),
         lambda: other.rename(root / "train/ant/8.jpeg"),
-        image.unlink,
     ):
         change()
         assert "its images were prepared from other files" in opened(root).notes[-1]
@@ -143,6 +164,10 @@ def test_other_images_are_read_from_their_files_until_they_are_prepared(root, ca
         capsys.readouterr()
         assert prepare(root) == 0
         assert opened(root).recipe
+    image.unlink()
+    assert opened(root).recipe  # the others are prepared
+    capsys.readouterr()
+    assert prepare(root) == 0
     said = capsys.readouterr().out
     assert "shorter side 48: written in " in said
     assert "val: 4 images, raw, shorter side 48: all checksums are right, nothing to do" in said
