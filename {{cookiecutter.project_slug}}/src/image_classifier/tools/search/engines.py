@@ -89,7 +89,7 @@ def draw(space: Knobs, seed: int, number: int) -> Knobs:
     """What random search tries in trial `number`."""
     generator = np.random.RandomState([seed % 2**32, number])
     _, drawn = next(generate_variants({"config": space}, random_state=generator))
-    return {knob: plain(value) for knob, value in drawn["config"].items()}
+    return drawn["config"]
 
 
 def grid(space: Space, trials: int, seed: int) -> list[Knobs]:
@@ -127,7 +127,7 @@ def evenly(domain: Domain, levels: int) -> list[float]:
     values = spaced(*ends(domain), levels)
     if step:
         values = np.unique(np.round(values / step) * step)
-    return [int(v) if isinstance(domain, Integer) else float(f"{v:.6g}") for v in values]
+    return [int(v) if isinstance(domain, Integer) else tidy(v) for v in values]
 
 
 def ends(domain: Domain) -> list[Any]:
@@ -182,6 +182,7 @@ def text_of(domain: Domain) -> str:
     return f"{sampler} {domain.domain_str}" if ends(domain) else type(domain).__name__
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401 - a knob
-    """A value without numpy's type."""
-    return value.item() if isinstance(value, np.generic) else value
+def tidy(value: Any) -> Any:  # noqa: ANN401 - a knob
+    """A value as a command line shows it: without numpy's type, with six digits."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return float(f"{value:.6g}") if isinstance(value, float) else value

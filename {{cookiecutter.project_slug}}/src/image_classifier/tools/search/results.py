@@ -40,7 +40,7 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What is recorded of a trial: `knobs`, `last` evaluation, and why it `failed`; or nothing."""
+    """What is recorded of a trial: `knobs`, and why it `failed`, if it did; or nothing."""
     path = folder / "trial.json"
     return read_object(path) if path.exists() else {}
 
@@ -69,7 +69,7 @@ def read_trials(folder: Path) -> list[Trial]:
         record = read_record(place)
         is_done = state_of(place) == "done"
         state = "failed" if "failed" in record else "done" if is_done else "stopped"
-        rows = evaluations(place)[: record.get("last")]
+        rows = evaluations(place)
         status = read_object(place / "status.json") if (place / "status.json").exists() else {}
         steps = status.get("step", 0)
         trials.append(Trial(number, state, knobs, rows, steps, record.get("failed", "")))

@@ -17,7 +17,6 @@ import ray
 import torch
 from ray import tune
 from ray.tune.schedulers import (
-    ASHAScheduler,
     FIFOScheduler,
     HyperBandForBOHB,
     HyperBandScheduler,
@@ -33,7 +32,8 @@ from ...runtime.console import say
 from ...runtime.files import lock_file, read_object, write_json, write_text
 from ...runtime.machine import num_cores
 from .command import SearchOptions
-from .engines import GOAL, Knobs, Listed, build_engine, check_space, text_of
+from .engines import GOAL, Knobs, Listed, build_engine, check_space, text_of, tidy
+from .halving import PausingASHA
 from .page import page_of
 from .results import (
     Trial,
@@ -47,7 +47,7 @@ from .results import (
     trial_folder,
 )
 from .spaces import SPACES, Space
-from .trial import RunTrial
+from .trial import RunTrial, evaluations
 
 BOHB_NOTE = "bohb: nobody maintains hpbandster any more; --search tpe --scheduler asha is kept up"
 
@@ -69,7 +69,7 @@ class Job:
         """The command line that trains with these knobs."""
         return [self.preset, *words_of(self.changed | knobs)]
 
-    def trial(self, folder: Path, knobs: Knobs, last: int | None) -> dict[str, Any]:
+    def trial(self, folder: Path, knobs: Knobs) -> dict[str, Any]:
         """What `RunTrial` needs."""
         own = {"run.evaluate_every_epochs": self.every, "run.dir": str(folder)}
         return {
@@ -79,7 +79,6 @@ class Job:
             "epochs": self.config.epochs,
             "every": self.every,
             "unit": self.unit,
-            "last": last,
         }
 
 
@@ -120,7 +119,7 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
         run_trials(job, engine, scheduler, folder, options.trials)
         best = report(folder, job, space)
         if not options.confirm:
-            say(f"The best of {options.trials} may be luck: --confirm 5, added, tells.")
+            say(f"The best of {options.trials} may be luck: add --confirm 5 to this command.")
             return
         seeds = range(options.seed + 1, options.seed + 1 + options.confirm)
         for name, own in (("preset", {}), ("best", best.knobs)):
@@ -190,7 +189,7 @@ def build_scheduler(options: SearchOptions, units: float) -> TrialScheduler:
     if options.scheduler == "none":
         return FIFOScheduler()
     if options.scheduler == "asha":
-        return ASHAScheduler("units", max_t=units, reduction_factor=options.reduction)
+        return PausingASHA(units, options.reduction)
     kind = HyperBandForBOHB if options.search == "bohb" else HyperBandScheduler
     return kind("units", max_t=max(1, round(units)), reduction_factor=options.reduction)
 
@@ -199,12 +198,13 @@ class Proposals(Searcher):
     """What an engine proposes, with the folder of each trial, in which it is recorded."""
 
     def __init__(self, engine: Searcher, job: Job, folder: Path, most: int) -> None:
-        """Let `most` trials run at once; paused ones do not count there, so 0 leaves it to Ray."""
+        """Let `most` trials run at once; 0 leaves that to Ray, where paused ones are not told."""
         super().__init__(**GOAL)
         self.engine, self.job, self.folder, self.most = engine, job, folder, most
         self.folders: dict[str, Path] = {}  # of each trial, in the order of the proposals
-        self.replayed: set[str] = set()  # trials that an earlier search ended
+        self.known: dict[str, int] = {}  # evaluations of each trial that were there before
         self.running: set[str] = set()
+        self.completed: set[str] = set()  # trials as the engine has it
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial; None: not yet."""
@@ -213,45 +213,70 @@ class Proposals(Searcher):
         knobs = self.engine.suggest(trial_id)
         if not isinstance(knobs, dict):
             return knobs
+        knobs = {knob: tidy(value) for knob, value in knobs.items()}
         self.running.add(trial_id)
         folder = self.folders[trial_id] = trial_folder(self.folder, len(self.folders))
+        self.known[trial_id] = len(evaluations(folder))
         folder.mkdir(parents=True, exist_ok=True)
-        last = read_record(folder).get("last")
-        if last:
-            self.replayed.add(trial_id)
-        write_json(folder / "trial.json", {"knobs": knobs, "last": last})
-        return self.job.trial(folder, knobs, last)
+        write_json(folder / "trial.json", {"knobs": knobs})
+        return self.job.trial(folder, knobs)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Pass an evaluation to the engine, and print it."""
-        self.engine.on_trial_result(trial_id, result)
-        if trial_id not in self.replayed:
-            say(f"{self.name(trial_id)}  epoch {result['epoch']:5.2f}  top-1 {result['top1']:.2%}")
+        """Print an evaluation, and pass it to the engine.
+
+        To the engine a trial ends at its first pause: TPE is to compare trials at the same place.
+        """
+        is_paused = trial_id not in self.running
+        self.tell(trial_id, result, ", paused" if is_paused else "")
+        if is_paused and not self.is_bohb:
+            self.complete(trial_id, result=result)
+        elif trial_id not in self.completed:
+            self.engine.on_trial_result(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Pass the end of a trial to the engine, and record at which evaluation it was."""
-        self.engine.on_trial_complete(trial_id, result=result, error=error)
+        """Print how a trial ended, and pass that to the engine."""
         self.running.discard(trial_id)
-        record = read_record(self.folders[trial_id])
-        if result and not error:
-            record["last"] = result["evaluations"]
-            write_json(self.folders[trial_id] / "trial.json", record)
-        elif error:
-            say(f"{self.name(trial_id)}  failed: {record.get('failed', 'Ray ended it')}")
+        self.complete(trial_id, result=result, error=error)
+        if error:
+            failed = read_record(self.folders[trial_id]).get("failed", "Ray ended it")
+            say(f"{self.name(trial_id)}  failed: {failed}")
+        elif result:
+            self.tell(trial_id, result, ", done" if result["done"] else ", stopped")
+
+    def complete(self, trial_id: str, **outcome: Any) -> None:  # noqa: ANN401
+        """Tell the engine once that a trial is complete."""
+        if trial_id not in self.completed:
+            self.completed.add(trial_id)
+            self.engine.on_trial_complete(trial_id, **outcome)
+
+    def tell(self, trial_id: str, result: dict[str, Any], end: str) -> None:
+        """Print an evaluation, unless an earlier search did."""
+        if result["evaluations"] > self.known[trial_id]:
+            top1 = f"top-1 {result['top1']:.2%}"
+            say(f"{self.name(trial_id)}  epoch {result['epoch']:5.2f}  {top1}{end}")
 
     def name(self, trial_id: str) -> str:
         """How a line names a trial."""
         return str(self.folders[trial_id].relative_to(self.folder.parent))
 
+    @property
+    def is_bohb(self) -> bool:
+        """Whether the engine learns from each rung, as its scheduler tells it."""
+        return hasattr(self.engine, "on_pause")
+
     def on_pause(self, trial_id: str) -> None:
-        """Tell BOHB, as its scheduler does."""
-        self.engine.on_pause(trial_id)
+        """Note that a trial does not run, as schedulers say that pause some."""
+        self.running.discard(trial_id)
+        if self.is_bohb:
+            self.engine.on_pause(trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
-        """Tell BOHB, as its scheduler does."""
-        self.engine.on_unpause(trial_id)
+        """Note that a trial runs again."""
+        self.running.add(trial_id)
+        if self.is_bohb:
+            self.engine.on_unpause(trial_id)
 
     def save(self, checkpoint_path: str) -> None:
         """Leave it at the records of the trials."""

@@ -31,7 +31,7 @@ class RunTrial(Trainable):
         Args:
             config: `folder`, of the run; `words`, of its command line; `threads`; `epochs`, in all;
                 `every`, epochs between evaluations; `unit`, epochs in a unit of the scheduler's
-                time; `last`, the evaluation at which an earlier search ended the trial, or None.
+                time.
         """
         self.run = config
         self.folder = Path(config["folder"])
@@ -59,15 +59,12 @@ class RunTrial(Trainable):
         """The next evaluation, if it is there; else start the run, if it is not running."""
         is_done = state_of(self.folder) == "done"  # before its rows are read: they are all there
         rows = evaluations(self.folder)
-        is_ended = self.told + 1 == self.run["last"]
         if is_done and self.process:
             self.process.wait(GRACE_SECONDS)
         # The last row comes a moment before the run has written all and ended.
-        if self.told < len(rows) and (is_done or is_ended or not self.is_last(rows[self.told])):
+        if self.told < len(rows) and (is_done or not self.is_last(rows[self.told])):
             self.told += 1
-            return self.report(
-                rows[self.told - 1], is_ended or (is_done and self.told == len(rows))
-            )
+            return self.report(rows[self.told - 1], is_done and self.told == len(rows))
         if is_done:  # early stopping, after a row that looked like any other
             return self.report(rows[-1], is_done)
         if self.process is None:
