@@ -117,15 +117,22 @@ def compute_text(trials: Sequence[Trial], epochs: float) -> str:
     return f"{steps:,} training steps, {steps / full:.0%} of {full:,} for all trials in full"
 
 
-def confirmed(folder: Path) -> str:
-    """Whether the best config is better than the preset's, by runs with the same fresh seeds."""
+def num_images(folder: Path) -> int:
+    """How many validation images a finished run predicted."""
+    with safe_open(folder / "predictions.safetensors", "pt") as file:
+        return file.get_slice("predicted").get_shape()[0]
+
+
+def confirmed(folder: Path, num_images: int) -> str:
+    """Whether the best config is better than the preset's, by runs with the same fresh seeds.
+
+    They are in the folders `preset` and `best`, and are evaluated on `num_images`.
+    """
     preset, best = (read_trials(folder / name) for name in ("preset", "best"))
     pairs = [(a, b) for a, b in zip(preset, best, strict=True) if a.state == b.state == "done"]
     if len(pairs) < 2:
         return "fewer than two seeds were trained with both configs: nothing can be said"
-    with safe_open(folder / "best" / "000" / "predictions.safetensors", "pt") as file:
-        grain = 1 / file.get_slice("predicted").get_shape()[0]  # the share of one image
-    found = by_seeds([a.top1 for a, _ in pairs], [b.top1 for _, b in pairs], grain)
+    found = by_seeds([a.top1 for a, _ in pairs], [b.top1 for _, b in pairs], 1 / num_images)
     mean, low, high = (100 * value for value in (found.mean, found.low, found.high))
     verdict = "no more than chance explains"
     if found.is_real:

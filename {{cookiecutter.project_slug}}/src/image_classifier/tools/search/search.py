@@ -40,6 +40,7 @@ from .results import (
     best_of,
     compute_text,
     confirmed,
+    num_images,
     read_record,
     read_trials,
     recorded_knobs,
@@ -125,7 +126,8 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
         for name, own in (("preset", {}), ("best", best.knobs)):
             runs = Listed([own | {"seed": seed} for seed in seeds])
             run_trials(job, runs, FIFOScheduler(), folder / "confirm" / name, options.confirm)
-        say(confirmed(folder / "confirm"))
+        images = num_images(trial_folder(folder, best.number))
+        say(confirmed(folder / "confirm", images))
 
 
 def report(folder: Path, job: Job, space: Space) -> Trial:
