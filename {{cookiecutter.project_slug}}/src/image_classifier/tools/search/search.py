@@ -4,6 +4,7 @@ What a trial tries is written before it starts. So a killed search goes on: it p
 again, reports the evaluations that are there, and trains only what is missing.
 """
 
+import json
 import logging
 import shlex
 import shutil
@@ -344,7 +345,7 @@ def own_folder(folder: Path, about: dict[str, Any], fresh: bool) -> Iterator[Non
         if fresh:
             for old in [*folder.glob("[0-9][0-9][0-9]*"), folder / "confirm"]:
                 shutil.rmtree(old, ignore_errors=True)
-        elif path.exists() and read_object(path) != about:
+        elif path.exists() and read_object(path) != json.loads(json.dumps(about)):
             raise UserError(
                 f"{str(folder)!a} holds a search with another preset, space or config: set another "
                 "--run.dir, or --run.fresh to delete it"
