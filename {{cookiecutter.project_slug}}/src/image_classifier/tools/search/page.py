@@ -70,6 +70,7 @@ def importance_of(trials: Sequence[Trial], space: Space) -> dict[str, float]:
     """
     if callable(space) or len(trials) < FEWEST or not all(map(ends, space.values())):
         return {}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     distributions = OptunaSearch.convert_search_space(space)
     study = optuna.create_study(direction="maximize")
     for trial in trials:
