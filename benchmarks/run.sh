@@ -29,6 +29,7 @@ compare precision
 compare memory
 compare training
 compare recipes --only shapes
+compare search --folder build/search
 if [ -n "${PHOTOS:-}" ]; then
     compare loaders --pixels --root "$PHOTOS"
     compare loaders --root "$PHOTOS"

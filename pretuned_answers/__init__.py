@@ -54,6 +54,16 @@ _LIBRARIES = {
         starlette trackio uvicorn uvloop watchfiles websockets
     """,
     "nvidia-ml-py": "nvidia_ml_py pynvml",
+    "ray": """
+        attr attrs dateutil jsonschema jsonschema_specifications msgpack python_dateutil ray
+        referencing rpds rpds_py serve six tensorboardx tune tzdata
+    """,
+    "optuna": "alembic colorlog greenlet mako mako_render optuna sqlalchemy",
+    "hpbandster": """
+        configspace formulaic hpbandster interface_meta more_itertools narwhals netifaces patsy
+        pyparsing pyro4 pyro4_check_config pyro4_flameserver pyro4_httpgateway pyro4_ns pyro4_nsc
+        pyro4_test_echoserver serpent statsmodels wrapt
+    """,
     "onnx": "backend_test_tools check_model check_node ml_dtypes onnx",
     "onnxruntime": "flatbuffers onnxruntime onnxruntime_test",
     "onnxscript": "onnx_ir onnxscript",

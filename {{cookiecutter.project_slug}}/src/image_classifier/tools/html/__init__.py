@@ -7,8 +7,8 @@ scripts and requests, even if such text came through as HTML.
 from pathlib import Path
 from string import Template
 
-from .svg import line_chart, reliability_diagram
+from .svg import line_chart, parallel_coordinates, reliability_diagram
 
 PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
-__all__ = ["PAGE", "line_chart", "reliability_diagram"]
+__all__ = ["PAGE", "line_chart", "parallel_coordinates", "reliability_diagram"]

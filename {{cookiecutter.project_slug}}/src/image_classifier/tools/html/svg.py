@@ -1,10 +1,10 @@
-"""Charts as SVG: curves over a run or over a logarithmic axis, and a reliability diagram.
+"""Charts as SVG: curves over a run or a logarithmic axis, parallel coordinates, reliability.
 
 Text from outside passes through `escape`. Values that are not finite are left out.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import chain
 
@@ -15,6 +15,7 @@ from ...predictions import BINS
 Points = list[tuple[float, float]]  # x and y
 
 LEFT, RIGHT, TOP, BOTTOM = 44, 262, 8, 174  # edges of the plot, in pixels
+WIDTH, WIDE = 352, 720  # of a drawing, and of one with parallel coordinates
 MOST_POINTS = 400  # of a line: more than there are pixels
 
 
@@ -26,6 +27,7 @@ def line_chart(
     low: float | None = None,
     x_label: str = "epoch",
     is_log: bool = False,
+    main: str | None = None,
 ) -> str:
     """Lines, each with its last value; empty where there are no finite points.
 
@@ -36,6 +38,7 @@ def line_chart(
         low: where the y axis begins at the latest; None: near the lowest value.
         x_label: what x is.
         is_log: whether the x axis is logarithmic; else it begins at 0.
+        main: the line to show among many, the only one with a label; None: all but `train`.
     """
     finite = {name: [p for p in lines[name] if all(map(math.isfinite, p))] for name in lines}
     finite = {name: thinned(points) for name, points in finite.items() if points}
@@ -61,14 +64,57 @@ def line_chart(
     for name, points in sorted(finite.items(), key=lambda pair: pair[1][-1][1]):
         x, y = across(points[-1][0]), down(points[-1][1])
         path = " ".join(f"{across(x)},{down(y)}" for x, y in points)
-        free = min(free - 14, y + 4)
-        label = f"{name} " * (len(lines) > 1) + short(points[-1][1]) + unit
+        is_main = name == main if main else name != "train"
+        text = ""
+        if is_main or not main:
+            free = min(free - 14, y + 4)
+            label = f"{name} " * (len(lines) > 1) + short(points[-1][1]) + unit
+            text = f'<text x="{RIGHT + 8}" y="{free}">{escape(label)}</text>'
         parts.append(
-            f'<g class="{"train" if name == "train" else "val"}"><polyline points="{path}"/>'
-            f'<circle cx="{x}" cy="{y}" r="2.5"/>'
-            f'<text x="{RIGHT + 8}" y="{free}">{escape(label)}</text></g>'
+            f'<g class="{"val" if is_main else "train"}"><polyline points="{path}"/>'
+            f'<circle cx="{x}" cy="{y}" r="2.5"/>{text}</g>'
         )
     return figure(title, parts)
+
+
+def parallel_coordinates(
+    title: str, axes: dict[str, Sequence[float | str]], names: Sequence[str], main: int
+) -> str:
+    """A line for each of `names` over one vertical axis for each quantity; `main` is shown.
+
+    Args:
+        title: the caption.
+        axes: by the name of a quantity, its value for each line: numbers, of which positive ones
+            that differ by a factor of 20 are on a logarithmic axis, or texts.
+        names: of the lines.
+        main: the line to show among the others.
+    """
+    parts, columns = [], []
+    for number, (axis, values) in enumerate(axes.items()):
+        x = scale(0, max(1, len(axes) - 1), 70, WIDE - 70)(number)
+        if all(isinstance(value, int | float) for value in values):
+            low, high = min(values), max(values)
+            up = scale(low, high, BOTTOM - 8, TOP + 8, low > 0 and high > 20 * low)
+            marks = {short(value): up(value) for value in (low, high)}
+        else:
+            texts = list(dict.fromkeys(map(str, values)))
+            place = scale(0, max(1, len(texts) - 1), BOTTOM - 8, TOP + 8)
+            marks = {text: place(n) for n, text in enumerate(texts)}
+            up = lambda value, marks=marks: marks[str(value)]  # noqa: E731
+        columns.append([(x, up(value)) for value in values])
+        parts.append(f'<path d="M{x} {TOP}V{BOTTOM}"/>')
+        parts += [
+            f'<text x="{x + 6}" y="{y + 4}">{escape(text)}</text>' for text, y in marks.items()
+        ]
+        parts.append(f'<text class="x" x="{x}" y="{BOTTOM + 16}">{escape(axis)}</text>')
+    lines = list(zip(*columns, strict=True))
+    for number in [*(n for n in range(len(lines)) if n != main), main]:  # on top of all
+        path = " ".join(f"{x},{y}" for x, y in lines[number])
+        parts.append(
+            f'<g class="{"val" if number == main else "train"}"><title>{escape(names[number])}'
+            f'</title><polyline points="{path}"/></g>'
+        )
+    return figure(title, parts, WIDE)
 
 
 def reliability_diagram(bins: Tensor) -> str:
@@ -91,11 +137,11 @@ def reliability_diagram(bins: Tensor) -> str:
     return figure("Accuracy by predicted confidence", parts)
 
 
-def figure(title: str, parts: list[str]) -> str:
+def figure(title: str, parts: list[str], width: int = WIDTH) -> str:
     """A drawing with its caption."""
     return (
-        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 352 196" role="img" '
-        f'aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
+        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} 196" '
+        f'role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
     )
 
 

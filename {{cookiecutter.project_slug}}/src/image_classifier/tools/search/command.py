@@ -1,0 +1,82 @@
+"""`search`: search for better values of knobs."""
+
+import os
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Literal
+
+from ...config import Config, within
+from ...errors import UserError
+from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.config_dict import flatten
+from ...runtime.launch import attempt
+
+RESULT_IS_IN_FILES = True
+LIBRARIES = {"ray": "'ray[tune]'", "optuna": "optuna"}  # modules, and what pip installs
+LIBRARIES_OF_BOHB = {"hpbandster": "hpbandster", "ConfigSpace": "ConfigSpace"}
+# Ray reads these when it is imported.
+RAY = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen on 127.0.0.1, on Linux too
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints tables even at `verbose=0`
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+}
+
+
+@dataclass(frozen=True)
+class SearchOptions(Config):
+    """What to search, how, on what share of the machine, and every knob of training."""
+
+    space: str = ""  # name of a search space, see tools/search/spaces.py; default: the preset's
+    trials: int = within(12, 1, 100_000)  # configs to try; more than before: the search goes on
+    search: Literal["tpe", "random", "grid", "bohb"] = "tpe"  # who proposes configs. tpe: Optuna's
+    # Bayesian search; bohb: needs --scheduler hyperband, and a library that nobody maintains
+    scheduler: Literal["asha", "hyperband", "none"] = "asha"  # who ends bad trials early. asha:
+    # at once; hyperband: trials are paused until enough others are as far; none: train all in full
+    min_epochs: float = within(0.0, 0)  # of each trial before it can be ended; 0: epochs /
+    # reduction^2. Trials are evaluated at least so often
+    reduction: int = within(4, 2, 100)  # one in so many trials goes on, for so many times as long
+    max_concurrent: int | Literal["auto"] = within("auto", 1, 4096)  # trials at once; auto: one per
+    # GPU, or one per core
+    cpus: int | Literal["auto"] = within("auto", 1, 4096)  # cores of a trial; auto: equal shares
+    gpus: float | Literal["auto"] = within("auto", 0, 1024)  # of a trial; 0.5: two trials share one
+    confirm: int = within(0, 0, 1000)  # at the end, train the best config and the preset's with so
+    # many fresh seeds each, and say whether the difference is more than chance; 0: do not
+
+
+def main(words: list[str]) -> int:
+    """Search for better values of knobs: `search [PRESET] [--FLAG VALUE ...]`."""
+    name, preset = take_preset(words, "shapes")
+    preset = replace(preset, run=replace(preset.run, dir=f"runs/search/{name}"))
+    default, about = SearchOptions(**sections(preset)), summary(main)
+    prog = f"{command('search')} {name}"
+    options = parse(SearchOptions, words, prog=prog, about=about, default=default)
+    made = flatten(preset)
+    changed = {
+        knob: value
+        for knob, value in flatten(Config(**sections(options))).items()
+        if value != made[knob] and knob not in {"run.dir", "run.fresh"}
+    }
+
+    def work() -> None:
+        check_libraries(options.search)
+        os.environ.update(RAY)
+        from .search import search
+
+        search(name, options, changed)
+
+    return attempt(work)
+
+
+def check_libraries(engine: str) -> None:
+    """Check that what the search needs is installed.
+
+    Raises:
+        UserError: with the command that installs what is not.
+    """
+    needed = LIBRARIES | (LIBRARIES_OF_BOHB if engine == "bohb" else {})
+    if missing := [package for module, package in needed.items() if find_spec(module) is None]:
+        raise UserError(f"--search {engine} needs a library: pip install {' '.join(missing)}")

@@ -1,0 +1,143 @@
+"""What a search found: its trials as their folders have them, the table, and the best of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from ...errors import FaultError, UserError
+from ...runtime.console import printable
+from ...runtime.files import read_object
+from ..statistics import CONFIDENCE, by_seeds
+from .trial import Row, evaluations, state_of
+
+Knobs = dict[str, Any]  # that a trial changes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as its folder has it."""
+
+    number: int
+    state: str  # done, stopped or failed
+    knobs: Knobs
+    rows: list[Row]  # its evaluations
+    steps: int  # that it trained
+    failed: str  # why, if it failed
+
+    @property
+    def top1(self) -> float:
+        """Of its last evaluation; below all others without any."""
+        return self.rows[-1]["val/top1"] if self.rows else -1.0
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Where trial `number` of a search lives."""
+    return folder / f"{number:03}"
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What is recorded of a trial: `knobs`, and why it `failed`, if it did; or nothing."""
+    path = folder / "trial.json"
+    return read_object(path) if path.exists() else {}
+
+
+def recorded_knobs(folder: Path) -> list[Knobs]:
+    """What an earlier search proposed, in its order.
+
+    Raises:
+        UserError: if a record is damaged.
+    """
+    places = (trial_folder(folder, number) for number in count())
+    found = []
+    for place in takewhile(lambda place: (place / "trial.json").exists(), places):
+        knobs = read_record(place).get("knobs")
+        if not isinstance(knobs, dict):
+            raise UserError(f"{str(place / 'trial.json')!a} is damaged: set --run.fresh")
+        found.append(knobs)
+    return found
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """The trials of a search."""
+    trials = []
+    for number, knobs in enumerate(recorded_knobs(folder)):
+        place = trial_folder(folder, number)
+        record = read_record(place)
+        is_done = state_of(place) == "done"
+        state = "failed" if "failed" in record else "done" if is_done else "stopped"
+        rows = evaluations(place)
+        status = read_object(place / "status.json") if (place / "status.json").exists() else {}
+        steps = status.get("step", 0)
+        trials.append(Trial(number, state, knobs, rows, steps, record.get("failed", "")))
+    return trials
+
+
+def best_of(trials: Sequence[Trial]) -> Trial:
+    """The trial with the highest last top-1, among those trained to the end if there are any.
+
+    Raises:
+        FaultError: if none was evaluated.
+    """
+    evaluated = [trial for trial in trials if trial.rows]
+    if not evaluated:
+        raise FaultError(f"no trial was evaluated; the first one: {trials[0].failed}")
+    done = [trial for trial in evaluated if trial.state == "done"]
+    return max(done or evaluated, key=lambda trial: trial.top1)
+
+
+def table_of(trials: Sequence[Trial]) -> list[list[str]]:
+    """All trials, the best first: a row of heads, and a row for each."""
+    knobs = list(dict.fromkeys(knob for trial in trials for knob in trial.knobs))
+    rows = [["trial", "", "epoch", "top-1", "loss", *knobs]]
+    for trial in sorted(
+        trials, key=lambda trial: (trial.state == "done", trial.top1), reverse=True
+    ):
+        scores = ["", "", ""]
+        if trial.rows:
+            row = trial.rows[-1]
+            scores = [f"{row['epoch']:.2f}", f"{trial.top1:.2%}", f"{row['val/loss']:.4f}"]
+        values = [shown(trial.knobs.get(knob, "")) for knob in knobs]
+        rows.append([f"{trial.number:03}", trial.state, *scores, *values])
+    return rows
+
+
+def shown(value: object) -> str:
+    """The value of a knob, with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+
+
+def compute_text(trials: Sequence[Trial], epochs: float) -> str:
+    """How many steps the trials took, of those that they would take in full."""
+    rates = [row["step"] / row["epoch"] for trial in trials for row in trial.rows]
+    steps, full = sum(trial.steps for trial in trials), round(max(rates) * epochs) * len(trials)
+    return f"{steps:,} training steps, {steps / full:.0%} of {full:,} for all trials in full"
+
+
+def num_images(folder: Path) -> int:
+    """How many validation images a finished run predicted."""
+    with safe_open(folder / "predictions.safetensors", "pt") as file:
+        return file.get_slice("predicted").get_shape()[0]
+
+
+def confirmed(folder: Path, num_images: int) -> str:
+    """Whether the best config is better than the preset's, by runs with the same fresh seeds.
+
+    They are in the folders `preset` and `best`, and are evaluated on `num_images`.
+    """
+    preset, best = (read_trials(folder / name) for name in ("preset", "best"))
+    pairs = [(a, b) for a, b in zip(preset, best, strict=True) if a.state == b.state == "done"]
+    if len(pairs) < 2:
+        return "fewer than two seeds were trained with both configs: nothing can be said"
+    found = by_seeds([a.top1 for a, _ in pairs], [b.top1 for _, b in pairs], 1 / num_images)
+    mean, low, high = (100 * value for value in (found.mean, found.low, found.high))
+    verdict = "no more than chance explains"
+    if found.is_real:
+        verdict = "better" if found.mean > 0 else "worse"
+    return (
+        f"best against preset: {mean:+.2f} points of top-1 ({CONFIDENCE:.0%} interval: {low:.2f} "
+        f".. {high:.2f}, {len(pairs)} fresh seeds): {verdict}"
+    )

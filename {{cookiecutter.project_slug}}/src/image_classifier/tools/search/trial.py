@@ -1,0 +1,153 @@
+"""A trial of the search: an ordinary run in a process of its own, reported to Ray Tune."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Trainable
+
+from ...errors import EXIT_DONE, UserError
+from ...runtime.console import printable
+from ...runtime.files import lock_file, read_object, read_rows, write_json
+from ..child_runs import end_run, start_run
+
+POLL_SECONDS = 0.1  # between two looks at a run
+GRACE_SECONDS = 60.0  # for a run to save and end
+
+Row = dict[str, Any]  # of metrics.jsonl
+
+
+class RunTrial(Trainable):
+    """Reports each evaluation of a run. The run is started only for those that it lacks.
+
+    Ray may end it after any of them, and go on later: the run saves on SIGTERM, and resumes.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Begin with the run in `config["folder"]`.
+
+        Args:
+            config: `folder`, of the run; `words`, of its command line; `threads`; `epochs`, in all;
+                `every`, epochs between evaluations; `unit`, epochs in a unit of the scheduler's
+                time.
+        """
+        self.run = config
+        self.folder = Path(config["folder"])
+        self.told = 0  # evaluations
+        self.process: subprocess.Popen | None = None
+        self.began = time.monotonic()
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become another trial, so that Ray need not start a process for each."""
+        self.cleanup()
+        self.setup(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Wait for the next evaluation, and report it.
+
+        Raises:
+            RuntimeError: if the run failed; with its last line.
+        """
+        while not (found := self.look()):
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def look(self) -> dict[str, Any]:
+        """The next evaluation, if it is there; else start the run, if it is not running."""
+        is_done = state_of(self.folder) == "done"  # before its rows are read: they are all there
+        rows = evaluations(self.folder)
+        if is_done and self.process:
+            self.process.wait(GRACE_SECONDS)
+        # The last row comes a moment before the run has written all and ended.
+        if self.told < len(rows) and (is_done or not self.is_last(rows[self.told])):
+            self.told += 1
+            return self.report(rows[self.told - 1], is_done and self.told == len(rows))
+        if is_done:  # early stopping, after a row that looked like any other
+            return self.report(rows[-1], is_done)
+        if self.process is None:
+            waited = time.monotonic() - self.began
+            # In use by a run whose search was killed: it is saving.
+            if waited > GRACE_SECONDS or not is_in_use(self.folder):
+                output = self.folder / "output.log"
+                threads = str(self.run["threads"])
+                self.process = start_run(self.run["words"], output, OMP_NUM_THREADS=threads)
+        elif self.process.poll() not in (None, EXIT_DONE):
+            failed = failure(self.folder, self.process.returncode)
+            record = self.folder / "trial.json"
+            write_json(record, read_object(record) | {"failed": failed})
+            raise RuntimeError(failed)
+        return {}
+
+    def is_last(self, row: Row) -> bool:
+        """Whether a row is that of the last step of the run."""
+        return row["step"] >= round(self.run["epochs"] * row["step"] / row["epoch"])
+
+    def report(self, row: Row, is_done: bool) -> dict[str, Any]:
+        """What Ray learns of an evaluation."""
+        # Evaluations are counted: the steps of one are a rounded number of epochs.
+        is_full = is_done and self.is_last(row)
+        epochs = self.run["epochs"] if is_full else self.told * self.run["every"]
+        return {
+            "top1": row["val/top1"],
+            "loss": row["val/loss"],
+            "epoch": row["epoch"],
+            "evaluations": self.told,
+            "units": epochs / self.run["unit"] + 1e-9,
+            "done": is_done,
+        }
+
+    def save_checkpoint(self, _: str) -> dict[str, int]:
+        """End the run, whose own checkpoint has all else; Ray pauses the trial."""
+        self.cleanup()
+        return {"told": self.told}
+
+    def load_checkpoint(self, checkpoint: dict[str, int]) -> None:
+        """Go on after a pause."""
+        self.told = checkpoint["told"]
+
+    def cleanup(self) -> None:
+        """End the run, if it is running."""
+        if self.process and self.process.poll() is None:
+            end_run(self.process, GRACE_SECONDS)
+        self.process = None
+
+
+def evaluations(folder: Path) -> list[Row]:
+    """The rows of a run with scores on the validation images; none before it has begun."""
+    try:
+        rows = read_rows(folder / "metrics.jsonl")
+    except OSError:
+        return []
+    return [row for row in rows if isinstance(row.get("val/top1"), float)]
+
+
+def state_of(folder: Path) -> str:
+    """Of a run: running, done, interrupted or failed; empty before it has begun."""
+    try:
+        return str(read_object(folder / "status.json").get("state", ""))
+    except OSError:
+        return ""
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a run is at work in a folder."""
+    try:
+        with (folder / ".lock").open("a+") as lock:
+            lock_file(lock, "in use")
+    except FileNotFoundError:
+        return False
+    except UserError:
+        return True
+    return False
+
+
+def failure(folder: Path, code: int) -> str:
+    """Why a run failed: the last line that it printed."""
+    with (folder / "output.log").open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+        lines = file.read().decode("utf-8", "replace").split("\n")
+    line = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+    return f"exit code {code}: {printable(line.strip())}"
