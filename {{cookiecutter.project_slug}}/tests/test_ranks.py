@@ -16,9 +16,9 @@ from unittest.mock import ANY, Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import changed, is_alive, job_of, losses, run_ranks, start, wait_for
+from conftest import changed, is_alive, job_of, losses, run_alone, run_ranks, start, wait_for
 from test_faults import lack_memory
-from test_resume import assert_same, final
+from test_resume import assert_same, final, train_until
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
@@ -30,7 +30,9 @@ from image_classifier.runtime import (
     consensus,
     distributed,
     launch,
+    platform,
 )
+from image_classifier.runtime.files import read_object
 from image_classifier.runtime.signals import Signals, StoppedError
 from image_classifier.runtime.tools import find_tools
 from image_classifier.train import train
@@ -44,25 +46,54 @@ def finds_another():
     return is_there
 
 
-def test_ranks_on_two_nodes_learn_as_one_process_and_meet_at_each_attempt(config, trained_once):
-    # As torchrun's agent has it for all attempts, and what that tells.
+@pytest.fixture
+def nodes():
+    """What torchrun's agents tell ranks on two nodes; its store serves all attempts."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     told |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    told["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    run_ranks(2, train, config, **told)
+    yield told
+    del store
+
+
+def test_ranks_on_two_nodes_learn_as_one_process_and_meet_at_each_attempt(
+    config, trained_once, nodes
+):
+    run_ranks(2, train, config, **nodes)
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
-    attempts = [told | {"TORCHELASTIC_RESTART_COUNT": number} for number in "112"]
+    attempts = [nodes | {"TORCHELASTIC_RESTART_COUNT": number} for number in "112"]
     assert [run_ranks(1, finds_another, **told) for told in attempts] == [[False], [True], [False]]
 
 
+def on_own_disk(work, config):
+    """What `work` returns with a run folder of this rank's own."""
+    return work(changed(config, run__dir=config.run.dir + os.environ["RANK"]))
+
+
+def test_nodes_without_a_shared_disk_resume_from_the_first(config, trained_once, nodes):
+    first, second = (Path(config.run.dir + rank) for rank in "01")
+    run_alone(train_until, changed(config, run__dir=str(second), optim__lr=0.1), 5)  # another run
+    assert run_ranks(2, on_own_disk, starved, config, **nodes)[1] == EXIT_RESTART
+    assert read_object(second / "micro_batch.json")["micro_batch"] == 4
+    attempt = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    assert run_ranks(2, on_own_disk, starved, config, **nodes, **attempt) == [0, 0]
+    assert losses(first) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo chooses elsewhere")
+def test_nodes_meet_over_the_network_that_reaches_the_first():
+    assert platform.interface_to("127.0.0.1") == "lo"
+    assert platform.interface_to("no.such.host.invalid") is None
+
+
 def trained_with(config, **knobs):
-    """Train as a rank, with DDP's attributes `knobs`; the number formats of what ranks added up."""
+    """Train as a rank, with these attributes of DDP; the number formats of what ranks added up."""
     dtypes, wrap, reduce = set(), train_module.wrap_ddp, dist.all_reduce
 
     def wrapped(*arguments):
         model = wrap(*arguments)
-        vars(model).update(knobs)
+        for name, value in knobs.items():
+            setattr(model, name, value)
         return model
 
     train_module.wrap_ddp = wrapped
@@ -75,7 +106,7 @@ def test_to_broadcast_buffers_in_each_step_would_change_nothing(config, tmp_path
     config = changed(config, model__name="resnet9", optim__ema_decay=0.9)
     other = changed(config, run__dir=str(tmp_path / "other"))
     run_ranks(2, trained_with, config)
-    run_ranks(2, partial(trained_with, forward_sync_buffers=True), other)
+    run_ranks(2, partial(trained_with, broadcast_buffers=True), other)
     assert_same(final(config), final(other))
 
 

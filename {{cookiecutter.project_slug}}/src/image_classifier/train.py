@@ -207,8 +207,8 @@ def train_step(  # noqa: PLR0917 - what a step needs
 def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:
     """The model as it trains: wrapped by DDP if there are other ranks, to average gradients.
 
-    No `static_graph`: with `no_sync` the gradients are wrong, or DDP raises an error
-    (https://github.com/pytorch/pytorch/pull/187732). To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on GPUs.
+    To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on GPUs.
+    Not with `static_graph`, which fails with `no_sync` (pytorch/pytorch#187732).
     """
     if world.size == 1:
         return model
