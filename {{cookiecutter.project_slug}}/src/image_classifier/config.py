@@ -119,6 +119,8 @@ class ComputeConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
     channels_last: bool = True  # memory layout in which convolutions are fastest
     compile: bool = False  # torch.compile; pays back its first minute in longer runs
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # how several processes train one model. fsdp: each
+    # keeps a part of the weights and of the optimizer's state, for models too large for one GPU
 
 
 @dataclass(frozen=True)

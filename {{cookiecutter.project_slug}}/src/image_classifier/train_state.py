@@ -1,6 +1,7 @@
 """What changes from step to step, and is saved. Randomness is not: see `runtime/seeding.py`."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from .models import check_weights
 from .precision import Precision
+from .runtime.distributed import local_part
 
 
 @dataclass
@@ -60,7 +62,8 @@ class TrainState:
         """Move the averaged weights towards the model's."""
         # The first averages are over few steps, so that random initial weights do not stay in them.
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
-        old, new = ([*net.parameters(), *net.buffers()] for net in (self.ema, self.model))
+        nets = (self.ema, self.model)
+        old, new = ([*map(local_part, chain(net.parameters(), net.buffers()))] for net in nets)
         floats = [i for i, tensor in enumerate(new) if tensor.is_floating_point()]
         torch._foreach_lerp_([old[i] for i in floats], [new[i] for i in floats], 1 - decay)
         for i in set(range(len(new))) - set(floats):  # BatchNorm's count of batches
