@@ -102,7 +102,8 @@ class TrainState:
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Restore the state of each weight; hyper-parameters stay those of the config.
 
-    torch takes state of any size, and the fused kernels of SGD and AdamW would write past its end.
+    torch takes state of any size and memory layout. The fused kernels of SGD and AdamW would write
+    past its end, and pair wrong numbers: `--compute.channels-last` may have changed.
 
     Raises:
         LookupError, TypeError, ValueError, AttributeError: if it is of other weights.
@@ -115,6 +116,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     for number, state in saved["state"].items() if is_fused else ():
         check_weights(state)
         for name, value in state.items():
-            if value.numel() != (1 if name == "step" else weights[number].numel()):
+            weight = weights[number]
+            if value.numel() != (1 if name == "step" else weight.numel()):
                 raise ValueError(f"its optimizer has another shape of weight {number}")
+            if value.shape == weight.shape:
+                same_layout = torch.empty_like(weight, dtype=value.dtype, device=value.device)
+                state[name] = same_layout.copy_(value)
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
