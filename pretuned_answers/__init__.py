@@ -67,10 +67,6 @@ _LIBRARIES = {
     "onnx": "backend_test_tools check_model check_node ml_dtypes onnx",
     "onnxruntime": "flatbuffers onnxruntime onnxruntime_test",
     "onnxscript": "onnx_ir onnxscript",
-    "ray": """
-        attr attrs jsonschema jsonschema_specifications msgpack ray referencing rpds rpds_py serve
-        tensorboardx
-    """,
     "import-linter": """
         grimp import_linter importlinter lint_imports markdown_it markdown_it_py mdurl pygmentize
         pygments rich

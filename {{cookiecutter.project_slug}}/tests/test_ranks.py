@@ -73,7 +73,7 @@ def on_own_disk(work, config):
 def test_nodes_without_a_shared_disk_resume_from_the_first(config, trained_once, nodes):
     first, second = (Path(config.run.dir + rank) for rank in "01")
     run_alone(train_until, changed(config, run__dir=str(second), optim__lr=0.1), 5)  # another run
-    assert run_ranks(2, on_own_disk, starved, config, **nodes)[1] == EXIT_RESTART
+    assert run_ranks(2, on_own_disk, starved, config, **nodes)[1] == EXIT_OUT_OF_MEMORY
     assert read_object(second / "micro_batch.json")["micro_batch"] == 4
     attempt = {"TORCHELASTIC_RESTART_COUNT": "1"}
     assert run_ranks(2, on_own_disk, starved, config, **nodes, **attempt) == [0, 0]

@@ -104,6 +104,16 @@ def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config, trained
     assert losses(config.run.dir)[-2:] == pytest.approx(losses(trained_once)[-2:], rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_run_resumes_with_another_memory_layout(config, name, tmp_path):
+    config = changed(config, optim__name=name, optim__lr=1e-3, optim__warmup_epochs=0)
+    unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
+    train(unbroken)
+    train_until(config, 4, kill=False)
+    train(changed(config, compute__channels_last=False))
+    assert losses(config.run.dir) == pytest.approx(losses(unbroken.run.dir), rel=1e-4)
+
+
 def test_a_save_under_way_is_completed_and_the_gradient_scaler_resumes(config, monkeypatch):
     save, scaler = torch.save, torch.amp.GradScaler
     monkeypatch.setattr(torch, "save", lambda *arguments: (time.sleep(0.1), save(*arguments)))

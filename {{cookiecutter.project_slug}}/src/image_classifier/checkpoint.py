@@ -2,10 +2,14 @@
 
 A file appears under its name when all of it is on the disk (`write_whole`). `step_<n>.pt` are the
 newest, `last.pt` is a hard link to the newest of them, `best.pt` to that of the best evaluation.
+The tool `fsdp` writes folders `step_<n>` in place of files.
 """
 
 import json
+import shutil
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,12 +22,20 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from .config import FREE_TO_CHANGE, Config, RunConfig, flag
 from .data import Source, are_replaced
 from .errors import FaultError, UserError
-from .models import WRONG_CONTENT, DamagedError, first_reason, newest_first, read_checkpoint
+from .models import (
+    WRONG_CONTENT,
+    DamagedError,
+    first_reason,
+    newest_first,
+    read_checkpoint,
+    saved_steps,
+)
 from .runtime.config_dict import flatten
 from .runtime.console import some
 from .runtime.distributed import World
 from .runtime.files import give_name, is_disk_full, write_whole
 from .runtime.run_dir import clear_run
+from .runtime.tools import need_tool
 from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
@@ -51,7 +63,11 @@ def read_whole(run: RunConfig, world: World) -> dict[str, Any] | None:
     damage: list[str] = []
     for path in [] if run.fresh else newest_first(Path(run.dir, "checkpoints")):
         try:
-            saved = read_checkpoint(path)
+            if path.is_dir():
+                sharded = need_tool("checkpoints", "fsdp", f"{str(path)!a}, of sharded weights,")
+                saved = sharded.read_folder(path, world)
+            else:
+                saved = read_checkpoint(path)
         except DamagedError as error:
             damage.append(str(error))
             continue
@@ -72,6 +88,7 @@ class Checkpoints:
     def __init__(self, config: Config, world: World, source: Source) -> None:
         """Of a run of `config` on the training images `source`."""
         self.folder = Path(config.run.dir, "checkpoints")
+        self.last = self.folder / "last.pt"
         self.run, self.world = config.run, world
         # What a run must have in common with a checkpoint to resume from it.
         self.identity = {
@@ -100,11 +117,17 @@ class Checkpoints:
             return
         self.check_identity(saved)
         try:
-            state.load_state_dict(saved["state"])
+            self.load(state, saved)
         except WRONG_CONTENT as error:
             reason = f"its checkpoint holds another model: {first_reason(error)}"
             raise self.refusal(reason) from error
         self.kept_step = state.step
+
+    def load(self, state: TrainState, saved: dict[str, Any]) -> None:
+        """Fill `state` with the checkpoint `saved`, the weights of which may be in a folder."""
+        if "folder" in saved:
+            saved = need_tool("checkpoints", "fsdp", "--run.dir").read_whole(saved)
+        state.load_state_dict(saved["state"])
 
     def check_identity(self, saved: dict[str, Any]) -> None:
         """Check that a checkpoint is of a run with the same config on the same images.
@@ -135,7 +158,7 @@ class Checkpoints:
 
     def refusal(self, reason: str, offers_weights: bool = False) -> UserError:
         """The error to raise if this run cannot resume, with what to do instead."""
-        weights = ascii(str(self.folder / "last.pt"))
+        weights = ascii(str(self.last))
         onward = f" (with --run.init-from {weights} it trains on from these weights)"
         return UserError(
             f"cannot continue {str(self.folder.parent)!a}: {reason}; "
@@ -172,23 +195,27 @@ class Checkpoints:
             OSError: if the disk fails otherwise.
         """
         step = saved["state"]["step"]
-        leaves = tree_leaves(saved["state"])
-        floats = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
-            raise FaultError(
-                f"weights or optimizer have numbers that are not finite after step {step}: not "
-                "saved, and earlier checkpoints are kept; lower --optim.lr"
-            )
-        try:
+        check_finite(tree_leaves(saved["state"]), step)
+        with self.explain_full_disk(step):
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"step_{step:08d}.pt"
             write_whole(path, lambda file: torch.save(saved, file))
             if best is not None:
-                about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
-                content = save({k: tensor.contiguous() for k, tensor in best.items()}, about)
-                write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
+                self.write_weights(best, saved)
                 give_name(path, self.folder / "best.pt")
-            give_name(path, self.folder / "last.pt")
+            give_name(path, self.last)
+        self.kept_step = step
+        self.delete_oldest()
+
+    @contextmanager
+    def explain_full_disk(self, step: int) -> Iterator[None]:
+        """A block that saves `step`.
+
+        Raises:
+            FaultError: if the disk is full.
+        """
+        try:
+            yield
         except (OSError, RuntimeError) as error:
             if not is_disk_full(error):
                 raise
@@ -197,9 +224,17 @@ class Checkpoints:
                 f"cannot save step {step} in {self.folder}: no space left; {kept}. "
                 "Make space, and run the same command to resume"
             ) from error
-        self.kept_step = step
-        for old in sorted(self.folder.glob("step_*.pt"))[:-KEEP]:
-            old.unlink()
+
+    def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
+        """Write weights alone, for other programs."""
+        about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
+        content = save({k: tensor.contiguous() for k, tensor in weights.items()}, about)
+        write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
+
+    def delete_oldest(self) -> None:
+        """Delete all checkpoints of single steps but the newest."""
+        for old in saved_steps(self.folder)[:-KEEP]:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def wait(self) -> None:
         """Wait until the last save is on the disk.
@@ -218,7 +253,7 @@ class Checkpoints:
         """
         self.wait()
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
-        last = f"saved {self.folder / 'last.pt'} at step {step} of {total_steps}"
+        last = f"saved {self.last} at step {step} of {total_steps}"
         return f"{last}; run the same command to resume" if self.world.is_main else ""
 
     def __enter__(self) -> "Checkpoints":
@@ -230,6 +265,20 @@ class Checkpoints:
         self.writer.shutdown(wait=True)
         if error[0] is None:
             self.wait()
+
+
+def check_finite(values: Iterable[object], step: int) -> None:
+    """Check all tensors of numbers among `values`.
+
+    Raises:
+        FaultError: if one has numbers that are not finite.
+    """
+    floats = [leaf for leaf in values if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
+        raise FaultError(
+            f"weights or optimizer have numbers that are not finite after step {step}: not "
+            "saved, and earlier checkpoints are kept; lower --optim.lr"
+        )
 
 
 def to_host(state: dict[str, Any]) -> dict[str, Any]:

@@ -125,6 +125,8 @@ class ComputeConfig:
     # half the bytes, and gradients are rounded to 8 bits, for slow networks
     gradient_checkpointing: bool = False  # keep only the inputs of each block, and compute the rest
     # again in the backward pass: less memory, slower, the same results
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # how several processes train one model. fsdp: each
+    # keeps a part of the weights and of the optimizer's state, for models too large for one GPU
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ class Precision:
                 backwards = chain(*map(reversed, reversed(groups)))
                 last = next(w.grad for w in backwards if w.grad is not None)
                 checked = norm if self.clip_norm else last
+                if hasattr(checked, "full_tensor"):  # FSDP: all ranks check all of it
+                    checked = checked.full_tensor()
                 found_inf, scale = self.found_inf_and_scale
                 # What GradScaler does; the scale is 1.
                 torch._amp_foreach_non_finite_check_and_unscale_(

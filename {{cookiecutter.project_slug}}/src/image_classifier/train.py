@@ -1,9 +1,10 @@
-"""The story of a run: build, place, compile, wrap for DDP, then one flat loop over steps."""
+"""The story of a run: build, place, compile, wrap or shard, then one flat loop over steps."""
 
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from types import ModuleType
 
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -33,11 +34,12 @@ from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
 from .runtime.time_limit import TimeLimit
-from .tracking import RunLogger, Setup, check_setup, watchers
+from .runtime.tools import need_tool
+from .tracking import RunLogger, Setup, check_setup, open_observers, watchers
 from .train_state import TrainState
 
 
-def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of it visible
+def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story, all of it visible
     """Train one model as `config` says, and return its scores on the validation images.
 
     Killed at any moment and called again, it resumes from the last checkpoint with exactly the
@@ -58,6 +60,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         config, why_precision = settle_precision(config, train_data, world, saved)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
+        sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
         val_data = EvalData(train_data.data, "val", world, run, micro_batch.size)
 
         # Pretrained weights want images normalized as those that they were trained on.
@@ -78,19 +81,29 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             for compiled in filter(None, (model, ema)):
                 compiled.compile()
 
-        # What the first epochs do not train.
         unfreeze_step = round(config.optim.frozen_epochs * steps_per_epoch)
-        backbone = freeze_backbone(model) if unfreeze_step else []
-        optimizer = build_optimizer(config.optim, model)
-        lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
-        loss_fn = build_loss(config.optim, micro_batch.share, train_data.class_weights)
         setup = Setup(config, world, train_data, val_data, model, precision, unfreeze_step)
         check_setup(setup)
+        observers = open_observers(setup)
+
+        # FSDP: from here on a rank has a part of each weight, and of all that belongs to it.
+        if sharding:
+            for sharded in filter(None, (model, ema)):
+                sharding.shard(sharded, precision, world)
+
+        # What the first epochs do not train.
+        backbone = freeze_backbone(model) if unfreeze_step else []
+        optimizer = build_optimizer(config.optim, model)
+        if sharding:
+            sharding.step_on_parts(optimizer)
+        lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
+        loss_fn = build_loss(config.optim, micro_batch.share, train_data.class_weights)
 
         state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
-        checkpoints = Checkpoints(config, world, train_data.source)
+        kind = sharding.ShardedCheckpoints if sharding else Checkpoints
+        checkpoints = kind(config, world, train_data.source)
         checkpoints.resume(state, saved)
-        log = RunLogger(setup, saved)
+        log = RunLogger(setup, saved, observers)
         del saved  # model and optimizer have what they need of it
         log.introduce(init_note=init_note, precision_note=f"{why_precision}; {reproducibility}")
         set_frozen(model, backbone, is_frozen=state.step < unfreeze_step)
@@ -101,6 +114,11 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
 
         def is_due(every: int) -> bool:
             return state.step % every == 0 or state.step == total_steps
+
+        def evaluate_best() -> Scores:
+            whole = sharding.whole(state.best_model) if sharding else nullcontext()
+            with limit.evaluation(), whole:
+                return evaluate(state.best_model, val_data, normalize, precision, world)
 
         with (
             closing(train_data),
@@ -129,8 +147,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
                 if is_evaluated := is_due(evaluate_every) or bool(limit.message):
-                    with limit.evaluation():
-                        scores = evaluate(state.best_model, val_data, normalize, precision, world)
+                    scores = evaluate_best()
                     state.record(scores.top1)
                     stop_early = state.early_stop(run.patience) or limit.message
                     log.scores(state.step, scores)
@@ -151,7 +168,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 if stop_early:
                     break
 
-            scores = scores or evaluate(state.best_model, val_data, normalize, precision, world)
+            scores = scores or evaluate_best()
             log.finish(scores, stop_early)
         return scores
 
@@ -204,13 +221,26 @@ def train_step(  # noqa: PLR0917 - what a step needs
     return total
 
 
+def find_sharding(config: Config, world: World) -> ModuleType | None:
+    """The tool that shards weights over all ranks, where `config` and their number ask for it.
+
+    Raises:
+        UserError: if it was deleted, or can't train as `config` says.
+    """
+    if config.compute.parallel == "ddp":
+        return None
+    sharding = need_tool("sharding", "fsdp", "--compute.parallel fsdp")
+    sharding.check_config(config)
+    return sharding if world.size > 1 else None
+
+
 def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:
-    """The model as it trains: wrapped by DDP if there are other ranks, to average gradients.
+    """The model as it trains: wrapped by DDP, if there are other ranks, to average gradients.
 
     To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on GPUs.
     Not with `static_graph`, which fails with `no_sync` (pytorch/pytorch#187732).
     """
-    if world.size == 1:
+    if world.size == 1 or compute.parallel == "fsdp":
         return model
     devices = [world.device] if world.device.type == "cuda" else None
     ddp_model = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

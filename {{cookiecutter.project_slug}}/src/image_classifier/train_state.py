@@ -1,6 +1,7 @@
 """What changes from step to step, and is saved. Randomness is not: see `runtime/seeding.py`."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from .models import check_weights
 from .precision import Precision
+from .runtime.distributed import local_part
 
 
 @dataclass
@@ -61,7 +63,8 @@ class TrainState:
         """Move the averaged weights towards the model's."""
         # The first averages are over few steps, so that random initial weights do not stay in them.
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
-        old, new = ([*net.parameters(), *net.buffers()] for net in (self.ema, self.model))
+        nets = (self.ema, self.model)
+        old, new = ([*map(local_part, chain(net.parameters(), net.buffers()))] for net in nets)
         floats = [i for i, tensor in enumerate(new) if tensor.is_floating_point()]
         torch._foreach_lerp_([old[i] for i in floats], [new[i] for i in floats], 1 - decay)
         for i in set(range(len(new))) - set(floats):  # BatchNorm's count of batches
@@ -101,7 +104,8 @@ class TrainState:
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Restore the state of each weight; hyper-parameters stay those of the config.
 
-    torch takes state of any size, and the fused kernels of SGD and AdamW would write past its end.
+    torch takes state of any size and memory layout. The fused kernels of SGD and AdamW would write
+    past its end, and pair wrong numbers: `--compute.channels-last` may have changed.
 
     Raises:
         LookupError, TypeError, ValueError, AttributeError: if it is of other weights.
@@ -114,6 +118,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     for number, state in saved["state"].items() if is_fused else ():
         check_weights(state)
         for name, value in state.items():
-            if value.numel() != (1 if name == "step" else weights[number].numel()):
+            weight = weights[number]
+            if value.numel() != (1 if name == "step" else weight.numel()):
                 raise ValueError(f"its optimizer has another shape of weight {number}")
+            if value.shape == weight.shape:
+                same_layout = torch.empty_like(weight, dtype=value.dtype, device=value.device)
+                state[name] = same_layout.copy_(value)
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})

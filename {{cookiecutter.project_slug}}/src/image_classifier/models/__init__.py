@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .airbench import airbench, airbench96
-from .blocks import drop_before_head, find_blocks, find_head, find_heads, find_matrices
+from .blocks import drop_before_head, find_blocks, find_head, find_heads, find_matrices, find_parts
 from .pretrained import PretrainedWeights, load_pretrained
 from .recompute import checkpoint_blocks
 from .resnet9 import resnet9, resnet9_gn
@@ -29,7 +29,9 @@ from .weights import (
     first_reason,
     load_best,
     newest_first,
+    parse_checkpoint,
     read_checkpoint,
+    saved_steps,
 )
 
 MODELS: dict[str, Callable[[ModelConfig, int, int], nn.Module]] = {

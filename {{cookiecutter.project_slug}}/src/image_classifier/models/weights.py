@@ -74,9 +74,17 @@ def newest_first(folder: Path) -> list[Path]:
     """The checkpoints of a run in the order in which to try them; one of them may be damaged.
 
     There are none before `last.pt`: the first save was not completed, and its best may be missing.
+    A folder of sharded weights gets its name after `best.pt`, and is not `last.pt`.
     """
-    last = folder / "last.pt"
-    return [last, *sorted(folder.glob("step_*.pt"), reverse=True)] if last.exists() else []
+    last, steps = folder / "last.pt", saved_steps(folder)[::-1]
+    if steps and steps[0].is_dir():
+        return steps
+    return [last, *steps] if last.exists() else []
+
+
+def saved_steps(folder: Path) -> list[Path]:
+    """The checkpoints of single steps, oldest first: files, or folders of sharded weights."""
+    return sorted(path for path in folder.glob("step_*") if path.suffix in ("", ".pt"))
 
 
 def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN401 - any file's

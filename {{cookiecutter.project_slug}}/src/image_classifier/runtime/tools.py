@@ -9,12 +9,15 @@
 - `tools/check/quarantine.py` leaves out what `check` listed: `without_quarantine`.
 - `tools/cpu_precision/probe.py` measures which precision is faster on a CPU: `find_gain`.
 - `tools/report/page.py` writes the report page: `write_page`.
+- `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.
 """
 
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+
+from ..errors import UserError
 
 
 def find_tools(module: str) -> dict[str, ModuleType]:
@@ -26,3 +29,15 @@ def find_tools(module: str) -> dict[str, ModuleType]:
             name = path.parent.name
             found[name.replace("_", "-")] = import_module(f"{tools.name}.{name}.{module}")
     return found
+
+
+def need_tool(module: str, name: str, what: str) -> ModuleType:
+    """The module `tools/<name>/<module>.py`, which `what` needs.
+
+    Raises:
+        UserError: if it was deleted.
+    """
+    found = find_tools(module)
+    if name not in found:
+        raise UserError(f"{what} needs tools/{name}, which was deleted")
+    return found[name]

@@ -7,7 +7,7 @@ from ..config import Config
 from ..data import Source
 from ..errors import UserError
 from ..runtime.console import some
-from ..runtime.tools import find_tools
+from ..runtime.tools import need_tool
 from .observers import Setup
 from .trackers import check_trackers
 
@@ -18,8 +18,8 @@ def check_setup(setup: Setup) -> None:
     Raises:
         UserError: if the run could only fail or count wrong.
     """
-    if setup.config.profile and "profile" not in find_tools("watcher"):
-        raise UserError("--profile needs tools/profile, which was deleted")
+    if setup.config.profile:
+        need_tool("watcher", "profile", "--profile")
     check_trackers(setup.config.run.trackers)
     check_classes(setup.train_data.source, setup.val_data.source)
     check_logits(setup.config, setup.model, setup.train_data.num_classes)

@@ -29,7 +29,7 @@ from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tools
-from .observers import Observer, Setup, Speed, open_observers
+from .observers import Observer, Setup, Speed
 from .trackers import Trackers, confusion_image
 
 SAMPLES = 24  # augmented training images that the report page shows
@@ -39,18 +39,20 @@ PAGE_SECONDS = 60.0  # between two writings of the page, which take a second or 
 class RunLogger:
     """Logs one run to the terminal and to its folder; ranks other than 0 are quiet."""
 
-    def __init__(self, setup: Setup, saved: dict[str, Any] | None) -> None:
+    def __init__(
+        self, setup: Setup, saved: dict[str, Any] | None, observers: list[Observer]
+    ) -> None:
         """Begin, or continue from the checkpoint `saved`: rows of later steps are dropped."""
         self.setup, self.config, self.world = setup, setup.config, setup.world
         self.train_data = train_data = setup.train_data
         self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, train_data.total_steps
         self.folder = Path(self.config.run.dir)
         self.trackers = Trackers(self.say)
-        self.observers: list[Observer] = []
+        self.observers = observers
         page = find_tools("page").get("report")  # `tools/report` may be deleted
         self.write_report = page.write_page if page else None
         self.samples: tuple[Tensor, Tensor, int] | None = None  # images, labels and their step
-        self.warnings: list[str] = []  # of the observers
+        self.warnings = [line for observer in observers for line in observer.warnings]
         self.step_done = self.start_step = saved["state"]["step"] if saved else 0
         row = saved["report"] if saved else {"loss": 0.0, "step": 0}
         self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
@@ -102,8 +104,6 @@ class RunLogger:
             return
         setup, model, world = self.setup, self.setup.model, self.world
         train_data, val_data = setup.train_data, setup.val_data
-        self.observers = open_observers(setup)
-        self.warnings = [line for observer in self.observers for line in observer.warnings]
         num_weights = sum(weight.numel() for weight in model.parameters())
         why_cpu = f" ({world.why_cpu})" if world.why_cpu else ""
         ranks, threads = world.size, torch.get_num_threads()

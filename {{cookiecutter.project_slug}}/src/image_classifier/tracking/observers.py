@@ -54,8 +54,9 @@ class Observer:
 
 
 def open_observers(setup: Setup) -> list[Observer]:
-    """The observers of a run, in the order of their names; only rank 0 asks for them."""
-    return [tool.open_observer(setup) for tool in find_tools("observer").values()]
+    """The observers of a run, in the order of their names; other ranks than 0 have none."""
+    tools = find_tools("observer").values() if setup.world.is_main else ()
+    return [tool.open_observer(setup) for tool in tools]
 
 
 @contextmanager

@@ -50,6 +50,6 @@ def faster_model(config: Config, data: TrainData) -> str:
         advice.append(f"--precision {usual}")
     if not config.compute.channels_last:
         advice.append("--compute.channels-last")
-    if not config.compute.compile:
+    if not config.compute.compile and config.compute.parallel == "ddp":
         advice.append("--compute.compile")
     return " or ".join(advice or ["a smaller --model.name or --data.image-size"])

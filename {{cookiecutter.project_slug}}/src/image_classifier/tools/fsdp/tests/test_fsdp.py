@@ -1,0 +1,273 @@
+"""FSDP learns what DDP learns, and its checkpoints are as safe and as exact."""
+
+import errno
+import os
+import pickle
+import signal
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from conftest import after_each_step, changed, job_of, logged, losses, run_ranks, start, write_photo
+
+from image_classifier.checkpoint import read_newest
+from image_classifier.cli import main
+from image_classifier.data.datasets.source import Source
+from image_classifier.errors import FaultError, UserError
+from image_classifier.models import build_model, read_checkpoint, saved_steps, vit
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
+from image_classifier.runtime import tools
+from image_classifier.runtime.distributed import World, join_world, local_part
+from image_classifier.runtime.files import write_json
+from image_classifier.tools.fsdp import checkpoints, sharding
+from image_classifier.train import train
+from image_classifier.train_state import TrainState
+
+ALONE = World(torch.device("cpu"))
+
+
+@pytest.fixture
+def config(config):
+    """Two epochs of two steps, on batches that two and three ranks share."""
+    config = changed(config, data__batch_size=24, data__limit=60, compute__parallel="fsdp")
+    return changed(config, run__log_every_steps=1)
+
+
+@pytest.fixture
+def often(config):
+    """A run with all that has a state, which saves after each step."""
+    config = changed(config, optim__name="adamw", optim__lr=1e-3, optim__ema_decay=0.9)
+    return changed(config, run__evaluate_every_epochs=0.5)
+
+
+def train_small(config):
+    """Train; a vision transformer has three narrow blocks."""
+    vit.WIDTH, vit.DEPTH = 48, 3
+    return train(config).loss
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "knobs"),
+    [
+        (2, "resnet9_gn", {"accumulate": 2, "clip_norm": 0.1, "ema_decay": 0.9}),
+        (3, "vit_s", {"name": "adamw", "lr": 1e-3, "layer_decay": 0.5}),
+        (3, "airbench", {}),  # it has frozen weights, and BatchNorm
+    ],
+)
+def test_fsdp_learns_as_ddp(config, size, name, knobs, tmp_path):
+    knobs = {f"optim__{knob}": value for knob, value in knobs.items()}
+    config = changed(config, model__name=name, model__width=16, **knobs)
+    config = changed(config, precision="fp32" if size == 2 else "bf16")
+    ddp = changed(config, compute__parallel="ddp", run__dir=str(tmp_path / "ddp"))
+    run_ranks(size, train_small, config)
+    run_ranks(size, train_small, ddp)
+    assert losses(config.run.dir) == pytest.approx(losses(ddp.run.dir), rel=1e-3)
+
+
+def train_until(config, step, kill=False):
+    """Train, and leave in the next step as after Ctrl-C, or die."""
+
+    def stop(log, _):
+        if log.step_done > step:
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+
+    after_each_step(pytest.MonkeyPatch(), stop)
+    with suppress(KeyboardInterrupt):
+        train(config)
+
+
+def test_a_run_goes_on_with_other_numbers_of_ranks_and_ends_in_the_form_of_one_file(
+    often, tmp_path, capsys
+):
+    unbroken = changed(often, run__dir=str(tmp_path / "unbroken"))
+    train(unbroken)  # one process, which has all weights
+    folder = Path(often.run.dir, "checkpoints")
+    for size, step in ((2, 1), (3, 2), (1, 3), (2, 4)):
+        run_ranks(size, train_until, often, step)
+        assert (folder / f"step_{step:08d}").is_dir() == (size > 1)
+    assert losses(often.run.dir) == pytest.approx(losses(unbroken.run.dir), rel=1e-3)
+    state, same = (
+        read_checkpoint(Path(run.run.dir, "checkpoints", "last.pt"))["state"]
+        for run in (often, unbroken)
+    )
+    torch.testing.assert_close(state, same, rtol=1e-3, atol=1e-4)
+    scores = [row for row in logged(often.run.dir) if "val/top1" in row]
+    best = max(scores, key=lambda row: row["val/top1"])
+    assert main(["evaluate", often.run.dir]) == 0
+    assert f"loss {best['val/loss']:.4f}" in capsys.readouterr().out
+
+
+def test_frozen_layers_thaw_on_another_number_of_ranks(often, trained_once, tmp_path):
+    weights = str(trained_once / "checkpoints" / "best.pt")
+    config = changed(often, run__init_from=weights, optim__frozen_epochs=1.0)
+    for size, step in ((2, 1), (3, 3), (2, 4)):
+        run_ranks(size, train_until, config, step)
+    alone = changed(config, run__dir=str(tmp_path / "alone"))
+    train(alone)
+    assert losses(config.run.dir) == pytest.approx(losses(alone.run.dir), rel=1e-3)
+
+
+def test_a_killed_rank_costs_one_step_and_a_damaged_folder_another(often):
+    folder = Path(often.run.dir, "checkpoints")
+    ranks = [start(train_until, often, 3, True, rank=rank) for rank in job_of(2)]
+    for process, _ in ranks:
+        process.join()
+    assert [path.name for path in saved_steps(folder)] == ["step_00000002", "step_00000003"]
+    shard = min((folder / "step_00000003").glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    (folder / "step_00000004.partial").mkdir()
+    run_ranks(2, train_until, often, 4)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"step_00000003", "step_00000004", "best.pt", "best.safetensors", "last.pt"}
+    assert len(losses(often.run.dir)) == 8
+    assert checkpoints.read_folder(folder / "step_00000003", ALONE)["state"]["step"] == 3
+
+
+def open_state(config, world):
+    """The state of a sharded run, of a network with two classes, and its checkpoints."""
+    precision = Precision("fp32", config.compute, config.optim, world.device)
+    torch.manual_seed(0)
+    model = build_model(config.model, 2, 32)
+    sharding.shard(model, precision, world)
+    optimizer = build_optimizer(config.optim, model)
+    sharding.step_on_parts(optimizer)
+    source = Source(
+        torch.zeros(2, dtype=torch.long), ("ant", "bee"), torch.zeros(2, 8, 8, 3).byte()
+    )
+    state = TrainState(model, optimizer, precision)
+    return state, checkpoints.ShardedCheckpoints(config, world, source)
+
+
+def saves(config):
+    """What is found after a save that ended at each moment, and after one that did not."""
+    found = []
+    with join_world(config.compute, 20) as world:
+        state, saver = open_state(config, world)
+
+        def save(step, place=None, name="", error=None):
+            state.step = state.best_step = step
+            with pytest.MonkeyPatch.context() as patch:
+                if error:
+                    patch.setattr(place, name, Mock(side_effect=error))
+                try:
+                    saver.save(state, {"loss": 0.0, "step": step})
+                except (KeyboardInterrupt, FaultError) as ended:
+                    found.append(str(ended))
+            world.all_true(True)
+            found.append(read_newest(config.run, world)["state"]["step"])
+
+        save(1)
+        full = OSError(errno.ENOSPC, "full")
+        save(2, checkpoints.HuggingFaceStorageWriter, "write_data", full if world.rank else None)
+        for place, name in (
+            (checkpoints.HuggingFaceStorageWriter, "write_data"),
+            (checkpoints.ShardedCheckpoints, "save_best"),
+            (checkpoints, "digests_of"),
+            (Path, "rename"),
+        ):
+            save(2, place, name, KeyboardInterrupt)
+        save(2)
+        with torch.no_grad():
+            state.model.head.weight.to_local()[:1] = torch.nan if world.rank else 1.0
+        save(3)
+    return found
+
+
+def test_a_save_that_ends_early_leaves_the_one_before_it(config):
+    for found in run_ranks(2, saves, config):
+        full, nan = (text for text in found if isinstance(text, str) and text)
+        assert "no space left; that of step 1 is kept" in full
+        assert "not finite after step 3" in nan
+        assert [step for step in found if isinstance(step, int)] == [1, 1, 1, 1, 1, 1, 2, 2]
+
+
+def steps(config):
+    """Whether each of three steps changes a weight here, bytes on this rank and of all, units."""
+    vit.WIDTH, vit.DEPTH = 48, 3
+    with join_world(config.compute, 20) as world:
+        state, _ = open_state(config, world)
+        weights, done = [*state.model.parameters()], []
+        for step in range(3):
+            before = [weight.detach().to_local().clone() for weight in weights]
+            logits = state.model(torch.ones(2, 3, 32, 32))
+            if step == 1 and world.rank == 1:
+                logits.register_hook(lambda gradient: gradient * torch.inf)
+            state.precision.backward((logits - 1).square().mean())
+            state.precision.step(state.optimizer)
+            pairs = zip(before, weights, strict=True)
+            done.append(not all(torch.equal(old, new.to_local()) for old, new in pairs))
+        tensors = [*weights, *chain(*(s.values() for s in state.optimizer.state.values()))]
+        held = sum(local_part(tensor.detach()).nbytes for tensor in tensors)
+        units = [type(unit).__name__ for unit in sharding.find_units(state.model)]
+        return done, held, sum(weight.nbytes for weight in weights), units
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_all_ranks_skip_a_step_whose_gradients_are_not_finite_on_one(config, name):
+    config = changed(config, model__name="vit_s", optim__name=name)
+    for done, held, whole, units in run_ranks(3, steps, config):
+        assert done == [True, False, True]
+        # Of two classes, one rank has no row of the last layer.
+        assert held < 0.4 * whole * (2 if name == "sgd" else 3)
+        assert units == ["FSDPTransformerBlock"] * 3
+
+
+def test_a_rank_without_images_to_evaluate_waits_for_nobody(config, tmp_path):
+    for number in range(8):
+        split = "train" if number < 6 else "val"
+        write_photo(tmp_path / "photos" / split / "ab"[number % 2] / f"{number}.jpg", number)
+    config = changed(config, data__name="folder", data__root=str(tmp_path / "photos"))
+    config = changed(config, data__batch_size=6, epochs=1, optim__warmup_epochs=0)
+    run_ranks(3, train, config)
+    assert len(losses(config.run.dir)) == 2
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"optim__name": "muon"}, {"precision": "fp16"}, {"compute__compile": True}]
+)
+def test_what_needs_whole_weights_is_refused(config, knobs):
+    with pytest.raises(
+        UserError, match=r"^--\S+ (\w+ )?does not work with --compute.parallel fsdp;"
+    ):
+        sharding.check_config(changed(config, **knobs))
+
+
+def test_without_the_tool_fsdp_is_refused(config, monkeypatch):
+    monkeypatch.setattr(tools, "find_tools", lambda _: {})
+    with pytest.raises(UserError, match=r"--compute.parallel fsdp needs tools/fsdp, which was del"):
+        train(config)
+    folder = Path(config.run.dir, "checkpoints", "step_00000001")
+    folder.mkdir(parents=True)
+    with pytest.raises(UserError, match=r"step_00000001', of sharded weights, needs tools/fsdp"):
+        read_newest(config.run, ALONE)
+
+
+class Planted:
+    """A pickle of it makes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", [".metadata", "run.json", "shard-00001-model-00001-of-00001"])
+def test_nothing_in_a_folder_is_run(config, name, tmp_path):
+    run_ranks(2, saves, config)
+    folder, trap = Path(config.run.dir, "checkpoints", "step_00000002"), tmp_path / "trap"
+    path = next(folder.glob(f"{name}*"), folder / name)
+    path.write_bytes(pickle.dumps(Planted(trap)))
+    (folder / "digests.json").unlink()
+    write_json(folder / "digests.json", checkpoints.digests_of(folder))
+    with suppress(UserError, ValueError):
+        checkpoints.read_whole(read_newest(config.run, ALONE))
+    assert not trap.exists()
