@@ -79,7 +79,7 @@ def test_the_last_resort_is_one_image(config, monkeypatch, most):
 def test_room_for_twice_the_batch_is_told_and_what_made_it(config, monkeypatch):
     config = bf16(config)  # 16 images
     for room, words in (
-        (BASE + 10 * 64, ["could take twice", "makes the room"]),
+        (BASE + 10 * 40, ["could take twice", "makes the room"]),
         (BASE + 20 * 64, ["could take twice", "in fp32 it would take"]),
         (BASE + 10 * 20, ["does not fit", "in fp32"]),
     ):
