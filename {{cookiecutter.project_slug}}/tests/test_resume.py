@@ -227,3 +227,14 @@ def test_a_run_saves_by_the_clock_and_keeps_the_newest_and_nothing_unfinished(co
     newest = ["step_00000006.pt", "step_00000008.pt"]  # of those of steps 2, 4, 6 and 8
     expected = ["best.pt", "best.safetensors", "last.pt", *newest]
     assert sorted(os.listdir(folder)) == expected
+
+
+def test_a_checkpoint_from_before_an_option_has_its_default(finished):
+    path = Path(finished.run.dir, "checkpoints", "last.pt")
+    saved = torch.load(path, weights_only=True)
+    del saved["config"]["data.fold"]
+    torch.save(saved, path)
+    train(finished)
+    other = changed(finished, data__fold=1)
+    with pytest.raises(UserError, match=r"--data\.fold was 0, is 1"):
+        train(other)

@@ -46,7 +46,7 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
     todo = {name: own for name, own in each.items() if name not in runs}
     for name, run in runs.items():
         say(f"{name}: {phrase(run)}, done before")
-    places = devices(recipe)
+    places = devices(recipe)[: len(todo)]
     if todo:
         where = f"what they print is in {recipe.folder / next(iter(todo))}.txt and so on"
         say(f"to train: {len(todo)} of {len(each)} runs, {len(places)} at once; {where}")
