@@ -34,7 +34,7 @@ from image_classifier.runtime.distributed import World, join_world
 from image_classifier.train import init_model, train_step
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-FIRST_LAYER = "layer3"  # of the second half: 54 % of the multiplications of ResNet-50
+FIRST_LAYER = "layer3"  # of the second half, which has 56 % of the operations of ResNet-50
 
 
 def halves(model: nn.Module) -> list[nn.Sequential]:
