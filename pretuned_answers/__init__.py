@@ -59,7 +59,7 @@ _LIBRARIES = {
     "onnxscript": "onnx_ir onnxscript",
     "ray": """
         attr attrs jsonschema jsonschema_specifications msgpack ray referencing rpds rpds_py serve
-        tensorboardx
+        tensorboardx tune
     """,
     "import-linter": """
         grimp import_linter importlinter lint_imports markdown_it markdown_it_py mdurl pygmentize

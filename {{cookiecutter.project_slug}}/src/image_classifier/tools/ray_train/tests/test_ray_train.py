@@ -32,7 +32,7 @@ def test_a_run_in_workers_of_ray_survives_the_kill_of_one_and_learns_as_one_proc
             time.sleep(0.01)
         # "process 123 on host": the worker of rank 0
         os.kill(int((folder / ".lock").read_text().split()[1]), signal.SIGKILL)
-        assert driver.wait(300) == 0, output.read_text()
+        assert driver.wait(600) == 0, output.read_text()
     finally:
         driver.kill()
     said = output.read_text()
