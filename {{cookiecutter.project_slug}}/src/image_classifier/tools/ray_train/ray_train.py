@@ -26,7 +26,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.callback import UserCallback
 
 from ...config import Config
-from ...errors import EXIT_PEER_LOST, EXIT_RESTART, FaultError, UserError
+from ...errors import EXIT_FAULT, EXIT_PEER_LOST, EXIT_RESTART, UserError
 from ...runtime.console import printable
 from ...runtime.distributed import World
 from ...runtime.launch import attempt
@@ -101,9 +101,10 @@ def ray_train(
 ) -> int:
     """Train as `config` says in so many workers of Ray, and return the exit code.
 
+    The exit code is 1 if workers were lost more than `max_failures` times.
+
     Raises:
         UserError: if there is no such cluster, or as `train` does.
-        FaultError: if workers were lost more than `max_failures` times.
     """
     with open_run(config, alone := World(torch.device("cpu"))):
         if config.run.fresh:  # here, as workers that are restarted must resume
@@ -130,10 +131,8 @@ def ray_train(
         )
         result = trainer.fit()
     except TrainingFailedError as error:
-        raise FaultError(
-            f"Ray gave up, with --max-failures {max_failures}: {first_line(error)}. "
-            "What was saved is kept"
-        ) from error
+        print(f"{first_line(error)}: --max-failures {max_failures}. What was saved is kept")
+        return EXIT_FAULT
     except SystemExit:  # how Ray ends after Ctrl-C
         raise KeyboardInterrupt from None
     finally:

@@ -51,3 +51,7 @@ def test_without_ray_a_line_says_what_to_install(refusal, monkeypatch):
     name = main.__module__.replace("cli", "tools.ray_train.ray_train")
     monkeypatch.delitem(sys.modules, name, raising=False)
     assert "pip install 'ray[train]" in refusal("ray-train", "smoke")
+
+
+def test_the_number_of_workers_has_one_option(refusal):
+    assert "--workers" in refusal("ray-train", "smoke", "--run.processes", "3")
