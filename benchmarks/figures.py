@@ -10,7 +10,7 @@ again, run the command that is listed. Needs no library: any Python from 3.11 on
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from record import ROOT, Result, number, table
 MARKS = "<!-- figures: {name}, by `python benchmarks/figures.py` -->", "<!-- /figures -->"
 # Within a sentence: `<!-- figure: memory, ours, MB_of_pss -->132<!-- /figure -->`; see `figure`.
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->).*?(<!-- /figure -->)")
+SPLIT = record.PROJECT / "docs" / "model_parallel.md"
+SPLIT_MARKS = "<!-- measured -->", "<!-- /measured -->"
 ARTICLES = "articles.md", "articles.ko.md"
 MISSING = "not measured yet"
 
@@ -324,17 +326,34 @@ def pages() -> dict[Path, str]:
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     for name, block in (("reached", reached()), ("measured", measured())):
-        begin, end = (re.escape(mark.format(name=name)) for mark in MARKS)
-        text, count = re.subn(
-            f"({begin}).*?({end})",
-            lambda match, block=block: f"{match[1]}\n\n{block}\n\n{match[2]}",
-            text,
-            flags=re.DOTALL,
-        )
-        assert count == 1, f"{readme} has {count} places for {name}"
+        text = placed(readme, text, [mark.format(name=name) for mark in MARKS], block)
     docs = ROOT / "docs"
     whole = {docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
+    whole[SPLIT] = placed(SPLIT, SPLIT.read_text(encoding="utf-8"), SPLIT_MARKS, split())
     return {readme: text, **whole} | {docs / name: article(docs / name) for name in ARTICLES}
+
+
+def placed(path: Path, text: str, marks: Sequence[str], block: str) -> str:
+    """The text of a page with `block` between its two marks."""
+    begin, end = map(re.escape, marks)
+    text, count = re.subn(
+        f"({begin}).*?({end})",
+        lambda match: f"{match[1]}\n\n{block}\n\n{match[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+    assert count == 1, f"{path} has {count} places for {marks[0]}"
+    return text
+
+
+def split() -> str:
+    """Images per second of a network on two devices; a page of the project has it."""
+    result = find("model_parallel")
+    if result is None:
+        return f"On a CPU: {MISSING}."
+    stale = record.staleness(result)
+    machine = f"{record.machine_text(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
+    return f"{result['about']} {machine}.\n\n{record.numbers_table(result['measured'])}"
 
 
 def differing() -> Iterator[tuple[Path, str]]:

@@ -9,7 +9,11 @@ import torch
 from conftest import run_ranks
 from torch import nn
 
-from image_classifier.config import ComputeConfig, ModelConfig, OptimConfig
+from image_classifier.config import (
+    ComputeConfig,
+    ModelConfig,
+    OptimConfig,
+)
 from image_classifier.models import build_model
 from image_classifier.optim import build_loss
 from image_classifier.runtime.distributed import join_world

@@ -30,6 +30,8 @@ def main(words: list[str]) -> int:
     preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
     prog, default = f"{command('ray-train')} {name}", RayTrainOptions(**sections(preset))
     options = parse(RayTrainOptions, words, prog=prog, about=summary(main), default=default)
+    if options.run.processes not in ("auto", options.workers):
+        raise UserError(f"--run.processes {options.run.processes}: here it is --workers")
     if options.address == "local":  # all ports of Ray on 127.0.0.1: read when it is imported
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:

@@ -6,7 +6,6 @@ Ray runs `train_in_worker` in each of them, and that is `train`, with its own ch
 import logging
 import os
 import socket
-import sys
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.callback import UserCallback
 
 from ...config import Config
-from ...errors import EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, EXIT_USAGE, FaultError, UserError
+from ...errors import EXIT_FAULT, EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, UserError
 from ...runtime.console import printable
 from ...runtime.distributed import World
 from ...runtime.launch import attempt
@@ -102,9 +101,10 @@ def ray_train(
 ) -> int:
     """Train as `config` says in so many workers of Ray, and return the exit code.
 
+    The exit code is 1 if workers were lost more than `max_failures` times.
+
     Raises:
-        UserError: if there is no such cluster, or the run folder cannot be used.
-        FaultError: if workers were lost more than `max_failures` times.
+        UserError: if there is no such cluster, or as `train` does.
     """
     with open_run(config, alone := World(torch.device("cpu"))):
         if config.run.fresh:  # here, as workers that are restarted must resume
@@ -131,12 +131,14 @@ def ray_train(
         )
         result = trainer.fit()
     except TrainingFailedError as error:
-        raise FaultError(
-            f"Ray gave up, with --max-failures {max_failures}: {first_line(error)}. "
-            "What was saved is kept"
-        ) from error
+        print(f"{first_line(error)}: --max-failures {max_failures}. What was saved is kept")
+        return EXIT_FAULT
+    except SystemExit:  # how Ray ends after Ctrl-C
+        raise KeyboardInterrupt from None
     finally:
         ray.shutdown()
+    if isinstance(result.return_value, str):
+        raise UserError(result.return_value)
     return result.return_value
 
 
@@ -146,38 +148,45 @@ def start(address: str, cores: int) -> None:
     Raises:
         UserError: if there is no cluster at `address`.
     """
-    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # which prints each line twice
+    # Of Ray's output only errors; its own handlers print each line twice, and each report.
+    for handler in ("PRINT_PATCH", "WORKER_STRUCTURED_LOGGING"):
+        os.environ[f"RAY_TRAIN_ENABLE_{handler}"] = "0"
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # takes one report each time
     # The folder of the package; on other machines of a cluster it is there too, or installed.
     paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     options: dict[str, Any] = {
-        "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, paths))}},
+        "runtime_env": {"env_vars": variables},
         "logging_level": logging.ERROR,
         "logging_config": ray.LoggingConfig(log_level="ERROR"),
     }
     if address == "local":
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
         options |= {"num_cpus": cores, "include_dashboard": False}
+        # The dashboard's server, which one of Ray's actors asks every second: nobody.
+        variables["RAY_API_SERVER_ADDRESS"] = "http://127.0.0.1:0"
     try:
         ray.init(address, **options)
     except ConnectionError as error:
         raise UserError(f"--address {address}: {str(error).splitlines()[0]}") from error
 
 
-def train_in_worker(job: dict[str, Any]) -> int:
-    """Train as one rank, and return the exit code; Ray starts all again if this raises.
+def train_in_worker(job: dict[str, Any]) -> int | str:
+    """Train as one rank, and return the exit code, or a user's mistake; the driver gets rank 0's.
+
+    Ray starts all ranks again if one raises.
 
     Raises:
         RuntimeError: if another start may help.
     """
     watcher.is_worker = True
-    logging.getLogger("ray.train").setLevel(logging.WARNING)  # or it prints each report
     os.chdir(job["folder"])  # Ray has changed it
     try:
         code = attempt(lambda: train(job["config"]))
     except UserError as mistake:
-        print(f"error: {printable(str(mistake))}", file=sys.stderr)
-        return EXIT_USAGE
+        if get_context().get_world_rank():  # perhaps only this node has no such folder
+            print(f"rank {get_context().get_world_rank()}: {printable(str(mistake))}")
+        return str(mistake)
     if code in (EXIT_PEER_LOST, EXIT_OUT_OF_MEMORY):
         raise RuntimeError(f"exit code {code}: start again, from the last checkpoint")
     return code

@@ -32,7 +32,7 @@ def test_a_run_in_workers_of_ray_survives_the_kill_of_one_and_learns_as_one_proc
             time.sleep(0.01)
         # "process 123 on host": the worker of rank 0
         os.kill(int((folder / ".lock").read_text().split()[1]), signal.SIGKILL)
-        assert driver.wait(300) == 0, output.read_text()
+        assert driver.wait(600) == 0, output.read_text()
     finally:
         driver.kill()
     said = output.read_text()
@@ -51,3 +51,7 @@ def test_without_ray_a_line_says_what_to_install(refusal, monkeypatch):
     name = main.__module__.replace("cli", "tools.ray_train.ray_train")
     monkeypatch.delitem(sys.modules, name, raising=False)
     assert "pip install 'ray[train]" in refusal("ray-train", "smoke")
+
+
+def test_the_number_of_workers_has_one_option(refusal):
+    assert "--workers" in refusal("ray-train", "smoke", "--run.processes", "3")
