@@ -96,6 +96,7 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
         UserError: if the space, the engine, the machine or the folder cannot be used.
         FaultError: if no trial was evaluated.
     """
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
     config, folder = Config(**sections(options)), Path(options.run.dir).absolute()
     space_name = options.space or (preset if preset in SPACES else "default")
     space = choose("search space", space_name, SPACES)(config)
@@ -246,7 +247,7 @@ class Proposals(Searcher):
             failed = read_record(self.folders[trial_id]).get("failed", "Ray ended it")
             say(f"{self.name(trial_id)}  failed: {failed}")
         elif result:
-            self.tell(trial_id, result, ", done" if result["done"] else ", stopped")
+            self.tell(trial_id, result, ", done" if result["is_run_done"] else ", stopped")
 
     def complete(self, trial_id: str, **outcome: Any) -> None:  # noqa: ANN401
         """Tell the engine once that a trial is complete."""
