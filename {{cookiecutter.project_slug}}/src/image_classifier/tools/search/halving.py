@@ -57,10 +57,12 @@ class PausingASHA(FIFOScheduler):
         if pending := [trial for trial in trials if trial.status == Trial.PENDING]:
             return pending[0]
         paused = [t for t in trials if t.status == Trial.PAUSED and not t.is_saving]
+        if not tune_controller.search_alg.is_finished():
+            return None  # a new trial is about to be proposed
         chosen = [trial for trial in self.promotable() if trial in paused]
         num_finished = sum(trial.is_finished() for trial in trials)
         is_idle = len(paused) + num_finished == len(trials)
-        if not chosen and paused and is_idle and tune_controller.search_alg.is_finished():
+        if not chosen and paused and is_idle:
             if any(trial.status == Trial.TERMINATED for trial in trials):
                 for trial in paused:
                     tune_controller.stop_trial(trial)

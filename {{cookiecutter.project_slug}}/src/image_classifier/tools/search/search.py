@@ -26,7 +26,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import Searcher
 
 from ...config import Config
-from ...errors import UserError, choose
+from ...errors import FaultError, UserError, choose
 from ...runtime.command_line import sections
 from ...runtime.config_dict import words_of
 from ...runtime.console import say
@@ -52,6 +52,9 @@ from .spaces import SPACES, Space
 from .trial import RunTrial, evaluations
 
 BOHB_NOTE = "bohb: nobody maintains hpbandster any more; --search tpe --scheduler asha is kept up"
+
+RAY_TRIES = 3  # it gives up after 30 s, which a busy machine may need
+OBJECT_STORE_BYTES = 100 * 2**20  # nearly the least: trials exchange files, no objects
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
         UserError: if the space, the engine, the machine or the folder cannot be used.
         FaultError: if no trial was evaluated.
     """
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
     config, folder = Config(**sections(options)), Path(options.run.dir).absolute()
     space_name = options.space or (preset if preset in SPACES else "default")
     space = choose("search space", space_name, SPACES)(config)
@@ -246,7 +250,7 @@ class Proposals(Searcher):
             failed = read_record(self.folders[trial_id]).get("failed", "Ray ended it")
             say(f"{self.name(trial_id)}  failed: {failed}")
         elif result:
-            self.tell(trial_id, result, ", done" if result["done"] else ", stopped")
+            self.tell(trial_id, result, ", done" if result["is_run_done"] else ", stopped")
 
     def complete(self, trial_id: str, **outcome: Any) -> None:  # noqa: ANN401
         """Tell the engine once that a trial is complete."""
@@ -308,16 +312,27 @@ def run_trials(
 
 @contextmanager
 def cluster(job: Job) -> Iterator[None]:
-    """A block with a Ray cluster on this machine, of the trials' size."""
-    ray.init(
-        address="local",
-        num_cpus=job.at_once * job.cpus,
-        num_gpus=torch.cuda.device_count() if job.gpus else 0,
-        object_store_memory=100 * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.CRITICAL,
-    )
+    """A block with a Ray cluster on this machine, of the trials' size.
+
+    Raises:
+        FaultError: if Ray does not start.
+    """
+    for tries_left in reversed(range(RAY_TRIES)):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=job.at_once * job.cpus,
+                num_gpus=torch.cuda.device_count() if job.gpus else 0,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+            )
+            break
+        except Exception as error:  # Ray raises no other type if the machine is too busy
+            ray.shutdown()
+            if not tries_left:
+                raise FaultError(f"Ray did not start: {error}. The trials are kept") from error
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     try:
         yield

@@ -97,6 +97,7 @@ class RunTrial(Trainable):
             "evaluations": self.told,
             "units": epochs / self.run["unit"] + 1e-9,
             "done": is_done,
+            "is_run_done": is_done,  # Ray sets the other one where it ends a trial, too
         }
 
     def save_checkpoint(self, _: str) -> dict[str, int]:
