@@ -27,6 +27,7 @@ compare policies
 compare overhead
 compare precision
 compare memory
+compare scale
 compare training
 compare recipes --only shapes
 compare search --folder build/search
