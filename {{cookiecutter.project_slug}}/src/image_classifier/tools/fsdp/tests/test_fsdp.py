@@ -17,11 +17,20 @@ from image_classifier.checkpoint import read_newest
 from image_classifier.cli import main
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import FaultError, UserError
-from image_classifier.models import build_model, read_checkpoint, saved_steps, vit
+from image_classifier.models import (
+    build_model,
+    read_checkpoint,
+    saved_steps,
+    vit,
+)
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import consensus, tools
-from image_classifier.runtime.distributed import World, join_world, local_part
+from image_classifier.runtime.distributed import (
+    World,
+    join_world,
+    local_part,
+)
 from image_classifier.runtime.files import write_json
 from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.fsdp import checkpoints, sharding
