@@ -158,7 +158,8 @@ class Checkpoints:
 
     def refusal(self, reason: str, offers_weights: bool = False) -> UserError:
         """The error to raise if this run cannot resume, with what to do instead."""
-        weights = ascii(str(self.last))
+        # FSDP writes `last.pt` at the end.
+        weights = ascii(str(self.last if self.last.exists() else self.folder / "best.pt"))
         onward = f" (with --run.init-from {weights} it trains on from these weights)"
         return UserError(
             f"cannot continue {str(self.folder.parent)!a}: {reason}; "

@@ -57,6 +57,7 @@ class ShardedCheckpoints(Checkpoints):
             raise ValueError(f"only one of them has {name!a}")
         if folder:
             read_tensors(folder, tensors)
+            self.last = folder
         else:
             for name, tensor in tensors.items():
                 copy_part(found[name], tensor)
@@ -257,9 +258,13 @@ def read_sizes(folder: Path) -> dict[str, Any]:
         ValueError: if they can't be read.
     """
     try:
-        return HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        sizes = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     except Exception as error:  # what the library raises of files that it did not write
         raise ValueError(f"its weights can't be read: {error}") from error
+    for name, found in sizes.items():  # DCP would leave memory as it is where a part is missing
+        if sum(chunk.sizes.numel() for chunk in found.chunks) != found.size.numel():
+            raise ValueError(f"parts of {name!a} are missing")
+    return sizes
 
 
 def read_tensors(folder: Path, tensors: dict[str, Tensor], *, is_alone: bool = False) -> None:

@@ -17,12 +17,22 @@ from image_classifier.checkpoint import read_newest
 from image_classifier.cli import main
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import FaultError, UserError
-from image_classifier.models import build_model, read_checkpoint, saved_steps, vit
+from image_classifier.models import (
+    build_model,
+    read_checkpoint,
+    saved_steps,
+    vit,
+)
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import tools
-from image_classifier.runtime.distributed import World, join_world, local_part
+from image_classifier.runtime import consensus, tools
+from image_classifier.runtime.distributed import (
+    World,
+    join_world,
+    local_part,
+)
 from image_classifier.runtime.files import write_json
+from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.fsdp import checkpoints, sharding
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
@@ -111,6 +121,24 @@ def test_frozen_layers_thaw_on_another_number_of_ranks(often, trained_once, tmp_
     alone = changed(config, run__dir=str(tmp_path / "alone"))
     train(alone)
     assert losses(config.run.dir) == pytest.approx(losses(alone.run.dir), rel=1e-3)
+
+
+def signalled(config):
+    """Train on while rank 1 gets a signal in each step; what the run says at its end."""
+    consensus.EXCHANGE_SECONDS = 0
+    patch = pytest.MonkeyPatch()
+    is_told = os.environ["RANK"] == "1"
+    after_each_step(patch, lambda *_: is_told and os.kill(os.getpid(), signal.SIGUSR1))
+    with pytest.raises(StoppedError) as error:
+        train(config)
+    return str(error.value)
+
+
+def test_a_signal_to_one_rank_has_all_save_a_folder_and_end(config):
+    config = changed(config, epochs=20)
+    said, _ = run_ranks(2, signalled, config)
+    [folder] = saved_steps(Path(config.run.dir, "checkpoints"))
+    assert f"saved {folder} at step {int(folder.name[-8:])} of 40; run the same" in said
 
 
 def test_a_killed_rank_costs_one_step_and_a_damaged_folder_another(often):
