@@ -15,6 +15,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "name": "folder",
         "root": "",
         "val_fraction": 0.2,
+        "fold": 0,
         "cache": "",
         "limit": 0,
         "image_size": 224,
@@ -61,6 +62,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "channels_last": True,
         "compile": False,
         "gradient_dtype": "fp32",
+        "gradient_checkpointing": False,
+        "parallel": "ddp",
     },
     "run": {
         "dir": "",
@@ -71,6 +74,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "evaluate_every_epochs": 1e6,
         "patience": 0,
         "trackers": (),
+        "max_minutes": 0.0,
+        "finish_in_time": False,
         "timeout_seconds": 300.0,
     },
 }
