@@ -22,7 +22,8 @@ MARKS = "<!-- figures: {name}, by `python benchmarks/figures.py` -->", "<!-- /fi
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->).*?(<!-- /figure -->)")
 SPLIT = record.PROJECT / "docs" / "model_parallel.md"
 SPLIT_MARKS = "<!-- measured -->", "<!-- /measured -->"
-ARTICLES = "articles.md", "articles.ko.md"
+ARTICLES = "articles.md", "articles.ko.md", "scale.md"
+SCALE = "scale", "search", "model_parallel"  # results whose tables docs/scale.md has
 MISSING = "not measured yet"
 
 # Preset, task, and which contender of which result.
@@ -329,8 +330,13 @@ def pages() -> dict[Path, str]:
         text = placed(readme, text, [mark.format(name=name) for mark in MARKS], block)
     docs = ROOT / "docs"
     whole = {docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
-    whole[SPLIT] = placed(SPLIT, SPLIT.read_text(encoding="utf-8"), SPLIT_MARKS, split())
-    return {readme: text, **whole} | {docs / name: article(docs / name) for name in ARTICLES}
+    whole[SPLIT] = placed(SPLIT, SPLIT.read_text(encoding="utf-8"), SPLIT_MARKS, compared("model_parallel"))
+    whole |= {docs / name: article(docs / name) for name in ARTICLES}
+    scale = docs / "scale.md"
+    for name in SCALE:
+        marks = [mark.format(name=name) for mark in MARKS]
+        whole[scale] = placed(scale, whole[scale], marks, compared(name))
+    return {readme: text, **whole}
 
 
 def placed(path: Path, text: str, marks: Sequence[str], block: str) -> str:
@@ -346,14 +352,17 @@ def placed(path: Path, text: str, marks: Sequence[str], block: str) -> str:
     return text
 
 
-def split() -> str:
-    """Images per second of a network on two devices; a page of the project has it."""
-    result = find("model_parallel")
+def compared(name: str) -> str:
+    """A result as another page has it: its table, what was asked for, its machine and command."""
+    result = find(name)
     if result is None:
         return f"On a CPU: {MISSING}."
     stale = record.staleness(result)
-    machine = f"{record.machine_text(result)}, {result['date']}" + f"; **{stale}**" * bool(stale)
-    return f"{result['about']} {machine}.\n\n{record.numbers_table(result['measured'])}"
+    facts = f"{record.machine_text(result)}, {result['date']}, `{result['command']}`"
+    parts = [f"{result['about']} {facts}{f'; **{stale}**' * bool(stale)}."]
+    parts += [record.numbers_table(result["measured"])]
+    parts += ["\n".join(map(record.goal_line, result["goals"]))] * bool(result["goals"])
+    return "\n\n".join(parts)
 
 
 def differing() -> Iterator[tuple[Path, str]]:
