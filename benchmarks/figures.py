@@ -330,7 +330,8 @@ def pages() -> dict[Path, str]:
         text = placed(readme, text, [mark.format(name=name) for mark in MARKS], block)
     docs = ROOT / "docs"
     whole = {docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
-    whole[SPLIT] = placed(SPLIT, SPLIT.read_text(encoding="utf-8"), SPLIT_MARKS, compared("model_parallel"))
+    block = compared("model_parallel")
+    whole[SPLIT] = placed(SPLIT, SPLIT.read_text(encoding="utf-8"), SPLIT_MARKS, block)
     whole |= {docs / name: article(docs / name) for name in ARTICLES}
     scale = docs / "scale.md"
     for name in SCALE:
