@@ -52,8 +52,11 @@ class RunTrial(Trainable):
         Raises:
             RuntimeError: if the run failed; with its last line.
         """
+        looked = time.monotonic()
         while not (found := self.look()):
-            time.sleep(POLL_SECONDS)
+            # At most 2 % of a core for rows that are many.
+            time.sleep(max(POLL_SECONDS, 50 * (time.monotonic() - looked)))
+            looked = time.monotonic()
         return found
 
     def look(self) -> dict[str, Any]:
