@@ -3,12 +3,13 @@
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ray.tune import Trainable
 
-from ...errors import EXIT_DONE, UserError
+from ...errors import UserError
 from ...runtime.console import printable
 from ...runtime.files import lock_file, read_object, read_rows, write_json
 from ..child_runs import end_run, start_run
@@ -51,16 +52,22 @@ class RunTrial(Trainable):
         Raises:
             RuntimeError: if the run failed; with its last line.
         """
+        looked = time.monotonic()
         while not (found := self.look()):
-            time.sleep(POLL_SECONDS)
+            # At most 2 % of a core for rows that are many.
+            time.sleep(max(POLL_SECONDS, 50 * (time.monotonic() - looked)))
+            looked = time.monotonic()
         return found
 
     def look(self) -> dict[str, Any]:
         """The next evaluation, if it is there; else start the run, if it is not running."""
-        is_done = state_of(self.folder) == "done"  # before its rows are read: they are all there
+        # In this order: what is over has written what is read next.
+        is_over = self.process is not None and self.process.poll() is not None
+        is_done = state_of(self.folder) == "done"
         rows = evaluations(self.folder)
         if is_done and self.process:
-            self.process.wait(GRACE_SECONDS)
+            with suppress(subprocess.TimeoutExpired):  # a tracker may be uploading
+                self.process.wait(GRACE_SECONDS)
         # The last row comes a moment before the run has written all and ended.
         if self.told < len(rows) and (is_done or not self.is_last(rows[self.told])):
             self.told += 1
@@ -74,7 +81,7 @@ class RunTrial(Trainable):
                 output = self.folder / "output.log"
                 threads = str(self.run["threads"])
                 self.process = start_run(self.run["words"], output, OMP_NUM_THREADS=threads)
-        elif self.process.poll() not in (None, EXIT_DONE):
+        elif is_over:
             failed = failure(self.folder, self.process.returncode)
             record = self.folder / "trial.json"
             write_json(record, read_object(record) | {"failed": failed})
