@@ -13,8 +13,8 @@ step is that of `train`, from the forward pass to the optimizer, and steps of al
 - `buffers`, `static`: fp32, where DDP also broadcasts buffers, or has `static_graph`
 
 The exchange is what `after` takes more than `alone`; what `fp32` takes less than `after` is hidden
-behind the backward pass. Gradients are counted where DDP hands them over, bytes on the network where
-Linux counts those of the loopback interface, of all processes together.
+behind the backward pass. Gradients are counted where DDP hands them over, bytes on the network
+where Linux counts those of the loopback interface, of all processes together.
 
 `restart`: a run of 2 processes, one of which is killed, until its next step; and a save.
 
