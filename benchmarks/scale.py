@@ -12,9 +12,9 @@ step is that of `train`, from the forward pass to the optimizer, and steps of al
 - `after`: all are exchanged, as one tensor, when the backward pass is over
 - `buffers`, `static`: fp32, where DDP also broadcasts buffers, or has `static_graph`
 
-What `fp32` takes less than `after` is hidden behind the backward pass: a share of what `after`
-takes more than `alone`. Gradients are counted where DDP hands them over, bytes on the network where
-Linux counts those of the loopback interface, of all processes together.
+The exchange is what `after` takes more than `alone`; what `fp32` takes less than `after` is hidden
+behind the backward pass. Gradients are counted where DDP hands them over, bytes on the network
+where Linux counts those of the loopback interface, of all processes together.
 
 `restart`: a run of 2 processes, one of which is killed, until its next step; and a save.
 
@@ -106,14 +106,15 @@ def measure_rank(
 
 
 def summary(times: dict[str, list[float]], sent: list[float], batch: int) -> dict[str, float]:
-    """Medians of what was timed; the share that is hidden is of the medians."""
+    """Medians of what was timed, and differences of medians."""
     seconds = {kind: statistics.median(found) for kind, found in times.items()}
     best = seconds.get("fp32", seconds["alone"])
     told = {"images_per_second": batch / best}
     told |= {f"{kind}_ms": 1e3 * found for kind, found in seconds.items()}
     if sent:
-        hidden = (seconds["after"] - seconds["fp32"]) / (seconds["after"] - seconds["alone"])
-        told |= {"percent_hidden": 100 * hidden, "network_mb": statistics.median(sent) / 1e6}
+        told["exchange_ms"] = 1e3 * (seconds["after"] - seconds["alone"])
+        told["hidden_ms"] = 1e3 * (seconds["after"] - seconds["fp32"])
+        told["network_mb"] = statistics.median(sent) / 1e6
     return told
 
 

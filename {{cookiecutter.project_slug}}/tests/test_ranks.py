@@ -24,7 +24,7 @@ from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.config import Config
 from image_classifier.data import loader
-from image_classifier.errors import EXIT_OUT_OF_MEMORY
+from image_classifier.errors import EXIT_OUT_OF_MEMORY, UserError
 from image_classifier.models import pretrained
 from image_classifier.runtime import (
     consensus,
@@ -78,6 +78,19 @@ def test_nodes_without_a_shared_disk_resume_from_the_first(config, trained_once,
     attempt = {"TORCHELASTIC_RESTART_COUNT": "1"}
     assert run_ranks(2, on_own_disk, starved, config, **nodes, **attempt) == [0, 0]
     assert losses(first) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+def refusal_of_other_images(config):
+    """What a rank says where each machine has another number of images."""
+    with pytest.raises(UserError, match="images on") as error:
+        train(changed(config, data__limit=64 - int(os.environ["RANK"])))
+    return str(error.value)
+
+
+def test_nodes_with_other_images_are_refused(config, nodes):
+    first, second = run_ranks(2, refusal_of_other_images, config, **nodes)
+    assert first.startswith("train: the 64 images on ")
+    assert second.startswith("train: the 63 images on ")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo chooses elsewhere")

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from socket import gethostname
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -269,9 +271,19 @@ class EvalData:
 
 
 def open_source(data: DataConfig, split: str, world: World) -> Source:
-    """A split of the dataset; one process opens it before the others, as it may download it."""
+    """A split of the dataset; one process opens it before the others, as it may download it.
+
+    Raises:
+        UserError: if another machine has other images.
+    """
     with world.local_main_first():
-        return open_dataset(data, split)
+        source = open_dataset(data, split)
+    if world.size > world.local_size and not world.is_same(crc32(source.fingerprint().encode())):
+        raise UserError(
+            f"{split}: the {len(source):,} images on {gethostname()} are not those of another: "
+            f"copy {data.root!a}, and the cache of `prepare` if one of them has it"
+        )
+    return source
 
 
 class Prefetcher:
