@@ -104,7 +104,7 @@ class ShardedCheckpoints(Checkpoints):
                 write_json(partial / RUN, saved)
                 write_json(partial / DIGESTS, digests | {RUN: digest_of(partial / RUN)})
                 sync_folder(partial)
-                shutil.rmtree(path, ignore_errors=True)  # damaged, or it had not been skipped
+                shutil.rmtree(path, ignore_errors=True)  # a damaged one, which was skipped
                 partial.rename(path)
                 sync_folder(self.folder)
         self.last, self.kept_step = path, state.step
