@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -96,13 +97,14 @@ class ShardedCheckpoints(Checkpoints):
             with unwrapped():
                 writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
                 dcp.save(tensors, storage_writer=writer)
+            digests = gather_digests(partial, self.world)
             if state.is_best:
                 self.save_best(state, saved)
             if self.world.is_main:
                 write_json(partial / RUN, saved)
-                write_json(partial / DIGESTS, digests_of(partial))
+                write_json(partial / DIGESTS, digests | {RUN: digest_of(partial / RUN)})
                 sync_folder(partial)
-                shutil.rmtree(path, ignore_errors=True)  # damaged, or it had not been skipped
+                shutil.rmtree(path, ignore_errors=True)  # a damaged one, which was skipped
                 partial.rename(path)
                 sync_folder(self.folder)
         self.last, self.kept_step = path, state.step
@@ -289,9 +291,12 @@ def unwrapped(kind: type[Exception] | None = None) -> Iterator[None]:
         raise (kind(f"its weights can't be read: {cause}") if kind else cause) from error
 
 
-def digests_of(folder: Path) -> dict[str, str]:
-    """The digest of each file in a folder, by its name."""
-    return {file.name: digest_of(file) for file in sorted(folder.iterdir())}
+def gather_digests(folder: Path, world: World) -> dict[str, str]:
+    """The digests of all ranks' files by their names; each rank reads what it has written."""
+    own = {path.name: digest_of(path) for path in folder.glob(f"shard-{world.rank + 1:05}-*")}
+    found: list[dict[str, str]] = [{}] * world.size
+    dist.all_gather_object(found, own)
+    return {name: digest for digests in found for name, digest in digests.items()}
 
 
 def digest_of(path: Path) -> str:

@@ -9,8 +9,8 @@ import torch
 from conftest import changed
 
 from image_classifier.errors import UserError
+from image_classifier.runtime import tools
 from image_classifier.tools.profile import watcher
-from image_classifier.tracking import checks
 from image_classifier.train import train
 
 
@@ -25,7 +25,7 @@ def test_phases_of_a_step_are_printed_and_a_trace_is_written(config, monkeypatch
 
 
 def test_the_flag_is_refused_without_its_tool(config, monkeypatch):
-    monkeypatch.setattr(checks, "find_tools", lambda _: {})
+    monkeypatch.setattr(tools, "find_tools", lambda _: {})
     with pytest.raises(UserError, match="--profile needs tools/profile"):
         train(changed(config, profile=True))
 
