@@ -27,6 +27,7 @@ compare policies
 compare overhead
 compare precision
 compare memory
+compare model_parallel
 compare training
 compare recipes --only shapes
 if [ -n "${PHOTOS:-}" ]; then
