@@ -28,6 +28,7 @@ compare overhead
 compare precision
 compare memory
 compare scale
+compare model_parallel
 compare training
 compare recipes --only shapes
 compare search --folder build/search
