@@ -15,7 +15,7 @@ from .checkpoint import Checkpoints, read_newest
 from .config import ComputeConfig, Config
 from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
-from .models import build_model, checkpoint_blocks, load_pretrained
+from .models import build_model, load_pretrained
 from .optim import (
     build_loss,
     build_optimizer,
@@ -186,7 +186,8 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
             sample=lambda count: normalize(data.sample(count)),
         )
     if config.compute.gradient_checkpointing:
-        checkpoint_blocks(model)
+        flag = "--compute.gradient-checkpointing"
+        need_tool("recompute", "gradient-checkpointing", flag).checkpoint_blocks(model)
     return model
 
 

@@ -16,7 +16,6 @@ from ..config import ModelConfig
 from .airbench import airbench, airbench96
 from .blocks import drop_before_head, find_blocks, find_head, find_heads, find_matrices, find_parts
 from .pretrained import PretrainedWeights, load_pretrained
-from .recompute import checkpoint_blocks
 from .resnet9 import resnet9, resnet9_gn
 from .timm import PREFIX, timm
 from .torchvision import torchvision

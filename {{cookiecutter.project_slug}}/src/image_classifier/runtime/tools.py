@@ -8,6 +8,7 @@
 - `tools/prepare/prepared.py` reads what `prepare` wrote: `with_prepared`.
 - `tools/check/quarantine.py` leaves out what `check` listed: `without_quarantine`.
 - `tools/cpu_precision/probe.py` measures which precision is faster on a CPU: `find_gain`.
+- `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
 - `tools/report/page.py` writes the report page: `write_page`.
 - `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.
 """

@@ -11,7 +11,10 @@ from torch import nn
 
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import build_model, checkpoint_blocks, read_checkpoint
+from image_classifier.models import build_model, read_checkpoint
+from image_classifier.tools.gradient_checkpointing import (
+    recompute,
+)
 from image_classifier.train import train
 
 
@@ -53,7 +56,7 @@ def test_blocks_that_recompute_learn_the_same_in_less_memory(name, precision):
         pytest.importorskip("timm")
     plain = build(name)
     model = deepcopy(plain)
-    checkpoint_blocks(model)
+    recompute.checkpoint_blocks(model)
     assert list(model.state_dict()) == list(plain.state_dict())
     (before, *plainly), (after, *again) = (passed(net, precision) for net in (plain, model))
     torch.testing.assert_close(again, plainly, rtol=0, atol=0)  # BatchNorm's statistics, too
@@ -63,7 +66,7 @@ def test_blocks_that_recompute_learn_the_same_in_less_memory(name, precision):
 
 def test_a_copy_of_the_model_has_weights_of_its_own():
     model = build("resnet9")
-    checkpoint_blocks(model)
+    recompute.checkpoint_blocks(model)
     average, other = deepcopy(model), build("resnet9")  # as the EMA is one
     for changed_model in (average, other):
         nn.init.ones_(changed_model.stage1[0][0].weight)
@@ -73,7 +76,7 @@ def test_a_copy_of_the_model_has_weights_of_its_own():
 
 def test_a_compiled_model_recomputes_and_counts_each_batch_once():
     plain, model = build("resnet9"), build("resnet9")
-    checkpoint_blocks(model)
+    recompute.checkpoint_blocks(model)
     model.compile(backend="aot_eager")
     before, after = passed(plain), passed(model)
     torch.testing.assert_close(after[1:], before[1:], rtol=1e-3, atol=1e-5)
@@ -102,4 +105,4 @@ def test_two_ranks_recompute(config, trained_once):
 @pytest.mark.parametrize("name", ["vgg11", "alexnet"])
 def test_a_model_without_blocks_is_refused(name):
     with torch.device("meta"), pytest.raises(UserError, match="the model has no blocks"):
-        checkpoint_blocks(build_model(ModelConfig(name=name), 3, 64))
+        recompute.checkpoint_blocks(build_model(ModelConfig(name=name), 3, 64))

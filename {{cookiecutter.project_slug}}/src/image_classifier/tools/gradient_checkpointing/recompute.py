@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..errors import UserError
-from .blocks import find_head
+from ...errors import UserError
+from ...models import find_head
 
 SEQUENCES = (nn.Sequential, nn.ModuleList)
 MOST_LAYERS = 8  # of a sequence of plain layers: to recompute a longer one needs as much memory

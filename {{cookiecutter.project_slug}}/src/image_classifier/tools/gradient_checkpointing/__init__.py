@@ -1,0 +1,1 @@
+"""`--compute.gradient-checkpointing`: less memory for activations, which are computed twice."""
