@@ -65,7 +65,7 @@ def read_whole(run: RunConfig, world: World) -> dict[str, Any] | None:
         try:
             if path.is_dir():
                 sharded = need_tool("checkpoints", "fsdp", f"{str(path)!a}, of sharded weights,")
-                saved = sharded.read_folder(path, world)
+                saved = sharded.read_folder(path)
             else:
                 saved = read_checkpoint(path)
         except DamagedError as error:

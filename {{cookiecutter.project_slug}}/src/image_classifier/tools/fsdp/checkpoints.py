@@ -24,13 +24,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from ...checkpoint import Checkpoints, check_finite
+from ...errors import UserError
 from ...models import DamagedError, parse_checkpoint
 from ...runtime.distributed import World, local_part
 from ...runtime.files import open_plain, read_object, sync_folder, write_json, write_whole
 from ...train_state import TrainState
 
 RUN, DIGESTS = "run.json", "digests.json"
-PLACE = ("step", "best_top1", "best_step", "num_worse")  # of a state: what is not a tensor
 
 
 class ShardedCheckpoints(Checkpoints):
@@ -62,7 +62,7 @@ class ShardedCheckpoints(Checkpoints):
         else:
             for name, tensor in tensors.items():
                 copy_part(found[name], tensor)
-        for name in PLACE:
+        for name in numbers_of(state.state_dict()).keys() & values.keys():
             setattr(state, name, values[name])
 
     def save(self, state: TrainState, log: dict[str, float]) -> None:
@@ -74,14 +74,14 @@ class ShardedCheckpoints(Checkpoints):
         self.saved_step, self.saved_at = state.step, monotonic()
         for model in filter(None, (state.model, state.ema)):
             self.world.broadcast_buffers(model)
-        tensors, optimizer = sharded_tensors(state), state.optimizer.state_dict()
+        tensors, values = sharded_tensors(state), state.state_dict()
         # Each rank checks all parts: a sum of squares is finite if all of them are.
         parts = [part for part in map(local_part, tensors.values()) if part.is_floating_point()]
         squares = torch.stack(torch._foreach_norm(parts)).square().sum()
         check_finite([self.world.all_reduce_sum(squares)], state.step)
         saved = {
-            "state": {name: getattr(state, name) for name in PLACE}
-            | {"optimizer": {"param_groups": optimizer["param_groups"]}, "scaler": {}},
+            "state": numbers_of(values)
+            | {"optimizer": {"param_groups": values["optimizer"]["param_groups"]}, "scaler": {}},
             **self.identity,
             "report": log,
             "torch": str(torch.__version__),
@@ -98,6 +98,12 @@ class ShardedCheckpoints(Checkpoints):
                 writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
                 dcp.save(tensors, storage_writer=writer)
             digests = gather_digests(partial, self.world)
+            is_shared = all((partial / name).is_file() for name in digests)
+            if not self.world.all_true(is_shared or not self.world.is_main):
+                raise UserError(
+                    f"{str(self.folder)!a} is not on a disk that all machines share, as "
+                    "--compute.parallel fsdp needs it: set --run.dir"
+                )
             if state.is_best:
                 self.save_best(state, saved)
             if self.world.is_main:
@@ -133,23 +139,19 @@ class ShardedCheckpoints(Checkpoints):
                 write_whole(self.folder / "last.pt", lambda file: torch.save(saved, file))
 
 
-def read_folder(path: Path, world: World) -> dict[str, Any]:
-    """What a folder holds beside tensors, which stay there; each rank verifies a share of it.
+def read_folder(path: Path) -> dict[str, Any]:
+    """What a folder holds beside tensors, which stay there.
 
     Raises:
         DamagedError: if it is not what was written.
         UserError: if it holds anything but what is written there.
     """
     try:
-        names = sorted(file.name for file in path.iterdir() if file.name != DIGESTS)
-        digests = read_object(path / DIGESTS)
-        share = names[world.rank :: world.size]
-        is_sound = names == sorted(digests)
-        is_sound &= all(digests.get(name) == digest_of(path / name) for name in share)
-        saved = read_object(path / RUN)
-    except OSError:
-        is_sound = False
-    if not world.all_true(is_sound):
+        digests, saved = read_object(path / DIGESTS), read_object(path / RUN)
+        found = {file.name: digest_of(file) for file in path.iterdir() if file.name != DIGESTS}
+    except OSError as error:
+        raise DamagedError(f"{str(path)!a} is damaged: {error.strerror}") from error
+    if found != digests:
         raise DamagedError(f"{str(path)!a} is damaged: its files are not those that were written")
     state = saved.get("state")
     # The weights are checked against the model when they are read.
@@ -179,6 +181,11 @@ def read_whole(saved: dict[str, Any]) -> dict[str, Any]:
             state[part][key] = tensor
     state["ema"] = state["ema"] or None
     return {name: value for name, value in saved.items() if name != "folder"} | {"state": state}
+
+
+def numbers_of(values: dict[str, Any]) -> dict[str, float]:
+    """What a state has beside tensors: how far the run is, and its best evaluation."""
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def tensors_of(values: dict[str, Any]) -> dict[str, Tensor]:

@@ -20,26 +20,31 @@ from ...config import Config
 from ...errors import UserError
 from ...models import find_parts
 from ...precision import Precision
+from ...runtime.config_dict import flatten, words_of
 from ...runtime.distributed import World, local_part
 from .checkpoints import ShardedCheckpoints  # noqa: F401 - what `train` saves with
 
 LARGE_LAYER = 1_000_000  # weights of a single layer that is worth an exchange of its own
+REFUSED = {
+    "optim.name": ("muon", "sgd or adamw"),  # it needs whole matrices
+    "precision": ("fp16", "bf16 or fp32"),
+    "compute.compile": (True, "--compute.no-compile"),
+    "compute.gradient_dtype": ("bf16", "fp32"),
+}
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def check_config(config: Config) -> None:
-    """Check that nothing in `config` needs whole weights.
+    """Check that everything in `config` works with sharded weights.
 
     Raises:
-        UserError: naming the first that does.
+        UserError: naming the first that does not.
     """
-    for needs_whole, flag, instead in (
-        (config.optim.name == "muon", "--optim.name muon", "sgd or adamw"),
-        (config.precision == "fp16", "--precision fp16", "bf16 or fp32"),
-        (config.compute.compile, "--compute.compile", "--compute.no-compile"),
-    ):
-        if needs_whole:
-            raise UserError(f"{flag} does not work with --compute.parallel fsdp; take {instead}")
+    knobs = flatten(config)
+    for knob, (value, instead) in REFUSED.items():
+        if knobs.get(knob) == value:
+            words = " ".join(words_of({knob: value}))
+            raise UserError(f"{words} does not work with --compute.parallel fsdp; take {instead}")
 
 
 def shard(model: nn.Module, precision: Precision, world: World) -> None:
