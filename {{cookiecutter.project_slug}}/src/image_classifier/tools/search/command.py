@@ -19,6 +19,7 @@ RAY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen on 127.0.0.1, on Linux too
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
+    "RAY_kill_child_processes_on_worker_exit": "false",  # runs are to save, on SIGTERM
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints tables even at `verbose=0`
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
