@@ -39,7 +39,7 @@ class SearchOptions(Config):
     # at once; hyperband: trials are paused until enough others are as far; none: train all in full
     min_epochs: float = within(0.0, 0)  # of each trial before it can be ended; 0: epochs /
     # reduction^2. Trials are evaluated at least so often
-    reduction: int = within(4, 2, 100)  # one in so many trials goes on, for so many times as long
+    reduction: int = within(3, 2, 100)  # one in so many trials goes on, for so many times as long
     max_concurrent: int | Literal["auto"] = within("auto", 1, 4096)  # trials at once; auto: one per
     # GPU, or one per core
     cpus: int | Literal["auto"] = within("auto", 1, 4096)  # cores of a trial; auto: equal shares
