@@ -19,6 +19,7 @@ RAY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen on 127.0.0.1, on Linux too
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
+    "RAY_kill_child_processes_on_worker_exit": "false",  # runs are to save, on SIGTERM
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints tables even at `verbose=0`
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -38,7 +39,7 @@ class SearchOptions(Config):
     # at once; hyperband: trials are paused until enough others are as far; none: train all in full
     min_epochs: float = within(0.0, 0)  # of each trial before it can be ended; 0: epochs /
     # reduction^2. Trials are evaluated at least so often
-    reduction: int = within(4, 2, 100)  # one in so many trials goes on, for so many times as long
+    reduction: int = within(3, 2, 100)  # one in so many trials goes on, for so many times as long
     max_concurrent: int | Literal["auto"] = within("auto", 1, 4096)  # trials at once; auto: one per
     # GPU, or one per core
     cpus: int | Literal["auto"] = within("auto", 1, 4096)  # cores of a trial; auto: equal shares
