@@ -22,7 +22,7 @@ import rounds
 
 ABOUT = "augment data evaluate models optim presets tools/child_runs tools/search train"
 SEARCH = "shapes --space lr --search grid --trials 12 --epochs 2 --data.batch-size 50"
-SEARCH += " --model.width 8 --precision fp32 --run.trackers --max-concurrent 2 --min-epochs 0.25"
+SEARCH += " --model.width 8 --precision fp32 --run.trackers --max-concurrent 2 --min-epochs 0.3"
 SEARCH += " --reduction 3"
 SCHEDULERS = {"all in full": "none", "asha": "asha"}
 

@@ -16,7 +16,7 @@ from .errors import UserError
 from .runtime.distributed import World
 from .runtime.machine import usual_precision
 from .runtime.phases import phase
-from .runtime.tools import find_tools
+from .runtime.tools import find_tool
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -114,7 +114,7 @@ def settle_precision(
         return replace(config, precision=name), "as this run began"
     if world.device.type == "cuda":
         name, why = usual_precision(world.device), "fast on this device"
-    elif world.device.type == "cpu" and (probe := find_tools("probe").get("cpu-precision")):
+    elif world.device.type == "cpu" and (probe := find_tool("probe", "cpu-precision")):
         gain, when = probe.find_gain(config, data, world) if world.is_main else (math.inf, "")
         name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"

@@ -21,15 +21,20 @@ from types import ModuleType
 from ..errors import UserError
 
 
-def find_tools(module: str) -> dict[str, ModuleType]:
+def find_tools(module: str, only: str = "*") -> dict[str, ModuleType]:
     """The modules `tools/<name>/<module>.py` that are there, by the tool's name: `find-lr`."""
     tools = find_spec(f"{__package__.rpartition('.')[0]}.tools")
     found = {}
     for folder in (tools and tools.submodule_search_locations) or ():
-        for path in sorted(Path(folder).glob(f"*/{module}.py")):
+        for path in sorted(Path(folder).glob(f"{only.replace('-', '_')}/{module}.py")):
             name = path.parent.name
             found[name.replace("_", "-")] = import_module(f"{tools.name}.{name}.{module}")
     return found
+
+
+def find_tool(module: str, name: str) -> ModuleType | None:
+    """The module `tools/<name>/<module>.py`; None if it was deleted."""
+    return find_tools(module, only=name).get(name)
 
 
 def need_tool(module: str, name: str, what: str) -> ModuleType:
@@ -38,7 +43,6 @@ def need_tool(module: str, name: str, what: str) -> ModuleType:
     Raises:
         UserError: if it was deleted.
     """
-    found = find_tools(module)
-    if name not in found:
-        raise UserError(f"{what} needs tools/{name}, which was deleted")
-    return found[name]
+    if (found := find_tool(module, name)) is None:
+        raise UserError(f"{what} needs tools/{name.replace('-', '_')}, which was deleted")
+    return found

@@ -28,7 +28,7 @@ from ..runtime.machine import device_name
 from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
-from ..runtime.tools import find_tools
+from ..runtime.tools import find_tool
 from .observers import Observer, Setup, Speed
 from .trackers import Trackers, confusion_image
 
@@ -49,7 +49,7 @@ class RunLogger:
         self.folder = Path(self.config.run.dir)
         self.trackers = Trackers(self.say)
         self.observers = observers
-        page = find_tools("page").get("report")  # `tools/report` may be deleted
+        page = find_tool("page", "report")  # `tools/report` may be deleted
         self.write_report = page.write_page if page else None
         self.samples: tuple[Tensor, Tensor, int] | None = None  # images, labels and their step
         self.warnings = [line for observer in observers for line in observer.warnings]

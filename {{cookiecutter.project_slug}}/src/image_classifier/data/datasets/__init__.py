@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from ...config import DataConfig
 from ...errors import UserError, choose
 from ...runtime.seeding import DATASET, seeded
-from ...runtime.tools import find_tools
+from ...runtime.tools import find_tool
 from .cifar import cifar10, cifar100
 from .folder import folder
 from .map_style import source_of
@@ -42,7 +42,7 @@ def open_dataset(data: DataConfig, split: str) -> Source:
             function that does not return what it should.
     """
     source = open_files(data, split)
-    if prepared := find_tools("prepared").get("prepare"):
+    if prepared := find_tool("prepared", "prepare"):
         source = prepared.with_prepared(source, data, split)
     return source.thinned(data.limit) if 0 < data.limit < len(source) else source
 
@@ -62,5 +62,5 @@ def open_files(data: DataConfig, split: str) -> Source:
             "Dataset, `Source(labels, classes, pixels=images)`, or one with "
             "`paths=PathList(folder, paths)`"
         )
-    quarantine = find_tools("quarantine").get("check")
+    quarantine = find_tool("quarantine", "check")
     return quarantine.without_quarantine(source, data, split) if quarantine else source

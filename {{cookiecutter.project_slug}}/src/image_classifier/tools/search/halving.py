@@ -1,7 +1,9 @@
 """ASHA that pauses: asynchronous successive halving, https://arxiv.org/abs/1810.05934.
 
 Ray's own `ASHAScheduler` never pauses a trial. It lets each go on that is among the best so far,
-as the first ones always are, and so trains about twice as many steps: see `benchmarks/search.py`.
+as the first ones always are, and so trains about twice as many steps. Here a trial goes on as soon
+as those that are still to reach its rung can't take its place, so the number of steps is known
+before: see `benchmarks/search.py`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -37,18 +39,25 @@ class PausingASHA(FIFOScheduler):
             if result["units"] >= time and trial not in scores:
                 scores[trial], is_reached = result["top1"], True
         search = tune_controller.search_alg
-        if not is_reached or (search.is_finished() and trial in self.promotable()):
+        if not is_reached or trial in self.promotable(tune_controller):
             return TrialScheduler.CONTINUE
         search.searcher.on_pause(trial.trial_id)
         return TrialScheduler.PAUSE
 
-    def promotable(self) -> list[Trial]:
-        """Trials that are among the best of the last rung that they reached, the furthest first."""
-        found, further = [], set()
-        for _, scores in reversed(self.rungs):
+    def promotable(self, tune_controller: "TuneController") -> list[Trial]:
+        """Trials that are among the best of the last rung that they reached, the furthest first.
+
+        They are so whatever the score of those that are yet to reach it.
+        """
+        if not tune_controller.search_alg.is_finished():
+            return []  # new trials are about to be proposed
+        found: list[Trial] = []
+        reaching = sum(trial.status != Trial.ERROR for trial in tune_controller.get_trials())
+        for _, scores in self.rungs:
             ranked = sorted(scores, key=lambda trial: scores[trial], reverse=True)
-            found += [t for t in ranked[: len(ranked) // self.reduction] if t not in further]
-            further |= scores.keys()
+            missing, passing = reaching - len(scores), reaching // self.reduction
+            found = ranked[: max(0, passing - missing)] + [t for t in found if t not in scores]
+            reaching = passing
         return found
 
     def choose_trial_to_run(self, tune_controller: "TuneController") -> Trial | None:
@@ -59,7 +68,7 @@ class PausingASHA(FIFOScheduler):
         paused = [t for t in trials if t.status == Trial.PAUSED and not t.is_saving]
         if not tune_controller.search_alg.is_finished():
             return None  # a new trial is about to be proposed
-        chosen = [trial for trial in self.promotable() if trial in paused]
+        chosen = [trial for trial in self.promotable(tune_controller) if trial in paused]
         num_finished = sum(trial.is_finished() for trial in trials)
         is_idle = len(paused) + num_finished == len(trials)
         if not chosen and paused and is_idle:

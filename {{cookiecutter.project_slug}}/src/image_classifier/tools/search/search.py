@@ -35,7 +35,7 @@ from ...runtime.machine import num_cores
 from .command import SearchOptions
 from .engines import GOAL, Knobs, Listed, build_engine, check_space, text_of, tidy
 from .halving import PausingASHA
-from .page import page_of
+from .overview import page_of
 from .results import (
     Trial,
     best_of,

@@ -290,7 +290,7 @@ def test_what_needs_whole_weights_is_refused(config, knobs):
 
 
 def test_without_the_tool_fsdp_is_refused(config, monkeypatch):
-    monkeypatch.setattr(tools, "find_tools", lambda _: {})
+    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
     with pytest.raises(UserError, match=r"--compute.parallel fsdp needs tools/fsdp, which was del"):
         train(config)
     folder = Path(config.run.dir, "checkpoints", "step_00000001")

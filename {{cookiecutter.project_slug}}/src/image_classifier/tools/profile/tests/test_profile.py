@@ -25,7 +25,7 @@ def test_phases_of_a_step_are_printed_and_a_trace_is_written(config, monkeypatch
 
 
 def test_the_flag_is_refused_without_its_tool(config, monkeypatch):
-    monkeypatch.setattr(tools, "find_tools", lambda _: {})
+    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
     with pytest.raises(UserError, match="--profile needs tools/profile"):
         train(changed(config, profile=True))
 

@@ -21,7 +21,7 @@ from image_classifier.tools.search import (
     command,
     engines,
     halving,
-    page,
+    overview,
     results,
     spaces,
     trial,
@@ -177,9 +177,9 @@ class FakeTrial:
 def test_asha_trains_a_known_share_whatever_the_order_and_the_best_to_the_end(order):
     scheduler = halving.PausingASHA(16.0, 4)
     units = FakeController(scheduler, 12, lambda n, units: order * n + units).run(16)
-    assert sum(units) <= 12 * 1 + 4 * 3 + 1 * 12 + 3
+    assert sum(units) == 12 * 1 + 3 * 3 + 1 * 12
     assert units[11 if order == 1 else 0] == 16
-    assert sorted(units)[:8] == [1] * 8
+    assert sorted(units)[:9] == [1] * 9
 
 
 def run_folder(folder, number, top1s, state="done", **knobs):
@@ -207,7 +207,9 @@ def test_the_page_shows_all_trials_needs_nothing_and_runs_nothing(tmp_path):
     assert (
         results.compute_text(trials, 2) == "110 training steps, 92% of 120 for all trials in full"
     )
-    text = page.page_of("<b>", "about", trials, best, {"optim.lr": tune.loguniform(0.01, 1)}, "x")
+    text = overview.page_of(
+        "<b>", "about", trials, best, {"optim.lr": tune.loguniform(0.01, 1)}, "x"
+    )
     shown = Shown(text)
     assert "default-src 'none'" in text
     assert not {"script", "link", "iframe", "b", "img"} & shown.tags
