@@ -36,7 +36,7 @@ class Training:
         self.loss_fn = build_loss(config.optim, share, data.class_weights)
         optimizer = build_optimizer(config.optim, model)
         self.state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
-        self.ddp_model = wrap_ddp(model, world)
+        self.ddp_model = wrap_ddp(model, world, config.compute)
 
     def train_step(self, batch: Batch, lr: float) -> Tensor:
         """Train on one batch with learning rate `lr`; returns its loss, () on the device."""
