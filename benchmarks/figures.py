@@ -22,7 +22,7 @@ MARKS = "<!-- figures: {name}, by `python benchmarks/figures.py` -->", "<!-- /fi
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->).*?(<!-- /figure -->)")
 SPLIT = record.PROJECT / "docs" / "model_parallel.md"
 SPLIT_MARKS = "<!-- measured -->", "<!-- /measured -->"
-ARTICLES = "articles.md", "articles.ko.md", "scale.md"
+ARTICLES = "articles.md", "articles.ko.md"
 SCALE = "scale", "search", "model_parallel"  # results whose tables docs/scale.md has
 MISSING = "not measured yet"
 
@@ -332,8 +332,8 @@ def pages() -> dict[Path, str]:
     whole = {docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}
     block = compared("model_parallel")
     whole[SPLIT] = placed(SPLIT, SPLIT.read_text(encoding="utf-8"), SPLIT_MARKS, block)
-    whole |= {docs / name: article(docs / name) for name in ARTICLES}
     scale = docs / "scale.md"
+    whole |= {path: article(path) for path in (*(docs / name for name in ARTICLES), scale)}
     for name in SCALE:
         marks = [mark.format(name=name) for mark in MARKS]
         whole[scale] = placed(scale, whole[scale], marks, compared(name))

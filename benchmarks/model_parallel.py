@@ -112,7 +112,10 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
         if m >= DEVICES
     }
     naive = updated(*example.pipeline_step(built(), world, loss_fn, "gpipe", 1))
-    return {"DDP": of_train(wrap_ddp(built(), world, config.compute)), "pipeline of 1": naive} | pipelines
+    return {
+        "DDP": of_train(wrap_ddp(built(), world, config.compute)),
+        "pipeline of 1": naive,
+    } | pipelines
 
 
 def main() -> None:
