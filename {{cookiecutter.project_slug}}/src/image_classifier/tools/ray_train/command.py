@@ -1,12 +1,12 @@
 """`ray-train`: train in the workers of a Ray cluster."""
 
-import os
 from dataclasses import dataclass, replace
 
 from ...config import Config, within
 from ...errors import UserError
 from ...runtime.command_line import command, parse, sections, summary, take_preset
 from ...runtime.launch import MAX_RESTARTS
+from ..ray_cluster import prepare_ray
 
 RESULT_IS_IN_FILES = True
 
@@ -32,8 +32,8 @@ def main(words: list[str]) -> int:
     options = parse(RayTrainOptions, words, prog=prog, about=summary(main), default=default)
     if options.run.processes not in ("auto", options.workers):
         raise UserError(f"--run.processes {options.run.processes}: here it is --workers")
-    if options.address == "local":  # all ports of Ray on 127.0.0.1: read when it is imported
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if options.address == "local":
+        prepare_ray({"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"})
     try:
         from .ray_train import ray_train
     except ImportError as error:

@@ -26,13 +26,14 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.callback import UserCallback
 
 from ...config import Config
-from ...errors import EXIT_FAULT, EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, UserError
+from ...errors import EXIT_FAULT, EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.distributed import World
 from ...runtime.launch import attempt
 from ...runtime.machine import num_cores
 from ...runtime.run_dir import clear_run, open_run
 from ...train import train
+from ..ray_cluster import start_ray
 from . import watcher
 
 STORAGE = "ray"  # folder in the run folder, of what Ray writes
@@ -111,8 +112,8 @@ def ray_train(
             clear_run(Path(config.run.dir), alone)
     config = replace(config, run=replace(config.run, fresh=False))
     cores = cpus_per_worker or max(1, num_cores() // workers)
-    start(address, cores * workers)
     try:
+        start(address, cores * workers)
         has_gpus = config.compute.device != "cpu" and "GPU" in ray.cluster_resources()
         trainer = TorchTrainer(
             train_in_worker,
@@ -133,6 +134,9 @@ def ray_train(
     except TrainingFailedError as error:
         print(f"{first_line(error)}: --max-failures {max_failures}. What was saved is kept")
         return EXIT_FAULT
+    except FaultError as error:
+        print(error)
+        return EXIT_FAULT
     except SystemExit:  # how Ray ends after Ctrl-C
         raise KeyboardInterrupt from None
     finally:
@@ -147,6 +151,7 @@ def start(address: str, cores: int) -> None:
 
     Raises:
         UserError: if there is no cluster at `address`.
+        FaultError: if Ray does not start on this machine.
     """
     # Of Ray's output only errors; its own handlers print each line twice, and each report.
     for handler in ("PRINT_PATCH", "WORKER_STRUCTURED_LOGGING"):
@@ -161,10 +166,10 @@ def start(address: str, cores: int) -> None:
         "logging_config": ray.LoggingConfig(log_level="ERROR"),
     }
     if address == "local":
-        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
-        options |= {"num_cpus": cores, "include_dashboard": False}
         # The dashboard's server, which one of Ray's actors asks every second: nobody.
         variables["RAY_API_SERVER_ADDRESS"] = "http://127.0.0.1:0"
+        start_ray(cores, **options)
+        return
     try:
         ray.init(address, **options)
     except ConnectionError as error:

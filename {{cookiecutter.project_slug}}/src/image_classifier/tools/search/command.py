@@ -1,6 +1,5 @@
 """`search`: search for better values of knobs."""
 
-import os
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
@@ -10,15 +9,12 @@ from ...errors import UserError
 from ...runtime.command_line import command, parse, sections, summary, take_preset
 from ...runtime.config_dict import flatten
 from ...runtime.launch import attempt
+from ..ray_cluster import prepare_ray
 
 RESULT_IS_IN_FILES = True
 LIBRARIES = {"ray": "'ray[tune]'", "optuna": "optuna"}  # modules, and what pip installs
 LIBRARIES_OF_BOHB = {"hpbandster": "hpbandster", "ConfigSpace": "ConfigSpace"}
-# Ray reads these when it is imported.
 RAY = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen on 127.0.0.1, on Linux too
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
     "RAY_kill_child_processes_on_worker_exit": "false",  # runs are to save, on SIGTERM
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints tables even at `verbose=0`
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -36,7 +32,8 @@ class SearchOptions(Config):
     search: Literal["tpe", "random", "grid", "bohb"] = "tpe"  # who proposes configs. tpe: Optuna's
     # Bayesian search; bohb: needs --scheduler hyperband, and a library that nobody maintains
     scheduler: Literal["asha", "hyperband", "none"] = "asha"  # who ends bad trials early. asha:
-    # at once; hyperband: trials are paused until enough others are as far; none: train all in full
+    # pauses all at each rung, and the best go on; hyperband: the same in several brackets, whose
+    # trials are first paused later and later; none: train all in full
     min_epochs: float = within(0.0, 0)  # of each trial before it can be ended; 0: epochs /
     # reduction^2. Trials are evaluated at least so often
     reduction: int = within(3, 2, 100)  # one in so many trials goes on, for so many times as long
@@ -64,7 +61,7 @@ def main(words: list[str]) -> int:
 
     def work() -> None:
         check_libraries(options.search)
-        os.environ.update(RAY)
+        prepare_ray(RAY)
         from .search import search
 
         search(name, options, changed)

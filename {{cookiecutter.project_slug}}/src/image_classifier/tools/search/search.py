@@ -26,12 +26,13 @@ from ray.tune.schedulers import (
 from ray.tune.search import Searcher
 
 from ...config import Config
-from ...errors import FaultError, UserError, choose
+from ...errors import UserError, choose
 from ...runtime.command_line import sections
 from ...runtime.config_dict import words_of
 from ...runtime.console import say
 from ...runtime.files import lock_file, read_object, write_json, write_text
 from ...runtime.machine import num_cores
+from ..ray_cluster import start_ray
 from .command import SearchOptions
 from .engines import GOAL, Knobs, Listed, build_engine, check_space, text_of, tidy
 from .halving import PausingASHA
@@ -53,7 +54,6 @@ from .trial import RunTrial, evaluations
 
 BOHB_NOTE = "bohb: nobody maintains hpbandster any more; --search tpe --scheduler asha is kept up"
 
-RAY_TRIES = 3  # it gives up after 30 s, which a busy machine may need
 OBJECT_STORE_BYTES = 100 * 2**20  # nearly the least: trials exchange files, no objects
 
 
@@ -317,22 +317,13 @@ def cluster(job: Job) -> Iterator[None]:
     Raises:
         FaultError: if Ray does not start.
     """
-    for tries_left in reversed(range(RAY_TRIES)):
-        try:
-            ray.init(
-                address="local",
-                num_cpus=job.at_once * job.cpus,
-                num_gpus=torch.cuda.device_count() if job.gpus else 0,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.CRITICAL,
-            )
-            break
-        except Exception as error:  # Ray raises no other type if the machine is too busy
-            ray.shutdown()
-            if not tries_left:
-                raise FaultError(f"Ray did not start: {error}. The trials are kept") from error
+    start_ray(
+        job.at_once * job.cpus,
+        num_gpus=torch.cuda.device_count() if job.gpus else 0,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.CRITICAL,
+    )
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     try:
         yield
