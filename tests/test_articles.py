@@ -10,6 +10,7 @@ from conftest import PROJECT, ROOT
 from image_classifier.runtime.command_line import flags_of
 from image_classifier.tools.bench.command import BenchOptions
 from image_classifier.tools.bench.tips import TIPS
+from image_classifier.tools.search.command import SearchOptions
 
 PACKAGE = PROJECT / "src" / "image_classifier"
 PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in figures.ARTICLES}
@@ -70,7 +71,8 @@ def test_both_pages_have_the_same_rows_with_the_same_code():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_names_is_there(page):
-    known = {f"--{flag}" for flag in flags_of(BenchOptions)}  # those of training, too
+    kinds = (BenchOptions, SearchOptions)  # which have those of training, too
+    known = {f"--{flag}" for kind in kinds for flag in flags_of(kind)}
     for name in spans(PAGES[page]):
         path, _, inner = name.partition("::")
         if re.fullmatch(r"(\.\./)?[\w/]+\.(py|md|sh)", path):
