@@ -7,6 +7,7 @@ from torch import Tensor
 from ..augment import build_augment
 from ..config import Config
 from ..data import Batch, TrainData
+from ..errors import UserError
 from ..optim import build_loss, build_optimizer, set_lr
 from ..precision import Precision
 from ..preprocess import Normalize
@@ -20,7 +21,16 @@ class Training:
     """A model, its data and its optimizer; a test compares its steps with those of `train`."""
 
     def __init__(self, config: Config, world: World, data: TrainData) -> None:
-        """Build what `config` says; all layers learn from the first step on."""
+        """Build what `config` says; all layers learn from the first step on.
+
+        Raises:
+            UserError: if weights are to be sharded.
+        """
+        if config.compute.parallel != "ddp" and world.size > 1:
+            raise UserError(
+                f"--compute.parallel {config.compute.parallel} is for `train`: this command "
+                "has DDP alone"
+            )
         self.config, self.world, self.data = config, world, data
         seed_everything(config.seed, config.deterministic, world.device)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
