@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
     }
 
     def work() -> None:
-        check_libraries(options.search)
+        check_engine(options)
         prepare_ray(RAY)
         from .search import search
 
@@ -69,12 +69,15 @@ def main(words: list[str]) -> int:
     return attempt(work)
 
 
-def check_libraries(engine: str) -> None:
-    """Check that what the search needs is installed.
+def check_engine(options: SearchOptions) -> None:
+    """Check that what the search needs is asked for and installed.
 
     Raises:
-        UserError: with the command that installs what is not.
+        UserError: with what is missing.
     """
+    engine = options.search
+    if engine == "bohb" and options.scheduler != "hyperband":
+        raise UserError("--search bohb needs --scheduler hyperband")
     needed = LIBRARIES | (LIBRARIES_OF_BOHB if engine == "bohb" else {})
     if missing := [package for module, package in needed.items() if find_spec(module) is None]:
         raise UserError(f"--search {engine} needs a library: pip install {' '.join(missing)}")

@@ -166,8 +166,6 @@ def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
     Raises:
         UserError: if a trial asks for more than there is, or options contradict each other.
     """
-    if options.search == "bohb" and options.scheduler != "hyperband":
-        raise UserError("--search bohb needs --scheduler hyperband")
     if options.min_epochs > options.epochs:
         raise UserError(
             f"--min-epochs {options.min_epochs:g} is more than --epochs {options.epochs:g}"

@@ -14,7 +14,12 @@ from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
-from image_classifier.data import DATASETS, Source, open_dataset, read_image
+from image_classifier.data import (
+    DATASETS,
+    Source,
+    open_dataset,
+    read_image,
+)
 from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
 from image_classifier.errors import UserError
