@@ -146,17 +146,18 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 tell_watchers()
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
-                if is_evaluated := is_due(evaluate_every) or bool(limit.message):
+                if is_evaluated := is_due(evaluate_every) or limit.message != "":
                     scores = evaluate_best()
                     state.record(scores.top1)
                     stop_early = state.early_stop(run.patience) or limit.message
                     log.scores(state.step, scores)
                 # All ranks learn of a signal, the clock, or that a save is due, at the same step.
+                pause, spent = limit.read()
                 signal, overdue, spent = consensus.max(
                     state.step,
-                    signals.number or limit.signal,
+                    signals.number or pause,
                     state.step if checkpoints.are_old else 0,
-                    limit.millionths,
+                    spent,
                 )
                 limit.agree(spent)
                 is_overdue = overdue > checkpoints.saved_step

@@ -22,36 +22,35 @@ class TimeLimit:
         self.limit = 60 * run.max_minutes or math.inf
         self.finishes, self.seconds_before = run.finish_in_time, seconds_before
         self.evaluation_seconds = 0.0  # how long the last evaluation took
-        self.share = min(1.0, seconds_before / self.limit) if self.finishes else 0.0
+        self.share, self.message = 0.0, ""  # the message says why the run is done, once it is
+        self.agree(round(1e6 * seconds_before / self.limit) if self.finishes else 0)
 
     @property
     def seconds(self) -> float:
         """How long a run that finishes in time took until now, all its starts together; else 0."""
         return self.seconds_before + seconds_since_start() if self.finishes else 0.0
 
-    @property
-    def signal(self) -> int:
-        """The number among signals that pauses the run; 0: not yet."""
-        is_over = not self.finishes and seconds_since_start() > self.limit
-        return TIME_LIMIT if is_over else 0
+    def read(self) -> tuple[int, int]:
+        """On this rank: the number among signals that pauses the run, and the millionths over.
 
-    @property
-    def millionths(self) -> int:
-        """The share of the limit that is over on this rank; 0 if the run pauses there."""
-        return round(1e6 * self.seconds / max(1.0, self.limit - self.evaluation_seconds))
-
-    @property
-    def message(self) -> str:
-        """Why the run is done, once the limit is over; the same on all ranks."""
-        return "done in time: --run.max-minutes is over" if self.share == 1 else ""
+        Both are 0 without a limit, as in most runs: a step has no time to ask the environment.
+        """
+        if self.limit == math.inf:
+            return 0, 0
+        if not self.finishes:
+            return TIME_LIMIT if seconds_since_start() > self.limit else 0, 0
+        return 0, round(1e6 * self.seconds / max(1.0, self.limit - self.evaluation_seconds))
 
     def agree(self, millionths: int) -> None:
         """Take the largest share of any rank."""
-        self.share = max(self.share, min(1.0, millionths / 1e6))
+        if millionths:
+            self.share = max(self.share, min(1.0, millionths / 1e6))
+        if self.share == 1:
+            self.message = "done in time: --run.max-minutes is over"
 
     def place(self, step: int, total_steps: int) -> int:
         """How many of `total_steps` the schedule of the learning rate has behind it."""
-        return max(step, int(self.share * total_steps))
+        return max(step, int(self.share * total_steps)) if self.share else step
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
