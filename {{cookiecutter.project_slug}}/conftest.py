@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -346,3 +347,17 @@ def after_each_step(patch, act):
     """Let `act` happen after each step of training, before it is saved."""
     step = RunLogger.step
     patch.setattr(RunLogger, "step", lambda log, *done: (step(log, *done), act(log, done[1])))
+
+
+def train_until(config, step, kill=True):
+    """Train, and die by SIGKILL in the middle of step `step`; or leave as after Ctrl-C."""
+
+    def stop(log, _):
+        if log.step_done > step:
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+        after_each_step(patch, stop)
+        train(config)

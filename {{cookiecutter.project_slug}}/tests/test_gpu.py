@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, train_until
 from test_faults import last, plant
-from test_resume import assert_same, train_until
+from test_resume import assert_same
 
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import FaultError

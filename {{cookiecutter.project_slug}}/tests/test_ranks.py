@@ -16,9 +16,19 @@ from unittest.mock import ANY, Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import changed, is_alive, job_of, losses, run_alone, run_ranks, start, wait_for
+from conftest import (
+    changed,
+    is_alive,
+    job_of,
+    losses,
+    run_alone,
+    run_ranks,
+    start,
+    train_until,
+    wait_for,
+)
 from test_faults import lack_memory
-from test_resume import assert_same, final, train_until
+from test_resume import assert_same, final
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module

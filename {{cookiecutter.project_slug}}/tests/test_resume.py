@@ -11,7 +11,7 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
-from conftest import after_each_step, changed, logged, losses, run_alone, run_ranks, start
+from conftest import changed, logged, losses, run_alone, run_ranks, start, train_until
 from torch.utils._pytree import tree_map
 
 from image_classifier import checkpoint
@@ -25,20 +25,6 @@ from image_classifier.train import train
 # What a row says of its speed and of the device.
 SPEED = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memory_bytes")
 SPEED += ("device/", "energy_joules")
-
-
-def train_until(config, step, kill=True):
-    """Train, and die by SIGKILL in the middle of step `step`; or leave as after Ctrl-C."""
-
-    def stop(log, _):
-        if log.step_done > step:
-            if kill:
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        after_each_step(patch, stop)
-        train(config)
 
 
 def final(config):

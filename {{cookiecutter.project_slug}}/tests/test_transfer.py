@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import after_each_step, changed
+from conftest import after_each_step, changed, train_until
 from safetensors.torch import save_file
-from test_resume import assert_same, final, train_until
+from test_resume import assert_same, final
 
 from image_classifier import checkpoint
 from image_classifier.config import ModelConfig

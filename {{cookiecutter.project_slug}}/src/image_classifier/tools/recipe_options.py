@@ -7,7 +7,7 @@ from typing import Any
 from ..config import Config
 from ..errors import UserError
 from ..runtime.command_line import command, parse, sections, take_preset
-from ..runtime.config_dict import flatten, words_of
+from ..runtime.config_dict import changed_knobs, words_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,4 @@ def take_recipe(
     prog, default = f"{command(verb)} N {name}", kind(**sections(preset))
     options = parse(kind, [*count, *words], prog=prog, about=about, default=default)
     config = Config(**sections(options))
-    was = flatten(preset)
-    changed = {knob: value for knob, value in flatten(config).items() if value != was[knob]}
-    return options, Recipe(name, config, changed, options.at_once)
+    return options, Recipe(name, config, changed_knobs(config, preset), options.at_once)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ...config import Config
 from ...runtime.command_line import command, parse, sections, summary, take_preset
-from ...runtime.config_dict import flatten, words_of
+from ...runtime.config_dict import changed_knobs, words_of
 from ...runtime.launch import run_in_processes
 
 RESULT_IS_IN_FILES = True
@@ -28,8 +28,9 @@ def main(words: list[str]) -> int:
     prog = f"{command('find-lr')} {name}"
     options = parse(FindLrOptions, words, prog=prog, about=about, default=default)
     config = Config(**sections(options))
-    as_made = flatten(preset) | {"optim.lr": config.optim.lr, "run.dir": config.run.dir}
-    changed = {knob: value for knob, value in flatten(config).items() if value != as_made[knob]}
+    changed = changed_knobs(config, preset)
+    for own in ("optim.lr", "run.dir"):  # of the test
+        changed.pop(own, None)
     training = shlex.join(["python", "train.py", name, *words_of(changed)])
 
     def work() -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 from ...config import Config, within
 from ...errors import UserError
 from ...runtime.command_line import command, parse, sections, summary, take_preset
-from ...runtime.config_dict import flatten
+from ...runtime.config_dict import changed_knobs
 from ...runtime.launch import attempt
 from ..ray_cluster import prepare_ray
 
@@ -52,12 +52,9 @@ def main(words: list[str]) -> int:
     default, about = SearchOptions(**sections(preset)), summary(main)
     prog = f"{command('search')} {name}"
     options = parse(SearchOptions, words, prog=prog, about=about, default=default)
-    made = flatten(preset)
-    changed = {
-        knob: value
-        for knob, value in flatten(Config(**sections(options))).items()
-        if value != made[knob] and knob not in {"run.dir", "run.fresh"}
-    }
+    changed = changed_knobs(Config(**sections(options)), preset)
+    for own in ("run.dir", "run.fresh"):  # of the search
+        changed.pop(own, None)
 
     def work() -> None:
         check_engine(options)

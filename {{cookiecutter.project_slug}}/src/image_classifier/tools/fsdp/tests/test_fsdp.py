@@ -5,7 +5,7 @@ import os
 import pickle
 import shutil
 import signal
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from unittest.mock import Mock
@@ -21,6 +21,7 @@ from conftest import (
     run_ranks,
     start,
     tiny,
+    train_until,
     write_photo,
 )
 
@@ -89,20 +90,6 @@ def test_fsdp_learns_as_ddp(config, size, name, knobs, tmp_path):
     assert losses(config.run.dir) == pytest.approx(losses(ddp.run.dir), rel=1e-3)
 
 
-def train_until(config, step, kill=False):
-    """Train, and leave in the next step as after Ctrl-C, or die."""
-
-    def stop(log, _):
-        if log.step_done > step:
-            if kill:
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise KeyboardInterrupt
-
-    after_each_step(pytest.MonkeyPatch(), stop)
-    with suppress(KeyboardInterrupt):
-        train(config)
-
-
 def test_a_run_goes_on_with_other_numbers_of_ranks_and_ends_in_the_form_of_one_file(
     often, tmp_path, capsys
 ):
@@ -110,7 +97,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks_and_ends_in_the_form_of_one_f
     train(unbroken)  # one process, which has all weights
     folder = Path(often.run.dir, "checkpoints")
     for size, step in ((2, 1), (3, 2), (1, 3), (2, 4)):
-        run_ranks(size, train_until, often, step)
+        run_ranks(size, train_until, often, step, False)
         assert (folder / f"step_{step:08d}").is_dir() == (size > 1)
     assert losses(often.run.dir) == pytest.approx(losses(unbroken.run.dir), rel=1e-3)
     state, same = (
@@ -128,7 +115,7 @@ def test_frozen_layers_thaw_on_another_number_of_ranks(often, trained_once, tmp_
     weights = str(trained_once / "checkpoints" / "best.pt")
     config = changed(often, run__init_from=weights, optim__frozen_epochs=1.0)
     for size, step in ((2, 1), (3, 3), (2, 4)):
-        run_ranks(size, train_until, config, step)
+        run_ranks(size, train_until, config, step, False)
     alone = changed(config, run__dir=str(tmp_path / "alone"))
     train(alone)
     assert losses(config.run.dir) == pytest.approx(losses(alone.run.dir), rel=1e-3)
@@ -163,7 +150,7 @@ def test_a_killed_rank_costs_one_step_and_a_damaged_folder_another(often):
     content[-1] ^= 1
     shard.write_bytes(content)
     (folder / "step_00000004.partial").mkdir()
-    run_ranks(2, train_until, often, 4)
+    run_ranks(2, train_until, often, 4, False)
     names = {path.name for path in folder.iterdir()}
     assert names == {"step_00000003", "step_00000004", "best.pt", "best.safetensors", "last.pt"}
     assert len(losses(often.run.dir)) == 8
