@@ -31,6 +31,7 @@ LIBRARIES = (
     *("torch", "torchvision", "numpy", "pillow", "simplejpeg"),
     *("timm", "lightning", "webdataset", "spdl", "nvidia-dali-cuda120"),
 )
+MOST_COLUMNS = 12  # of a table
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # of a CPU, which decide how fast it is
 # Functions that choose what to measure and say what came out; nothing in them is measured.
 AROUND = {"add_options", "goals", "losses_agree", "main", "parser"}
@@ -158,7 +159,10 @@ def section(result: Result) -> str:
 
 
 def numbers_table(measured: dict[str, dict[str, Any]]) -> str:
-    """A row for each contender, a column for each number, and one for all that is relative."""
+    """A row for each contender, a column for each number, and one for all that is relative.
+
+    Turned, where a page has no room for so many columns.
+    """
     keys = list(dict.fromkeys(key for row in measured.values() for key in row))
     alone = [key for key in keys if " x " not in key]
     relative = list(dict.fromkeys(key.partition(" x ")[0] for key in keys if " x " in key))
@@ -168,7 +172,10 @@ def numbers_table(measured: dict[str, dict[str, Any]]) -> str:
         ratios = [f"{cell(row[key])} x {key.partition(' x ')[2]}" for key in row if " x " in key]
         rows.append([name, *cells, *["; ".join(ratios)] * bool(relative)])
     heads = alone + [f"{' and '.join(relative)}, relative"] * bool(relative)
-    return table(["", *(head.replace("_", " ") for head in heads)], rows)
+    heads = ["", *(head.replace("_", " ") for head in heads)]
+    if len(heads) > MOST_COLUMNS:
+        heads, *rows = zip(heads, *rows, strict=True)
+    return table(heads, rows)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = True) -> str:

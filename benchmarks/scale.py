@@ -11,10 +11,12 @@ step is that of `train`, from the forward pass to the optimizer, and steps of al
 - `alone`: no gradient is exchanged
 - `after`: all are exchanged, as one tensor, when the backward pass is over
 - `buffers`, `static`: fp32, where DDP also broadcasts buffers, or has `static_graph`
+- `fsdp`: fp32, with `--compute.parallel fsdp`
 
 The exchange is what `after` takes more than `alone`; what `fp32` takes less than `after` is hidden
 behind the backward pass. Gradients are counted where DDP hands them over, bytes on the network
-where Linux counts those of the loopback interface, of all processes together.
+where Linux counts those of the loopback interface, of all processes together. What is kept are the
+weights and the momentum of one process.
 
 `restart`: a run of 2 processes, one of which is killed, until its next step; and a save.
 
@@ -42,11 +44,14 @@ import record
 import rounds
 
 ABOUT = "train precision optim checkpoint runtime/distributed runtime/launch models/torchvision"
+ABOUT += " tools/fsdp/sharding"
 CLASSES, STEPS = 10, 3  # steps of a kind in a turn
-KINDS = ("fp32", "bf16", "alone", "after", "buffers", "static")
+KINDS = ("fp32", "bf16", "alone", "after", "buffers", "static", "fsdp")
+ON_NETWORK = {"fp32": "network_mb", "fsdp": "fsdp_network_mb"}
 NAMES = {"1 process": 1, "2 processes": 2, "3 processes": 3}
 RUN = "shapes --data.limit 96 --epochs 200 --optim.warmup-epochs 1 --model.name resnet18"
 RUN += " --run.trackers --run.log-every-steps 1 --run.processes 2 --compute.device cpu"
+RUN += " --precision fp32"  # else it is measured first
 
 
 def build_config(options: argparse.Namespace, gradients: str = "fp32") -> Any:  # noqa: ANN401
@@ -84,7 +89,7 @@ def measure_rank(
         kinds = KINDS if size > 1 else ("alone",)
         steps = {kind: build_step(kind, options, world) for kind in kinds}
         times: dict[str, list[float]] = {kind: [] for kind in kinds}
-        sent: list[float] = []
+        sent: dict[str, list[float]] = {kind: [] for kind in ON_NETWORK}
         for block in range(1 + options.blocks):  # the first is for warming up
             for kind, step in steps.items():
                 world.all_true(True)
@@ -94,46 +99,55 @@ def measure_rank(
                 world.all_true(True)
                 if block:
                     times[kind].append((time.perf_counter() - began) / STEPS)
-                if block and kind == "fp32":
-                    sent.append((bytes_sent() - before) / STEPS)
+                if block and kind in sent:
+                    sent[kind].append((bytes_sent() - before) / STEPS)
         if world.is_main:
             found.update(summary(times, sent, options.batch))
         if size > 1:
+            kept = {kind: bytes_kept(steps[kind].optimizer) for kind in ("fp32", "fsdp")}
             handed = {kind: handed_over(kind, options, world) for kind in ("fp32", "bf16")}
             if world.is_main:
                 told = {f"{kind}_gradient_mb": count / 1e6 for kind, count in handed.items()}
-                found.update(told)
+                found.update(told | {f"{kind}_kept_mb": n / 1e6 for kind, n in kept.items()})
 
 
-def summary(times: dict[str, list[float]], sent: list[float], batch: int) -> dict[str, float]:
+def summary(
+    times: dict[str, list[float]], sent: dict[str, list[float]], batch: int
+) -> dict[str, float]:
     """Medians of what was timed, and differences of medians."""
     seconds = {kind: statistics.median(found) for kind, found in times.items()}
     best = seconds.get("fp32", seconds["alone"])
     told = {"images_per_second": batch / best}
     told |= {f"{kind}_ms": 1e3 * found for kind, found in seconds.items()}
-    if sent:
+    if "after" in seconds:
         told["exchange_ms"] = 1e3 * (seconds["after"] - seconds["alone"])
         told["hidden_ms"] = 1e3 * (seconds["after"] - seconds["fp32"])
-        told["network_mb"] = statistics.median(sent) / 1e6
+        told |= {ON_NETWORK[kind]: statistics.median(count) / 1e6 for kind, count in sent.items()}
     return told
 
 
 def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[], None]:  # noqa: ANN401
-    """A function that trains a network of its own for a step."""
+    """A function that trains a network of its own for a step; it has its `optimizer`."""
     import torch
     import torch.distributed as dist
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
     from image_classifier.precision import Precision
+    from image_classifier.tools.fsdp import sharding
     from image_classifier.train import train_step, wrap_ddp
     from torch.nn.parallel import DistributedDataParallel
 
     share, side = options.batch // world.size, options.side
     config = build_config(options, "bf16" if kind == "bf16" else "fp32")
     model = build_model(config.model, CLASSES, side).to(memory_format=torch.channels_last)
-    optimizer = build_optimizer(config.optim, model)
     precision = Precision("fp32", config.compute, config.optim, world.device)
-    if kind == "static":
+    if kind == "fsdp":
+        sharding.shard(model, precision, world)
+    optimizer = build_optimizer(config.optim, model)
+    if kind == "fsdp":
+        sharding.step_on_parts(optimizer)
+        ddp_model = model
+    elif kind == "static":
         ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
         ddp_model.broadcast_buffers = False
     else:
@@ -156,7 +170,17 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
                 gradient.copy_(part.view_as(gradient))
         precision.step(optimizer)
 
+    step.optimizer = optimizer
     return step
+
+
+def bytes_kept(optimizer: Any) -> int:  # noqa: ANN401
+    """What one process keeps from step to step: its weights, and the state of each."""
+    from image_classifier.runtime.distributed import local_part
+
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(local_part(tensor).nbytes for tensor in (*weights, *states) if tensor is not None)
 
 
 def handed_over(kind: str, options: argparse.Namespace, world: Any) -> int:  # noqa: ANN401
