@@ -18,7 +18,7 @@ from image_classifier.data import autotune, shared_memory
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.data.loader import Prefetcher, TrainData
+from image_classifier.data.loader import TrainData, prefetched
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.errors import FaultError, UserError
@@ -184,7 +184,7 @@ def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, c
         monkeypatch.setattr(torch.cuda, name, MagicMock())
     batches = [(Mock(is_pinned=lambda: is_pinned), Mock()) for _ in range(3)]
     for _ in range(2):
-        copies = Prefetcher(iter(batches), World(torch.device("cuda")))
+        copies = prefetched(iter(batches), World(torch.device("cuda")))
         assert [copy.pixels for copy in copies] == [images.to() for images, _ in batches]
     printed = capsys.readouterr().out
     assert printed.count("warning: batches are not page-locked") == (not is_pinned)

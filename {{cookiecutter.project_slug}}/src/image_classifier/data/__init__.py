@@ -12,6 +12,6 @@ from .datasets.paths import NO_CACHE, PathList, cache_folder
 from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
-from .loader import Batch, EvalData, Prefetcher, TrainData
+from .loader import Batch, EvalData, TrainData, prefetched
 from .policies import Policy
 from .samples import LEFT_OUT, Samples

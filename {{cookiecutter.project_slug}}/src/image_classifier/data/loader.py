@@ -82,7 +82,6 @@ class TrainData:
         self.waited_seconds = 0.0  # time that the training loop waited for batches
 
     def __len__(self) -> int:
-        """The number of training images."""
         return len(self.source)
 
     @property
@@ -172,7 +171,7 @@ class TrainData:
                 if self.where == "stream"
                 else map(self._gathered, range(start, stop))
             )
-            batches = Prefetcher(host_batches, self.world)
+            batches = prefetched(host_batches, self.world)
         while True:
             began = time.perf_counter()
             with phase("wait for data"):
@@ -251,7 +250,7 @@ class EvalData:
         """
         if self.loader is not None:
             places = ((0, part) for part in self.indices.split(self.batch_size) if len(part))
-            for batch in Prefetcher(self.loader.begin(places), self.world):
+            for batch in prefetched(self.loader.begin(places), self.world):
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
@@ -286,50 +285,42 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
     return source
 
 
-class Prefetcher:
-    """Batches on the device; a GPU copies each batch while it computes with the one before."""
+def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batch]:
+    """Batches on the device; a GPU copies each batch while it computes with the one before.
 
-    def __init__(self, host_batches: Iterator[HostBatch], world: World) -> None:
-        """Of batches in host memory, which may be overwritten when the next is asked for."""
-        self.host_batches, self.world = host_batches, world
-        self.side_stream: torch.cuda.Stream | None = None  # once the first batch is copied
-        self.ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
+    Those in host memory may be overwritten when the next is asked for.
+    """
+    device = world.device
+    if device.type != "cuda":
+        for host in host_batches:
+            yield Batch(*(tensor.to(device) for tensor in host))
+        return
+    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
+    ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
 
-    def __iter__(self) -> Iterator[Batch]:
-        """The rest of the batches."""
-        return self
+    def copy_next() -> tuple[Tensor, ...] | None:
+        """Begin to copy the next batch in the side stream; None after the last."""
+        if (host := next(host_batches, None)) is None:
+            return None
+        if ahead is None and not all(tensor.is_pinned() for tensor in host):
+            warn_not_pinned(world)
+        with torch.cuda.stream(side_stream), phase("copy"):
+            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
+            copied.record()
+        return copies
 
-    def __next__(self) -> Batch:
-        """The next batch, on the device."""
-        device = self.world.device
-        if device.type != "cuda":
-            return Batch(*(tensor.to(device) for tensor in next(self.host_batches)))
-        if self.side_stream is None:
-            self.side_stream, self.copied = torch.cuda.Stream(device), torch.cuda.Event()
-            self.ahead = self.copy_next()
-        if (here := self.ahead) is None:
-            raise StopIteration
+    ahead = copy_next()
+    while (here := ahead) is not None:
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
-        computing.wait_stream(self.side_stream)
+        computing.wait_stream(side_stream)
         for tensor in here:
             tensor.record_stream(computing)
         # The next batch may overwrite this one in host memory. This copy began a step ago.
-        self.copied.synchronize()
-        self.ahead = self.copy_next()
-        return Batch(*here)
-
-    def copy_next(self) -> tuple[Tensor, ...] | None:
-        """Begin to copy the next batch in the side stream; None after the last."""
-        if (host := next(self.host_batches, None)) is None:
-            return None
-        if self.ahead is None and not all(tensor.is_pinned() for tensor in host):
-            warn_not_pinned(self.world)
-        with torch.cuda.stream(self.side_stream), phase("copy"):
-            copies = tuple(tensor.to(self.world.device, non_blocking=True) for tensor in host)
-            self.copied.record()
-        return copies
+        copied.synchronize()
+        ahead = copy_next()
+        yield Batch(*here)
 
 
 @cache

@@ -65,7 +65,6 @@ class SlotWriter(Dataset):
         self.samples, self.images = samples, images
 
     def __getitem__(self, part: Part) -> Decoded:
-        """Write the images of `part`."""
         began, count = time.perf_counter(), len(part.indices)
         rows = self.images[part.slot, part.first : part.first + count]
         try:
@@ -96,7 +95,6 @@ class PartSampler:
         self.num_done = 0  # batches that were put together
 
     def __iter__(self) -> Iterator[Part]:
-        """The parts of all batches."""
         for number, (epoch, indices) in enumerate(self.batches):
             slot, count = number % self.numbers.shape[1], len(indices)
             assert number - self.num_done < self.numbers.shape[1], "a slot is still in use"

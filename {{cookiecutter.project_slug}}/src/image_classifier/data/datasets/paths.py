@@ -41,11 +41,9 @@ class PathList:
         self.bytes = torch.frombuffer(content, dtype=torch.uint8)
 
     def __len__(self) -> int:
-        """The number of paths."""
         return len(self.ends)
 
     def __getitem__(self, index: int) -> Path:
-        """The path of image `index`."""
         return self.root / os.fsdecode(self.relative(index))
 
     def relative(self, index: int) -> bytes:

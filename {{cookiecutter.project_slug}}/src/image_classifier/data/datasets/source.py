@@ -76,7 +76,6 @@ class Source:
             object.__setattr__(self, name, numbers)
 
     def __len__(self) -> int:
-        """How many images there are."""
         return len(self.labels)
 
     def read(self, index: int, *place: int) -> Tensor:

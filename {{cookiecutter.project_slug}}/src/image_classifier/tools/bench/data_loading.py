@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
 from ...config import Config
-from ...data import DATASETS, Batch, Prefetcher, Samples, fits_memory, worker_counts
+from ...data import DATASETS, Batch, Samples, fits_memory, prefetched, worker_counts
 from ...runtime import platform
 from ...runtime.machine import num_cores
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
@@ -130,7 +130,7 @@ def use_dataloader(
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             host_batches = iter(loader)
         if copy == "side stream":
-            yield from Prefetcher(host_batches, run.world)
+            yield from prefetched(host_batches, run.world)
         for host in host_batches:
             yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 
