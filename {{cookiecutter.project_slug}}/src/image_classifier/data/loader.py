@@ -6,7 +6,7 @@ worker processes for every batch. Either way the step alone decides which images
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from socket import gethostname
@@ -20,10 +20,11 @@ from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.phases import phase
+from ..runtime.tools import need_tool
 from .autotune import check_batch_size, choose_where, common_side, fits_memory, open_loader
-from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source
+from .decode import BadImageError
 from .samples import LEFT_OUT, Samples, load, load_shared
 from .shared_memory import HostBatch
 
@@ -57,7 +58,7 @@ class TrainData:
         data, augment = config.data, config.augment
         self.data, self.world, self.seed = data, world, config.seed
         self.source = open_source(data, "train", world)
-        self.bad_images = BadImages(self.source, data, config.run.dir)
+        self.note = open_note(self.source, data, config.run.dir)
         self.batch_size = data.batch_size
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
@@ -68,14 +69,14 @@ class TrainData:
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
             samples = Samples(self.source, data.image_size, config.seed, augment)
-            self.loader, why = open_loader(samples, data, world, self.bad_images.note, config.run)
+            self.loader, why = open_loader(samples, data, world, self.note, config.run)
             self.workers = self.loader.num_workers
             self.data = replace(data, workers=self.workers)  # evaluation has as many
             self.reason += why
         else:
             # The device cuts random boxes from whole images, if these are equal squares.
             side = (augment.crop == "resized" and common_side(self.source)) or data.image_size
-            pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
+            pixels, bad = load_shared(self.source, side, world, self.note)
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
         self.epoch, self.orders = -1, (torch.empty(0), torch.empty(0))  # of the last step
@@ -133,8 +134,8 @@ class TrainData:
         """
         count = min(count, len(self))
         numbers = torch.arange(count) * len(self) // count
-        size, note = self.data.image_size, self.bad_images.note
-        pixels, bad = load(self.source, numbers, size, note, self.world.local_size)
+        size, sharers = self.data.image_size, self.world.local_size
+        pixels, bad = load(self.source, numbers, size, self.note, sharers)
         pixels = pixels[~bad] if bad.any() else pixels
         return Batch(pixels.to(self.world.device), bad).images
 
@@ -224,7 +225,7 @@ class EvalData:
         self.data, self.world = data, world
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source = open_source(data, split, world)
-        self.bad_images = BadImages(self.source, data, run.dir)
+        self.note = open_note(self.source, data, run.dir)
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
@@ -233,9 +234,9 @@ class EvalData:
         self.loader = None
         needed = len(self.indices) * data.image_size**2 * 3
         if data.where == "stream" or not fits_memory(needed, world.device, world):
-            samples, note = Samples(self.source, data.image_size), self.bad_images.note
+            samples = Samples(self.source, data.image_size)
             data = replace(data, batch_size=self.batch_size * world.size)
-            self.loader, _ = open_loader(samples, data, world, note, run)
+            self.loader, _ = open_loader(samples, data, world, self.note, run)
 
     def __len__(self) -> int:
         """The number of images over all ranks."""
@@ -254,9 +255,9 @@ class EvalData:
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
-            side, note = self.data.image_size, self.bad_images.note
+            side, sharers = self.data.image_size, self.world.local_size
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
-                pixels, bad = load(self.source, self.indices, side, note, self.world.local_size)
+                pixels, bad = load(self.source, self.indices, side, self.note, sharers)
                 self.labels.masked_fill_(bad.to(self.world.device), LEFT_OUT)
             self.pixels = pixels.to(self.world.device)
         for start in range(0, len(self.indices), self.batch_size):
@@ -283,6 +284,22 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
             f"copy {data.root!a}, and the cache of `prepare` if one of them has it"
         )
     return source
+
+
+def open_note(source: Source, data: DataConfig, folder: str) -> Callable[[int, str], None]:
+    """What to call with the index of an unreadable image and the reason: it raises, or skips it.
+
+    Raises:
+        UserError: if the tool that skips was deleted.
+    """
+    if data.on_bad_image == "skip":
+        tool = need_tool("bad_images", "skip-bad-images", "--data.on-bad-image skip")
+        return tool.BadImages(source, data, folder).note
+
+    def stop(index: int, reason: str) -> None:
+        raise BadImageError(source.name(index), reason)
+
+    return stop
 
 
 def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batch]:
