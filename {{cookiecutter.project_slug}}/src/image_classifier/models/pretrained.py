@@ -17,9 +17,9 @@ from ..config import ModelConfig
 from ..errors import UserError
 from ..runtime.console import some
 from ..runtime.distributed import World
+from ..runtime.tools import need_tool
 from .blocks import find_head
-from .timm import PREFIX, pretrained_config
-from .torchvision import published_weights
+from .torchvision import TIMM, published_weights
 from .weights import (
     Colors,
     check_images,
@@ -147,8 +147,8 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def usual_normalization(name: str) -> dict[str, Colors]:
     """Mean and std that the published weights of the model `name` expect; none if unknown."""
-    if name.startswith(PREFIX):
-        images = pretrained_config(name)
+    if name.startswith(TIMM):
+        images = need_tool("networks", "timm", name).pretrained_config(name)
     else:
         published = published_weights(name)
         images = published and published.transforms()
