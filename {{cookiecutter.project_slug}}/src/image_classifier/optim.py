@@ -102,7 +102,9 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     betas = (optim.momentum, 0.999)
     if optim.name == "adamw":
         return AdamW(groups, lr=optim.lr, betas=betas, fused=True)
-    return Muon(groups, find_hidden(model), lr=optim.lr, betas=betas)
+    muon = Muon(groups, lr=optim.lr, betas=betas, fused=True)
+    muon.hidden = find_hidden(model)
+    return muon
 
 
 def param_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:
@@ -175,16 +177,7 @@ class Muon(AdamW):
     Muon refuses filters; here a filter counts as a matrix of (outputs, inputs x height x width).
     """
 
-    def __init__(
-        self,
-        groups: list[dict[str, object]],
-        hidden: set[nn.Parameter],
-        lr: float,
-        betas: tuple[float, float],
-    ) -> None:
-        """`groups` as of `param_groups`, and which of their weights are `hidden`."""
-        super().__init__(groups, lr=lr, betas=betas, fused=True)
-        self.hidden = hidden
+    hidden: set[nn.Parameter]  # the weights that are orthogonalized; AdamW updates the others
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
