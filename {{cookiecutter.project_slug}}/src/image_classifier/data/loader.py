@@ -102,13 +102,6 @@ class TrainData:
         weights = len(self) / (sizes.count_nonzero() * sizes.clamp(min=1))
         return torch.where(sizes > 0, weights, 0.0).to(self.world.device)
 
-    @property
-    def ceiling(self) -> float | None:
-        """Images per second that this rank's workers can decode; None if nothing is streamed."""
-        if self.where != "stream" or not self.loader.num_filled:
-            return None
-        return max(1, self.workers) * self.loader.num_filled / self.loader.busy_seconds
-
     def steps_in(self, epochs: float) -> int:
         """The number of steps in `epochs`, at least 1."""
         return max(1, round(epochs * self.steps_per_epoch))
