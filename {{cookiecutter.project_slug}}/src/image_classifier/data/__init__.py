@@ -8,7 +8,7 @@ from .autotune import choose_workers, fits_memory, open_loader
 from .crops import BOX_DRAWS, center_crop, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import has_suffix, walk
-from .datasets.paths import NO_CACHE, PathList, cache_folder
+from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip

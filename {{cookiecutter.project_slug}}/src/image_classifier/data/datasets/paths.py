@@ -1,4 +1,4 @@
-"""The paths of image files, and of the folder for what is made of them."""
+"""The paths of image files."""
 
 import os
 from array import array
@@ -9,12 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...config import DataConfig
 from ...errors import UserError
 
 STAT_THREADS = 4  # faster than one on network file systems
 STAT_TOGETHER = 4096  # files per task of a thread
-NO_CACHE = "off"  # as `data.cache`: read the files
 
 
 class PathList:
@@ -60,10 +58,6 @@ class PathList:
         """Only the paths at `indices`, (count,) int64."""
         return PathList(self.root, [self.relative(index) for index in indices.tolist()])
 
-    def state(self) -> dict[str, Tensor]:
-        """All that shows whether files were added, removed or changed."""
-        return {"paths": self.bytes, "path_ends": self.ends, "stats": self.stats()}
-
     def stats(self) -> Tensor:
         """Size in bytes and time of change in ns of each file, or -1: (count, 2) int64."""
         root = os.fsencode(self.root)
@@ -80,13 +74,3 @@ class PathList:
 
         with ThreadPoolExecutor(STAT_THREADS) as threads:
             return torch.cat(list(threads.map(stats_from, range(0, len(self), STAT_TOGETHER))))
-
-
-def cache_folder(data: DataConfig) -> Path:
-    """The folder for what tools keep of a dataset: `data.cache`, or ROOT.cache."""
-    if data.cache not in ("", NO_CACHE):
-        return Path(data.cache)
-    root = Path(data.root)
-    if root.name in ("", ".."):
-        root = root.resolve()
-    return root.with_name(f"{root.name}.cache")
