@@ -38,12 +38,8 @@ def build_loss(
 
     For a micro-batch it returns its share of the mean over all `batch_size` images of the rank, so
     that micro-batches of any size add up. An image that could not be read has the label -1, or no
-    probability of any class, and adds nothing.
-
-    Args:
-        optim: label smoothing.
-        batch_size: images of the whole batch on this rank.
-        class_weights: (classes,) float32, how much an image of each class counts.
+    probability of any class, and adds nothing. `class_weights` is (classes,) float32: how much an
+    image of each class counts.
     """
     smoothing = optim.label_smoothing
     total = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum", ignore_index=-1)

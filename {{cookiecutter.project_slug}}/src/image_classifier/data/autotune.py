@@ -50,12 +50,7 @@ def open_loader(
 ) -> tuple[SharedMemoryLoader, str]:
     """A loader with workers and prefetching as `data` says or this machine allows, and why so.
 
-    Args:
-        samples: Decodes the images.
-        data: Its `workers`, `prefetch_batches` and `batch_size`.
-        world: The processes that share the batches and this machine.
-        note: Called with the index of an unreadable image and the reason; it may raise.
-        run: Its `timeout_seconds`: how long to wait for workers that show no sign of life.
+    `note` is called with the index of an unreadable image and the reason; it may raise.
 
     Raises:
         UserError: if there is no memory for a single batch.

@@ -51,14 +51,9 @@ def build_model(
 ) -> nn.Module:
     """The network that `model` names, with random weights, on the CPU.
 
-    It maps (batch, 3, image_size, image_size) float32 to (batch, num_classes) logits.
-
-    Args:
-        model: its name, and what to change in it.
-        num_classes: outputs of its last layer.
-        image_size: side of the images, in pixels.
-        sample: returns so many normalized training images, (count, 3, side, side), for a network
-            whose first layer is computed from them; without it, such weights must be loaded.
+    It maps (batch, 3, image_size, image_size) float32 to (batch, num_classes) logits. `sample`
+    returns so many normalized training images, (count, 3, side, side), for a network whose first
+    layer is computed from them; without it, such weights must be loaded.
 
     Raises:
         UserError: if there is no such model, or it can't be built so.

@@ -79,13 +79,9 @@ class PretrainedWeights:
 def load_pretrained(
     init_from: str, model: ModelConfig, world: World, saved: dict[str, Any] | None = None
 ) -> PretrainedWeights:
-    """The weights that `init_from` names, in host memory; none if it names none.
+    """The weights that `--run.init-from` names, in host memory; none if it names none.
 
-    Args:
-        init_from: as `--run.init-from`.
-        model: the model that the weights are for.
-        world: the processes; the first on each machine downloads for the others.
-        saved: the checkpoint that the run resumes from: of that, only the normalization counts.
+    `saved` is the checkpoint that the run resumes from: of that, only the normalization counts.
 
     Raises:
         UserError: if there is no such file, or it holds anything but weights.
