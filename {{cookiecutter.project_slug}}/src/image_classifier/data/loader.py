@@ -159,13 +159,10 @@ class TrainData:
         """
         if self.where == "device":
             batches = map(self._resident, range(start, stop))
+        elif self.where == "host":
+            batches = prefetched(map(self._gathered, range(start, stop)), self.world)
         else:
-            host_batches = (
-                self.loader.begin(self.places(start, stop))
-                if self.where == "stream"
-                else map(self._gathered, range(start, stop))
-            )
-            batches = prefetched(host_batches, self.world)
+            batches = prefetched(self.loader.begin(self.places(start, stop)), self.world)
         while True:
             began = time.perf_counter()
             with phase("wait for data"):
