@@ -144,6 +144,11 @@ def test_a_worker_gets_a_part_of_a_batch_at_least(streamed, monkeypatch):
     data = TrainData(changed(streamed, data__workers="auto"), CPU)
     assert "1 worker: the most that" in data.reason  # of 12 images, 8 are a part
     assert data.data.workers == data.workers  # evaluation measures nothing
+    monkeypatch.setattr(autotune, "PART_SIZES", (1, 64))
+    monkeypatch.setattr(autotune, "find_tool", lambda *_: None)  # the one that measures is deleted
+    auto = changed(streamed, data__workers="auto").data
+    few = 4, "one for each core that the model leaves"
+    assert autotune.choose_workers(auto, data.loader.samples, CPU) == few
 
 
 @pytest.mark.parametrize("refused", [False, True])

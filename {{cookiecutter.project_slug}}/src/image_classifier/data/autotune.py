@@ -91,7 +91,7 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
         return most, "the most that the cores and the number of images allow"
     if rates := find_tool("rates", "worker-count"):
         return rates.find_fewest(samples, most, world)
-    return most, "the most that leave cores to others; tools/worker_count measures"
+    return most, "one for each core that the model leaves"
 
 
 def fits_memory(needed_bytes: int, device: torch.device, world: World) -> bool:
