@@ -266,6 +266,22 @@ def on_photos(config, photos):
     return changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
 
 
+BAD = ["train/ant/2.jpg", "train/bee/new\nline.jpg", "val/ant/12.jpg"]
+
+
+@pytest.fixture
+def on_spoilt_photos(on_photos, photos, tmp_path):
+    """A run on photographs, the `BAD` unreadable: 2 of 12 to train on, 1 of 4 for validation."""
+    root = shutil.copytree(photos, tmp_path / "spoilt")
+    for name in (BAD[0], BAD[2]):
+        (root / name).write_bytes(b"<html>404</html>")
+    (root / "train/bee/5.jpg").unlink()
+    (root / BAD[1]).symlink_to("nowhere.jpg")
+    Path(on_photos.run.dir).mkdir()
+    config = changed(on_photos, data__root=str(root), data__limit=0)
+    return changed(config, data__where="stream", data__workers=2, augment__crop="resized")
+
+
 def untrained_run(config, photos):
     """The folder of a run on photographs, whose model has random weights and is confident."""
     config = changed(config, data__name="folder", data__root=str(photos), data__limit=0)

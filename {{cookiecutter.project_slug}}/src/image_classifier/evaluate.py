@@ -45,15 +45,10 @@ def evaluate(
     precision: Precision,
     world: World,
 ) -> Scores:
-    """Evaluate `model` on all images of `data`. Waits for the device once.
+    """Evaluate `model` on all images of `data`, of which each rank has a part.
 
-    Args:
-        model: the bare model, as DDP would wait for ranks that have no images left; its buffers
-            become those of rank 0.
-        data: the images, of which each rank has every `world.size`-th.
-        normalize: also makes the views of test-time augmentation.
-        precision: autocast.
-        world: the ranks, whose sums are added up.
+    Waits for the device once. `model` is bare, as DDP would wait for ranks that have no images
+    left; its buffers become those of rank 0.
 
     Raises:
         UserError: if an image cannot be read and `--data.on_bad_image` is stop, or none can.

@@ -38,12 +38,8 @@ def build_loss(
 
     For a micro-batch it returns its share of the mean over all `batch_size` images of the rank, so
     that micro-batches of any size add up. An image that could not be read has the label -1, or no
-    probability of any class, and adds nothing.
-
-    Args:
-        optim: label smoothing.
-        batch_size: images of the whole batch on this rank.
-        class_weights: (classes,) float32, how much an image of each class counts.
+    probability of any class, and adds nothing. `class_weights` is (classes,) float32: how much an
+    image of each class counts.
     """
     smoothing = optim.label_smoothing
     total = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum", ignore_index=-1)
@@ -102,7 +98,9 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     betas = (optim.momentum, 0.999)
     if optim.name == "adamw":
         return AdamW(groups, lr=optim.lr, betas=betas, fused=True)
-    return Muon(groups, find_hidden(model), lr=optim.lr, betas=betas)
+    muon = Muon(groups, lr=optim.lr, betas=betas, fused=True)
+    muon.hidden = find_hidden(model)
+    return muon
 
 
 def param_groups(optim: OptimConfig, model: nn.Module) -> list[dict[str, object]]:
@@ -175,16 +173,7 @@ class Muon(AdamW):
     Muon refuses filters; here a filter counts as a matrix of (outputs, inputs x height x width).
     """
 
-    def __init__(
-        self,
-        groups: list[dict[str, object]],
-        hidden: set[nn.Parameter],
-        lr: float,
-        betas: tuple[float, float],
-    ) -> None:
-        """`groups` as of `param_groups`, and which of their weights are `hidden`."""
-        super().__init__(groups, lr=lr, betas=betas, fused=True)
-        self.hidden = hidden
+    hidden: set[nn.Parameter]  # the weights that are orthogonalized; AdamW updates the others
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:

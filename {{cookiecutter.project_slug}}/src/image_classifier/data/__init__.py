@@ -4,14 +4,15 @@ To train and to evaluate: `TrainData` and `EvalData`, which yield a `Batch` each
 a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its name in `DATASETS`.
 """
 
-from .autotune import choose_workers, fits_memory, open_loader, worker_counts
+from .autotune import choose_workers, fits_memory, open_loader
 from .crops import BOX_DRAWS, center_crop, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import has_suffix, walk
-from .datasets.paths import NO_CACHE, PathList, cache_folder
+from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
-from .loader import Batch, EvalData, Prefetcher, TrainData
+from .loader import Batch, EvalData, TrainData, prefetched
 from .policies import Policy
 from .samples import LEFT_OUT, Samples
+from .shared_memory import SharedMemoryLoader

@@ -1,12 +1,10 @@
 """Chooses where images are kept, and how many workers decode how many batches ahead.
 
-Options decide, or else the memory of this machine and a short measurement.
+Options decide, or else the memory and the cores of this machine, and a short measurement.
 """
 
-import itertools
-import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import torch
 
@@ -14,6 +12,7 @@ from ..config import AugmentConfig, DataConfig, RunConfig
 from ..errors import UserError
 from ..runtime.distributed import World
 from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
+from ..runtime.tools import find_tool
 from .datasets.source import Source
 from .decode import BadImageError
 from .samples import Samples
@@ -22,10 +21,6 @@ from .shared_memory import PART_SIZES, SharedMemoryLoader, divide
 MEMORY_SHARE = 0.4  # of the free memory that resident images of a split may take
 SLOTS_SHARE = 0.2  # of the free memory that the batches of a loader may take: a run has two
 CPU = torch.device("cpu")
-PROBE_SECONDS = 0.5  # for each number of workers that is tried
-WORTH_SECONDS = 5.0  # decoding time of an epoch that makes a measurement worthwhile
-PROBED_TOGETHER = 64  # images of a batch while probing
-GOOD_ENOUGH = 0.95  # of the highest rate: more workers cost memory for nothing
 
 
 def choose_where(
@@ -55,12 +50,7 @@ def open_loader(
 ) -> tuple[SharedMemoryLoader, str]:
     """A loader with workers and prefetching as `data` says or this machine allows, and why so.
 
-    Args:
-        samples: Decodes the images.
-        data: Its `workers`, `prefetch_batches` and `batch_size`.
-        world: The processes that share the batches and this machine.
-        note: Called with the index of an unreadable image and the reason; it may raise.
-        run: Its `timeout_seconds`: how long to wait for workers that show no sign of life.
+    `note` is called with the index of an unreadable image and the reason; it may raise.
 
     Raises:
         UserError: if there is no memory for a single batch.
@@ -90,7 +80,7 @@ def open_loader(
 
 
 def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[int, str]:
-    """The number of worker processes of this process, and why: as asked for, or as measured."""
+    """The number of worker processes of this process, and why."""
     if data.workers != "auto":
         return data.workers, "as --data.workers says"
     cores = max(1, num_cores() // world.local_size)
@@ -99,44 +89,9 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
     most = min(most, len(samples.source) // PART_SIZES[0])
     if most <= 1:
         return most, "the most that the cores and the number of images allow"
-    seconds = seconds_per_image(samples) * len(samples.source) / world.size
-    if seconds < WORTH_SECONDS:
-        return most, f"decoding takes only {seconds:.1f} s per epoch"
-    rates = {count: round(rate(samples, count)) for count in worker_counts(most)}
-    chosen = min(n for n in rates if rates[n] >= GOOD_ENOUGH * max(rates.values()))
-    table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
-    return chosen, f"the fewest near the best of images/s measured: {table}"
-
-
-def worker_counts(most: int) -> list[int]:
-    """The numbers of workers to try: `most`, and the powers of two below it."""
-    return [2**power for power in range(10) if 2**power < most] + [most]
-
-
-def seconds_per_image(samples: Samples) -> float:
-    """Decoding time on one core, measured on 8 images spread over the dataset."""
-    picked = torch.linspace(0, len(samples.source) - 1, 8).long().numpy()
-    out = torch.empty((len(picked), samples.size, samples.size, 3), dtype=torch.uint8)
-    samples.fill(out[:1], 0, picked[:1])  # imports what decoding needs
-    began = time.perf_counter()
-    samples.fill(out, 0, picked)
-    return (time.perf_counter() - began) / len(picked)
-
-
-def rate(samples: Samples, workers: int) -> float:
-    """Images per second that this many workers decode, without their start."""
-    size = min(PROBED_TOGETHER, len(samples.source))
-    order = torch.randperm(len(samples.source), generator=torch.Generator().manual_seed(0))
-    # Only the last batch of a pass may be smaller than the others.
-    batches = itertools.cycle((0, part) for part in order.unfold(0, size, size))
-    with closing(SharedMemoryLoader(samples, size, workers, 4, pin=False)) as loader:
-        decoded = loader.begin(batches)
-        next(decoded)
-        began, filled, seconds = time.perf_counter(), loader.num_filled, 0.0
-        while seconds < PROBE_SECONDS:
-            next(decoded)
-            seconds = time.perf_counter() - began
-        return (loader.num_filled - filled) / seconds
+    if rates := find_tool("rates", "worker-count"):
+        return rates.find_fewest(samples, most, world)
+    return most, "one for each core that the model leaves"
 
 
 def fits_memory(needed_bytes: int, device: torch.device, world: World) -> bool:

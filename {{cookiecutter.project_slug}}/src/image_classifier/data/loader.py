@@ -6,7 +6,7 @@ worker processes for every batch. Either way the step alone decides which images
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from socket import gethostname
@@ -20,10 +20,11 @@ from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.phases import phase
+from ..runtime.tools import need_tool
 from .autotune import check_batch_size, choose_where, common_side, fits_memory, open_loader
-from .bad_images import BadImages
 from .datasets import open_dataset
 from .datasets.source import Source
+from .decode import BadImageError
 from .samples import LEFT_OUT, Samples, load, load_shared
 from .shared_memory import HostBatch
 
@@ -57,7 +58,7 @@ class TrainData:
         data, augment = config.data, config.augment
         self.data, self.world, self.seed = data, world, config.seed
         self.source = open_source(data, "train", world)
-        self.bad_images = BadImages(self.source, data, config.run.dir)
+        self.note = open_note(self.source, data, config.run.dir)
         self.batch_size = data.batch_size
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
@@ -68,21 +69,20 @@ class TrainData:
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
             samples = Samples(self.source, data.image_size, config.seed, augment)
-            self.loader, why = open_loader(samples, data, world, self.bad_images.note, config.run)
+            self.loader, why = open_loader(samples, data, world, self.note, config.run)
             self.workers = self.loader.num_workers
             self.data = replace(data, workers=self.workers)  # evaluation has as many
             self.reason += why
         else:
             # The device cuts random boxes from whole images, if these are equal squares.
             side = (augment.crop == "resized" and common_side(self.source)) or data.image_size
-            pixels, bad = load_shared(self.source, side, world, self.bad_images.note)
+            pixels, bad = load_shared(self.source, side, world, self.note)
             self.pixels = pixels.to(self.home)
             self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
         self.epoch, self.orders = -1, (torch.empty(0), torch.empty(0))  # of the last step
         self.waited_seconds = 0.0  # time that the training loop waited for batches
 
     def __len__(self) -> int:
-        """The number of training images."""
         return len(self.source)
 
     @property
@@ -101,13 +101,6 @@ class TrainData:
         sizes = self.source.labels.bincount(minlength=self.num_classes)
         weights = len(self) / (sizes.count_nonzero() * sizes.clamp(min=1))
         return torch.where(sizes > 0, weights, 0.0).to(self.world.device)
-
-    @property
-    def ceiling(self) -> float | None:
-        """Images per second that this rank's workers can decode; None if nothing is streamed."""
-        if self.where != "stream" or not self.loader.num_filled:
-            return None
-        return max(1, self.workers) * self.loader.num_filled / self.loader.busy_seconds
 
     def steps_in(self, epochs: float) -> int:
         """The number of steps in `epochs`, at least 1."""
@@ -134,8 +127,8 @@ class TrainData:
         """
         count = min(count, len(self))
         numbers = torch.arange(count) * len(self) // count
-        size, note = self.data.image_size, self.bad_images.note
-        pixels, bad = load(self.source, numbers, size, note, self.world.local_size)
+        size, sharers = self.data.image_size, self.world.local_size
+        pixels, bad = load(self.source, numbers, size, self.note, sharers)
         pixels = pixels[~bad] if bad.any() else pixels
         return Batch(pixels.to(self.world.device), bad).images
 
@@ -166,13 +159,10 @@ class TrainData:
         """
         if self.where == "device":
             batches = map(self._resident, range(start, stop))
+        elif self.where == "host":
+            batches = prefetched(map(self._gathered, range(start, stop)), self.world)
         else:
-            host_batches = (
-                self.loader.begin(self.places(start, stop))
-                if self.where == "stream"
-                else map(self._gathered, range(start, stop))
-            )
-            batches = Prefetcher(host_batches, self.world)
+            batches = prefetched(self.loader.begin(self.places(start, stop)), self.world)
         while True:
             began = time.perf_counter()
             with phase("wait for data"):
@@ -225,7 +215,7 @@ class EvalData:
         self.data, self.world = data, world
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source = open_source(data, split, world)
-        self.bad_images = BadImages(self.source, data, run.dir)
+        self.note = open_note(self.source, data, run.dir)
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
@@ -234,9 +224,9 @@ class EvalData:
         self.loader = None
         needed = len(self.indices) * data.image_size**2 * 3
         if data.where == "stream" or not fits_memory(needed, world.device, world):
-            samples, note = Samples(self.source, data.image_size), self.bad_images.note
+            samples = Samples(self.source, data.image_size)
             data = replace(data, batch_size=self.batch_size * world.size)
-            self.loader, _ = open_loader(samples, data, world, note, run)
+            self.loader, _ = open_loader(samples, data, world, self.note, run)
 
     def __len__(self) -> int:
         """The number of images over all ranks."""
@@ -251,13 +241,13 @@ class EvalData:
         """
         if self.loader is not None:
             places = ((0, part) for part in self.indices.split(self.batch_size) if len(part))
-            for batch in Prefetcher(self.loader.begin(places), self.world):
+            for batch in prefetched(self.loader.begin(places), self.world):
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
-            side, note = self.data.image_size, self.bad_images.note
+            side, sharers = self.data.image_size, self.world.local_size
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
-                pixels, bad = load(self.source, self.indices, side, note, self.world.local_size)
+                pixels, bad = load(self.source, self.indices, side, self.note, sharers)
                 self.labels.masked_fill_(bad.to(self.world.device), LEFT_OUT)
             self.pixels = pixels.to(self.world.device)
         for start in range(0, len(self.indices), self.batch_size):
@@ -286,50 +276,58 @@ def open_source(data: DataConfig, split: str, world: World) -> Source:
     return source
 
 
-class Prefetcher:
-    """Batches on the device; a GPU copies each batch while it computes with the one before."""
+def open_note(source: Source, data: DataConfig, folder: str) -> Callable[[int, str], None]:
+    """What to call with the index of an unreadable image and the reason: it raises, or skips it.
 
-    def __init__(self, host_batches: Iterator[HostBatch], world: World) -> None:
-        """Of batches in host memory, which may be overwritten when the next is asked for."""
-        self.host_batches, self.world = host_batches, world
-        self.side_stream: torch.cuda.Stream | None = None  # once the first batch is copied
-        self.ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
+    Raises:
+        UserError: if the tool that skips was deleted.
+    """
+    if data.on_bad_image == "skip":
+        tool = need_tool("bad_images", "skip-bad-images", "--data.on-bad-image skip")
+        return tool.BadImages(source, data, folder).note
 
-    def __iter__(self) -> Iterator[Batch]:
-        """The rest of the batches."""
-        return self
+    def stop(index: int, reason: str) -> None:
+        raise BadImageError(source.name(index), reason)
 
-    def __next__(self) -> Batch:
-        """The next batch, on the device."""
-        device = self.world.device
-        if device.type != "cuda":
-            return Batch(*(tensor.to(device) for tensor in next(self.host_batches)))
-        if self.side_stream is None:
-            self.side_stream, self.copied = torch.cuda.Stream(device), torch.cuda.Event()
-            self.ahead = self.copy_next()
-        if (here := self.ahead) is None:
-            raise StopIteration
+    return stop
+
+
+def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batch]:
+    """Batches on the device; a GPU copies each batch while it computes with the one before.
+
+    Those in host memory may be overwritten when the next is asked for.
+    """
+    device = world.device
+    if device.type != "cuda":
+        for host in host_batches:
+            yield Batch(*(tensor.to(device) for tensor in host))
+        return
+    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
+    ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
+
+    def copy_next() -> tuple[Tensor, ...] | None:
+        """Begin to copy the next batch in the side stream; None after the last."""
+        if (host := next(host_batches, None)) is None:
+            return None
+        if ahead is None and not all(tensor.is_pinned() for tensor in host):
+            warn_not_pinned(world)
+        with torch.cuda.stream(side_stream), phase("copy"):
+            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
+            copied.record()
+        return copies
+
+    ahead = copy_next()
+    while (here := ahead) is not None:
         # Computing waits for the copy; and the memory, which belongs to the side stream, is not
         # used for another copy before computing is through with it.
         computing = torch.cuda.current_stream(device)
-        computing.wait_stream(self.side_stream)
+        computing.wait_stream(side_stream)
         for tensor in here:
             tensor.record_stream(computing)
         # The next batch may overwrite this one in host memory. This copy began a step ago.
-        self.copied.synchronize()
-        self.ahead = self.copy_next()
-        return Batch(*here)
-
-    def copy_next(self) -> tuple[Tensor, ...] | None:
-        """Begin to copy the next batch in the side stream; None after the last."""
-        if (host := next(self.host_batches, None)) is None:
-            return None
-        if self.ahead is None and not all(tensor.is_pinned() for tensor in host):
-            warn_not_pinned(self.world)
-        with torch.cuda.stream(self.side_stream), phase("copy"):
-            copies = tuple(tensor.to(self.world.device, non_blocking=True) for tensor in host)
-            self.copied.record()
-        return copies
+        copied.synchronize()
+        ahead = copy_next()
+        yield Batch(*here)
 
 
 @cache

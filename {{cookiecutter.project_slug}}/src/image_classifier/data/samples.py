@@ -81,15 +81,13 @@ def load_shared(
     numbers = torch.arange(len(source))
     if source.pixels is not None or world.size == 1:
         return load(source, numbers, side, note, world.local_size)
-    pixels = torch.empty((len(source), side, side, 3), dtype=torch.uint8)
+    pixels = torch.zeros((len(source), side, side, 3), dtype=torch.uint8)
     bad = torch.zeros(len(source), dtype=torch.int32)
-    for part in numbers.split(SHARED_TOGETHER):
-        shared = torch.zeros((len(part), side, side, 3), dtype=torch.uint8, device=world.device)
-        own = part[world.rank :: world.size]
-        mine, is_bad = load(source, own, side, note, world.local_size)
-        bad[own] = is_bad.int()
-        shared[world.rank :: world.size] = mine.to(world.device)
-        pixels[part] = world.all_reduce_sum(shared).cpu()
+    own = slice(world.rank, None, world.size)
+    parts = (tensor.split(SHARED_TOGETHER) for tensor in (numbers, pixels, bad))
+    for part, images, is_bad in zip(*parts, strict=True):
+        images[own], is_bad[own] = load(source, part[own], side, note, world.local_size)
+        images.copy_(world.all_reduce_sum(images.to(world.device)))
     return pixels, world.all_reduce_sum(bad.to(world.device)).cpu().bool()
 
 

@@ -65,7 +65,6 @@ class SlotWriter(Dataset):
         self.samples, self.images = samples, images
 
     def __getitem__(self, part: Part) -> Decoded:
-        """Write the images of `part`."""
         began, count = time.perf_counter(), len(part.indices)
         rows = self.images[part.slot, part.first : part.first + count]
         try:
@@ -96,7 +95,6 @@ class PartSampler:
         self.num_done = 0  # batches that were put together
 
     def __iter__(self) -> Iterator[Part]:
-        """The parts of all batches."""
         for number, (epoch, indices) in enumerate(self.batches):
             slot, count = number % self.numbers.shape[1], len(indices)
             assert number - self.num_done < self.numbers.shape[1], "a slot is still in use"
@@ -147,7 +145,7 @@ class SharedMemoryLoader:
     def begin(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
         """Begin a pass over the batches of `places`, which are epochs and indices.
 
-        Returns itself: images (batch, size, size, 3) uint8, labels and indices (batch,) int64 of
+        Returns images (batch, size, size, 3) uint8, labels and indices (batch,) int64 of
         each batch, in host memory that is overwritten after the next batch is asked for. An
         unreadable image is black and its label is `LEFT_OUT`.
 
@@ -162,18 +160,15 @@ class SharedMemoryLoader:
             self.close()
         if self.loader is None:
             self.start()
-        return self
+        return self.batches()
 
-    def __iter__(self) -> Iterator[HostBatch]:
-        """The rest of the pass."""
-        return self
-
-    def __next__(self) -> HostBatch:
-        """Wait for all parts of the next batch."""
-        part = self.next_part()
-        slot, count = self.sampler.sampled.popleft()
-        left = count
-        while True:
+    def batches(self) -> Iterator[HostBatch]:
+        """The batches of the pass, each once all of its parts are there."""
+        left = 0
+        while (part := self.next_part()) is not None:
+            if not left:
+                slot, count = self.sampler.sampled.popleft()
+                left = count
             self.num_filled += part.count
             self.busy_seconds += part.seconds
             for row, reason in part.unreadable.items():
@@ -181,10 +176,8 @@ class SharedMemoryLoader:
                 self.numbers[0, slot, row] = LEFT_OUT
             left -= part.count
             if not left:
-                break
-            part = self.next_part()
-        self.sampler.num_done += 1
-        return self.images[slot, :count], *self.numbers[:, slot, :count]
+                self.sampler.num_done += 1
+                yield self.images[slot, :count], *self.numbers[:, slot, :count]
 
     def start(self) -> None:
         """Start the workers on the current pass."""
@@ -224,12 +217,12 @@ class SharedMemoryLoader:
         if self.pin:
             self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
 
-    def next_part(self) -> Decoded:
-        """The next part in order; StopIteration after the last."""
+    def next_part(self) -> Decoded | None:
+        """The next part in order; None after the last."""
         end = time.monotonic() + self.timeout_seconds
         while True:
             try:
-                part = next(self.parts)
+                part = next(self.parts, None)
             except RuntimeError as error:
                 for worker in self.workers:
                     if worker.exitcode is not None:
@@ -238,7 +231,7 @@ class SharedMemoryLoader:
                 if not str(error).startswith("DataLoader timed out"):
                     raise
             else:
-                if part.error is not None:
+                if part is not None and part.error is not None:
                     raise part.error
                 return part
             if time.monotonic() >= end:

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from ..runtime.tools import need_tool
 from .airbench import airbench, airbench96
 from .blocks import drop_before_head, find_blocks, find_head, find_heads, find_matrices, find_parts
 from .pretrained import PretrainedWeights, load_pretrained
 from .resnet9 import resnet9, resnet9_gn
-from .timm import PREFIX, timm
-from .torchvision import torchvision
+from .torchvision import TIMM, adapted, size_misfit, torchvision
 from .vit import vit_s
 from .weights import (
     WRONG_CONTENT,
@@ -51,20 +51,16 @@ def build_model(
 ) -> nn.Module:
     """The network that `model` names, with random weights, on the CPU.
 
-    It maps (batch, 3, image_size, image_size) float32 to (batch, num_classes) logits.
-
-    Args:
-        model: its name, and what to change in it.
-        num_classes: outputs of its last layer.
-        image_size: side of the images, in pixels.
-        sample: returns so many normalized training images, (count, 3, side, side), for a network
-            whose first layer is computed from them; without it, such weights must be loaded.
+    It maps (batch, 3, image_size, image_size) float32 to (batch, num_classes) logits. `sample`
+    returns so many normalized training images, (count, 3, side, side), for a network whose first
+    layer is computed from them; without it, such weights must be loaded.
 
     Raises:
         UserError: if there is no such model, or it can't be built so.
     """
-    if model.name.startswith(PREFIX):
-        network = timm(model, num_classes, image_size)
+    if model.name.startswith(TIMM):
+        networks = need_tool("networks", "timm", model.name)
+        network = networks.build(model, num_classes, image_size)
     elif model.name in MODELS:
         network = MODELS[model.name](model, num_classes, image_size)
     else:

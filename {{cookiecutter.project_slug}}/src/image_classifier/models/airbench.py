@@ -61,7 +61,6 @@ class Residual(nn.Module):
     """Two convolutions with a residual connection, before the last GELU."""
 
     def __init__(self, channels: int) -> None:
-        """Both keep the number of channels."""
         super().__init__()
         first, last = conv(channels, channels), conv(channels, channels)
         self.body = nn.Sequential(first, norm(channels), nn.GELU(), last, norm(channels))

@@ -17,9 +17,9 @@ from ..config import ModelConfig
 from ..errors import UserError
 from ..runtime.console import some
 from ..runtime.distributed import World
+from ..runtime.tools import need_tool
 from .blocks import find_head
-from .timm import PREFIX, pretrained_config
-from .torchvision import published_weights
+from .torchvision import TIMM, published_weights
 from .weights import (
     Colors,
     check_images,
@@ -79,13 +79,9 @@ class PretrainedWeights:
 def load_pretrained(
     init_from: str, model: ModelConfig, world: World, saved: dict[str, Any] | None = None
 ) -> PretrainedWeights:
-    """The weights that `init_from` names, in host memory; none if it names none.
+    """The weights that `--run.init-from` names, in host memory; none if it names none.
 
-    Args:
-        init_from: as `--run.init-from`.
-        model: the model that the weights are for.
-        world: the processes; the first on each machine downloads for the others.
-        saved: the checkpoint that the run resumes from: of that, only the normalization counts.
+    `saved` is the checkpoint that the run resumes from: of that, only the normalization counts.
 
     Raises:
         UserError: if there is no such file, or it holds anything but weights.
@@ -147,8 +143,8 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def usual_normalization(name: str) -> dict[str, Colors]:
     """Mean and std that the published weights of the model `name` expect; none if unknown."""
-    if name.startswith(PREFIX):
-        images = pretrained_config(name)
+    if name.startswith(TIMM):
+        images = need_tool("networks", "timm", name).pretrained_config(name)
     else:
         published = published_weights(name)
         images = published and published.transforms()

@@ -38,7 +38,6 @@ class Residual(nn.Module):
     """Two convolutions whose result is added to their input."""
 
     def __init__(self, channels: int, norm: Norm) -> None:
-        """Both keep the number of channels."""
         super().__init__()
         self.body = nn.Sequential(conv(channels, channels, norm), conv(channels, channels, norm))
 

@@ -8,6 +8,7 @@ from torch import nn
 from ..config import ModelConfig
 from ..errors import UserError, did_you_mean
 
+TIMM = "timm/"  # begins the names of the models of another library, which tools/timm builds
 SMALL_IMAGE = 64  # pixels, up to which the first layers keep full resolution
 AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
 
@@ -17,11 +18,7 @@ def torchvision(
 ) -> nn.Module:
     """Torchvision's model `model.name`, with a head for `num_classes`.
 
-    Args:
-        model: its name counts.
-        num_classes: outputs of the head.
-        image_size: side of the images, in pixels.
-        others: names of models that are not torchvision's, for the error message.
+    `others` are the names of models that are not torchvision's, for the error message.
 
     Raises:
         UserError: if torchvision has no such model, or it can't take such images.

@@ -50,7 +50,6 @@ class TransformerBlock(nn.Module):
     """Attention and an MLP, each a residual branch with a LayerNorm first."""
 
     def __init__(self) -> None:
-        """Both keep the width."""
         super().__init__()
         self.attention = Attention()
         self.mlp = nn.Sequential(

@@ -7,7 +7,10 @@
 - `tools/<name>/watcher.py` surrounds the steps of a run, and is told of each: `watch`.
 - `tools/prepare/prepared.py` reads what `prepare` wrote: `with_prepared`.
 - `tools/check/quarantine.py` leaves out what `check` listed: `without_quarantine`.
+- `tools/skip_bad_images/bad_images.py` skips unreadable images, counts and lists them.
 - `tools/cpu_precision/probe.py` measures which precision is faster on a CPU: `find_gain`.
+- `tools/timm/networks.py` builds the models of timm: `build`, `pretrained_config`.
+- `tools/worker_count/rates.py` measures how many workers decode fast enough: `find_fewest`.
 - `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
 - `tools/report/page.py` writes the report page: `write_page`.
 - `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.

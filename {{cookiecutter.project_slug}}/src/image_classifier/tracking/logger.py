@@ -164,7 +164,6 @@ class RunLogger:
             metrics["train/waited_fraction"] = round(speed.waited, 4)
             rates = f"{speed.images_per_second:,.0f} images/s  waited {speed.waited:.0%}  "
         metrics["memory_bytes"] = memory = memory_bytes(self.world.device)
-        metrics |= self.train_data.bad_images.metrics()
         for observer in self.observers:
             metrics |= observer.metrics(speed)
         self.write(step, metrics)
@@ -182,8 +181,6 @@ class RunLogger:
                 found = [observer.verdict(speed) for observer in self.observers]
                 if verdict := " ".join(filter(None, found)):
                     self.say(f"{self.place(step)}  {verdict}")
-            if told := self.train_data.bad_images.told():
-                self.say(told)
             self.epoch = [0.0, 0.0, 0.0]
         self.loss.zero_()
         self.row_step = step

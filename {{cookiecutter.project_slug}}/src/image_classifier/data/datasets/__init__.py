@@ -33,10 +33,6 @@ DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
 def open_dataset(data: DataConfig, split: str) -> Source:
     """One split of the dataset that `data` names; its images as `prepare` wrote them, if it did.
 
-    Args:
-        data: Its `name`, `root`, `cache`, `limit`, and what the dataset's function reads.
-        split: train, val or test.
-
     Raises:
         UserError: for a name that is not in `DATASETS`, images that are not there or damaged, or a
             function that does not return what it should.

@@ -1,4 +1,4 @@
-"""The paths of image files, and of the folder for what is made of them."""
+"""The paths of image files."""
 
 import os
 from array import array
@@ -9,12 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...config import DataConfig
 from ...errors import UserError
 
 STAT_THREADS = 4  # faster than one on network file systems
 STAT_TOGETHER = 4096  # files per task of a thread
-NO_CACHE = "off"  # as `data.cache`: read the files
 
 
 class PathList:
@@ -41,11 +39,9 @@ class PathList:
         self.bytes = torch.frombuffer(content, dtype=torch.uint8)
 
     def __len__(self) -> int:
-        """The number of paths."""
         return len(self.ends)
 
     def __getitem__(self, index: int) -> Path:
-        """The path of image `index`."""
         return self.root / os.fsdecode(self.relative(index))
 
     def relative(self, index: int) -> bytes:
@@ -61,10 +57,6 @@ class PathList:
     def picked(self, indices: Tensor) -> "PathList":
         """Only the paths at `indices`, (count,) int64."""
         return PathList(self.root, [self.relative(index) for index in indices.tolist()])
-
-    def state(self) -> dict[str, Tensor]:
-        """All that shows whether files were added, removed or changed."""
-        return {"paths": self.bytes, "path_ends": self.ends, "stats": self.stats()}
 
     def stats(self) -> Tensor:
         """Size in bytes and time of change in ns of each file, or -1: (count, 2) int64."""
@@ -82,13 +74,3 @@ class PathList:
 
         with ThreadPoolExecutor(STAT_THREADS) as threads:
             return torch.cat(list(threads.map(stats_from, range(0, len(self), STAT_TOGETHER))))
-
-
-def cache_folder(data: DataConfig) -> Path:
-    """The folder for what tools keep of a dataset: `data.cache`, or ROOT.cache."""
-    if data.cache not in ("", NO_CACHE):
-        return Path(data.cache)
-    root = Path(data.root)
-    if root.name in ("", ".."):
-        root = root.resolve()
-    return root.with_name(f"{root.name}.cache")

@@ -76,15 +76,12 @@ class Source:
             object.__setattr__(self, name, numbers)
 
     def __len__(self) -> int:
-        """How many images there are."""
         return len(self.labels)
 
     def read(self, index: int, *place: int) -> Tensor:
         """Image `index`: (height, width, 3) uint8.
 
-        Args:
-            index: From 0 to the number of images.
-            place: Seed, epoch and number of the image in it, for a reader that `is_random`.
+        `place` is seed, epoch and number of the image in it, for a reader that `is_random`.
 
         Raises:
             BadImageError: if the image is unreadable.

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
 from ...config import Config
-from ...data import DATASETS, Batch, Prefetcher, Samples, fits_memory, worker_counts
+from ...data import DATASETS, Batch, Samples, fits_memory, prefetched
 from ...runtime import platform
 from ...runtime.machine import num_cores
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
@@ -26,7 +26,8 @@ RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset strea
 def num_workers(setup: Setup) -> Variants:
     """Decode images in worker processes, and in enough of them."""
     config, cores = streamed(setup.config), num_cores()
-    counts = {0, int(config.data.workers), *worker_counts(cores)}
+    powers = [2**power for power in range(10) if 2**power < cores]
+    counts = {0, int(config.data.workers), cores, *powers}
     # This process has one of the GPUs.
     rule = {4: " (4 x GPUs)"} if setup.world.device.type == "cuda" else {}
     return {
@@ -130,7 +131,7 @@ def use_dataloader(
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             host_batches = iter(loader)
         if copy == "side stream":
-            yield from Prefetcher(host_batches, run.world)
+            yield from prefetched(host_batches, run.world)
         for host in host_batches:
             yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 

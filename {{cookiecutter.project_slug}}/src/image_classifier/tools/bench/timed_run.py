@@ -191,7 +191,7 @@ class DatasetCache:
         data = copy.copy(self.known[key])
         data.data = config.data
         if data.where == "stream":
-            samples, note = data.loader.samples, data.bad_images.note
+            samples, note = data.loader.samples, data.note
             data.loader, _ = open_loader(samples, config.data, self.world, note)
             data.workers = data.loader.num_workers
         return data

@@ -24,8 +24,9 @@ def verdict(config: Config, data: TrainData, speed: Speed) -> str:
             f"{rate / (1 - waited):,.0f}. Try {faster_loading(data)}."
         )
     loading = ""
-    if data.ceiling:  # of the workers of one process
-        loading = f", while loading could give {data.ceiling * data.world.size:,.0f}"
+    if data.where == "stream" and data.loader.num_filled:  # by the workers of one process
+        decoded = max(1, data.workers) * data.loader.num_filled / data.loader.busy_seconds
+        loading = f", while loading could give {decoded * data.world.size:,.0f}"
     advice = faster_model(config, data)
     return f"The model is the limit: {rate:,.0f} images/s{loading}. Try {advice}."
 

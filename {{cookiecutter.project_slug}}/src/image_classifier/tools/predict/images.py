@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import torch
 
-from ...data import Batch, PathList, Prefetcher, Samples, Source, has_suffix, open_loader, walk
+from ...data import Batch, PathList, Samples, Source, has_suffix, open_loader, prefetched, walk
 from ...errors import UserError
 from ...runtime.distributed import World
 from ..loaded_model import LoadedModel
@@ -49,7 +49,7 @@ class Images:
         count, size = len(self.files), self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
-        yield from zip(starts, Prefetcher(self.loader.begin(indices), self.world), strict=True)
+        yield from zip(starts, prefetched(self.loader.begin(indices), self.world), strict=True)
 
     def close(self) -> None:
         """End the workers."""

@@ -20,11 +20,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import BadImageError, PathList, cache_folder, open_files, read_image, resize
+from ...data import BadImageError, PathList, open_files, read_image, resize
 from ...errors import UserError
 from ...runtime.console import clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
+from ..cache_folder import cache_folder
 from ..progress import Progress
 from . import prepared
 from .recipe import Recipe
@@ -67,7 +68,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
     """Write the images of one split, and last the index that makes them usable."""
     began, progress = time.monotonic(), Progress(len(paths))
-    state = paths.state()  # before the files are read: training finds a later change
+    state = prepared.state_of(paths)  # before the files are read: training finds a later change
     parts = torch.arange(len(paths)).split(images_per_shard(recipe, len(paths)))
     names = [prepared.shard_name(number) for number in range(len(parts))]
     for path in folder.glob("images-*"):

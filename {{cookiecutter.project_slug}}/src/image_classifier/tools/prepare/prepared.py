@@ -23,9 +23,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import NO_CACHE, Source, cache_folder
+from ...data import PathList, Source
 from ...errors import UserError
 from ...runtime.platform import call_libc
+from ..cache_folder import NO_CACHE, cache_folder
 from .recipe import Recipe
 
 VERSION = 2  # of the index; images with another are prepared again
@@ -105,7 +106,7 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
     elif recipe.side < data.image_size:
         reason = f"its shorter sides, {recipe.side}, are less than --data.image-size"
     else:
-        files, state = files_of(folder, digests), source.paths.state()
+        files, state = files_of(folder, digests), state_of(source.paths)
         places, sizes = index["places"], index["sizes"]
         if any(not torch.equal(now, index[name]) for name, now in state.items()):
             files, places, sizes = find_in_splits(state, folder.parent, recipe)
@@ -119,6 +120,11 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
         reason = "its images were prepared from other files"
     note = f"not {str(folder)!a} but the files are read: {reason}; `prepare` again"
     return replace(source, notes=(*source.notes, note))
+
+
+def state_of(paths: PathList) -> dict[str, Tensor]:
+    """All that shows whether files were added, removed or changed."""
+    return {"paths": paths.bytes, "path_ends": paths.ends, "stats": paths.stats()}
 
 
 def files_of(folder: Path, digests: list[str]) -> list[tuple[Path, str]]:

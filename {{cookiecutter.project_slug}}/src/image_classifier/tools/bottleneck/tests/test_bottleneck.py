@@ -17,6 +17,7 @@ from image_classifier.train import train
 
 LOADING = "Loading is the limit: 100 images/s, while the model could take 200. Try "
 MODEL = "The model is the limit: 100 images/s"
+IDLE, DECODED = (SimpleNamespace(num_filled=count, busy_seconds=4.0) for count in (0, 300))
 
 
 @pytest.mark.parametrize(
@@ -27,12 +28,12 @@ MODEL = "The model is the limit: 100 images/s"
         (0.5, "raw", {"workers": 1}, f"{LOADING}--data.workers 2 (now 1)."),
         (0.5, "raw", {}, f"{LOADING}more CPU cores, or a smaller --data.image-size."),
         (0.05, "", {}, f"{MODEL}. Try --compute.compile."),
-        (0.05, "", {"ceiling": 150}, f"{MODEL}, while loading could give 300. Try --compute."),
+        (0.05, "", {"loader": DECODED}, f"{MODEL}, while loading could give 300. Try --compute."),
     ],
 )
 def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, recipe, known, said):
     monkeypatch.setattr(observer, "num_cores", lambda: 2)
-    data = {"where": "stream", "workers": 2, "ceiling": None} | known
+    data = {"where": "stream", "workers": 2, "loader": IDLE} | known
     data |= {"world": World(torch.device("cpu"), size=2)}
     data = SimpleNamespace(source=SimpleNamespace(paths=[], recipe=recipe), **data)
     speed = Speed(step=10, image_size=32, images_per_second=100.0, waited=waited)

@@ -54,6 +54,7 @@ NAMES = ["resnet18", "vit_s", "resnet9", "efficientnet_b0", "timm/resnet10t"]
 def test_blocks_that_recompute_learn_the_same_in_less_memory(name, precision):
     if name.startswith("timm/"):
         pytest.importorskip("timm")
+        pytest.importorskip("image_classifier.tools.timm")
     plain = build(name)
     model = deepcopy(plain)
     recompute.checkpoint_blocks(model)

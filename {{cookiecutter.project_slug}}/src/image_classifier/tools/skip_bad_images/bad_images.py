@@ -1,4 +1,4 @@
-"""Unreadable images: they end the run, or are skipped, counted and listed in its folder.
+"""Unreadable images are skipped, counted and listed in the run folder.
 
     flower/12.jpg<TAB>image file is truncated (3 bytes not processed)
 
@@ -10,11 +10,10 @@ import os
 from pathlib import Path
 from threading import Lock
 
-from ..config import DataConfig
-from ..errors import FaultError
-from ..runtime.console import printable_path
-from .datasets.source import Source
-from .decode import BadImageError
+from ...config import DataConfig
+from ...data import Source
+from ...errors import FaultError
+from ...runtime.console import printable_path
 
 LIST = "bad_images.txt"
 MOST, MOST_SHARE = 20, 0.01  # images or share of a split that may be bad, whichever is more
@@ -26,7 +25,6 @@ class BadImages:
     def __init__(self, source: Source, data: DataConfig, folder: str) -> None:
         """List those of `source` in the run folder `folder`, if it is not empty."""
         self.source, self.root = source, Path(data.root)
-        self.is_skipping = data.on_bad_image == "skip"
         self.path = Path(folder) / LIST if folder else None
         self.most = max(MOST, int(MOST_SHARE * len(source)))
         self.indices: set[int] = set()  # of those that this process has met
@@ -38,11 +36,8 @@ class BadImages:
         """Count and list image `index`, once.
 
         Raises:
-            BadImageError: if `data.on_bad_image` is stop.
             FaultError: if too many images are bad.
         """
-        if not self.is_skipping:
-            raise BadImageError(self.source.name(index), reason)
         with self.lock:
             if index in self.indices:
                 return
@@ -60,7 +55,7 @@ class BadImages:
 
     def known(self) -> set[bytes]:
         """The names of all bad images; those of other processes and splits, if they are listed."""
-        if self.is_skipping and self.path and self.path.exists():
+        if self.path and self.path.exists():
             with self.path.open("rb") as file:  # only what is new, in whole lines
                 file.seek(self.end)
                 lines, newline, _ = file.read().rpartition(b"\n")
@@ -73,15 +68,3 @@ class BadImages:
         if self.source.paths is None:
             return self.source.name(index).encode()
         return printable_path(self.source.paths.from_folder(self.root, index)).encode()
-
-    def metrics(self) -> dict[str, float]:
-        """The number of bad images as a metric, if there are any."""
-        count = len(self.known())
-        return {"data/bad_images": count} if count else {}
-
-    def told(self) -> str:
-        """A line with the number of bad images; empty if there are none."""
-        count = len(self.known())
-        images = "1 image" if count == 1 else f"{count:,} images"
-        where = f": {self.path}" if self.path else ""
-        return f"{images} could not be read and were skipped{where}" if count else ""

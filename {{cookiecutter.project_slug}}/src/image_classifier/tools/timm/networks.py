@@ -6,22 +6,20 @@ from typing import Any
 
 from torch import nn
 
-from ..config import ModelConfig
-from ..errors import UserError, did_you_mean
-from .torchvision import adapted, size_misfit
-
-PREFIX = "timm/"
+from ...config import ModelConfig
+from ...errors import UserError, did_you_mean
+from ...models import TIMM, adapted, size_misfit
 
 
-def timm(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+def build(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     """Timm's model of the name after `timm/`, with a head for `num_classes`.
 
     Raises:
         UserError: if timm is missing or has no such model, or it can't take such images.
     """
-    library, name = open_timm(), model.name.removeprefix(PREFIX)
+    library, name = open_timm(), model.name.removeprefix(TIMM)
     if not library.is_model(name):
-        names = [PREFIX + other for other in library.list_models()]
+        names = [TIMM + other for other in library.list_models()]
         raise UserError(f"timm has no model {name!a}{did_you_mean(model.name, names, most=3)}")
     options: dict[str, object] = {"num_classes": num_classes}
     if getattr(pretrained_config(model.name), "fixed_input_size", False):
@@ -35,7 +33,7 @@ def timm(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
 
 def pretrained_config(name: str) -> Any:  # noqa: ANN401 - timm's own
     """What timm knows of the weights that it publishes for the model `name`, or None."""
-    return open_timm().get_pretrained_cfg(name.removeprefix(PREFIX), allow_unregistered=True)
+    return open_timm().get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=True)
 
 
 def open_timm() -> ModuleType:

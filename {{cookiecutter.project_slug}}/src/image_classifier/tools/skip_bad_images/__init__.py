@@ -1,0 +1,1 @@
+"""Unreadable images that training passes over, for `--data.on-bad-image skip`."""

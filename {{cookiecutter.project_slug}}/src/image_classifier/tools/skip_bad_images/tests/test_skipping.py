@@ -1,0 +1,95 @@
+"""Images that can't be read are masked, counted and listed, and not too many of them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import BAD, changed, logged, losses, run_ranks
+from torch.utils.data import Dataset
+
+from image_classifier.data import decode
+from image_classifier.data.datasets import DATASETS
+from image_classifier.data.loader import TrainData
+from image_classifier.data.samples import LEFT_OUT
+from image_classifier.errors import FaultError
+from image_classifier.runtime.distributed import World
+from image_classifier.tools.skip_bad_images import bad_images
+from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
+NO_IMAGE = f"not a {', '.join(decode.FORMATS)} file"
+
+
+@pytest.fixture
+def skipping(on_spoilt_photos):
+    """A run that passes over them."""
+    return changed(on_spoilt_photos, data__on_bad_image="skip")
+
+
+def listed(config):
+    """The list of bad images of a run: a name and a reason in each line."""
+    return Path(config.run.dir, "bad_images.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("where", "workers"), [("stream", 2), ("host", 0), ("device", 0)])
+def test_a_bad_image_is_masked_in_its_place(skipping, where, workers):
+    data = TrainData(changed(skipping, data__where=where, data__workers=workers), CPU)
+    is_bad = torch.tensor([data.source.name(index).endswith((*BAD,)) for index in range(12)])
+    labels = data.source.labels.masked_fill(is_bad, LEFT_OUT)
+    for step, batch in enumerate(data.batches(2, 6), start=2):
+        assert torch.equal(batch.indices, data.indices_at(step))
+        assert torch.equal(batch.labels, labels[batch.indices])
+        assert torch.equal(batch.images.flatten(1).any(1), ~is_bad[batch.indices])  # black
+
+
+@pytest.mark.parametrize(("where", "crop"), [("stream", "resized"), ("device", "none")])
+def test_a_run_counts_and_lists_each_once_on_one_rank_and_on_two(skipping, capsys, where, crop):
+    config = changed(skipping, data__where=where, augment__crop=crop, data__workers=0)
+    config = changed(config, model__width=8, optim__lr=0.0, run__log_every_steps=1)
+    on_two = changed(config, run__dir=f"{config.run.dir}-2")
+    for run, found in ((config, [train(config)]), (on_two, run_ranks(2, train, on_two))):
+        list(TrainData(run, CPU).batches(0, 3))  # as a run does that goes on
+        for scores in found:
+            assert (scores.confusion.sum(1).tolist(), scores.left_out) == ([1, 2], 1)
+        assert sorted(listed(run)) == [
+            f"train/ant/2.jpg\t{NO_IMAGE}",
+            "train/bee/new\\x0aline.jpg\tNo such file or directory",
+            f"val/ant/12.jpg\t{NO_IMAGE}",
+        ]
+        step, evaluation = logged(run.run.dir)[-2:]
+        assert (step["data/bad_images"], evaluation["val/bad_images"]) == (3, 1)
+    # With weights that stay, losses are those of the images that count.
+    assert losses(on_two.run.dir) == pytest.approx(losses(config.run.dir), rel=1e-6)
+    said = capsys.readouterr().out
+    assert f"2 images could not be read and were skipped: {config.run.dir}" in said
+    assert "without 1 that could not be read" in said
+
+
+@pytest.mark.parametrize("where", ["stream", "device"])
+def test_too_many_bad_images_end_a_run(skipping, where, monkeypatch):
+    monkeypatch.setattr(bad_images, "MOST", 1)
+    with pytest.raises(FaultError, match=r"2 of 12 images can't be read; .*bad_images\.txt' lists"):
+        list(TrainData(changed(skipping, data__where=where), CPU).batches(0, 3))
+    assert len(listed(skipping)) == 2
+
+
+class Spoilt(Dataset):
+    """Gray images of two classes, one of which can't be read."""
+
+    targets = [0, 1] * 12
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == 7:
+            raise OSError("image file is truncated")
+        return torch.full((40, 36, 3), 9 * index).byte(), self.targets[index]
+
+
+def test_an_image_of_a_torch_dataset_is_listed_by_its_number(config, monkeypatch):
+    monkeypatch.setitem(DATASETS, "mine", lambda _data, _split: Spoilt())
+    config = changed(config, data__name="mine", data__limit=0, data__batch_size=6, epochs=1)
+    scores = train(changed(config, data__on_bad_image="skip", model__width=8))
+    assert (int(scores.confusion.sum()), scores.left_out) == (23, 1)
+    assert listed(config) == ["image 7\timage file is truncated"]

@@ -1,0 +1,1 @@
+"""The models of the library timm, by the names `timm/NAME`."""

@@ -1,0 +1,1 @@
+"""How many workers decode fast enough on this machine, for `--data.workers auto`."""

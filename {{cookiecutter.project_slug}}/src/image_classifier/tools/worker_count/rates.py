@@ -1,0 +1,57 @@
+"""Measures how many images per second different numbers of workers decode."""
+
+import itertools
+import time
+from contextlib import closing
+
+import torch
+
+from ...data import Samples, SharedMemoryLoader
+from ...runtime.distributed import World
+
+PROBE_SECONDS = 0.5  # for each number of workers that is tried
+WORTH_SECONDS = 5.0  # decoding time of an epoch that makes a measurement worthwhile
+PROBED_TOGETHER = 64  # images of a batch while probing
+GOOD_ENOUGH = 0.95  # of the highest rate: more workers cost memory for nothing
+
+
+def find_fewest(samples: Samples, most: int, world: World) -> tuple[int, str]:
+    """The number of workers, up to `most`, that decode about as fast as more do, and why."""
+    seconds = seconds_per_image(samples) * len(samples.source) / world.size
+    if seconds < WORTH_SECONDS:
+        return most, f"decoding takes only {seconds:.1f} s per epoch"
+    rates = {count: round(rate(samples, count)) for count in worker_counts(most)}
+    chosen = min(n for n in rates if rates[n] >= GOOD_ENOUGH * max(rates.values()))
+    table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
+    return chosen, f"the fewest near the best of images/s measured: {table}"
+
+
+def worker_counts(most: int) -> list[int]:
+    """The numbers of workers to try: `most`, and the powers of two below it."""
+    return [2**power for power in range(10) if 2**power < most] + [most]
+
+
+def seconds_per_image(samples: Samples) -> float:
+    """Decoding time on one core, measured on 8 images spread over the dataset."""
+    picked = torch.linspace(0, len(samples.source) - 1, 8).long().numpy()
+    out = torch.empty((len(picked), samples.size, samples.size, 3), dtype=torch.uint8)
+    samples.fill(out[:1], 0, picked[:1])  # imports what decoding needs
+    began = time.perf_counter()
+    samples.fill(out, 0, picked)
+    return (time.perf_counter() - began) / len(picked)
+
+
+def rate(samples: Samples, workers: int) -> float:
+    """Images per second that this many workers decode, without their start."""
+    size = min(PROBED_TOGETHER, len(samples.source))
+    order = torch.randperm(len(samples.source), generator=torch.Generator().manual_seed(0))
+    # Only the last batch of a pass may be smaller than the others.
+    batches = itertools.cycle((0, part) for part in order.unfold(0, size, size))
+    with closing(SharedMemoryLoader(samples, size, workers, 4, pin=False)) as loader:
+        decoded = loader.begin(batches)
+        next(decoded)
+        began, filled, seconds = time.perf_counter(), loader.num_filled, 0.0
+        while seconds < PROBE_SECONDS:
+            next(decoded)
+            seconds = time.perf_counter() - began
+        return (loader.num_filled - filled) / seconds
