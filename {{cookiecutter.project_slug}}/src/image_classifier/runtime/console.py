@@ -68,11 +68,6 @@ def lasting_output(promise: str) -> Iterator[Output]:
             output.flush()
 
 
-def is_reader_gone() -> bool:
-    """Whether nobody reads standard output any more, such as `head`, which has seen enough."""
-    return isinstance(getattr(sys.stdout, "error", None), BrokenPipeError)
-
-
 def say(line: str, is_last: bool = True) -> None:
     """Print a line; on a terminal it replaces the last progress line (one with `is_last=False`)."""
     clear = "\r\033[K" if sys.stdout.isatty() else ""

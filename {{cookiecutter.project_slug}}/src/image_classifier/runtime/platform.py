@@ -94,12 +94,6 @@ def peak_memory_bytes() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def forget_peak_memory() -> None:
-    """Let `peak_memory_bytes` count from now on; only Linux can."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def keep_freed_memory() -> None:
     """Let glibc keep the memory that this process frees.
 
