@@ -7,7 +7,7 @@ The tool `fsdp` writes folders `step_<n>` in place of files.
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,17 +45,7 @@ KEEP = 2  # newest checkpoints kept beside the best
 def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
     """What the last checkpoint of a run holds: None if there is none, or with `--run.fresh`.
 
-    A damaged checkpoint is skipped for the one before it. With several machines, all ranks get that
-    of rank 0: the run folder of another machine may be empty, or hold older ones.
-
-    Raises:
-        UserError: if all are damaged, or one is not of this project.
-    """
-    return world.read_once(lambda: read_whole(run, world))
-
-
-def read_whole(run: RunConfig, world: World) -> dict[str, Any] | None:
-    """The newest checkpoint on this machine's disk that is not damaged.
+    A damaged checkpoint is skipped for the one before it.
 
     Raises:
         UserError: if all are damaged, or one is not of this project.
@@ -196,8 +186,7 @@ class Checkpoints:
             OSError: if the disk fails otherwise.
         """
         step = saved["state"]["step"]
-        check_finite(tree_leaves(saved["state"]), step)
-        with self.explain_full_disk(step):
+        with self.saving(step, saved["state"]):
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"step_{step:08d}.pt"
             write_whole(path, lambda file: torch.save(saved, file))
@@ -205,16 +194,21 @@ class Checkpoints:
                 self.write_weights(best, saved)
                 give_name(path, self.folder / "best.pt")
             give_name(path, self.last)
-        self.kept_step = step
-        self.delete_oldest()
 
     @contextmanager
-    def explain_full_disk(self, step: int) -> Iterator[None]:
-        """A block that saves `step`.
+    def saving(self, step: int, state: object) -> Iterator[None]:
+        """A block that writes the checkpoint of `step`, after which the oldest are deleted.
 
         Raises:
-            FaultError: if the disk is full.
+            FaultError: if a tensor in `state` is not finite, or the disk is full.
         """
+        tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
+            raise FaultError(
+                f"weights or optimizer have numbers that are not finite after step {step}: not "
+                "saved, and earlier checkpoints are kept; lower --optim.lr"
+            )
         try:
             yield
         except (OSError, RuntimeError) as error:
@@ -225,17 +219,15 @@ class Checkpoints:
                 f"cannot save step {step} in {self.folder}: no space left; {kept}. "
                 "Make space, and run the same command to resume"
             ) from error
+        self.kept_step = step
+        for old in saved_steps(self.folder)[:-KEEP] if self.world.is_main else ():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
         """Write weights alone, for other programs."""
         about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
         content = save({k: tensor.contiguous() for k, tensor in weights.items()}, about)
         write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
-
-    def delete_oldest(self) -> None:
-        """Delete all checkpoints of single steps but the newest."""
-        for old in saved_steps(self.folder)[:-KEEP]:
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def wait(self) -> None:
         """Wait until the last save is on the disk.
@@ -266,20 +258,6 @@ class Checkpoints:
         self.writer.shutdown(wait=True)
         if error[0] is None:
             self.wait()
-
-
-def check_finite(values: Iterable[object], step: int) -> None:
-    """Check all tensors of numbers among `values`.
-
-    Raises:
-        FaultError: if one has numbers that are not finite.
-    """
-    floats = [leaf for leaf in values if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
-        raise FaultError(
-            f"weights or optimizer have numbers that are not finite after step {step}: not "
-            "saved, and earlier checkpoints are kept; lower --optim.lr"
-        )
 
 
 def to_host(state: dict[str, Any]) -> dict[str, Any]:

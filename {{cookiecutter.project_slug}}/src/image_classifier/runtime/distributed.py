@@ -73,7 +73,8 @@ class World:
     def read_once(self, read: Callable[[], T]) -> T:
         """What `read` finds on this machine; with several machines, what rank 0 finds on its own.
 
-        Their disks may differ. The value is pickled on its way, as are others between ranks.
+        Their disks may differ: the run folder of another machine may be empty, or hold older
+        checkpoints. The value is pickled on its way, as are others between ranks.
         """
         if self.size == self.local_size:
             return read()
