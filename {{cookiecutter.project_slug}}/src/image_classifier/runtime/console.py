@@ -5,7 +5,7 @@ A full disk, a closed terminal or a reader such as `head` ends neither a run nor
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
@@ -27,26 +27,23 @@ class Output:
 
     def write(self, text: str) -> int:
         """Write `text` if that is possible."""
-        try:
-            self.stream.write(text)
-        except OSError as error:
-            self.fail(error)
+        self.attempt(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         """Flush the buffer if that is possible."""
-        try:
-            self.stream.flush()
-        except OSError as error:
-            self.fail(error)
+        self.attempt(self.stream.flush)
 
-    def fail(self, error: OSError) -> None:
-        """Let all that follows go to /dev/null, and report the reason, unless a reader has left."""
-        self.error = error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-        if self.promise or not isinstance(error, BrokenPipeError):
-            reason = f"cannot write to standard output: {error.strerror}{self.promise}"
-            print(reason, file=sys.stderr, flush=True)
+    def attempt(self, action: Callable[..., object], *arguments: str) -> None:
+        """Where that fails, let all that follows go to /dev/null; say why, unless a reader left."""
+        try:
+            action(*arguments)
+        except OSError as error:
+            self.error = error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            if self.promise or not isinstance(error, BrokenPipeError):
+                reason = f"cannot write to standard output: {error.strerror}{self.promise}"
+                print(reason, file=sys.stderr, flush=True)
 
 
 @contextmanager
