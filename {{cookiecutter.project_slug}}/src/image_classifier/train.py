@@ -130,9 +130,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
             log,
             watchers(setup, state) as tell_watchers,
             micro_batch.halve_micro_batch_on_oom(state),
-            AsyncConsensus(world, run.timeout_seconds) as consensus,
             checkpoints,
         ):
+            consensus = AsyncConsensus(world, run.timeout_seconds)
             for batch in train_data.batches(state.step, 0 if stop_early else total_steps):
                 if backbone and state.step == unfreeze_step:
                     set_frozen(model, backbone, is_frozen=False)
@@ -174,6 +174,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
 
             scores = scores or evaluate_best()
             log.finish(scores, stop_early)
+            consensus.finish()
         return scores
 
 
