@@ -88,17 +88,11 @@ def overview() -> str:
     verbs = commands()
     train, width = command("train"), max(map(len, verbs))
     root = f"{train} --data.root photos"
-    return "\n".join(
-        [
-            "To begin:",
-            "",
-            f"  {train:<{len(root)}}  train on shapes that are drawn on the spot",
-            f"  {root}  train on your own images: photos/<class>/1.jpg",
-            "",
-            "Commands, each with a --help of its own:",
-            "",
-            *(f"  {name:<{width}}  {summary(verb)}" for name, verb in verbs.items()),
-        ]
+    lines = "\n".join(f"  {name:<{width}}  {summary(verb)}" for name, verb in verbs.items())
+    return (
+        f"To begin:\n\n  {train:<{len(root)}}  train on shapes that are drawn on the spot\n"
+        f"  {root}  train on your own images: photos/<class>/1.jpg\n\n"
+        f"Commands, each with a --help of its own:\n\n{lines}"
     )
 
 
