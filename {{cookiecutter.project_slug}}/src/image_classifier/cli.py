@@ -28,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     promise = "; the run goes on, metrics.jsonl has all" if words[:1] == ["train"] else ""
     with lasting_output(promise) as output:
         code = obey(words)
-    is_lost = output.error is not None and not writes_files(words)
-    return EXIT_FAULT if is_lost and code == EXIT_DONE else code
+    if output.error is None or code != EXIT_DONE or words[:1] == ["train"]:
+        return code
+    tool = find_tools("command").get("".join(words[:1]))
+    return EXIT_DONE if getattr(tool, "RESULT_IS_IN_FILES", False) else EXIT_FAULT
 
 
 def obey(words: list[str]) -> int:
@@ -57,12 +59,6 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
     """Every command by name: `train`, and those of the tools that are there."""
     tools = {name: module.main for name, module in find_tools("command").items()}
     return {"train": train, **tools}
-
-
-def writes_files(words: list[str]) -> bool:
-    """Whether the verb has done its work even if what it prints is lost: its result is in files."""
-    tool = find_tools("command").get("".join(words[:1]))
-    return words[:1] == ["train"] or getattr(tool, "RESULT_IS_IN_FILES", False)
 
 
 def train(words: list[str]) -> int:

@@ -48,11 +48,7 @@ class Output:
 
 @contextmanager
 def lasting_output(promise: str) -> Iterator[Output]:
-    """A block in which no print raises; yields standard output, with its `error` if it failed.
-
-    Args:
-        promise: appended to the line that reports the failure.
-    """
+    """A block in which no print raises; yields standard output, with its `error` if it failed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: the first file opened would get its number
             # Opened to read, so that writing to it still fails.

@@ -104,7 +104,7 @@ def give_name(path: Path, name: Path) -> None:
 
 
 def lock_file(file: IO, is_taken: str) -> bool:
-    """Lock `file`, which is open for writing, until it is closed; False where there are no locks.
+    """Lock `file` until it is closed or this process ends; False where there are no locks.
 
     Raises:
         UserError: `is_taken`, if another process holds the lock.

@@ -30,11 +30,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
 def lock(file: IO) -> None:
-    """Lock `file`, which is open for writing, until it is closed or this process ends.
-
-    Raises:
-        OSError: PermissionError or BlockingIOError if another process holds the lock.
-    """
+    """Lock `file`, which is open for writing; PermissionError or BlockingIOError if it is taken."""
     if sys.platform == "win32":
         import msvcrt
 
