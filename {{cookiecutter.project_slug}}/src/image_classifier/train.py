@@ -156,15 +156,10 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                     log.scores(state.step, scores)
                 # All ranks learn of a signal, the clock, or that a save is due, at the same step.
                 pause, spent = limit.read()
-                signal, overdue, spent = consensus.max(
-                    state.step,
-                    signals.number or pause,
-                    state.step if checkpoints.are_old else 0,
-                    spent,
-                )
+                told = signals.number or pause, checkpoints.are_old * state.step, spent
+                signal, overdue, spent = consensus.max(state.step, *told)
                 limit.agree(spent)
-                is_overdue = overdue > checkpoints.saved_step
-                if is_evaluated or stop_early or signal or is_overdue:
+                if is_evaluated or stop_early or signal or overdue > checkpoints.saved_step:
                     state.seconds = limit.seconds
                     checkpoints.save(state, log.state_dict())
                 if signal and state.step < total_steps:

@@ -96,11 +96,9 @@ def keep_freed_memory() -> None:
     By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
     in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
     """
-    # In bytes: blocks from this size on are mapped one by one; the heap shrinks when this much at
-    # its end is free; it grows by this much.
-    sizes = (2**30, 2**31 - 1, 2**27)
-    for parameter, size in zip((M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD), sizes, strict=True):
-        call_libc("mallopt", parameter, size)
+    call_libc("mallopt", M_MMAP_THRESHOLD, 2**30)  # bytes from which a block is mapped on its own
+    call_libc("mallopt", M_TRIM_THRESHOLD, 2**31 - 1)  # free at the heap's end before it shrinks
+    call_libc("mallopt", M_TOP_PAD, 2**27)  # by which it grows
 
 
 def hand_back_memory() -> None:
