@@ -129,7 +129,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
             Signals() as signals,
             log,
             watchers(setup, state) as tell_watchers,
-            micro_batch.halve_micro_batch_on_oom(state),
+            micro_batch.halve_micro_batch_on_oom(lambda: state.step),
             checkpoints,
         ):
             consensus = AsyncConsensus(world, run.timeout_seconds)
