@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -72,7 +72,7 @@ def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
     return None
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager):
     """The checkpoints of one run folder. Rank 0 writes them in a thread; every rank reads them."""
 
     def __init__(self, config: Config, world: World, source: Source) -> None:
@@ -120,11 +120,7 @@ class Checkpoints:
         state.load_state_dict(saved["state"])
 
     def check_identity(self, saved: dict[str, Any]) -> None:
-        """Check that a checkpoint is of a run with the same config on the same images.
-
-        Raises:
-            UserError: with the first difference.
-        """
+        """Refuse a checkpoint that is not of a run with the same config on the same images."""
         known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
         for knob, value in self.identity["config"].items():
             was = known[knob]
@@ -179,12 +175,7 @@ class Checkpoints:
         self.pending = self.writer.submit(self._write, saved, weights)
 
     def _write(self, saved: dict[str, Any], best: dict[str, Tensor] | None) -> None:
-        """Write one checkpoint under all of its names, `last.pt` last, and delete the oldest.
-
-        Raises:
-            FaultError: if the weights are not finite, or the disk is full.
-            OSError: if the disk fails otherwise.
-        """
+        """Write one checkpoint under all of its names, `last.pt` last."""
         step = saved["state"]["step"]
         with self.saving(step, saved["state"]):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -248,10 +239,6 @@ class Checkpoints:
         self.world.all_true(True)  # no rank leaves earlier: its end might kill rank 0
         last = f"saved {self.last} at step {step} of {total_steps}"
         return f"{last}; run the same command to resume" if self.world.is_main else ""
-
-    def __enter__(self) -> "Checkpoints":
-        """A block in which checkpoints are saved."""
-        return self
 
     def __exit__(self, *error: object) -> None:
         """Finish the save that is under way."""

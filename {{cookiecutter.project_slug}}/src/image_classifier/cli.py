@@ -1,8 +1,6 @@
 """The command line: `train` and the tools, each with one line for a user's mistake.
 
-Arguments are parsed before torch is imported, so that `--help` and a typo answer at once. A tool is
-a folder in `tools/` with a `command.py`, whose `main` takes the words behind its name and returns
-the exit code; deleting the folder removes the command.
+Arguments are parsed before torch is imported, so that `--help` and a typo answer at once.
 """
 
 import os

@@ -79,11 +79,7 @@ def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
 
 
 def attempt(work: Callable[[], None]) -> int:
-    """Do `work`, report what goes wrong, and return the exit code.
-
-    Raises:
-        UserError: as `work` does; the command line reports it.
-    """
+    """Do `work`, report what goes wrong but a `UserError`, and return the exit code."""
     import torch  # noqa: F401 - Ctrl-C in the midst of this import would end in a traceback
 
     platform.hold_ctrl_c(False)  # which `launch_once` has held
