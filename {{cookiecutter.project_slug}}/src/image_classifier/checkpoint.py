@@ -221,11 +221,7 @@ class Checkpoints(AbstractContextManager):
         write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
 
     def wait(self) -> None:
-        """Wait until the last save is on the disk.
-
-        Raises:
-            FaultError: if it could not be written.
-        """
+        """Wait until the last save is on the disk; FaultError if it could not be written."""
         if self.pending:
             self.pending.result()
 

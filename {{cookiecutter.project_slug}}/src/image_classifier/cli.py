@@ -96,7 +96,7 @@ def versions() -> str:
 
     package = __name__.partition(".")[0]
     scripts = entry_points(group="console_scripts")
-    mine = [script.dist for script in scripts if script.module.partition(".")[0] == package]
-    known = [f"{found.name} {found.version}" for found in mine if found is not None]
-    name = known[0] if known else f"{Path(sys.argv[0]).name}, not installed"
+    mine = (script.dist for script in scripts if script.module.partition(".")[0] == package)
+    known = (f"{found.name} {found.version}" for found in mine if found is not None)
+    name = next(known, f"{Path(sys.argv[0]).name}, not installed")
     return f"{name}; torch {version('torch')}; Python {platform.python_version()}"

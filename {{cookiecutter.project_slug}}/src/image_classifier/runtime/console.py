@@ -91,8 +91,7 @@ def printable(text: str) -> str:
 
 def printable_path(name: bytes) -> str:
     """A path in a form that can be printed, and turned back into the same bytes."""
-    shown = ""
-    for letter in os.fsdecode(name).replace("\\", "\\\\"):
-        codes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
-        shown += letter if letter.isprintable() else codes
-    return shown
+    return "".join(
+        letter if letter.isprintable() else "".join(f"\\x{b:02x}" for b in os.fsencode(letter))
+        for letter in os.fsdecode(name).replace("\\", "\\\\")
+    )

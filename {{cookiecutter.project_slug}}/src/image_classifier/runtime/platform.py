@@ -25,7 +25,7 @@ NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opens a pipe that nobody writes to
 affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-SIOCGIFADDR = 0x8915  # of netdevice(7)
+SIOCGIFADDR = 0x8915  # of netdevice(7): the IPv4 address of an interface
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
@@ -112,10 +112,7 @@ def end_with_parent(number: int) -> None:
 
 
 def interface_to(host: str) -> str | None:
-    """The network interface by which Linux reaches `host`; None elsewhere and where it has none.
-
-    See `netdevice(7)`, which has the IPv4 address of an interface.
-    """
+    """The network interface by which Linux reaches `host`; None elsewhere and where it has none."""
     if sys.platform != "linux":
         return None
     import fcntl
