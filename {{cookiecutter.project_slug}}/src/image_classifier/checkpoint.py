@@ -7,9 +7,9 @@ The tool `fsdp` writes folders `step_<n>` in place of files.
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -45,17 +45,7 @@ KEEP = 2  # newest checkpoints kept beside the best
 def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
     """What the last checkpoint of a run holds: None if there is none, or with `--run.fresh`.
 
-    A damaged checkpoint is skipped for the one before it. With several machines, all ranks get that
-    of rank 0: the run folder of another machine may be empty, or hold older ones.
-
-    Raises:
-        UserError: if all are damaged, or one is not of this project.
-    """
-    return world.read_once(lambda: read_whole(run, world))
-
-
-def read_whole(run: RunConfig, world: World) -> dict[str, Any] | None:
-    """The newest checkpoint on this machine's disk that is not damaged.
+    A damaged checkpoint is skipped for the one before it.
 
     Raises:
         UserError: if all are damaged, or one is not of this project.
@@ -82,7 +72,7 @@ def read_whole(run: RunConfig, world: World) -> dict[str, Any] | None:
     return None
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager):
     """The checkpoints of one run folder. Rank 0 writes them in a thread; every rank reads them."""
 
     def __init__(self, config: Config, world: World, source: Source) -> None:
@@ -130,11 +120,7 @@ class Checkpoints:
         state.load_state_dict(saved["state"])
 
     def check_identity(self, saved: dict[str, Any]) -> None:
-        """Check that a checkpoint is of a run with the same config on the same images.
-
-        Raises:
-            UserError: with the first difference.
-        """
+        """Refuse a checkpoint that is not of a run with the same config on the same images."""
         known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
         for knob, value in self.identity["config"].items():
             was = known[knob]
@@ -189,15 +175,9 @@ class Checkpoints:
         self.pending = self.writer.submit(self._write, saved, weights)
 
     def _write(self, saved: dict[str, Any], best: dict[str, Tensor] | None) -> None:
-        """Write one checkpoint under all of its names, `last.pt` last, and delete the oldest.
-
-        Raises:
-            FaultError: if the weights are not finite, or the disk is full.
-            OSError: if the disk fails otherwise.
-        """
+        """Write one checkpoint under all of its names, `last.pt` last."""
         step = saved["state"]["step"]
-        check_finite(tree_leaves(saved["state"]), step)
-        with self.explain_full_disk(step):
+        with self.saving(step, saved["state"]):
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"step_{step:08d}.pt"
             write_whole(path, lambda file: torch.save(saved, file))
@@ -205,16 +185,21 @@ class Checkpoints:
                 self.write_weights(best, saved)
                 give_name(path, self.folder / "best.pt")
             give_name(path, self.last)
-        self.kept_step = step
-        self.delete_oldest()
 
     @contextmanager
-    def explain_full_disk(self, step: int) -> Iterator[None]:
-        """A block that saves `step`.
+    def saving(self, step: int, state: object) -> Iterator[None]:
+        """A block that writes the checkpoint of `step`, after which the oldest are deleted.
 
         Raises:
-            FaultError: if the disk is full.
+            FaultError: if a tensor in `state` is not finite, or the disk is full.
         """
+        tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
+            raise FaultError(
+                f"weights or optimizer have numbers that are not finite after step {step}: not "
+                "saved, and earlier checkpoints are kept; lower --optim.lr"
+            )
         try:
             yield
         except (OSError, RuntimeError) as error:
@@ -225,6 +210,9 @@ class Checkpoints:
                 f"cannot save step {step} in {self.folder}: no space left; {kept}. "
                 "Make space, and run the same command to resume"
             ) from error
+        self.kept_step = step
+        for old in saved_steps(self.folder)[:-KEEP] if self.world.is_main else ():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
         """Write weights alone, for other programs."""
@@ -232,17 +220,8 @@ class Checkpoints:
         content = save({k: tensor.contiguous() for k, tensor in weights.items()}, about)
         write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
 
-    def delete_oldest(self) -> None:
-        """Delete all checkpoints of single steps but the newest."""
-        for old in saved_steps(self.folder)[:-KEEP]:
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-
     def wait(self) -> None:
-        """Wait until the last save is on the disk.
-
-        Raises:
-            FaultError: if it could not be written.
-        """
+        """Wait until the last save is on the disk; FaultError if it could not be written."""
         if self.pending:
             self.pending.result()
 
@@ -257,29 +236,11 @@ class Checkpoints:
         last = f"saved {self.last} at step {step} of {total_steps}"
         return f"{last}; run the same command to resume" if self.world.is_main else ""
 
-    def __enter__(self) -> "Checkpoints":
-        """A block in which checkpoints are saved."""
-        return self
-
     def __exit__(self, *error: object) -> None:
         """Finish the save that is under way."""
         self.writer.shutdown(wait=True)
         if error[0] is None:
             self.wait()
-
-
-def check_finite(values: Iterable[object], step: int) -> None:
-    """Check all tensors of numbers among `values`.
-
-    Raises:
-        FaultError: if one has numbers that are not finite.
-    """
-    floats = [leaf for leaf in values if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
-        raise FaultError(
-            f"weights or optimizer have numbers that are not finite after step {step}: not "
-            "saved, and earlier checkpoints are kept; lower --optim.lr"
-        )
 
 
 def to_host(state: dict[str, Any]) -> dict[str, Any]:

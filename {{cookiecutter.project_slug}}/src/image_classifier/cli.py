@@ -1,8 +1,6 @@
 """The command line: `train` and the tools, each with one line for a user's mistake.
 
-Arguments are parsed before torch is imported, so that `--help` and a typo answer at once. A tool is
-a folder in `tools/` with a `command.py`, whose `main` takes the words behind its name and returns
-the exit code; deleting the folder removes the command.
+Arguments are parsed before torch is imported, so that `--help` and a typo answer at once.
 """
 
 import os
@@ -28,8 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     promise = "; the run goes on, metrics.jsonl has all" if words[:1] == ["train"] else ""
     with lasting_output(promise) as output:
         code = obey(words)
-    is_lost = output.error is not None and not writes_files(words)
-    return EXIT_FAULT if is_lost and code == EXIT_DONE else code
+    if output.error is None or code != EXIT_DONE or words[:1] == ["train"]:
+        return code
+    tool = find_tools("command").get("".join(words[:1]))
+    return EXIT_DONE if getattr(tool, "RESULT_IS_IN_FILES", False) else EXIT_FAULT
 
 
 def obey(words: list[str]) -> int:
@@ -59,12 +59,6 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
     return {"train": train, **tools}
 
 
-def writes_files(words: list[str]) -> bool:
-    """Whether the verb has done its work even if what it prints is lost: its result is in files."""
-    tool = find_tools("command").get("".join(words[:1]))
-    return words[:1] == ["train"] or getattr(tool, "RESULT_IS_IN_FILES", False)
-
-
 def train(words: list[str]) -> int:
     """Train: `train [PRESET] [--FLAG VALUE ...]`; the same command continues a run."""
     name, preset = take_preset(words, "shapes")
@@ -88,17 +82,11 @@ def overview() -> str:
     verbs = commands()
     train, width = command("train"), max(map(len, verbs))
     root = f"{train} --data.root photos"
-    return "\n".join(
-        [
-            "To begin:",
-            "",
-            f"  {train:<{len(root)}}  train on shapes that are drawn on the spot",
-            f"  {root}  train on your own images: photos/<class>/1.jpg",
-            "",
-            "Commands, each with a --help of its own:",
-            "",
-            *(f"  {name:<{width}}  {summary(verb)}" for name, verb in verbs.items()),
-        ]
+    lines = "\n".join(f"  {name:<{width}}  {summary(verb)}" for name, verb in verbs.items())
+    return (
+        f"To begin:\n\n  {train:<{len(root)}}  train on shapes that are drawn on the spot\n"
+        f"  {root}  train on your own images: photos/<class>/1.jpg\n\n"
+        f"Commands, each with a --help of its own:\n\n{lines}"
     )
 
 
@@ -108,7 +96,7 @@ def versions() -> str:
 
     package = __name__.partition(".")[0]
     scripts = entry_points(group="console_scripts")
-    mine = [script.dist for script in scripts if script.module.partition(".")[0] == package]
-    known = [f"{found.name} {found.version}" for found in mine if found is not None]
-    name = known[0] if known else f"{Path(sys.argv[0]).name}, not installed"
+    mine = (script.dist for script in scripts if script.module.partition(".")[0] == package)
+    known = (f"{found.name} {found.version}" for found in mine if found is not None)
+    name = next(known, f"{Path(sys.argv[0]).name}, not installed")
     return f"{name}; torch {version('torch')}; Python {platform.python_version()}"

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from types import ModuleType
 
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -56,11 +55,15 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         # Data, and the number format that is fastest for this model on this device.
         train_data = TrainData(config, world)
         total_steps, steps_per_epoch = train_data.total_steps, train_data.steps_per_epoch
-        saved = read_newest(run, world)  # the checkpoint to resume from, or None
+        saved = world.read_once(lambda: read_newest(run, world))  # where to resume from, or None
         config, why_precision = settle_precision(config, train_data, world, saved)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
-        sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
+        sharding = None  # FSDP, with which no rank has all weights
+        if config.compute.parallel == "fsdp":
+            tool = need_tool("sharding", "fsdp", "--compute.parallel fsdp")
+            tool.check_config(config)
+            sharding = tool if world.size > 1 else None
         val_data = EvalData(train_data.data, "val", world, run, micro_batch.size)
 
         # Pretrained weights want images normalized as those that they were trained on.
@@ -126,10 +129,10 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
             Signals() as signals,
             log,
             watchers(setup, state) as tell_watchers,
-            micro_batch.halve_micro_batch_on_oom(state),
-            AsyncConsensus(world, run.timeout_seconds) as consensus,
+            micro_batch.halve_micro_batch_on_oom(lambda: state.step),
             checkpoints,
         ):
+            consensus = AsyncConsensus(world, run.timeout_seconds)
             for batch in train_data.batches(state.step, 0 if stop_early else total_steps):
                 if backbone and state.step == unfreeze_step:
                     set_frozen(model, backbone, is_frozen=False)
@@ -153,15 +156,10 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                     log.scores(state.step, scores)
                 # All ranks learn of a signal, the clock, or that a save is due, at the same step.
                 pause, spent = limit.read()
-                signal, overdue, spent = consensus.max(
-                    state.step,
-                    signals.number or pause,
-                    state.step if checkpoints.are_old else 0,
-                    spent,
-                )
+                told = signals.number or pause, checkpoints.are_old * state.step, spent
+                signal, overdue, spent = consensus.max(state.step, *told)
                 limit.agree(spent)
-                is_overdue = overdue > checkpoints.saved_step
-                if is_evaluated or stop_early or signal or is_overdue:
+                if is_evaluated or stop_early or signal or overdue > checkpoints.saved_step:
                     state.seconds = limit.seconds
                     checkpoints.save(state, log.state_dict())
                 if signal and state.step < total_steps:
@@ -171,6 +169,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
 
             scores = scores or evaluate_best()
             log.finish(scores, stop_early)
+            consensus.finish()
         return scores
 
 
@@ -221,19 +220,6 @@ def train_step(  # noqa: PLR0917 - what a step needs
             precision.backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
     return total
-
-
-def find_sharding(config: Config, world: World) -> ModuleType | None:
-    """The tool that shards weights over all ranks, where `config` and their number ask for it.
-
-    Raises:
-        UserError: if it was deleted, or can't train as `config` says.
-    """
-    if config.compute.parallel == "ddp":
-        return None
-    sharding = need_tool("sharding", "fsdp", "--compute.parallel fsdp")
-    sharding.check_config(config)
-    return sharding if world.size > 1 else None
 
 
 def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:

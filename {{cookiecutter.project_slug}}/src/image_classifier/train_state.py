@@ -11,6 +11,8 @@ from .models import check_weights
 from .precision import Precision
 from .runtime.distributed import local_part
 
+NUMBERS = ("step", "best_top1", "best_step", "num_worse", "seconds")  # of a state, as it is saved
+
 
 @dataclass
 class TrainState:
@@ -73,11 +75,7 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only, so that it loads with `weights_only=True`."""
         return {
-            "step": self.step,
-            "best_top1": self.best_top1,
-            "best_step": self.best_step,
-            "num_worse": self.num_worse,
-            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in NUMBERS},
             "model": dict(self.model.state_dict()),
             "ema": None if self.ema is None else dict(self.ema.state_dict()),
             "optimizer": self.optimizer.state_dict(),
@@ -91,9 +89,8 @@ class TrainState:
             LookupError, TypeError, ValueError, AttributeError, RuntimeError: if it is of another
                 model or optimizer.
         """
-        self.step = saved["step"]
-        self.best_top1, self.best_step = saved["best_top1"], saved["best_step"]
-        self.num_worse, self.seconds = saved["num_worse"], saved.get("seconds", 0.0)
+        for name in saved.keys() & NUMBERS:  # `seconds` is younger than other numbers
+            setattr(self, name, saved[name])
         self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))

@@ -104,11 +104,6 @@ def add_help(kind: type) -> None:
             owner.__annotations__[name] = Annotated[hint, tyro.conf.arg(help=about, **word)]
 
 
-def sections(options: Config) -> dict[str, Any]:
-    """The fields of a `Config` among options that have more fields."""
-    return {knob.name: getattr(options, knob.name) for knob in fields(Config)}
-
-
 def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
     """The preset whose name `words` begin with, which is removed from them: name and config.
 

@@ -39,12 +39,6 @@ def flatten(config: Config) -> dict[str, Any]:
     return flat
 
 
-def changed_knobs(config: Config, preset: Config) -> dict[str, Any]:
-    """The knobs in which `config` is not as `preset`, by their dotted names."""
-    was = flatten(preset)
-    return {knob: value for knob, value in flatten(config).items() if value != was[knob]}
-
-
 def unflatten(flat: dict[str, Any]) -> Config:
     """The config that `flatten` made `flat` from; knobs that are missing have their defaults.
 

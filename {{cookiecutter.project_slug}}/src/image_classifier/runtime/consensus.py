@@ -52,11 +52,7 @@ class AsyncConsensus:
         (last_step, last_time), self.last = self.last, (step, time.monotonic())
         return max(1, round(EXCHANGE_SECONDS * (step - last_step) / (self.last[1] - last_time)))
 
-    def __enter__(self) -> "AsyncConsensus":
-        """A block of steps."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Complete the last exchange, as all ranks do that reach the end of the block."""
-        if kind is None and self.pending is not None:
+    def finish(self) -> None:
+        """Complete the last exchange, as all ranks do that reach the end of the run."""
+        if self.pending is not None:
             self.pending[1].wait()

@@ -5,7 +5,7 @@ A full disk, a closed terminal or a reader such as `head` ends neither a run nor
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
@@ -27,35 +27,28 @@ class Output:
 
     def write(self, text: str) -> int:
         """Write `text` if that is possible."""
-        try:
-            self.stream.write(text)
-        except OSError as error:
-            self.fail(error)
+        self.attempt(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         """Flush the buffer if that is possible."""
-        try:
-            self.stream.flush()
-        except OSError as error:
-            self.fail(error)
+        self.attempt(self.stream.flush)
 
-    def fail(self, error: OSError) -> None:
-        """Let all that follows go to /dev/null, and report the reason, unless a reader has left."""
-        self.error = error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-        if self.promise or not isinstance(error, BrokenPipeError):
-            reason = f"cannot write to standard output: {error.strerror}{self.promise}"
-            print(reason, file=sys.stderr, flush=True)
+    def attempt(self, action: Callable[..., object], *arguments: str) -> None:
+        """Where that fails, let all that follows go to /dev/null; say why, unless a reader left."""
+        try:
+            action(*arguments)
+        except OSError as error:
+            self.error = error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            if self.promise or not isinstance(error, BrokenPipeError):
+                reason = f"cannot write to standard output: {error.strerror}{self.promise}"
+                print(reason, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def lasting_output(promise: str) -> Iterator[Output]:
-    """A block in which no print raises; yields standard output, with its `error` if it failed.
-
-    Args:
-        promise: appended to the line that reports the failure.
-    """
+    """A block in which no print raises; yields standard output, with its `error` if it failed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: the first file opened would get its number
             # Opened to read, so that writing to it still fails.
@@ -66,11 +59,6 @@ def lasting_output(promise: str) -> Iterator[Output]:
             yield output
         finally:
             output.flush()
-
-
-def is_reader_gone() -> bool:
-    """Whether nobody reads standard output any more, such as `head`, which has seen enough."""
-    return isinstance(getattr(sys.stdout, "error", None), BrokenPipeError)
 
 
 def say(line: str, is_last: bool = True) -> None:
@@ -103,8 +91,7 @@ def printable(text: str) -> str:
 
 def printable_path(name: bytes) -> str:
     """A path in a form that can be printed, and turned back into the same bytes."""
-    shown = ""
-    for letter in os.fsdecode(name).replace("\\", "\\\\"):
-        codes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
-        shown += letter if letter.isprintable() else codes
-    return shown
+    return "".join(
+        letter if letter.isprintable() else "".join(f"\\x{b:02x}" for b in os.fsencode(letter))
+        for letter in os.fsdecode(name).replace("\\", "\\\\")
+    )

@@ -73,7 +73,8 @@ class World:
     def read_once(self, read: Callable[[], T]) -> T:
         """What `read` finds on this machine; with several machines, what rank 0 finds on its own.
 
-        Their disks may differ. The value is pickled on its way, as are others between ranks.
+        Their disks may differ: the run folder of another machine may be empty, or hold older
+        checkpoints. The value is pickled on its way, as are others between ranks.
         """
         if self.size == self.local_size:
             return read()
@@ -141,11 +142,7 @@ def join_world(
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.device, str]:
-    """This rank's device: its own GPU, or the CPU that all share; and why no GPU was found.
-
-    Raises:
-        UserError: if there are more processes than devices, or no device of the kind asked for.
-    """
+    """This rank's device: its own GPU, or the CPU that all share; and why no GPU was found."""
     found, why = find_accelerator()
     if name not in ("auto", "cpu", found):
         raise UserError(f"--compute.device {name}: {why or f'this machine has {found}'}")

@@ -104,7 +104,7 @@ def give_name(path: Path, name: Path) -> None:
 
 
 def lock_file(file: IO, is_taken: str) -> bool:
-    """Lock `file`, which is open for writing, until it is closed; False where there are no locks.
+    """Lock `file` until it is closed or this process ends; False where there are no locks.
 
     Raises:
         UserError: `is_taken`, if another process holds the lock.
@@ -119,11 +119,7 @@ def lock_file(file: IO, is_taken: str) -> bool:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a file to read.
-
-    Raises:
-        OSError: if that fails, or if it is a pipe or a device, some of which never end.
-    """
+    """Open a file to read; OSError if it is a pipe or a device, some of which never end."""
     # Without waiting for the other end of a pipe.
     opener = lambda name, flags: os.open(name, flags | platform.NO_WAIT)  # noqa: E731
     file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
@@ -134,11 +130,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file holds anything else.
-
-    Raises:
-        OSError: if it can't be read.
-    """
+    """The JSON object in a file; empty if it holds anything else; OSError if it can't be read."""
     with open_plain(path) as file:
         return parse_object(file.read())
 

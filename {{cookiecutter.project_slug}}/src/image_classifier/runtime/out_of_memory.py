@@ -5,10 +5,9 @@ come, and a check before each exchange of gradients would end its overlap with c
 rank that fails writes down half of its micro-batch, all start again, and read it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -18,12 +17,6 @@ from .distributed import World
 from .files import read_object, write_json
 
 FILE = "micro_batch.json"  # in the run folder, to the end of the run
-
-
-class Stepping(Protocol):
-    """Whatever counts the steps of a run."""
-
-    step: int
 
 
 class OutOfMemoryError(FaultError):
@@ -46,7 +39,7 @@ class MicroBatch:
         self.size = world.all_reduce_min(size)
 
     @contextmanager
-    def halve_micro_batch_on_oom(self, state: Stepping) -> Iterator[None]:
+    def halve_micro_batch_on_oom(self, steps_done: Callable[[], int]) -> Iterator[None]:
         """A block that, if it runs out of memory, halves the micro-batch of the next start.
 
         Raises:
@@ -56,7 +49,8 @@ class MicroBatch:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            place = f"out of memory at step {state.step + 1} with micro-batch {self.size}"
+            done = steps_done()
+            place = f"out of memory at step {done + 1} with micro-batch {self.size}"
             if self.size == 1:
                 raise FaultError(
                     f"{place}: not even one image at a time fits; a smaller --data.image-size or "
@@ -64,7 +58,7 @@ class MicroBatch:
                 ) from error
             half = self.size // 2
             with suppress(FileNotFoundError):  # another rank has renamed our file
-                write_json(self.path, {"micro_batch": half, "was": self.size, "step": state.step})
+                write_json(self.path, {"micro_batch": half, "was": self.size, "step": done})
             raise OutOfMemoryError(
                 f"{place}: started again from the last save with {half} "
                 f"(the batch stays {self.share * self.world.size})"

@@ -25,16 +25,12 @@ NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opens a pipe that nobody writes to
 affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-SIOCGIFADDR = 0x8915  # of netdevice(7)
+SIOCGIFADDR = 0x8915  # of netdevice(7): the IPv4 address of an interface
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
 def lock(file: IO) -> None:
-    """Lock `file`, which is open for writing, until it is closed or this process ends.
-
-    Raises:
-        OSError: PermissionError or BlockingIOError if another process holds the lock.
-    """
+    """Lock `file`, which is open for writing; PermissionError or BlockingIOError if it is taken."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -94,23 +90,15 @@ def peak_memory_bytes() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def forget_peak_memory() -> None:
-    """Let `peak_memory_bytes` count from now on; only Linux can."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def keep_freed_memory() -> None:
     """Let glibc keep the memory that this process frees.
 
     By default glibc returns large blocks to the kernel at once, and on a CPU each step then faults
     in the pages of its activations again: 5 to 15 % of a step; see `mallopt(3)`.
     """
-    # In bytes: blocks from this size on are mapped one by one; the heap shrinks when this much at
-    # its end is free; it grows by this much.
-    sizes = (2**30, 2**31 - 1, 2**27)
-    for parameter, size in zip((M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD), sizes, strict=True):
-        call_libc("mallopt", parameter, size)
+    call_libc("mallopt", M_MMAP_THRESHOLD, 2**30)  # bytes from which a block is mapped on its own
+    call_libc("mallopt", M_TRIM_THRESHOLD, 2**31 - 1)  # free at the heap's end before it shrinks
+    call_libc("mallopt", M_TOP_PAD, 2**27)  # by which it grows
 
 
 def hand_back_memory() -> None:
@@ -124,10 +112,7 @@ def end_with_parent(number: int) -> None:
 
 
 def interface_to(host: str) -> str | None:
-    """The network interface by which Linux reaches `host`; None elsewhere and where it has none.
-
-    See `netdevice(7)`, which has the IPv4 address of an interface.
-    """
+    """The network interface by which Linux reaches `host`; None elsewhere and where it has none."""
     if sys.platform != "linux":
         return None
     import fcntl

@@ -114,15 +114,13 @@ def environment(world: World) -> dict[str, Any]:
 def git(*command: str) -> str | None:
     """What git says about the code that runs, or None without a repository."""
     try:
-        answer = subprocess.run(  # noqa: S603 - our own words, and no shell
+        return subprocess.check_output(  # noqa: S603 - our own words, and no shell
             # It may not refresh its index: killed while it does, it would leave it locked.
             ["git", "--no-optional-locks", *command],  # noqa: S607 - wherever the user has it
             cwd=Path(__file__).parent,
-            capture_output=True,
+            stderr=subprocess.DEVNULL,
             text=True,
             timeout=5,
-            check=True,
-        )
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()

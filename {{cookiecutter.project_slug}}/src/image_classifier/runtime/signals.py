@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 from ..errors import EXIT_RESTART, FaultError
 from .platform import STOP_SIGNALS
@@ -18,10 +17,7 @@ def obeyed() -> list[signal.Signals]:
 
 
 class StoppedError(FaultError):
-    """A signal or the time limit ended the run, and everything is saved.
-
-    The exit code is 128 + the signal, or "start me again".
-    """
+    """A signal or the time limit ended the run, and everything is saved."""
 
     def __init__(self, number: int, account: str) -> None:
         """`account` says what was saved; empty on all ranks but the first."""
@@ -36,15 +32,12 @@ class StoppedError(FaultError):
 class Signals:
     """The first signal of the run; a second Ctrl-C ends it without waiting for the step."""
 
-    def __init__(self) -> None:
-        """No signal yet."""
-        self.number = 0
-        self.before: dict[int, Any] = {}
+    number = 0  # none yet
 
     def __enter__(self) -> "Signals":
         """Note signals from here on; only the main thread can, elsewhere nothing changes."""
-        if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self.note) for number in obeyed()}
+        is_main = threading.current_thread() is threading.main_thread()
+        self.before = {n: signal.signal(n, self.note) for n in obeyed()} if is_main else {}
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -1,13 +1,13 @@
-"""Options of the commands that train one recipe several times."""
+"""Options of commands that have every knob of training, and of those that train several times."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
 from ..errors import UserError
-from ..runtime.command_line import command, parse, sections, take_preset
-from ..runtime.config_dict import changed_knobs, words_of
+from ..runtime.command_line import command, parse, take_preset
+from ..runtime.config_dict import flatten, words_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,17 @@ class Recipe:
         """The words of `train` for the run `name`, which has the options `own`."""
         knobs = self.changed | own | {"run.dir": str(self.folder / name)}
         return [self.preset, *words_of(knobs)]
+
+
+def sections(options: Config) -> dict[str, Any]:
+    """The fields of a `Config` among options that have more fields."""
+    return {knob.name: getattr(options, knob.name) for knob in fields(Config)}
+
+
+def changed_knobs(config: Config, preset: Config) -> dict[str, Any]:
+    """The knobs in which `config` is not as `preset`, by their dotted names."""
+    was = flatten(preset)
+    return {knob: value for knob, value in flatten(config).items() if value != was[knob]}
 
 
 def take_recipe(

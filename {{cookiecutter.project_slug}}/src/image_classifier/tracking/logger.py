@@ -96,9 +96,7 @@ class RunLogger:
     def introduce(self, *, init_note: str, precision_note: str) -> None:
         """Print what the run consists of, and what its observers warn of.
 
-        Args:
-            init_note: which weights it starts from.
-            precision_note: why this precision, and how reproducible the run is.
+        The notes say which weights it starts from, why this precision, and how reproducible it is.
         """
         if not self.world.is_main:
             return
@@ -153,11 +151,8 @@ class RunLogger:
         """
         loss = self.summed_loss(step) / (step - self.row_step)
         now = time.monotonic()
-        spent = (
-            step - self.marked_step,
-            now - self.marked,
-            self.train_data.waited_seconds - self.marked_wait,
-        )
+        waited = self.train_data.waited_seconds - self.marked_wait
+        spent = step - self.marked_step, now - self.marked, waited
         metrics, rates = {"train/loss": loss, "train/lr": lr}, ""
         if speed := self.speed(*spent):
             metrics["train/images_per_second"] = round(speed.images_per_second, 1)
@@ -204,10 +199,7 @@ class RunLogger:
         self.restart_clock(step)
 
     def finish(self, scores: Scores, message: str = "") -> None:
-        """Print the result by class, and write the page and the predictions.
-
-        `message` says why the run ends early.
-        """
+        """Print the result by class, and why it ends early; write the page and the predictions."""
         self.write_page(scores)
         if self.world.is_main:
             if self.trackers.open:
@@ -284,11 +276,7 @@ class RunLogger:
         return {"loss": self.summed_loss(self.step_done), "step": self.row_step}
 
     def summed_loss(self, step: int) -> float:
-        """The sum of the losses since the last row, a mean over ranks. Waits for device and ranks.
-
-        Raises:
-            FaultError: if it is inf or nan.
-        """
+        """The losses since the last row, summed; a mean over ranks. Waits for device and ranks."""
         loss = float(self.world.all_reduce_sum(self.loss.clone())) / self.world.size
         if not isfinite(loss):
             raise FaultError(

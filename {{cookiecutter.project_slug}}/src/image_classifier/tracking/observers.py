@@ -60,14 +60,9 @@ def open_observers(setup: Setup) -> list[Observer]:
 
 
 @contextmanager
-def watchers(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
+def watchers(setup: Setup, state: TrainState) -> Iterator[Callable[[], object]]:
     """A block of steps that all watchers surround, on every rank; call its value after each."""
     with ExitStack() as stack:
         tools = find_tools("watcher").values()
         told = [stack.enter_context(tool.watch(setup, state)) for tool in tools]
-
-        def tell() -> None:
-            for watcher in told:
-                watcher()
-
-        yield tell
+        yield lambda: [watcher() for watcher in told]

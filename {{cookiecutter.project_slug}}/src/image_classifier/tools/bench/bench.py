@@ -22,6 +22,7 @@ from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes
 from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
+from ..recipe_options import changed_knobs
 from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure, table_line
 from .timed_run import (
@@ -146,7 +147,7 @@ def plan_row(name: str, setup: Setup, is_asked: bool, budget: Budget) -> Row:
     except UnavailableError as error:
         return Row(name, reason=str(error))
     first = next(iter(variants.values()))
-    note = " ".join(words_of(changed_knobs(setup.config, first.config)))
+    note = " ".join(words_of(changed_knobs(first.config, setup.config)))
     return Row(name, note=note, variants=variants)
 
 
@@ -170,12 +171,6 @@ def count(rows: list[Row]) -> int:
     return sum(any(timing.seconds for timing in row.timings.values()) for row in rows)
 
 
-def changed_knobs(before: Config, after: Config) -> dict[str, Any]:
-    """The knobs of `after` that differ from those of `before`."""
-    was = flatten(before)
-    return {knob: value for knob, value in flatten(after).items() if value != was[knob]}
-
-
 def combine(setup: Setup, rows: list[Row]) -> Variants:
     """The preset, and all knobs together that were found to be faster; nothing without any."""
     knobs: dict[str, Any] = {}
@@ -191,16 +186,17 @@ def combine(setup: Setup, rows: list[Row]) -> Variants:
         gains = {name: row.gain(current, name) for name in plain}
         better = {name: gain.median for name, gain in gains.items() if gain and gain.is_faster}
         if better:
-            knobs |= changed_knobs(setup.config, plain[max(better, key=better.__getitem__)])
-    best = {"best": Variant(with_knobs(setup.config, **knobs))}
-    return {"preset": Variant(setup.config)} | best if knobs else {}
+            best = plain[max(better, key=better.__getitem__)]
+            knobs |= changed_knobs(best, setup.config)
+    together = {"best": Variant(with_knobs(setup.config, **knobs))}
+    return {"preset": Variant(setup.config)} | together if knobs else {}
 
 
 def best_knobs(best: Row) -> dict[str, Any]:
     """The knobs that are faster together; none where they are not."""
     gain = best.gain("preset", "best") if best.timings else None
     configs = [variant.config for variant in best.variants.values()]
-    return changed_knobs(*configs) if gain and gain.is_faster else {}
+    return changed_knobs(*reversed(configs)) if gain and gain.is_faster else {}
 
 
 def plan_left_out(rows: list[Row], tuned: Setup, budget: Budget) -> Iterator[Row]:
@@ -217,7 +213,7 @@ def plan_left_out(rows: list[Row], tuned: Setup, budget: Budget) -> Iterator[Row
 def conclude(best: Row, rows: list[Row], config: Config, preset: Config, command: str) -> str:
     """The last line: the command line of the best setting that was measured."""
     knobs = best_knobs(best)
-    changed = changed_knobs(preset, with_knobs(config, run__dir=preset.run.dir, **knobs))
+    changed = changed_knobs(with_knobs(config, run__dir=preset.run.dir, **knobs), preset)
     line = shlex.join([*shlex.split(command), *words_of(changed)])
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of {count(rows)} measured tips"

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 from ...config import Config
-from ...runtime.command_line import command, parse, sections, summary, take_preset
+from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.launch import attempt
+from ..recipe_options import sections
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ matters less than the fastest, whose activations still fit into the caches.
 import gc
 import math
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
@@ -24,7 +24,7 @@ from ...precision import settle_precision
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.machine import device_name, host_memory_bytes
-from ...runtime.platform import forget_peak_memory, hand_back_memory, peak_memory_bytes
+from ...runtime.platform import hand_back_memory, peak_memory_bytes
 from ...runtime.run_dir import open_run
 from ...train import train_step
 from ..html import PAGE, line_chart
@@ -85,7 +85,8 @@ class Trial:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             hand_back_memory()
-            forget_peak_memory()
+            with suppress(OSError):  # only Linux can
+                Path("/proc/self/clear_refs").write_text("5")
 
     def in_order(self) -> list[Size]:
         """All sizes that fit, the smallest first."""

@@ -4,9 +4,10 @@ import shlex
 from dataclasses import dataclass, replace
 
 from ...config import Config
-from ...runtime.command_line import command, parse, sections, summary, take_preset
-from ...runtime.config_dict import changed_knobs, words_of
+from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.config_dict import words_of
 from ...runtime.launch import run_in_processes
+from ..recipe_options import changed_knobs, sections
 
 RESULT_IS_IN_FILES = True
 

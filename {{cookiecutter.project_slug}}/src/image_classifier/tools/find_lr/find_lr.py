@@ -95,7 +95,8 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     losses = torch.zeros(len(lrs), device=world.device)
     if world.is_main:
         print(f"{len(lrs)} steps, learning rates {lrs[0]:g} to {lrs[-1]:g}; {init_note}")
-    with closing(data), micro_batch.halve_micro_batch_on_oom(training.state):
+    halving = micro_batch.halve_micro_batch_on_oom(lambda: training.state.step)
+    with closing(data), halving:
         for step, batch in enumerate(data.batches(0, len(lrs))):
             losses[step] = training.train_step(batch, lrs[step])
             done = step + 1

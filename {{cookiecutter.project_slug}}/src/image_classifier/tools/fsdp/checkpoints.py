@@ -23,12 +23,12 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from ...checkpoint import Checkpoints, check_finite
+from ...checkpoint import Checkpoints
 from ...errors import UserError
 from ...models import DamagedError, parse_checkpoint
 from ...runtime.distributed import World, local_part
 from ...runtime.files import open_plain, read_object, sync_folder, write_json, write_whole
-from ...train_state import TrainState
+from ...train_state import NUMBERS, TrainState
 
 RUN, DIGESTS = "run.json", "digests.json"
 
@@ -62,7 +62,7 @@ class ShardedCheckpoints(Checkpoints):
         else:
             for name, tensor in tensors.items():
                 copy_part(found[name], tensor)
-        for name in numbers_of(state.state_dict()).keys() & values.keys():
+        for name in values.keys() & NUMBERS:
             setattr(state, name, values[name])
 
     def save(self, state: TrainState, log: dict[str, float]) -> None:
@@ -78,9 +78,9 @@ class ShardedCheckpoints(Checkpoints):
         # Each rank checks all parts: a sum of squares is finite if all of them are.
         parts = [part for part in map(local_part, tensors.values()) if part.is_floating_point()]
         squares = torch.stack(torch._foreach_norm(parts)).square().sum()
-        check_finite([self.world.all_reduce_sum(squares)], state.step)
+        self.world.all_reduce_sum(squares)
         saved = {
-            "state": numbers_of(values)
+            "state": {name: values[name] for name in NUMBERS}
             | {"optimizer": {"param_groups": values["optimizer"]["param_groups"]}, "scaler": {}},
             **self.identity,
             "report": log,
@@ -88,7 +88,7 @@ class ShardedCheckpoints(Checkpoints):
         }
         path = self.folder / f"step_{state.step:08d}"
         partial = path.with_suffix(".partial")
-        with self.explain_full_disk(state.step):
+        with self.saving(state.step, squares):
             if self.world.is_main:
                 for left in self.folder.glob("step_*.partial"):  # by a run that was killed
                     shutil.rmtree(left)
@@ -113,9 +113,7 @@ class ShardedCheckpoints(Checkpoints):
                 shutil.rmtree(path, ignore_errors=True)  # a damaged one, which was skipped
                 partial.rename(path)
                 sync_folder(self.folder)
-        self.last, self.kept_step = path, state.step
-        if self.world.is_main:
-            self.delete_oldest()
+        self.last = path
 
     def save_best(self, state: TrainState, saved: dict[str, Any]) -> None:
         """Gather the weights, one after the other; rank 0 writes them in the form of one file."""
@@ -135,7 +133,7 @@ class ShardedCheckpoints(Checkpoints):
         super().__exit__(*error)
         if error[0] is None and self.world.is_main and self.last.is_dir():
             saved = read_whole(json.loads((self.last / RUN).read_text()) | {"folder": self.last})
-            with self.explain_full_disk(self.kept_step):
+            with self.saving(self.kept_step, saved["state"]):
                 write_whole(self.folder / "last.pt", lambda file: torch.save(saved, file))
 
 
@@ -181,11 +179,6 @@ def read_whole(saved: dict[str, Any]) -> dict[str, Any]:
             state[part][key] = tensor
     state["ema"] = state["ema"] or None
     return {name: value for name, value in saved.items() if name != "folder"} | {"state": state}
-
-
-def numbers_of(values: dict[str, Any]) -> dict[str, float]:
-    """What a state has beside tensors: how far the run is, and its best evaluation."""
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def tensors_of(values: dict[str, Any]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
-from ...runtime.console import is_reader_gone, printable, say
+from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
 from ..loaded_model import LoadedModel, load_model
 from ..progress import Progress
@@ -109,7 +109,8 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
             print(f"{label:<{width}} {share:>6}  {printable(row['path'])}  {more}".rstrip())
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)
-        if is_reader_gone():
+        # A reader such as `head` has seen enough.
+        if isinstance(getattr(sys.stdout, "error", None), BrokenPipeError):
             break
     return num_bad
 

@@ -27,12 +27,12 @@ from ray.tune.search import Searcher
 
 from ...config import Config
 from ...errors import UserError, choose
-from ...runtime.command_line import sections
 from ...runtime.config_dict import words_of
 from ...runtime.console import say
 from ...runtime.files import lock_file, read_object, write_json, write_text
 from ...runtime.machine import num_cores
 from ..ray_cluster import start_ray
+from ..recipe_options import sections
 from .command import SearchOptions
 from .engines import GOAL, Knobs, Listed, build_engine, check_space, text_of, tidy
 from .halving import PausingASHA
