@@ -120,7 +120,11 @@ class Checkpoints(AbstractContextManager):
         state.load_state_dict(saved["state"])
 
     def check_identity(self, saved: dict[str, Any]) -> None:
-        """Refuse a checkpoint that is not of a run with the same config on the same images."""
+        """Check that a checkpoint is of a run with the same config on the same images.
+
+        Raises:
+            UserError: with the first difference.
+        """
         known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
         for knob, value in self.identity["config"].items():
             was = known[knob]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from types import ModuleType
 
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -59,11 +60,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         config, why_precision = settle_precision(config, train_data, world, saved)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
-        sharding = None  # FSDP, with which no rank has all weights
-        if config.compute.parallel == "fsdp":
-            tool = need_tool("sharding", "fsdp", "--compute.parallel fsdp")
-            tool.check_config(config)
-            sharding = tool if world.size > 1 else None
+        sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
         val_data = EvalData(train_data.data, "val", world, run, micro_batch.size)
 
         # Pretrained weights want images normalized as those that they were trained on.
@@ -156,7 +153,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                     log.scores(state.step, scores)
                 # All ranks learn of a signal, the clock, or that a save is due, at the same step.
                 pause, spent = limit.read()
-                told = signals.number or pause, checkpoints.are_old * state.step, spent
+                told = signals.number or pause, state.step if checkpoints.are_old else 0, spent
                 signal, overdue, spent = consensus.max(state.step, *told)
                 limit.agree(spent)
                 if is_evaluated or stop_early or signal or overdue > checkpoints.saved_step:
@@ -220,6 +217,19 @@ def train_step(  # noqa: PLR0917 - what a step needs
             precision.backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
     return total
+
+
+def find_sharding(config: Config, world: World) -> ModuleType | None:
+    """The tool that shards weights over all ranks, where `config` and their number ask for it.
+
+    Raises:
+        UserError: if it was deleted, or can't train as `config` says.
+    """
+    if config.compute.parallel == "ddp":
+        return None
+    sharding = need_tool("sharding", "fsdp", "--compute.parallel fsdp")
+    sharding.check_config(config)
+    return sharding if world.size > 1 else None
 
 
 def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:

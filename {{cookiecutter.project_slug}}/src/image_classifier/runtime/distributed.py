@@ -142,7 +142,11 @@ def join_world(
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.device, str]:
-    """This rank's device: its own GPU, or the CPU that all share; and why no GPU was found."""
+    """This rank's device: its own GPU, or the CPU that all share; and why no GPU was found.
+
+    Raises:
+        UserError: if there are more processes than devices, or no device of the kind asked for.
+    """
     found, why = find_accelerator()
     if name not in ("auto", "cpu", found):
         raise UserError(f"--compute.device {name}: {why or f'this machine has {found}'}")

@@ -79,7 +79,11 @@ def num_processes(run: RunConfig, compute: ComputeConfig) -> int:
 
 
 def attempt(work: Callable[[], None]) -> int:
-    """Do `work`, report what goes wrong but a `UserError`, and return the exit code."""
+    """Do `work`, report what goes wrong, and return the exit code.
+
+    Raises:
+        UserError: as `work` does; the command line reports it.
+    """
     import torch  # noqa: F401 - Ctrl-C in the midst of this import would end in a traceback
 
     platform.hold_ctrl_c(False)  # which `launch_once` has held
@@ -174,12 +178,7 @@ def launch_once(  # noqa: C901 - one attempt, from its start to its end
             if all(process.returncode == 0 for process in ranks):
                 return EXIT_DONE, ""
             time.sleep(POLL_SECONDS)
-        # The others are asked to end, and have time to report.
-        deadline = time.monotonic() + GRACE_SECONDS
-        for process in ranks:
-            process.terminate()
-        while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        end(ranks)
     finally:
         for process in ranks:
             process.kill()
@@ -195,6 +194,15 @@ def launch_once(  # noqa: C901 - one attempt, from its start to its end
     memory = " (out of memory?)" if name == "SIGKILL" else ""
     rank = ranks.index(failed[0])
     return 128 - code, f"rank {rank} (process {failed[0].pid}) was ended by {name}{memory}"
+
+
+def end(ranks: list[subprocess.Popen]) -> None:
+    """Ask the ranks to end, and give them time to report."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in ranks:
+        process.terminate()
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
 @contextmanager

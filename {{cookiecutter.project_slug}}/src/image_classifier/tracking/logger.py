@@ -276,7 +276,11 @@ class RunLogger:
         return {"loss": self.summed_loss(self.step_done), "step": self.row_step}
 
     def summed_loss(self, step: int) -> float:
-        """The losses since the last row, summed; a mean over ranks. Waits for device and ranks."""
+        """The sum of the losses since the last row, a mean over ranks. Waits for device and ranks.
+
+        Raises:
+            FaultError: if it is inf or nan.
+        """
         loss = float(self.world.all_reduce_sum(self.loss.clone())) / self.world.size
         if not isfinite(loss):
             raise FaultError(
