@@ -40,7 +40,7 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What is recorded of a trial: `knobs`, and why it `failed`, if it did; or nothing."""
+    """What is recorded of a trial: `knobs`, and why it `failed` or was `saved`; or nothing."""
     path = folder / "trial.json"
     return read_object(path) if path.exists() else {}
 

@@ -16,13 +16,15 @@ tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
 
 from image_classifier.config import Config
-from image_classifier.errors import UserError
+from image_classifier.errors import EXIT_RESTART, UserError
+from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.search import (
     command,
     engines,
     halving,
     overview,
     results,
+    search,
     spaces,
     trial,
 )
@@ -236,6 +238,28 @@ def test_a_winner_by_luck_is_told_from_a_better_one(tmp_path):
     )
     assert "+5.00 points" in results.confirmed(tmp_path / "better", 1000)
     assert results.confirmed(tmp_path / "better", 1000).endswith("better")
+
+
+def test_a_trial_at_its_time_limit_is_saved_and_ends_the_search_with_start_me_again(
+    tmp_path, monkeypatch
+):
+    def start_run(_, output, **__):
+        output.write_text("--run.max-minutes is over: saved\n")
+        return SimpleNamespace(poll=lambda: EXIT_RESTART, returncode=EXIT_RESTART)
+
+    monkeypatch.setattr(trial, "start_run", start_run)
+    monkeypatch.setattr(search.tune, "Tuner", Mock())
+    run_folder(tmp_path, 0, [], "interrupted")
+    run_folder(tmp_path, 1, [0.5])
+    limited = object.__new__(trial.RunTrial)
+    limited.setup({"folder": tmp_path / "000", "words": [], "threads": 1})
+    with pytest.raises(RuntimeError, match="is over: saved"):
+        limited.step()
+    job = SimpleNamespace(cpus=1, gpus=0)
+    with pytest.raises(StoppedError, match="is over: 1 of 2 trials in") as ended:
+        search.run_trials(job, None, None, tmp_path, 2)
+    assert ended.value.code == EXIT_RESTART
+    assert not results.read_trials(tmp_path)[0].failed
 
 
 PROGRAM = """
