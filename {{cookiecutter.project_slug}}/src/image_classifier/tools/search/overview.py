@@ -39,6 +39,7 @@ def page_of(  # noqa: PLR0917 - what is on it
         )
     }
     head, *rows = table_of(trials)
+    heads = row_of(head, "th").replace(".", ".<wbr>")  # the names of knobs are long
     body = [
         f"<h1>{escape(title)}</h1><p>{escape(about)}</p>",
         f'<dl class="facts"><div><dd>{best.top1:.2%}</dd><dt>top-1 of trial {best.number:03}, '
@@ -52,7 +53,7 @@ def page_of(  # noqa: PLR0917 - what is on it
         "</div>",
         "<h2>Importance</h2>",
         importance_section(importance_of(evaluated, space)),
-        f'<h2>Table</h2><div class="wide"><table><thead>{row_of(head, "th")}</thead>'
+        f'<h2>Table</h2><div class="wide"><table><thead>{heads}</thead>'
         f"{''.join(row_of(row, 'td') for row in rows)}</table></div>",
         *(
             f"<p>{trial.number:03} failed: {escape(trial.failed)}</p>"
@@ -75,6 +76,9 @@ def importance_of(trials: Sequence[Trial], space: Space) -> dict[str, float]:
     study = optuna.create_study(direction="maximize")
     for trial in trials:
         knobs = {knob: trial.knobs[knob] for knob in distributions}
+        for knob, found in distributions.items():  # six digits may be beyond a bound that has more
+            if not isinstance(found, optuna.distributions.CategoricalDistribution):
+                knobs[knob] = min(max(knobs[knob], found.low), found.high)
         study.add_trial(
             optuna.trial.create_trial(params=knobs, distributions=distributions, value=trial.top1)
         )

@@ -228,6 +228,14 @@ def test_the_page_shows_all_trials_needs_nothing_and_runs_nothing(tmp_path):
     assert {"optim.lr", "100%", "Validation loss"} <= set(shown.words)
 
 
+def test_a_grid_between_bounds_of_many_digits_has_an_importance(tmp_path):
+    space = {"optim.lr": tune.loguniform(1 / 3000, 1 / 3), "optim.momentum": tune.uniform(0, 2 / 3)}
+    for number, knobs in enumerate(engines.grid(space, 9, seed=0)):
+        run_folder(tmp_path, number, [knobs["optim.lr"]], **knobs)
+    found = overview.importance_of(results.read_trials(tmp_path), space)
+    assert found["optim.lr"] > found["optim.momentum"]
+
+
 def test_a_winner_by_luck_is_told_from_a_better_one(tmp_path):
     for name, gain in (("luck", (0.02, -0.02, 0.01)), ("better", (0.05, 0.051, 0.049))):
         for seed, more in enumerate(gain):
