@@ -11,8 +11,8 @@ import optuna
 from ray.tune.search.optuna import OptunaSearch
 
 from ..html import PAGE, line_chart, parallel_coordinates
-from .engines import ends
-from .results import Knobs, Trial, table_of
+from .engines import Knobs, ends
+from .results import Trial, table_of
 from .spaces import Space
 
 FEWEST = 5  # trials that can tell which knobs matter
@@ -28,16 +28,13 @@ def page_of(  # noqa: PLR0917 - what is on it
     axes = {knob: [trial.knobs.get(knob, "") for trial in evaluated] for knob in knobs}
     axes["top-1, %"] = [100 * trial.top1 for trial in evaluated]
     main = evaluated.index(best)
-    curves = {
-        what: {
-            name: [(row["epoch"], unit * row[f"val/{metric}"]) for row in trial.rows]
-            for name, trial in zip(names, evaluated, strict=True)
+    top1s, losses = (
+        {
+            f"{trial.number:03}": [(row["epoch"], unit * row[metric]) for row in trial.rows]
+            for trial in evaluated
         }
-        for what, metric, unit in (
-            ("Validation top-1", "top1", 100),
-            ("Validation loss", "loss", 1),
-        )
-    }
+        for metric, unit in (("val/top1", 100), ("val/loss", 1))
+    )
     head, *rows = table_of(trials)
     heads = row_of(head, "th").replace(".", ".<wbr>")  # the names of knobs are long
     body = [
@@ -48,8 +45,8 @@ def page_of(  # noqa: PLR0917 - what is on it
         "stand at their last top-1.</p>",
         parallel_coordinates("Knobs and result", axes, names, main),
         '<div class="curves">',
-        line_chart("Validation top-1", curves["Validation top-1"], unit="%", main=names[main]),
-        line_chart("Validation loss", curves["Validation loss"], main=names[main]),
+        line_chart("Validation top-1", top1s, unit="%", main=names[main]),
+        line_chart("Validation loss", losses, main=names[main]),
         "</div>",
         "<h2>Importance</h2>",
         importance_section(importance_of(evaluated, space)),

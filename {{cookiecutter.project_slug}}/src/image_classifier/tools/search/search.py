@@ -19,7 +19,7 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from ...config import Config
+from ...config import FREE_TO_CHANGE, Config
 from ...errors import UserError, choose
 from ...runtime.command_line import sections
 from ...runtime.console import say
@@ -36,7 +36,6 @@ from .results import (
     best_of,
     compute_text,
     confirmed,
-    num_images,
     read_record,
     read_trials,
     recorded_knobs,
@@ -74,7 +73,8 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
     knobs = (
         {knob: text_of(domain) for knob, domain in space.items()} if isinstance(space, dict) else {}
     )
-    about = {"preset": preset, "changed": changed, "space": space_name, "knobs": knobs}
+    fixed = {knob: v for knob, v in changed.items() if not knob.startswith(FREE_TO_CHANGE)}
+    about = {"preset": preset, "changed": fixed, "space": space_name, "knobs": knobs}
     with own_folder(folder, about, options.run.fresh), cluster(job):
         say(
             f"{options.trials} trials of {preset}, {job.at_once} at once: {options.search}, "
@@ -94,8 +94,7 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
         for name, own in (("preset", {}), ("best", best.knobs)):
             runs = Listed([own | {"seed": seed} for seed in seeds])
             run_trials(job, runs, FIFOScheduler(), folder / "confirm" / name, options.confirm)
-        images = num_images(trial_folder(folder, best.number))
-        say(confirmed(folder / "confirm", images))
+        say(confirmed(folder / "confirm"))
 
 
 def report(folder: Path, job: Job, space: Space) -> Trial:

@@ -62,7 +62,7 @@ class RunTrial(Trainable):
         """The next evaluation, if it is there; else start the run, if it is not running."""
         # In this order: what is over has written what is read next.
         is_over = self.process is not None and self.process.poll() is not None
-        is_done = state_of(self.folder) == "done"
+        is_done = status_of(self.folder).get("state") == "done"
         rows = evaluations(self.folder)
         if is_done and self.process:
             with suppress(subprocess.TimeoutExpired):  # a tracker may be uploading
@@ -132,12 +132,12 @@ def evaluations(folder: Path) -> list[Row]:
     return [row for row in rows if isinstance(row.get("val/top1"), float)]
 
 
-def state_of(folder: Path) -> str:
-    """Of a run: running, done, interrupted or failed; empty before it has begun."""
+def status_of(folder: Path) -> Row:
+    """A run's `state` and `step`; empty before it has begun."""
     try:
-        return str(read_object(folder / "status.json").get("state", ""))
+        return read_object(folder / "status.json")
     except OSError:
-        return ""
+        return {}
 
 
 def is_in_use(folder: Path) -> bool:

@@ -241,11 +241,11 @@ def test_a_winner_by_luck_is_told_from_a_better_one(tmp_path):
         for seed, more in enumerate(gain):
             run_folder(tmp_path / name / "preset", seed, [0.5])
             run_folder(tmp_path / name / "best", seed, [0.5 + more])
-    assert results.confirmed(tmp_path / "luck", 1000).endswith(
+    assert results.confirmed(tmp_path / "luck").endswith(
         "3 fresh seeds): no more than chance explains"
     )
-    assert "+5.00 points" in results.confirmed(tmp_path / "better", 1000)
-    assert results.confirmed(tmp_path / "better", 1000).endswith("better")
+    assert "+5.00 points" in results.confirmed(tmp_path / "better")
+    assert results.confirmed(tmp_path / "better").endswith("better")
 
 
 def test_a_trial_at_its_time_limit_is_saved_and_ends_the_search_with_start_me_again(
