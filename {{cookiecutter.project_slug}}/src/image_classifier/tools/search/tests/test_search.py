@@ -22,6 +22,7 @@ from image_classifier.tools.search import (
     command,
     engines,
     halving,
+    job,
     overview,
     results,
     search,
@@ -139,6 +140,7 @@ class FakeController:
     def stop_trial(self, stopped):
         """End a paused trial."""
         stopped.status = "TERMINATED"
+        self.scheduler.on_trial_remove(self, stopped)
 
     def run(self, units):
         """Run all trials for `units` at most; how many units each was trained."""
@@ -146,6 +148,7 @@ class FakeController:
             running = [t for t in self.trials if t.status == "RUNNING"]
             if len(running) < self.workers and not self.are_all_proposed():
                 self.trials.append(FakeTrial(len(self.trials)))
+                self.scheduler.on_trial_add(self, self.trials[-1])
             chosen = self.scheduler.choose_trial_to_run(self)
             if chosen and len(running) < self.workers:
                 chosen.status = "RUNNING"
@@ -158,6 +161,9 @@ class FakeController:
                 result = {"units": one.units, "top1": score}
                 decision = self.scheduler.on_trial_result(self, one, result)
                 if one.units == units:
+                    one.status = "TERMINATED"
+                    self.scheduler.on_trial_complete(self, one, result)
+                elif decision == "STOP":
                     one.status = "TERMINATED"
                 elif decision == "PAUSE":
                     one.status = "PAUSED"
@@ -182,6 +188,15 @@ def test_asha_trains_a_known_share_whatever_the_order_and_the_best_to_the_end(or
     assert sum(units) == 12 * 1 + 3 * 3 + 1 * 12
     assert units[11 if order == 1 else 0] == 16
     assert sorted(units)[:9] == [1] * 9
+
+
+def test_hyperband_ends_bad_trials_though_few_run_at_once():
+    options = command.SearchOptions(scheduler="hyperband", reduction=3)
+    scheduler = job.build_scheduler(options, 9.0)
+    scheduler.set_search_properties(**engines.GOAL)
+    units = FakeController(scheduler, 14, lambda n, units: n + units).run(9)
+    assert sorted(units[:9]) == [1] * 6 + [3] * 2 + [9]
+    assert sorted(units[9:]) == [3] * 3 + [9] * 2
 
 
 def run_folder(folder, number, top1s, state="done", **knobs):
@@ -263,9 +278,8 @@ def test_a_trial_at_its_time_limit_is_saved_and_ends_the_search_with_start_me_ag
     limited.setup({"folder": tmp_path / "000", "words": [], "threads": 1})
     with pytest.raises(RuntimeError, match="is over: saved"):
         limited.step()
-    job = SimpleNamespace(cpus=1, gpus=0)
     with pytest.raises(StoppedError, match="is over: 1 of 2 trials in") as ended:
-        search.run_trials(job, None, None, tmp_path, 2)
+        search.run_trials(SimpleNamespace(cpus=1, gpus=0), None, None, tmp_path, 2)
     assert ended.value.code == EXIT_RESTART
     assert not results.read_trials(tmp_path)[0].failed
 
