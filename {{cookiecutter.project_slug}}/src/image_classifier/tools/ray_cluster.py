@@ -33,7 +33,7 @@ def start_ray(cores: int, **options: Any) -> None:  # noqa: ANN401 - of `ray.ini
         try:
             ray.init(address="local", num_cpus=cores, include_dashboard=False, **options)
             # As after Ctrl-C: Ray itself would end at once, with a report of a crash.
-            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             return
         except Exception as error:  # Ray raises no other type if the machine is too busy
             ray.shutdown()
