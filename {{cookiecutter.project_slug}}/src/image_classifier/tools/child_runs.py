@@ -1,11 +1,14 @@
 """Ordinary runs in processes of their own, for tools that need several."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from ..runtime.console import printable
 
 # What tells a process that it is a rank or an attempt of another run.
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RUN_", "TORCHELASTIC_")
@@ -19,6 +22,7 @@ if os.getppid() != {parent}:
     sys.exit(1)
 sys.exit(main())
 """
+END_BYTES = 4096  # of what a run printed, with its last line
 
 
 def start_run(words: Sequence[str], output: Path, **variables: str) -> subprocess.Popen:
@@ -52,3 +56,12 @@ def end_run(process: subprocess.Popen, seconds: float) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def last_line(output: Path) -> str:
+    """The last line in the file `output` that says anything: below a traceback stands `failed`."""
+    with output.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - END_BYTES))
+        lines = file.read().decode("utf-8", "replace").split("\n")
+    said = [line for line in lines if not re.fullmatch(r"\s*(failed( on rank \d+)?)?\s*", line)]
+    return printable(said[-1].strip()) if said else "it printed nothing"

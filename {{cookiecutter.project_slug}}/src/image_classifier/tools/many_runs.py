@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from ..config import FREE_TO_CHANGE
-from ..errors import EXIT_DONE, EXIT_USAGE, FaultError, UserError
+from ..errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
 from ..runtime.config_dict import flatten
-from ..runtime.console import clock, printable, say
+from ..runtime.console import clock, say
 from ..runtime.files import read_object
 from ..runtime.machine import num_threads
-from ..runtime.signals import Signals, StoppedError
-from .child_runs import end_run, start_run
+from ..runtime.signals import TIME_LIMIT, Signals, StoppedError
+from .child_runs import end_run, last_line, start_run
 from .recipe_options import Recipe
 from .saved_runs import Run, read_run
 from .statistics import CONFIDENCE, Mean
@@ -40,7 +40,7 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
     Raises:
         UserError: as soon as a run rejects its options or data; those that train save and end.
         FaultError: if a run failed, when all others are done.
-        StoppedError: after a signal; all runs saved and ended.
+        StoppedError: after a signal, or if the time limit ended runs; all saved.
     """
     runs = {name: read_run(recipe.folder / name) for name in each if is_done(recipe, name, each)}
     todo = {name: own for name, own in each.items() if name not in runs}
@@ -56,15 +56,15 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
             if run := ended(recipe.folder / name, code):
                 runs[name] = run
                 say(f"{name}: {phrase(run)}, {len(runs)} of {len(each)}")
-            else:
+            elif code != EXIT_RESTART:
                 failed.append(name)
     if len(runs) == len(each):
         return [runs[name] for name in each]
     account = f"{len(runs)} of {len(each)} runs in {recipe.folder} are done"
-    if signals.number:
-        saved = f"{account}, the others saved; run the same command to resume"
-        raise StoppedError(signals.number, saved)
-    raise FaultError(f"{account}, {', '.join(failed)} failed; run the same command to retry")
+    if failed and not signals.number:
+        raise FaultError(f"{account}, {', '.join(failed)} failed; run the same command to retry")
+    saved = f"{account}, the others saved; run the same command to resume"
+    raise StoppedError(signals.number or TIME_LIMIT, saved)
 
 
 def train_in(
@@ -132,20 +132,18 @@ def devices(recipe: Recipe) -> list[Place]:
 
 
 def ended(folder: Path, code: int) -> Run | None:
-    """The run in `folder`, which ended with exit code `code`; if it failed, None, and why is said.
+    """The run in `folder`, which ended with exit code `code`; if not done, None, and why is said.
 
     Raises:
         UserError: what the run said, if it rejected its options or data.
     """
     if code == EXIT_DONE:
         return read_run(folder)
-    lines = folder.with_name(f"{folder.name}.txt").read_text(errors="replace").splitlines()
-    said = [line for line in lines if line.strip() not in ("", "failed")]  # after a traceback
-    reason = printable(said[-1]) if said else "it printed nothing"
+    reason = last_line(folder.with_name(f"{folder.name}.txt"))
     if code == EXIT_USAGE:
         raise UserError(f"{folder.name}: {reason.removeprefix('error: ')}")
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    say(f"{folder.name} failed ({how}): {reason}")
+    say(f"{folder.name}{'' if code == EXIT_RESTART else f' failed ({how})'}: {reason}")
     return None
 
 

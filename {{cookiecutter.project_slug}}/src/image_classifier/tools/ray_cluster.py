@@ -1,6 +1,7 @@
 """Ray on this machine, for tools: without a dashboard, or a port that others reach."""
 
 import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ def start_ray(cores: int, **options: Any) -> None:  # noqa: ANN401 - of `ray.ini
     for tries_left in reversed(range(TRIES)):
         try:
             ray.init(address="local", num_cpus=cores, include_dashboard=False, **options)
+            # As after Ctrl-C: Ray itself would end at once, with a report of a crash.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             return
         except Exception as error:  # Ray raises no other type if the machine is too busy
             ray.shutdown()

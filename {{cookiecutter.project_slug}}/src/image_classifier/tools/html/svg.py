@@ -89,7 +89,7 @@ def parallel_coordinates(
         names: of the lines.
         main: the line to show among the others.
     """
-    parts, columns = [], []
+    parts, labels, columns = [], [], []
     for number, (axis, values) in enumerate(axes.items()):
         x = scale(0, max(1, len(axes) - 1), 70, WIDE - 70)(number)
         if all(isinstance(value, int | float) for value in values):
@@ -103,7 +103,7 @@ def parallel_coordinates(
             up = lambda value, marks=marks: marks[str(value)]  # noqa: E731
         columns.append([(x, up(value)) for value in values])
         parts.append(f'<path d="M{x} {TOP}V{BOTTOM}"/>')
-        parts += [
+        labels += [  # on top of the lines
             f'<text x="{x + 6}" y="{y + 4}">{escape(text)}</text>' for text, y in marks.items()
         ]
         parts.append(f'<text class="x" x="{x}" y="{BOTTOM + 16}">{escape(axis)}</text>')
@@ -114,7 +114,7 @@ def parallel_coordinates(
             f'<g class="{"val" if number == main else "train"}"><title>{escape(names[number])}'
             f'</title><polyline points="{path}"/></g>'
         )
-    return figure(title, parts, WIDE)
+    return figure(title, parts + labels, WIDE)
 
 
 def reliability_diagram(bins: Tensor) -> str:

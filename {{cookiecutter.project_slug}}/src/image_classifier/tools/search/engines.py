@@ -60,7 +60,9 @@ def build_engine(
     if kind == "random" and not callable(space):
         return Listed(recorded + [draw(space, seed, n) for n in range(len(recorded), trials)])
     if kind == "bohb":
-        from ray.tune.search.bohb import TuneBOHB
+        with warnings.catch_warnings():  # of escape sequences in hpbandster's sources
+            warnings.simplefilter("ignore")
+            from ray.tune.search.bohb import TuneBOHB
 
         check_ends(kind, space)
         space = TuneBOHB.convert_search_space(space)

@@ -76,15 +76,12 @@ class PausingASHA(FIFOScheduler):
                 for trial in paused:
                     tune_controller.stop_trial(trial)
                 return None
-            chosen = [self.leader(paused)]
+            chosen = [max(paused, key=self.place)]
         for trial in chosen[:1]:
             tune_controller.search_alg.searcher.on_unpause(trial.trial_id)
             return trial
         return None
 
-    def leader(self, paused: list[Trial]) -> Trial:
-        """The best of the paused trials that are furthest."""
-        for _, scores in reversed(self.rungs):
-            if reached := [trial for trial in paused if trial in scores]:
-                return max(reached, key=lambda trial: scores[trial])
-        raise AssertionError("a trial is paused at a rung")
+    def place(self, trial: Trial) -> tuple[float, float]:
+        """The time of the last rung that a trial reached, and its score there."""
+        return max((time, scores[trial]) for time, scores in self.rungs if trial in scores)

@@ -11,8 +11,8 @@ import optuna
 from ray.tune.search.optuna import OptunaSearch
 
 from ..html import PAGE, line_chart, parallel_coordinates
-from .engines import ends
-from .results import Knobs, Trial, table_of
+from .engines import Knobs, ends
+from .results import Trial, table_of
 from .spaces import Space
 
 FEWEST = 5  # trials that can tell which knobs matter
@@ -28,17 +28,15 @@ def page_of(  # noqa: PLR0917 - what is on it
     axes = {knob: [trial.knobs.get(knob, "") for trial in evaluated] for knob in knobs}
     axes["top-1, %"] = [100 * trial.top1 for trial in evaluated]
     main = evaluated.index(best)
-    curves = {
-        what: {
-            name: [(row["epoch"], unit * row[f"val/{metric}"]) for row in trial.rows]
-            for name, trial in zip(names, evaluated, strict=True)
+    top1s, losses = (
+        {
+            f"{trial.number:03}": [(row["epoch"], unit * row[metric]) for row in trial.rows]
+            for trial in evaluated
         }
-        for what, metric, unit in (
-            ("Validation top-1", "top1", 100),
-            ("Validation loss", "loss", 1),
-        )
-    }
+        for metric, unit in (("val/top1", 100), ("val/loss", 1))
+    )
     head, *rows = table_of(trials)
+    heads = row_of(head, "th").replace(".", ".<wbr>")  # the names of knobs are long
     body = [
         f"<h1>{escape(title)}</h1><p>{escape(about)}</p>",
         f'<dl class="facts"><div><dd>{best.top1:.2%}</dd><dt>top-1 of trial {best.number:03}, '
@@ -47,12 +45,12 @@ def page_of(  # noqa: PLR0917 - what is on it
         "stand at their last top-1.</p>",
         parallel_coordinates("Knobs and result", axes, names, main),
         '<div class="curves">',
-        line_chart("Validation top-1", curves["Validation top-1"], unit="%", main=names[main]),
-        line_chart("Validation loss", curves["Validation loss"], main=names[main]),
+        line_chart("Validation top-1", top1s, unit="%", main=names[main]),
+        line_chart("Validation loss", losses, main=names[main]),
         "</div>",
         "<h2>Importance</h2>",
         importance_section(importance_of(evaluated, space)),
-        f'<h2>Table</h2><div class="wide"><table><thead>{row_of(head, "th")}</thead>'
+        f'<h2>Table</h2><div class="wide"><table><thead>{heads}</thead>'
         f"{''.join(row_of(row, 'td') for row in rows)}</table></div>",
         *(
             f"<p>{trial.number:03} failed: {escape(trial.failed)}</p>"
@@ -75,6 +73,9 @@ def importance_of(trials: Sequence[Trial], space: Space) -> dict[str, float]:
     study = optuna.create_study(direction="maximize")
     for trial in trials:
         knobs = {knob: trial.knobs[knob] for knob in distributions}
+        for knob, found in distributions.items():  # six digits may be beyond a bound that has more
+            if not isinstance(found, optuna.distributions.CategoricalDistribution):
+                knobs[knob] = min(max(knobs[knob], found.low), found.high)
         study.add_trial(
             optuna.trial.create_trial(params=knobs, distributions=distributions, value=trial.top1)
         )

@@ -6,15 +6,13 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
 from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import read_object
+from ..saved_runs import read_predictions
 from ..statistics import CONFIDENCE, by_seeds
-from .trial import Row, evaluations, state_of
-
-Knobs = dict[str, Any]  # that a trial changes
+from .engines import Knobs
+from .trial import Row, evaluations, status_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What is recorded of a trial: `knobs`, and why it `failed`, if it did; or nothing."""
+    """What is recorded of a trial: `knobs`, and why it `failed` or was `saved`; or nothing."""
     path = folder / "trial.json"
     return read_object(path) if path.exists() else {}
 
@@ -66,13 +64,10 @@ def read_trials(folder: Path) -> list[Trial]:
     trials = []
     for number, knobs in enumerate(recorded_knobs(folder)):
         place = trial_folder(folder, number)
-        record = read_record(place)
-        is_done = state_of(place) == "done"
-        state = "failed" if "failed" in record else "done" if is_done else "stopped"
-        rows = evaluations(place)
-        status = read_object(place / "status.json") if (place / "status.json").exists() else {}
-        steps = status.get("step", 0)
-        trials.append(Trial(number, state, knobs, rows, steps, record.get("failed", "")))
+        status, failed = status_of(place), read_record(place).get("failed", "")
+        state = "failed" if failed else "done" if status.get("state") == "done" else "stopped"
+        rows, steps = evaluations(place), status.get("step", 0)
+        trials.append(Trial(number, state, knobs, rows, steps, failed))
     return trials
 
 
@@ -117,22 +112,19 @@ def compute_text(trials: Sequence[Trial], epochs: float) -> str:
     return f"{steps:,} training steps, {steps / full:.0%} of {full:,} for all trials in full"
 
 
-def num_images(folder: Path) -> int:
-    """How many validation images a finished run predicted."""
-    with safe_open(folder / "predictions.safetensors", "pt") as file:
-        return file.get_slice("predicted").get_shape()[0]
-
-
-def confirmed(folder: Path, num_images: int) -> str:
+def confirmed(folder: Path) -> str:
     """Whether the best config is better than the preset's, by runs with the same fresh seeds.
 
-    They are in the folders `preset` and `best`, and are evaluated on `num_images`.
+    They are in the folders `preset` and `best`.
     """
     preset, best = (read_trials(folder / name) for name in ("preset", "best"))
     pairs = [(a, b) for a, b in zip(preset, best, strict=True) if a.state == b.state == "done"]
     if len(pairs) < 2:
         return "fewer than two seeds were trained with both configs: nothing can be said"
-    found = by_seeds([a.top1 for a, _ in pairs], [b.top1 for _, b in pairs], 1 / num_images)
+    place = trial_folder(folder / "best", pairs[0][1].number)
+    saved = read_predictions(place / "predictions.safetensors")
+    grain = 1 / len(saved.predicted) if saved else 0.0  # the share of one image
+    found = by_seeds([a.top1 for a, _ in pairs], [b.top1 for _, b in pairs], grain)
     mean, low, high = (100 * value for value in (found.mean, found.low, found.high))
     verdict = "no more than chance explains"
     if found.is_real:

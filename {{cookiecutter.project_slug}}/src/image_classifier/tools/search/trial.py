@@ -1,6 +1,5 @@
 """A trial of the search: an ordinary run in a process of its own, reported to Ray Tune."""
 
-import os
 import subprocess
 import time
 from contextlib import suppress
@@ -9,10 +8,9 @@ from typing import Any
 
 from ray.tune import Trainable
 
-from ...errors import UserError
-from ...runtime.console import printable
+from ...errors import EXIT_RESTART, UserError
 from ...runtime.files import lock_file, read_object, read_rows, write_json
-from ..child_runs import end_run, start_run
+from ..child_runs import end_run, last_line, start_run
 
 POLL_SECONDS = 0.1  # between two looks at a run
 GRACE_SECONDS = 60.0  # for a run to save and end
@@ -36,6 +34,7 @@ class RunTrial(Trainable):
         """
         self.run = config
         self.folder = Path(config["folder"])
+        self.output = self.folder / "output.log"
         self.told = 0  # evaluations
         self.process: subprocess.Popen | None = None
         self.began = time.monotonic()
@@ -50,7 +49,7 @@ class RunTrial(Trainable):
         """Wait for the next evaluation, and report it.
 
         Raises:
-            RuntimeError: if the run failed; with its last line.
+            RuntimeError: if the run failed or its time limit ended it; with its last line.
         """
         looked = time.monotonic()
         while not (found := self.look()):
@@ -63,7 +62,7 @@ class RunTrial(Trainable):
         """The next evaluation, if it is there; else start the run, if it is not running."""
         # In this order: what is over has written what is read next.
         is_over = self.process is not None and self.process.poll() is not None
-        is_done = state_of(self.folder) == "done"
+        is_done = status_of(self.folder).get("state") == "done"
         rows = evaluations(self.folder)
         if is_done and self.process:
             with suppress(subprocess.TimeoutExpired):  # a tracker may be uploading
@@ -78,14 +77,15 @@ class RunTrial(Trainable):
             waited = time.monotonic() - self.began
             # In use by a run whose search was killed: it is saving.
             if waited > GRACE_SECONDS or not is_in_use(self.folder):
-                output = self.folder / "output.log"
                 threads = str(self.run["threads"])
-                self.process = start_run(self.run["words"], output, OMP_NUM_THREADS=threads)
+                self.process = start_run(self.run["words"], self.output, OMP_NUM_THREADS=threads)
         elif is_over:
-            failed = failure(self.folder, self.process.returncode)
+            code, said = self.process.returncode, last_line(self.output)
+            is_saved = code == EXIT_RESTART
+            end = {"saved": said} if is_saved else {"failed": f"exit code {code}: {said}"}
             record = self.folder / "trial.json"
-            write_json(record, read_object(record) | {"failed": failed})
-            raise RuntimeError(failed)
+            write_json(record, read_object(record) | end)
+            raise RuntimeError(said)
         return {}
 
     def is_last(self, row: Row) -> bool:
@@ -132,12 +132,12 @@ def evaluations(folder: Path) -> list[Row]:
     return [row for row in rows if isinstance(row.get("val/top1"), float)]
 
 
-def state_of(folder: Path) -> str:
-    """Of a run: running, done, interrupted or failed; empty before it has begun."""
+def status_of(folder: Path) -> Row:
+    """A run's `state` and `step`; empty before it has begun."""
     try:
-        return str(read_object(folder / "status.json").get("state", ""))
+        return read_object(folder / "status.json")
     except OSError:
-        return ""
+        return {}
 
 
 def is_in_use(folder: Path) -> bool:
@@ -150,12 +150,3 @@ def is_in_use(folder: Path) -> bool:
     except UserError:
         return True
     return False
-
-
-def failure(folder: Path, code: int) -> str:
-    """Why a run failed: the last line that it printed."""
-    with (folder / "output.log").open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-        lines = file.read().decode("utf-8", "replace").split("\n")
-    line = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
-    return f"exit code {code}: {printable(line.strip())}"

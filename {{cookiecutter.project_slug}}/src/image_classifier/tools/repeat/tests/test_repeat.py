@@ -17,6 +17,7 @@ from conftest import Forked, after_each_step, changed, logged, train_in_file, wa
 
 from image_classifier.cli import main
 from image_classifier.config import Config
+from image_classifier.errors import EXIT_RESTART
 from image_classifier.tools import many_runs, statistics
 from image_classifier.tools.recipe_options import Recipe
 
@@ -98,24 +99,30 @@ def test_seeds_that_are_done_are_kept_and_two_recipes_can_be_compared(
     assert "2 seeds)" in said
 
 
-def test_of_a_run_that_fails_the_reason_is_said_and_the_others_are_trained(
-    tmp_path, monkeypatch, finished, capsys
+@pytest.mark.parametrize("code", [1, 74, 75])
+def test_of_a_run_that_is_not_done_the_reason_is_said_and_the_others_are_trained(
+    code, tmp_path, monkeypatch, finished, capsys
 ):
     def start_run(_, output):
         output.parent.mkdir(exist_ok=True)
-        bad = "import sys; print('out of luck\\nfailed'); sys.exit(1)"
+        bad = f"import sys; print('out of luck\\nfailed'); sys.exit({code})"
         program = bad if output.name == "seed-0.txt" else ""
         shutil.copytree(finished.run.dir, output.with_suffix(""))
         with output.open("w") as file:
             return subprocess.Popen([sys.executable, "-c", program], stdout=file)
 
     monkeypatch.setattr(many_runs, "start_run", start_run)
-    assert main(["repeat", "2", "smoke", "--run.dir", str(tmp_path / "runs")]) == 1
+    is_saved, account = code == EXIT_RESTART, f"1 of 2 runs in {tmp_path}/runs are done, "
+    ends = main(["repeat", "2", "smoke", "--run.dir", str(tmp_path / "runs")])
+    assert ends == (75 if is_saved else 1)
     said = capsys.readouterr()
-    assert "seed-0 failed (exit code 1): out of luck\n" in said.out
+    how = "" if is_saved else f" failed (exit code {code})"
+    assert f"seed-0{how}: out of luck\n" in said.out
     assert "seed-1: top-1 " in said.out
-    assert "1 of 2 runs in" in said.err
-    assert "seed-0 failed; run the same command to retry" in said.err
+    if is_saved:
+        assert f"--run.max-minutes is over: {account}the others saved; run the same" in said.err
+    else:
+        assert f"{account}seed-0 failed; run the same command to retry" in said.err
     assert not (tmp_path / "runs" / "results.json").exists()
 
 

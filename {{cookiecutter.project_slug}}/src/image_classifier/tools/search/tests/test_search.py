@@ -16,13 +16,16 @@ tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
 
 from image_classifier.config import Config
-from image_classifier.errors import UserError
+from image_classifier.errors import EXIT_RESTART, UserError
+from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.search import (
     command,
     engines,
     halving,
+    job,
     overview,
     results,
+    search,
     spaces,
     trial,
 )
@@ -137,6 +140,7 @@ class FakeController:
     def stop_trial(self, stopped):
         """End a paused trial."""
         stopped.status = "TERMINATED"
+        self.scheduler.on_trial_remove(self, stopped)
 
     def run(self, units):
         """Run all trials for `units` at most; how many units each was trained."""
@@ -144,6 +148,7 @@ class FakeController:
             running = [t for t in self.trials if t.status == "RUNNING"]
             if len(running) < self.workers and not self.are_all_proposed():
                 self.trials.append(FakeTrial(len(self.trials)))
+                self.scheduler.on_trial_add(self, self.trials[-1])
             chosen = self.scheduler.choose_trial_to_run(self)
             if chosen and len(running) < self.workers:
                 chosen.status = "RUNNING"
@@ -156,6 +161,9 @@ class FakeController:
                 result = {"units": one.units, "top1": score}
                 decision = self.scheduler.on_trial_result(self, one, result)
                 if one.units == units:
+                    one.status = "TERMINATED"
+                    self.scheduler.on_trial_complete(self, one, result)
+                elif decision == "STOP":
                     one.status = "TERMINATED"
                 elif decision == "PAUSE":
                     one.status = "PAUSED"
@@ -180,6 +188,15 @@ def test_asha_trains_a_known_share_whatever_the_order_and_the_best_to_the_end(or
     assert sum(units) == 12 * 1 + 3 * 3 + 1 * 12
     assert units[11 if order == 1 else 0] == 16
     assert sorted(units)[:9] == [1] * 9
+
+
+def test_hyperband_ends_bad_trials_though_few_run_at_once():
+    options = command.SearchOptions(scheduler="hyperband", reduction=3)
+    scheduler = job.build_scheduler(options, 9.0)
+    scheduler.set_search_properties(**engines.GOAL)
+    units = FakeController(scheduler, 14, lambda n, units: n + units).run(9)
+    assert sorted(units[:9]) == [1] * 6 + [3] * 2 + [9]
+    assert sorted(units[9:]) == [3] * 3 + [9] * 2
 
 
 def run_folder(folder, number, top1s, state="done", **knobs):
@@ -226,16 +243,45 @@ def test_the_page_shows_all_trials_needs_nothing_and_runs_nothing(tmp_path):
     assert {"optim.lr", "100%", "Validation loss"} <= set(shown.words)
 
 
+def test_a_grid_between_bounds_of_many_digits_has_an_importance(tmp_path):
+    space = {"optim.lr": tune.loguniform(1 / 3000, 1 / 3), "optim.momentum": tune.uniform(0, 2 / 3)}
+    for number, knobs in enumerate(engines.grid(space, 9, seed=0)):
+        run_folder(tmp_path, number, [knobs["optim.lr"]], **knobs)
+    found = overview.importance_of(results.read_trials(tmp_path), space)
+    assert found["optim.lr"] > found["optim.momentum"]
+
+
 def test_a_winner_by_luck_is_told_from_a_better_one(tmp_path):
     for name, gain in (("luck", (0.02, -0.02, 0.01)), ("better", (0.05, 0.051, 0.049))):
         for seed, more in enumerate(gain):
             run_folder(tmp_path / name / "preset", seed, [0.5])
             run_folder(tmp_path / name / "best", seed, [0.5 + more])
-    assert results.confirmed(tmp_path / "luck", 1000).endswith(
+    assert results.confirmed(tmp_path / "luck").endswith(
         "3 fresh seeds): no more than chance explains"
     )
-    assert "+5.00 points" in results.confirmed(tmp_path / "better", 1000)
-    assert results.confirmed(tmp_path / "better", 1000).endswith("better")
+    assert "+5.00 points" in results.confirmed(tmp_path / "better")
+    assert results.confirmed(tmp_path / "better").endswith("better")
+
+
+def test_a_trial_at_its_time_limit_is_saved_and_ends_the_search_with_start_me_again(
+    tmp_path, monkeypatch
+):
+    def start_run(_, output, **__):
+        output.write_text("--run.max-minutes is over: saved\n")
+        return SimpleNamespace(poll=lambda: EXIT_RESTART, returncode=EXIT_RESTART)
+
+    monkeypatch.setattr(trial, "start_run", start_run)
+    monkeypatch.setattr(search.tune, "Tuner", Mock())
+    run_folder(tmp_path, 0, [], "interrupted")
+    run_folder(tmp_path, 1, [0.5])
+    limited = object.__new__(trial.RunTrial)
+    limited.setup({"folder": tmp_path / "000", "words": [], "threads": 1})
+    with pytest.raises(RuntimeError, match="is over: saved"):
+        limited.step()
+    with pytest.raises(StoppedError, match="is over: 1 of 2 trials in") as ended:
+        search.run_trials(SimpleNamespace(cpus=1, gpus=0), None, None, tmp_path, 2)
+    assert ended.value.code == EXIT_RESTART
+    assert not results.read_trials(tmp_path)[0].failed
 
 
 PROGRAM = """
