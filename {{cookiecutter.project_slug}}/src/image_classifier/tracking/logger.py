@@ -112,7 +112,7 @@ class RunLogger:
             *val_data.source.notes,
             *(f"warning: {warning}" for warning in self.warnings),
             f"images: {train_data.where}: {train_data.reason}",
-            f"{type(model).__name__}: {num_weights:,} weights; {init_note}",
+            f"{setup.config.model.name}: {num_weights:,} weights; {init_note}",
             f"{device_name(world.device)}{why_cpu}, {ranks} process{'es' * (ranks > 1)}, "
             f"{threads} thread{'s' * (threads > 1)} each, {setup.precision.name}; {precision_note}",
         ]
