@@ -136,11 +136,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects in a file with one per line; other lines, such as a cut one, are skipped.
-
-    Raises:
-        OSError: if it can't be read.
-    """
+    """The JSON objects, one per line, in a file; skips others; OSError if it can't be read."""
     with open_plain(path) as file:
         return [row for line in file if (row := parse_object(line))]
 
