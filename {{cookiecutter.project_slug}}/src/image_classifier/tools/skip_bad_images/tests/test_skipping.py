@@ -12,6 +12,7 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import TrainData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError
+from image_classifier.runtime import platform
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.skip_bad_images import bad_images
 from image_classifier.train import train
@@ -31,8 +32,12 @@ def listed(config):
     return Path(config.run.dir, "bad_images.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize(("where", "workers"), [("stream", 2), ("host", 0), ("device", 0)])
-def test_a_bad_image_is_masked_in_its_place(skipping, where, workers):
+@pytest.mark.parametrize(
+    ("where", "workers", "method"),
+    [("stream", 2, ""), ("stream", 1, "forkserver"), ("host", 0, ""), ("device", 0, "")],
+)
+def test_a_bad_image_is_masked_in_its_place(skipping, where, workers, method, monkeypatch):
+    monkeypatch.setattr(platform, "START_METHOD", method or platform.START_METHOD)
     data = TrainData(changed(skipping, data__where=where, data__workers=workers), CPU)
     is_bad = torch.tensor([data.source.name(index).endswith((*BAD,)) for index in range(12)])
     labels = data.source.labels.masked_fill(is_bad, LEFT_OUT)

@@ -4,7 +4,9 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier.data import Samples, autotune, open_dataset, shared_memory
+from image_classifier.data import autotune, shared_memory
+from image_classifier.data.datasets import open_dataset
+from image_classifier.data.samples import Samples
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.worker_count import rates
 
