@@ -13,6 +13,7 @@ from unittest.mock import MagicMock, Mock, call
 import pytest
 import torch
 from conftest import changed, is_alive, run_alone, wait_for
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from image_classifier.data import autotune, shared_memory
 from image_classifier.data.datasets import open_dataset
@@ -149,6 +150,23 @@ def test_a_worker_gets_a_part_of_a_batch_at_least(streamed, monkeypatch):
     auto = changed(streamed, data__workers="auto").data
     few = 4, "one for each core that the model leaves"
     assert autotune.choose_workers(auto, data.loader.samples, CPU) == few
+
+
+def test_a_worker_that_is_killed_while_others_start_is_named(streamed, monkeypatch):
+    workers, reset = [], _MultiProcessingDataLoaderIter._reset
+
+    def killing(self, *arguments, **named):
+        if not workers:
+            workers.append(self._workers[0].pid)
+            os.kill(workers[0], signal.SIGKILL)
+            os.waitid(os.P_PID, workers[0], os.WEXITED | os.WNOWAIT)
+        reset(self, *arguments, **named)
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_reset", killing)
+    data = TrainData(changed(streamed, data__workers=2), CPU)
+    with pytest.raises(FaultError, match=KILLED) as error:
+        list(data.batches(0, 100))
+    assert f"(process {workers[0]})" in str(error.value)
 
 
 @pytest.mark.parametrize("refused", [False, True])

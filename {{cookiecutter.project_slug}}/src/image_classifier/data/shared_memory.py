@@ -23,12 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from ..config import RunConfig
 from ..errors import FaultError, UserError
 from ..runtime import platform
 from .samples import LEFT_OUT, Samples
 
+# No DataLoader sets its handler of SIGCHLD, which raises in any line of the main thread:
+# `next_part` checks the workers itself.
+signal_handling._SIGCHLD_handler_set = True
 PART_SIZES = (8, 64)  # fewest and most images that a worker gets at once
 POLL_SECONDS = 1.0  # between two checks that the workers are alive
 HINTS = {  # by the signal that ended a worker
@@ -191,9 +195,7 @@ class SharedMemoryLoader:
                 "worker_init_fn": begin_worker,
                 "multiprocessing_context": platform.START_METHOD,
             }
-        others = multiprocessing.active_children()
-        # `next_part` checks the workers itself.
-        with platform.keep_sigchld_handler(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # These warn of locks in a fork (a worker takes none) and of more workers than cores.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -211,7 +213,7 @@ class SharedMemoryLoader:
         # workers that are not forked look it up by its name.
         self.their_event = getattr(self.parts, "_workers_done_event", None)
         self.parts._workers_done_event = threading.Event()
-        self.workers = [child for child in multiprocessing.active_children() if child not in others]
+        self.workers = getattr(self.parts, "_workers", [])  # those that were killed meanwhile, too
         # They ignore SIGTERM, by which DataLoader, and Python at its exit, would end them.
         Finalize(self, kill_all, args=(self.workers,), exitpriority=1)
         if self.pin:

@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -54,16 +53,6 @@ def hold_ctrl_c(is_held: bool) -> None:
     if hasattr(signal, "pthread_sigmask"):
         how = signal.SIG_BLOCK if is_held else signal.SIG_UNBLOCK
         signal.pthread_sigmask(how, [signal.SIGINT])
-
-
-@contextmanager
-def keep_sigchld_handler() -> Iterator[None]:
-    """A block that starts a DataLoader, whose handler raises in any line of the main thread."""
-    number = getattr(signal, "SIGCHLD", 0)
-    handler = number and signal.getsignal(number)
-    yield
-    with suppress(ValueError):  # on Windows and in other threads, where DataLoader sets none
-        signal.signal(number, handler)
 
 
 def free_memory_bytes() -> int:

@@ -127,7 +127,7 @@ def use_dataloader(
             [(epoch, index) for index in indices.tolist()]
             for epoch, indices in data.places(start, stop)
         ]
-        with platform.keep_sigchld_handler(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about forks and numbers of workers
             host_batches = iter(loader)
         if copy == "side stream":
