@@ -46,7 +46,7 @@ SMOKE += " --run.log-every-steps 1"
 # Processes fork from a server that has imported torch and runs no threads: in milliseconds, where a
 # new interpreter takes seconds.
 SERVER = multiprocessing.get_context("forkserver")
-PRELOADED = "torch._dynamo torchvision.transforms.v2 pytest PIL.PngImagePlugin numpy.ma"
+PRELOADED = "torch._dynamo torchvision.transforms.v2 pytest PIL.PngImagePlugin numpy.ma sklearn.metrics"
 SERVER.set_forkserver_preload([*PRELOADED.split(), train.__module__])
 
 # One core is faster for images this small; and no test waits for the disk.

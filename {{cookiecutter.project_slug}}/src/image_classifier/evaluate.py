@@ -60,7 +60,7 @@ class Scores:
 
     def metrics(self, *wanted: str) -> dict[str, float]:
         """The numbers to log: those that are known, the calibration error, and what is wanted."""
-        values = {name: self.value(name) for name in (*self.known, "ece", *wanted)}
+        values = {name: self.value(name) for name in (*self.known, *wanted, "ece")}
         left_out = {"val/bad_images": self.left_out} if self.left_out else {}
         finite = {f"val/{name}": value for name, value in values.items() if isfinite(value)}
         return finite | left_out
