@@ -103,12 +103,16 @@ class OptimConfig:
     lr: float = within(0.5, 0)  # peak learning rate, for the given data.batch_size
     momentum: float = within(0.9, 0, 0.9999)  # momentum, or beta1 of AdamW
     weight_decay: float = within(5e-4, 0)  # of weight matrices and filters; never of biases, norms
-    loss: Literal["entropy", "focal", "asymmetric"] = "entropy"  # entropy: cross entropy, binary for
+    loss: Literal["entropy", "focal", "asymmetric"] = (
+        "entropy"  # entropy: cross entropy, binary for
+    )
     # each class with several labels; only there, focal (https://arxiv.org/abs/1708.02002) and
     # asymmetric (https://arxiv.org/abs/2009.14119) let easy negatives count less
     schedule: Literal["cosine", "linear"] = "cosine"  # how the learning rate decays to 0
     warmup_epochs: float = within(1.0, 0)  # length of the linear warm-up
-    label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes; with several
+    label_smoothing: float = within(
+        0.0, 0, 0.99
+    )  # probability spread over all classes; with several
     # labels, over yes and no
     clip_norm: float = within(0.0, 0)  # gradient clipping by global norm; 0: off
     accumulate: int = within(1, 1)  # gradient accumulation: micro-batches per batch. BatchNorm
@@ -202,16 +206,7 @@ class Config:
         ):
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
-        if self.model.task == "multi-label":
-            if data.balance == "sampling" or (data.balance == "loss" and optim.loss != "entropy"):
-                raise UserError(
-                    f"--data.balance {data.balance} is for one label per image: with several, "
-                    "--data.balance loss weights --optim.loss entropy"
-                )
-        elif optim.loss != "entropy":
-            raise UserError(
-                f"--optim.loss {optim.loss} is for several labels: --model.task multi-label"
-            )
+        check_task(self)
         if optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
@@ -227,6 +222,24 @@ class Config:
                 f"--optim.frozen-epochs {optim.frozen_epochs:g} trains only the last layer, on top "
                 "of pretrained weights: --run.init-from FILE or pretrained"
             )
+
+
+def check_task(config: Config) -> None:
+    """Check that loss and balance are for the task.
+
+    Raises:
+        UserError: if one of them is not.
+    """
+    loss, balance = config.optim.loss, config.data.balance
+    if config.model.task == "single-label" and loss != "entropy":
+        raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
+    if config.model.task == "multi-label" and (
+        balance == "sampling" or (balance == "loss" and loss != "entropy")
+    ):
+        raise UserError(
+            f"--data.balance {balance} can't be had for several labels with --optim.loss {loss}: "
+            "--data.balance loss --optim.loss entropy can"
+        )
 
 
 def check_ranges(config: object) -> None:

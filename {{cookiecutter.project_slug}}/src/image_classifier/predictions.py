@@ -48,10 +48,8 @@ class Predictions:
         return self.predicted == self.source.labels
 
     def confusion(self) -> Tensor:
-        """The confusion matrix, (classes, classes) int64: row target, column prediction."""
-        classes, counted = len(self.source.classes), self.is_counted
-        cells = self.source.labels[counted] * classes + self.predicted[counted]
-        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+        """With one label, `confusion_of` the predictions."""
+        return confusion_of(self.predicted, self.source.labels, len(self.source.classes))
 
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for `compare` and for other programs."""
@@ -81,12 +79,24 @@ class Predictions:
         write_whole(path, lambda file: file.write(content))
 
 
+def confusion_of(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The confusion matrix, (classes, classes) int64: row target, column prediction."""
+    counted = predicted != LEFT_OUT
+    cells = labels[counted] * classes + predicted[counted]
+    return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+
+
 def answered(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Which images count, and which are right, as all of their known labels are: (count,) bool."""
     counted, right = (predicted != LEFT_OUT) & (labels != LEFT_OUT), predicted == labels
     if labels.ndim == 2:
         return counted.any(1), counted.any(1) & (right | ~counted).all(1)
     return counted, counted & right
+
+
+def better(name: str) -> int:
+    """1 if more of a metric is better, -1 if less is."""
+    return -1 if name in LOWER else 1
 
 
 def calibrate(predictions: Predictions) -> Tensor:
@@ -109,10 +119,19 @@ def calibration_error(bins: Tensor) -> float:
     return sum((counts * (confidence - accuracy).abs()).tolist()) / max(1, int(counts.sum()))
 
 
+def title_of(name: str) -> str:
+    """A metric's name in words."""
+    return TITLES.get(name, name.replace("_", " "))
+
+
+def number_of(name: str, value: float, digits: int = 2) -> str:
+    """A metric's value: a percentage, unless it is no share of 1."""
+    return f"{value:.4f}" if name in NUMBERS else f"{value:.{digits}%}"
+
+
 def told(name: str, value: float, digits: int = 2) -> str:
     """A metric in words: `top-1 93.20%`."""
-    title = TITLES.get(name, name.replace("_", " "))
-    return f"{title} {value:.4f}" if name in NUMBERS else f"{title} {value:.{digits}%}"
+    return f"{title_of(name)} {number_of(name, value, digits)}"
 
 
 def phrase(metrics: dict[str, float], best_by: str = "top1") -> str:
@@ -138,10 +157,10 @@ def scores_text(
 ) -> str:
     """What is told of up to `most` classes, worst first, and the metrics of an evaluation.
 
-    `shares` are from 0 to 1, one for each class: nan if nothing is known of it.
+    `shares` are from 0 to 1, one for each class, nan if nothing is known of it; or none at all.
     """
     names = [printable(name) for name in classes]
-    pairs = zip(shares, names, strict=True)
+    pairs = zip(shares, names, strict=False)
     ranked = sorted((share, name) for share, name in pairs if not isnan(share))
     width = max(map(len, names))
     lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]

@@ -291,5 +291,9 @@ TASKS = {
 
 def best_by(config: Config) -> str:
     """The metric that decides which weights are the best."""
-    auto = TASKS[config.model.task].best_by
-    return auto if config.run.best_by == "auto" else config.run.best_by
+    return named(config.run.best_by, config.model.task)
+
+
+def named(metric: str, task: str) -> str:
+    """The metric that `run.best_by` means."""
+    return TASKS[task].best_by if metric == "auto" else metric

@@ -56,7 +56,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         micro_batch = MicroBatch(config, world)
         sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
         task = config.model.task
-        val_data = EvalData(train_data.data, "val", world, run, micro_batch.size, task)
+        val_data = EvalData(train_data.data, "val", world, run, micro_batch.size, task=task)
 
         # Pretrained weights want images normalized as those that they were trained on.
         pretrained = load_pretrained(run.init_from, config.model, world, saved)

@@ -10,7 +10,7 @@ from torch import nn
 
 from .models import check_weights
 from .precision import Precision
-from .predictions import LOWER, told
+from .predictions import better, told
 from .runtime.distributed import local_part
 
 NUMBERS = ("step", "best_score", "best_step", "num_worse", "seconds")  # of a state, as it is saved
@@ -45,7 +45,7 @@ class TrainState:
     def record(self, score: float) -> None:
         """Take note of the score of these weights."""
         self.num_worse += 1
-        best, sign = self.best_score, -1 if self.best_by in LOWER else 1
+        best, sign = self.best_score, better(self.best_by)
         if self.best_step < 0 or isnan(best) or sign * score > sign * best:
             self.best_score, self.best_step, self.num_worse = score, self.step, 0
 

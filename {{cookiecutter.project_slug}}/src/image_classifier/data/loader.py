@@ -205,6 +205,7 @@ class EvalData:
         world: World,
         run: RunConfig | None = None,
         batch_size: int = 0,
+        *,
         task: str = ModelConfig.task,
     ) -> None:
         """Open the dataset; the first pass loads its images or starts its workers.
@@ -264,9 +265,7 @@ class EvalData:
             self.loader.close()
 
 
-def open_source(
-    data: DataConfig, split: str, world: World, task: str = ModelConfig.task
-) -> Source:
+def open_source(data: DataConfig, split: str, world: World, task: str = ModelConfig.task) -> Source:
     """A split of the dataset; one process opens it before the others, as it may download it.
 
     Raises:
