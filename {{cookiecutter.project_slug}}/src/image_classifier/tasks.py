@@ -5,7 +5,7 @@ in `METRICS`, or in a task of its own. Classes without an image, or which all im
 out of means over classes, and labels that are unknown are left out everywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -183,16 +183,26 @@ def truth_of(predictions: Predictions) -> np.ndarray:
     return labels.masked_fill(~counted, LEFT_OUT).numpy()
 
 
-def against_the_rest(
-    score: Callable[[np.ndarray, np.ndarray], float], predictions: Predictions
-) -> np.ndarray:
-    """A score of each class, (classes,) float64; nan if no image has it, or all have."""
+def against_the_rest(predictions: Predictions) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The number of a class, which images have it, bool, and its probabilities, float32.
+
+    Classes that no image has, or all have, are left out.
+    """
     truth, shares = truth_of(predictions), predictions.probabilities.numpy()
-    found = np.full(truth.shape[1], np.nan)
     for number, (own, share) in enumerate(zip(truth.T, shares.T, strict=True)):
         known = (own != LEFT_OUT) & np.isfinite(share)
         if 0 < (own[known] == 1).sum() < known.sum():
-            found[number] = score(own[known] == 1, share[known])
+            yield number, own[known] == 1, share[known]
+
+
+def by_class(
+    score: Callable[[np.ndarray, np.ndarray], float], predictions: Predictions
+) -> np.ndarray:
+    """A score of each class against the rest, (classes,) float64; nan where it is not defined."""
+    found = np.full(len(predictions.source.classes), np.nan)
+    if predictions.probabilities is not None:
+        for number, is_class, shares in against_the_rest(predictions):
+            found[number] = score(is_class, shares)
     return found
 
 
@@ -200,14 +210,14 @@ def average_precisions(predictions: Predictions) -> np.ndarray:
     """The average precision of each class, (classes,) float64."""
     from sklearn.metrics import average_precision_score
 
-    return against_the_rest(average_precision_score, predictions)
+    return by_class(average_precision_score, predictions)
 
 
 def areas(predictions: Predictions) -> np.ndarray:
     """The area under the ROC curve of each class, (classes,) float64."""
     from sklearn.metrics import roc_auc_score
 
-    return against_the_rest(roc_auc_score, predictions)
+    return by_class(roc_auc_score, predictions)
 
 
 def class_scores(predictions: Predictions, average: str | None = None) -> np.ndarray:
