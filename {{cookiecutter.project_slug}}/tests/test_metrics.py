@@ -76,7 +76,7 @@ def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
     labels, ranked = source.labels, logits.argsort(dim=1, descending=True)
     shares = [(ranked == labels[:, None])[:, :k].any(1).float().mean().item() for k in (1, 5)]
     loss = nn.functional.cross_entropy(logits, labels).item()
-    assert scores.known == pytest.approx(dict(loss=loss, top1=shares[0], top5=shares[1]))
+    assert scores.known == pytest.approx({"loss": loss, "top1": shares[0], "top5": shares[1]})
     assert int(scores.confusion[labels[0], ranked[0, 0]]) >= 1
     sure = logits.softmax(1)
     assert torch.equal(found.predicted, ranked[:, 0])

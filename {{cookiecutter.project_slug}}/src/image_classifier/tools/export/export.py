@@ -1,5 +1,6 @@
 """Write a trained model as files that do not need this package, each verified against the model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple

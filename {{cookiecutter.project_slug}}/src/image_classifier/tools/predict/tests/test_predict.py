@@ -38,6 +38,24 @@ def rows_of(path):
     return list(csv.DictReader(path.read_text("utf-8").splitlines(), strict=True))
 
 
+def test_images_with_several_labels_have_a_column_of_them(config, photos, tmp_path, capsys):
+    run = untrained_run(changed(config, model__task="multi-label"), photos)
+    assert predict(run, photos / "val", "--out", tmp_path / "out.csv", "--top-k", 2) == 0
+    assert predict(run, photos / "val", "--out", tmp_path / "out.jsonl") == 0
+    rows = rows_of(tmp_path / "out.csv")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, line in zip(rows, lines, strict=True):
+        shares = {row[f"class_{n}"]: float(row[f"probability_{n}"]) for n in (1, 2)}
+        assert line["labels"] == [name for name in ("ant", "bee") if shares[name] >= 0.5]
+        assert row["labels"] == "|".join(line["labels"])
+    assert len({row["labels"] for row in rows}) > 1
+    capsys.readouterr()
+    assert predict(run, photos / "val") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == [
+        row["labels"] for row in rows if row["labels"]
+    ]
+
+
 def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
     out, world = tmp_path / "out.csv", World(torch.device("cpu"))
     assert predict(run, photos / "val", "--out", out, "--workers", 2) == 0
