@@ -55,22 +55,22 @@ def of_several(*_):
 
 
 def evaluated():
-    """The scores of both tasks, of networks with random weights."""
-    return [evaluated_on(task) for task in TASKS]
+    """The scores and the metrics of both tasks, of a network with random weights."""
+    with join_world(Config().compute) as world:
+        return [evaluated_on(task, world) for task in TASKS]
 
 
-def evaluated_on(task):
-    """The scores of a network, and all its metrics."""
+def evaluated_on(task, world):
+    """Scores, and all metrics."""
     DATASETS["noise"] = of_several if task == "multi-label" else of_one_label
     config = Config(data=DataConfig(name="noise"))
-    with join_world(config.compute) as world:
-        data = EvalData(config.data, "val", world, batch_size=3, task=task)
-        data.note = lambda *_: None  # as with `data.on_bad_image` skip
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32**2, CLASSES))
-        precision = Precision("fp32", config.compute, config.optim, world.device)
-        found = evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
-        return found, found.metrics(*found.names)
+    data = EvalData(config.data, "val", world, batch_size=3, task=task)
+    data.note = lambda *_: None  # as with `data.on_bad_image` skip
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32**2, CLASSES))
+    precision = Precision("fp32", config.compute, config.optim, world.device)
+    scores = evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
+    return scores, scores.metrics(*scores.names)
 
 
 def by_sklearn(found):
