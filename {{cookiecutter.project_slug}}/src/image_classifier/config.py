@@ -48,7 +48,8 @@ class DataConfig:
     on_bad_image: Literal["stop", "skip"] = "stop"  # an unreadable image ends the run; skip: the
     # loss ignores it, and it is counted and listed in bad_images.txt in the run folder
     balance: Literal["none", "sampling", "loss"] = "none"  # for imbalanced classes. sampling: see
-    # each class equally often; loss: weight the loss by inverse class frequency
+    # each class equally often; loss: weight the loss by inverse class frequency; of several
+    # labels, positives by negatives / positives of their class
 
     @property
     def eval_size(self) -> int:
@@ -90,6 +91,8 @@ class ModelConfig:
     # layers of torchvision's keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
+    task: Literal["single-label", "multi-label"] = "single-label"  # whether an image has exactly
+    # one of the classes, or any number of them
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,17 @@ class OptimConfig:
     lr: float = within(0.5, 0)  # peak learning rate, for the given data.batch_size
     momentum: float = within(0.9, 0, 0.9999)  # momentum, or beta1 of AdamW
     weight_decay: float = within(5e-4, 0)  # of weight matrices and filters; never of biases, norms
+    loss: Literal["entropy", "focal", "asymmetric"] = (
+        "entropy"  # entropy: cross entropy, binary for
+    )
+    # each class with several labels; only there, focal (https://arxiv.org/abs/1708.02002) and
+    # asymmetric (https://arxiv.org/abs/2009.14119) let easy negatives count less
     schedule: Literal["cosine", "linear"] = "cosine"  # how the learning rate decays to 0
     warmup_epochs: float = within(1.0, 0)  # length of the linear warm-up
-    label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes
+    label_smoothing: float = within(
+        0.0, 0, 0.99
+    )  # probability spread over all classes; with several
+    # labels, over yes and no
     clip_norm: float = within(0.0, 0)  # gradient clipping by global norm; 0: off
     accumulate: int = within(1, 1)  # gradient accumulation: micro-batches per batch. BatchNorm
     # takes its statistics from each micro-batch
@@ -142,7 +153,9 @@ class RunConfig:
     log_every_steps: int = within(50, 1)  # between progress lines and rows of metrics.jsonl
     evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
     # followed by a checkpoint, as are 10 minutes without one
-    patience: int = within(0, 0)  # early stopping: evaluations without a better top-1; 0: off
+    best_by: str = "auto"  # the metric that decides which weights are in best.pt, and whether
+    # patience is at its end: any of `evaluate`'s; auto: top1, with several labels average_precision
+    patience: int = within(0, 0)  # early stopping: evaluations without a better `best_by`; 0: off
     trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
     # tensorboard, and of tools/ trackio, wandb; the flag with nothing after it: nobody
     max_minutes: float = within(0.0, 0)  # time limit, from the start of the command: the run saves
@@ -193,6 +206,7 @@ class Config:
         ):
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
+        check_task(self)
         if optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
@@ -208,6 +222,24 @@ class Config:
                 f"--optim.frozen-epochs {optim.frozen_epochs:g} trains only the last layer, on top "
                 "of pretrained weights: --run.init-from FILE or pretrained"
             )
+
+
+def check_task(config: Config) -> None:
+    """Check that loss and balance are for the task.
+
+    Raises:
+        UserError: if one of them is not.
+    """
+    loss, balance = config.optim.loss, config.data.balance
+    if config.model.task == "single-label" and loss != "entropy":
+        raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
+    if config.model.task == "multi-label" and (
+        balance == "sampling" or (balance == "loss" and loss != "entropy")
+    ):
+        raise UserError(
+            f"--data.balance {balance} can't be had for several labels with --optim.loss {loss}: "
+            "--data.balance loss --optim.loss entropy can"
+        )
 
 
 def check_ranges(config: object) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import chain
+from math import isnan
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ from torch import nn
 
 from .models import check_weights
 from .precision import Precision
+from .predictions import better, told
 from .runtime.distributed import local_part
 
-NUMBERS = ("step", "best_top1", "best_step", "num_worse", "seconds")  # of a state, as it is saved
+NUMBERS = ("step", "best_score", "best_step", "num_worse", "seconds")  # of a state, as it is saved
 
 
 @dataclass
@@ -23,8 +25,9 @@ class TrainState:
     precision: Precision
     ema: nn.Module | None = None  # exponential moving average of the weights, if there is one
     ema_decay: float = 0.0
+    best_by: str = "top1"  # the metric that decides
     step: int = 0  # steps done
-    best_top1: float = -1.0  # of all evaluations so far
+    best_score: float = float("nan")  # the best value of that metric so far
     best_step: int = -1  # when it was reached
     num_worse: int = 0  # evaluations since then
     seconds: float = 0.0  # that a run took which finishes in time, all its starts together
@@ -36,14 +39,15 @@ class TrainState:
 
     @property
     def is_best(self) -> bool:
-        """Whether these weights reached the best top-1 so far."""
+        """Whether these weights reached the best score so far."""
         return self.step == self.best_step
 
-    def record(self, top1: float) -> None:
-        """Take note of the top-1 of these weights."""
+    def record(self, score: float) -> None:
+        """Take note of the score of these weights."""
         self.num_worse += 1
-        if top1 > self.best_top1:
-            self.best_top1, self.best_step, self.num_worse = top1, self.step, 0
+        best, sign = self.best_score, better(self.best_by)
+        if self.best_step < 0 or isnan(best) or sign * score > sign * best:
+            self.best_score, self.best_step, self.num_worse = score, self.step, 0
 
     def early_stop(self, patience: int) -> str:
         """Why to stop early, once `patience` evaluations in a row were not better; else nothing."""
@@ -51,7 +55,7 @@ class TrainState:
             return ""
         return (
             f"stopped early: no evaluation of {self.num_worse} was better than that of step "
-            f"{self.best_step}, top-1 {self.best_top1:.2%}, whose weights are in best.pt"
+            f"{self.best_step}, {told(self.best_by, self.best_score)}, whose weights are in best.pt"
         )
 
     def advance(self) -> None:

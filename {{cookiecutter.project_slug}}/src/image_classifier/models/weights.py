@@ -22,7 +22,7 @@ Colors = tuple[float, float, float]  # of red, green and blue, from 0 to 1
 # What Python and torch raise where a file does not hold what `Checkpoints.save` writes.
 WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 # The types of what a checkpoint holds; those of its weights are checked one by one.
-STATE = {"step": int, "best_top1": float, "best_step": int, "num_worse": int}
+STATE = {"step": int, "best_score": float, "best_step": int, "num_worse": int}
 STATE |= {"model": dict, "optimizer": dict, "scaler": dict}
 KINDS = {"state": STATE, "report": {"loss": float, "step": int}, "config": dict, "files": dict}
 KINDS |= {"fingerprint": str, "classes": list, "mean": list, "std": list}
@@ -94,6 +94,8 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         UserError: if it is something else, or of another version of this project.
     """
     try:
+        if "best_top1" in saved["state"]:  # as it was called when nothing else could decide
+            saved["state"]["best_score"] = saved["state"].pop("best_top1")
         check_kinds(saved, KINDS)
         state, classes = saved["state"], tuple(saved["classes"])
         mean, std = check_images(classes, saved["mean"], saved["std"])

@@ -13,11 +13,12 @@ from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
 from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
+from ...tasks import TASKS, THRESHOLD
 from ..loaded_model import LoadedModel, load_model
 from ..progress import Progress
 from .command import PredictOptions
 from .images import Images, list_files
-from .output import NO_ROW, Output, Row, check_out
+from .output import NO_ROW, SEPARATOR, Output, Row, check_out
 
 
 def predict(options: PredictOptions, compute: ComputeConfig) -> int:
@@ -82,10 +83,13 @@ def predictions(
     """The rows of the images from number `first` on, a batch at a time."""
     for start, batch in images.batches(first):
         logits = predict_logits(trained.model, batch.images, trained.normalize, trained.precision)
-        best = logits.softmax(1).topk(top_k)
+        probabilities = TASKS[trained.config.model.task].probabilities(logits)
+        best = probabilities.topk(top_k)
         rows: list[Row] = []
         found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        for index, (shares, classes) in enumerate(found, start):
+        has_several = trained.config.model.task == "multi-label"
+        are_there = (probabilities >= THRESHOLD).tolist()
+        for (index, (shares, classes)), own in zip(enumerate(found, start), are_there, strict=True):
             path = images.files.relative(index).decode("utf-8", "backslashreplace")
             row: Row = NO_ROW | {"path": path, "error": images.errors.pop(index, None)}
             if not row["error"]:
@@ -93,6 +97,11 @@ def predictions(
                 pairs = zip((trained.classes[n] for n in classes), shares, strict=True)
                 top = [{"label": name, "probability": float(f"{p:.9g}")} for name, p in pairs]
                 row |= {"top": top, **top[0]}
+            if has_several:
+                pairs = zip(trained.classes, own, strict=True)
+                row["labels"] = (
+                    None if row["error"] else [name for name, is_there in pairs if is_there]
+                )
             rows.append(row)
         yield rows
 
@@ -103,9 +112,12 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
     for rows in predictions(trained, images, top_k, 0):
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
-            label, share = pairs[0] if pairs else ("", "")
+            label, share = pairs.pop(0) if pairs else ("", "")
+            if row.get("labels") is not None:
+                pairs, label = [(label, share), *pairs], printable(SEPARATOR.join(row["labels"]))
+                share = ""
             more = row["error"] and f"cannot be read: {printable(row['error'])}"
-            more = more or ", ".join(map(" ".join, pairs[1:]))
+            more = more or ", ".join(map(" ".join, pairs))
             print(f"{label:<{width}} {share:>6}  {printable(row['path'])}  {more}".rstrip())
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)

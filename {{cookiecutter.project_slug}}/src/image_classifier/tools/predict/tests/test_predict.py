@@ -20,6 +20,7 @@ from image_classifier.evaluate import evaluate
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.predict import images, output
+from image_classifier.tools.predict import predict as module
 
 QUICK = ("--device", "cpu", "--workers", "0", "--batch-size", "4")
 
@@ -36,6 +37,31 @@ def predict(run, *words):
 
 def rows_of(path):
     return list(csv.DictReader(path.read_text("utf-8").splitlines(), strict=True))
+
+
+def test_images_with_several_labels_have_a_column_of_them(
+    config, photos, tmp_path, monkeypatch, capsys
+):
+    run, out = untrained_run(changed(config, model__task="multi-label"), photos), tmp_path / "o.csv"
+    assert predict(run, photos / "val", "--out", out) == 0
+    threshold = max(float(row["probability_2"]) for row in rows_of(out))
+    monkeypatch.setattr(module, "THRESHOLD", threshold - 1e-6)
+    assert predict(run, photos / "val", "--out", out, "--fresh") == 0
+    assert predict(run, photos / "val", "--out", tmp_path / "out.jsonl") == 0
+    rows = rows_of(out)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, line in zip(rows, lines, strict=True):
+        shares = {row[f"class_{n}"]: float(row[f"probability_{n}"]) for n in (1, 2)}
+        assert line["labels"] == [
+            name for name in ("ant", "bee") if shares[name] >= module.THRESHOLD
+        ]
+        assert row["labels"] == "|".join(line["labels"])
+    assert len({row["labels"] for row in rows}) > 1
+    capsys.readouterr()
+    assert predict(run, photos / "val") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == [
+        row["labels"] for row in rows if row["labels"]
+    ]
 
 
 def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
