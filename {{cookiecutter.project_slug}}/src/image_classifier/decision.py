@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 MOST_NUMBERS = 2**22  # probabilities from which a temperature is fitted
 LIMITS = 0.05, 20.0  # of a temperature
 EPS = 1e-6  # how far from 0 and 1 the probability of a label is taken to be, at least
+THRESHOLD = 0.5  # from which on an image has a label, unless another was chosen
 ABSTAIN = "abstain"  # what a tool says of an image whose prediction does not count
 
 
@@ -20,6 +22,31 @@ class Decision:
     temperature: float = 1.0  # by which logits are divided: https://arxiv.org/abs/1706.04599
     thresholds: tuple[float, ...] = ()  # of the most probable class, or with several labels of each
     # class; none: every prediction counts, or with several labels those from 0.5 on
+
+    @classmethod
+    def parsed(cls, saved: dict[str, Any]) -> "Decision":
+        """The decision in a checkpoint; TypeError or ValueError if it is none."""
+        decision = cls(float(saved["temperature"]), tuple(map(float, saved["thresholds"])))
+        if not 0 < decision.temperature < math.inf:
+            raise ValueError(f"its temperature is {decision.temperature}")
+        return decision
+
+    def calibrated(self, probabilities: Tensor, has_several: bool) -> Tensor:
+        """Probabilities by this temperature, from those by a temperature of 1."""
+        logits = logits_of(probabilities, has_several) / self.temperature
+        return logits.sigmoid() if has_several else logits.softmax(1)
+
+    def is_sure(self, probabilities: Tensor) -> Tensor:
+        """Which predictions count, by calibrated probabilities (count, classes): (count,) bool."""
+        return probabilities.amax(1) >= (self.thresholds[0] if self.thresholds else 0.0)
+
+    def has_label(self, probabilities: Tensor) -> Tensor:
+        """Which labels images have, by calibrated probabilities: (count, classes) bool."""
+        lowest = torch.tensor(self.thresholds or (THRESHOLD,), device=probabilities.device)
+        return probabilities >= lowest
+
+
+NO_DECISION = Decision()  # all predictions count, with the probabilities that the model gives them
 
 
 def choose_decision(
@@ -39,20 +66,25 @@ def choose_decision(
         min_precision: from 0 to 1; 0: none. Where it is out of reach, the highest precision counts.
         error_cost: from 1 on; 0: none.
     """
-    if labels.ndim == 1:
-        logits, known = probabilities.clamp(min=1e-38).log(), labels >= 0
-        temperature = fit_temperature(logits[known], labels[known])
-        if not min_precision and not error_cost:
-            return Decision(temperature)
-        scores, predicted = (logits / temperature).softmax(1).max(1)
-        right = predicted == labels
-        threshold = choose_threshold(scores[known], right[known], min_precision, error_cost)
-        return Decision(temperature, (threshold,))
-    logits = probabilities.logit(eps=EPS)
-    temperature = fit_temperature(logits, labels)
-    classes = zip((logits / temperature).sigmoid().unbind(1), labels.unbind(1), strict=True)
-    known = [(scores[label >= 0], label[label >= 0] == 1) for scores, label in classes]
-    return Decision(temperature, tuple(choose_threshold(*pair, min_precision) for pair in known))
+    has_several = labels.ndim == 2
+    temperature = fit_temperature(logits_of(probabilities, has_several), labels)
+    shares = Decision(temperature).calibrated(probabilities, has_several)
+    if has_several:
+        classes = zip(shares.unbind(1), labels.unbind(1), strict=True)
+        known = [(scores[label >= 0], label[label >= 0] == 1) for scores, label in classes]
+        return Decision(
+            temperature, tuple(choose_threshold(*pair, min_precision) for pair in known)
+        )
+    if not min_precision and not error_cost:
+        return Decision(temperature)
+    (scores, predicted), known = shares.max(1), labels >= 0
+    pair = scores[known], (predicted == labels)[known]
+    return Decision(temperature, (choose_threshold(*pair, min_precision, error_cost),))
+
+
+def logits_of(probabilities: Tensor, has_several: bool) -> Tensor:
+    """The logits of probabilities, but for what all classes have in common."""
+    return probabilities.logit(eps=EPS) if has_several else probabilities.clamp(min=1e-38).log()
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -60,7 +92,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     from scipy.optimize import minimize_scalar
 
     step = max(1, logits.numel() // MOST_NUMBERS)
-    logits, labels = logits[::step].double(), labels[::step]
+    logits, labels = logits[::step].double(), labels[::step].long()
     known = labels >= 0
     if not known.any():
         return 1.0
@@ -68,7 +100,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     def loss(log_temperature: float) -> float:
         scaled = logits / math.exp(log_temperature)
         if labels.ndim == 1:
-            return cross_entropy(scaled, labels).item()
+            return cross_entropy(scaled, labels, ignore_index=-1).item()
         return binary_cross_entropy_with_logits(scaled[known], labels[known].double()).item()
 
     bounds = tuple(map(math.log, LIMITS))

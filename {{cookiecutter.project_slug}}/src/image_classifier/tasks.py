@@ -17,9 +17,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, on
 
 from .config import Config, OptimConfig
 from .data import LEFT_OUT, Source
+from .decision import THRESHOLD
 from .predictions import Predictions, calibrate, calibration_error
 
-THRESHOLD = 0.5  # probability from which on an image has a label
 MOST_WEIGHT = 100.0  # of a rare label
 AGAINST = {"auroc", "average_precision"}  # metrics of classes against the rest
 WHOLE = {*AGAINST, "brier"}  # metrics that need all probabilities

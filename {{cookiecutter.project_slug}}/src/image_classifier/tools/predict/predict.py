@@ -9,11 +9,12 @@ import torch
 
 from ...config import ComputeConfig
 from ...data import PathList
+from ...decision import ABSTAIN
 from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
 from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
-from ...tasks import TASKS, THRESHOLD
+from ...tasks import TASKS
 from ..loaded_model import LoadedModel, load_model
 from ..progress import Progress
 from .command import PredictOptions
@@ -81,15 +82,16 @@ def predictions(
     trained: LoadedModel, images: Images, top_k: int, first: int
 ) -> Iterator[list[Row]]:
     """The rows of the images from number `first` on, a batch at a time."""
+    decision, has_several = trained.decision, trained.config.model.task == "multi-label"
     for start, batch in images.batches(first):
         logits = predict_logits(trained.model, batch.images, trained.normalize, trained.precision)
+        logits = logits / decision.temperature
         probabilities = TASKS[trained.config.model.task].probabilities(logits)
         best = probabilities.topk(top_k)
         rows: list[Row] = []
-        found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        has_several = trained.config.model.task == "multi-label"
-        are_there = (probabilities >= THRESHOLD).tolist()
-        for (index, (shares, classes)), own in zip(enumerate(found, start), are_there, strict=True):
+        chosen = (decision.has_label if has_several else decision.is_sure)(probabilities)
+        found = zip(best.values.tolist(), best.indices.tolist(), chosen.tolist(), strict=True)
+        for index, (shares, classes, own) in enumerate(found, start):
             path = images.files.relative(index).decode("utf-8", "backslashreplace")
             row: Row = NO_ROW | {"path": path, "error": images.errors.pop(index, None)}
             if not row["error"]:
@@ -99,9 +101,10 @@ def predictions(
                 row |= {"top": top, **top[0]}
             if has_several:
                 pairs = zip(trained.classes, own, strict=True)
-                row["labels"] = (
-                    None if row["error"] else [name for name, is_there in pairs if is_there]
-                )
+                labels = [name for name, is_there in pairs if is_there]
+                row["labels"] = None if row["error"] else labels
+            elif decision.thresholds:
+                row["decision"] = row["label"] if own else ABSTAIN
             rows.append(row)
         yield rows
 
@@ -113,6 +116,8 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
             label, share = pairs.pop(0) if pairs else ("", "")
+            if row.get("decision") == ABSTAIN and pairs:
+                pairs, label, share = [(label, share), *pairs], ABSTAIN, ""
             if row.get("labels") is not None:
                 pairs, label = [(label, share), *pairs], printable(SEPARATOR.join(row["labels"]))
                 share = ""
