@@ -76,7 +76,7 @@ class Scores:
         wishes = run.min_precision, run.error_cost
         return choose_decision(found.probabilities, labels, *wishes)
 
-    def text(self, best_by: str, decision: Decision) -> str:
+    def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
         """All metrics, what is told of each class, and what `decision` means, as lines."""
         shares = self.task.by_class(self.predictions).tolist()
         classes = self.predictions.source.classes
