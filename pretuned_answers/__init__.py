@@ -29,6 +29,7 @@ _LIBRARIES = {
     "numpy": "f2py numpy numpy_config",
     "pillow": "pil pillow",
     "safetensors": "safetensors",
+    "scikit-learn": "cloudpickle joblib scikit_learn scipy sklearn threadpoolctl",
     "simplejpeg": "simplejpeg",
     "tensorboard": """
         absl absl_py google grpc grpcio markdown markdown_py markupsafe packaging protobuf
@@ -77,7 +78,7 @@ _LIBRARIES = {
     "hatchling": "hatchling pathspec tomlkit trove_classifiers",
     # Used by these where they are installed.
     "tensorboard, torch and others": """
-        boto3 chardet cupy dill ipython jax matplotlib moviepy pandas psutil pyarrow scipy
+        boto3 chardet cupy dill ipython jax matplotlib moviepy pandas psutil pyarrow
         simplejson tensorflow zstandard
     """,
 }

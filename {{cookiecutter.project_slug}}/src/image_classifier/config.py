@@ -100,20 +100,16 @@ class OptimConfig:
     """Loss, optimizer and learning-rate schedule."""
 
     name: Literal["sgd", "adamw", "muon"] = "sgd"  # sgd: with Nesterov momentum
+    loss: Literal["entropy", "focal", "asymmetric"] = "entropy"  # entropy: cross entropy, with
+    # several labels binary for each. Only there: focal (https://arxiv.org/abs/1708.02002) and
+    # asymmetric (https://arxiv.org/abs/2009.14119), in which easy negatives count less
     lr: float = within(0.5, 0)  # peak learning rate, for the given data.batch_size
     momentum: float = within(0.9, 0, 0.9999)  # momentum, or beta1 of AdamW
     weight_decay: float = within(5e-4, 0)  # of weight matrices and filters; never of biases, norms
-    loss: Literal["entropy", "focal", "asymmetric"] = (
-        "entropy"  # entropy: cross entropy, binary for
-    )
-    # each class with several labels; only there, focal (https://arxiv.org/abs/1708.02002) and
-    # asymmetric (https://arxiv.org/abs/2009.14119) let easy negatives count less
     schedule: Literal["cosine", "linear"] = "cosine"  # how the learning rate decays to 0
     warmup_epochs: float = within(1.0, 0)  # length of the linear warm-up
-    label_smoothing: float = within(
-        0.0, 0, 0.99
-    )  # probability spread over all classes; with several
-    # labels, over yes and no
+    label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes; with
+    # several labels, over yes and no
     clip_norm: float = within(0.0, 0)  # gradient clipping by global norm; 0: off
     accumulate: int = within(1, 1)  # gradient accumulation: micro-batches per batch. BatchNorm
     # takes its statistics from each micro-batch
