@@ -62,6 +62,7 @@ def line_chart(
         {f"{short(level)}{unit}": down(level) for level in levels},
         x_label,
     )
+    named: list[str] = []
     free = BOTTOM + 18.0  # labels go from the lowest up, each above the one before
     for name, points in sorted(finite.items(), key=lambda pair: pair[1][-1][1]):
         x, y = across(points[-1][0]), down(points[-1][1])
@@ -71,9 +72,11 @@ def line_chart(
         if is_main or not main:
             free = min(free - 14, y + 4)
             label = f"{name} " * (len(lines) > 1) + short(points[-1][1]) + unit
-            label = name if has_colors else label
+            if has_colors:  # a legend, from the top
+                label, free = name, TOP + 4 + 14.0 * len(named)
+            named.append(name)
             text = f'<text x="{RIGHT + 8}" y="{free}">{escape(label)}</text>'
-        hue = f"hsl({360 * len(parts) // len(finite)} 60% 50%)"
+        hue = f"hsl({360 * len(named) // len(finite)} 60% 50%)"
         color = f' style="stroke:{hue};fill:{hue}"' if has_colors else ""
         parts.append(
             f'<g class="{"val" if is_main else "train"}"{color}><polyline points="{path}"/>'
