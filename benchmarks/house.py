@@ -56,6 +56,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "ema_decay": 0.0,
         "frozen_epochs": 0.0,
         "layer_decay": 1.0,
+        "teacher": "",
+        "teacher_share": 0.5,
+        "teacher_temperature": 1.0,
     },
     "compute": {
         "device": "cpu",

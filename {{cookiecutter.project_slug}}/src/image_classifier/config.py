@@ -112,6 +112,11 @@ class OptimConfig:
     # pretrained model: https://arxiv.org/abs/2202.10054
     layer_decay: float = within(1.0, 0.01, 1)  # layer-wise learning-rate decay: factor from each
     # block to the one below it
+    teacher: str = ""  # distillation: run folder or checkpoint of a trained model whose predictions
+    # for the augmented images are a part of the targets: https://arxiv.org/abs/2106.05237
+    teacher_share: float = within(0.5, 0, 1)  # which part; the labels are the rest
+    teacher_temperature: float = within(1.0, 0.01, 100)  # of the teacher's softmax; above 1, it
+    # says more of the classes that it thinks less probable
 
 
 @dataclass(frozen=True)

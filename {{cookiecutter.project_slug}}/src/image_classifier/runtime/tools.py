@@ -12,6 +12,7 @@
 - `tools/timm/networks.py` builds the models of timm: `build`, `pretrained_config`.
 - `tools/worker_count/rates.py` measures how many workers decode fast enough: `find_fewest`.
 - `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
+- `tools/distill/teacher.py` mixes the predictions of a trained model into the targets: `Teacher`.
 - `tools/report/page.py` writes the report page: `write_page`.
 - `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.
 """
