@@ -42,6 +42,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "name": "resnet18",
         "width": 64,
         "dropout": 0.0,
+        "lora_rank": 0,
     },
     "optim": {
         "name": "sgd",

@@ -27,6 +27,7 @@ from .models import (
     DamagedError,
     first_reason,
     newest_first,
+    plain_weights,
     read_checkpoint,
     saved_steps,
 )
@@ -225,6 +226,7 @@ class Checkpoints(AbstractContextManager):
     def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
         """Write weights alone, for other programs."""
         about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
+        weights = plain_weights(weights, saved["config"])
         content = save({k: tensor.contiguous() for k, tensor in weights.items()}, about)
         write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
 

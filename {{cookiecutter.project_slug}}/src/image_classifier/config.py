@@ -90,6 +90,8 @@ class ModelConfig:
     # layers of torchvision's keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
+    lora_rank: int = within(0, 0, 1024)  # fine-tune only the last layer and, beside each matrix, a
+    # product of two of this rank (LoRA): https://arxiv.org/abs/2106.09685; 0: all weights
 
 
 @dataclass(frozen=True)
@@ -208,11 +210,15 @@ class Config:
                 "--run.finish-in-time needs the time, --run.max-minutes, and images of one size: "
                 "--augment.min-size 0"
             )
-        if optim.frozen_epochs and not self.run.init_from:
-            raise UserError(
-                f"--optim.frozen-epochs {optim.frozen_epochs:g} trains only the last layer, on top "
-                "of pretrained weights: --run.init-from FILE or pretrained"
-            )
+        for knob, value in (
+            ("optim.frozen_epochs", optim.frozen_epochs),
+            ("model.lora_rank", self.model.lora_rank),
+        ):
+            if value and not self.run.init_from:
+                raise UserError(
+                    f"--{flag(knob)} {value:g} trains only some layers, on top of pretrained "
+                    "weights: --run.init-from FILE or pretrained"
+                )
 
 
 def check_ranges(config: object) -> None:

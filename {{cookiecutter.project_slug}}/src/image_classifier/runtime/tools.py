@@ -13,6 +13,7 @@
 - `tools/worker_count/rates.py` measures how many workers decode fast enough: `find_fewest`.
 - `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
 - `tools/distill/teacher.py` mixes the predictions of a trained model into the targets: `Teacher`.
+- `tools/lora/adapters.py` lets matrices learn by adapters of low rank: `add_adapters`, `merged`.
 - `tools/report/page.py` writes the report page: `write_page`.
 - `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.
 """
