@@ -184,12 +184,11 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
             config.data.image_size,
             sample=lambda count: normalize(data.sample(count)),
         )
-    if config.model.lora_rank:
-        adapters = need_tool("adapters", "lora", "--model.lora-rank")
-        adapters.add_adapters(model, config.model.lora_rank)
-    if config.compute.gradient_checkpointing:
-        flag = "--compute.gradient-checkpointing"
-        need_tool("recompute", "gradient-checkpointing", flag).checkpoint_blocks(model)
+        if config.compute.gradient_checkpointing:
+            flag = "--compute.gradient-checkpointing"
+            need_tool("recompute", "gradient-checkpointing", flag).checkpoint_blocks(model)
+        if rank := config.model.lora_rank:
+            need_tool("adapters", "lora", "--model.lora-rank").add_adapters(model, rank)
     return model
 
 

@@ -1,5 +1,6 @@
 """LoRA: few weights learn, in any network, and what is saved fits the network without it."""
 
+from argparse import Namespace
 from copy import deepcopy
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from image_classifier.tools.lora.adapters import (
     add_adapters,
     merged,
 )
-from image_classifier.train import train
+from image_classifier.train import init_model, train
 
 CPU = World(torch.device("cpu"))
 
@@ -128,6 +129,14 @@ def test_a_run_changes_no_pretrained_matrix_and_saves_weights_that_fit_without_l
         onward = changed(adapted, optim__warmup_epochs=0.0, epochs=0.25, model__lora_rank=rank)
         onward = changed(onward, run__init_from=str(checkpoint(adapted, "best.pt")))
         train(changed(onward, run__dir=f"{adapted.run.dir}-{rank}"))
+
+
+def test_adapters_depend_on_the_seed_alone(adapted):
+    models = []
+    for drawn in range(2):
+        torch.rand(drawn)  # by others, before
+        models.append(init_model(adapted, Namespace(num_classes=10), None).state_dict())
+    torch.testing.assert_close(*models, rtol=0, atol=0)
 
 
 def test_an_interrupted_run_ends_as_an_unbroken_one_and_ranks_agree(adapted, tmp_path):
