@@ -62,7 +62,11 @@ def take_plain(model: nn.Module, weights: dict[str, Tensor], *_: Any) -> None:  
 
 
 def merged(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a network without adapters that computes the same."""
+    """The weights of a network without adapters that computes the same.
+
+    Raises:
+        LookupError, RuntimeError: if an adapter is missing, or of another shape.
+    """
     plain = {}
     for name, weight in weights.items():
         layer, is_adapted, rest = name.partition(MARK)
@@ -70,6 +74,7 @@ def merged(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             plain[name] = weight
         elif name.endswith(".original"):
             own = name.removesuffix("original")
-            product = weights[f"{own}0.b"] @ weights[f"{own}0.a"]
-            plain[f"{layer}.{rest.partition('.')[0]}"] = weight + product.view(weight.shape)
+            # In place, so that a file can't ask for a product that is larger than the matrix.
+            total = weight.flatten(1).clone().addmm_(weights[f"{own}0.b"], weights[f"{own}0.a"])
+            plain[f"{layer}.{rest.partition('.')[0]}"] = total.view(weight.shape)
     return plain

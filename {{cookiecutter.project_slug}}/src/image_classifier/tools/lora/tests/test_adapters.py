@@ -131,6 +131,13 @@ def test_a_run_changes_no_pretrained_matrix_and_saves_weights_that_fit_without_l
         train(changed(onward, run__dir=f"{adapted.run.dir}-{rank}"))
 
 
+def test_a_file_cannot_ask_for_more_memory_than_it_has():
+    thin = {"original": (1, 1), "0.b": (10**6, 1), "0.a": (1, 10**6)}
+    weights = {f"x{MARK}weight.{name}": torch.zeros(shape) for name, shape in thin.items()}
+    with pytest.raises(RuntimeError, match="size"):
+        merged(weights)
+
+
 def test_adapters_depend_on_the_seed_alone(adapted):
     models = []
     for drawn in range(2):
