@@ -13,6 +13,7 @@
 - `tools/worker_count/rates.py` measures how many workers decode fast enough: `find_fewest`.
 - `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
 - `tools/report/page.py` writes the report page: `write_page`.
+- `tools/explain/heat.py` draws what the model looked at: `heat_maps`, `open_explainer`.
 - `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.
 """
 
