@@ -25,8 +25,8 @@ COLOR = (240, 168, 115)  # of heat: that of mistakes in pages
 def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """How much each place speaks for a class, from 0 to 1: (batch, height, width) float32.
 
-    The largest value of an image is 1; all are 0 where nothing speaks for the class. Computed in
-    float32. `model` is left as it was.
+    In each image the least is 0 and the most is 1; all is 0 where no place says more than others.
+    Computed in float32. `model` is left as it was.
 
     Args:
         model: maps `images` to (batch, classes) logits; neither wrapped for DDP nor sharded.
@@ -73,6 +73,7 @@ def maps_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     is_last = heat.shape[1] == heat.shape[2] != heat.shape[3]  # channels
     heat = heat.sum(3 if is_last else 1).relu()[:, None]
     heat = interpolate(heat, images.shape[2:], mode="bilinear")[:, 0]
+    heat = heat - heat.amin((1, 2), keepdim=True)
     return heat / heat.amax((1, 2), keepdim=True).clamp(min=torch.finfo(heat.dtype).tiny)
 
 
@@ -117,9 +118,9 @@ def painted(pixels: Tensor, heat: Tensor) -> Tensor:
         pixels: (batch, height, width, channels), of any integer type.
         heat: (batch, height, width) float32, from 0 to 1.
     """
-    gray = pixels.float().mean(3, keepdim=True) * (160 / torch.iinfo(pixels.dtype).max)
+    gray = pixels.float().mean(3, keepdim=True) * (200 / torch.iinfo(pixels.dtype).max)
     color = torch.tensor(COLOR, device=pixels.device)
-    return torch.lerp(gray.expand(-1, -1, -1, 3), color.float(), 0.8 * heat[..., None]).byte()
+    return torch.lerp(gray.expand(-1, -1, -1, 3), color.float(), 0.7 * heat[..., None]).byte()
 
 
 def open_explainer(

@@ -30,8 +30,8 @@ MOST_CLASSES = 20  # of a confusion matrix that can be read
 HEAT = (
     "The gray image is what the model saw; in color, the places that raise the score of the "
     "predicted class. They say where, roughly, but not what was recognized there, nor whether it "
-    "is why the answer is wrong. The strongest place of each image has the full color, however "
-    "weak it is."
+    "is why the answer is wrong. The colors of each image reach from its weakest to its strongest "
+    "place, however little these differ."
 )
 
 # The numbers of the summary: name, metric, format, and what is shown of all values.
