@@ -2,7 +2,7 @@
 
 For networks whose last features form a map: LayerCAM, https://doi.org/10.1109/TIP.2021.3089943. The
 last tokens of a transformer no longer tell where something is, as each has seen all others: there,
-integrated gradients of the patches (https://arxiv.org/abs/1703.01365), against their mean.
+integrated gradients of the patches (https://arxiv.org/abs/1703.01365), from their median on.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from ...errors import UserError
 from ...preprocess import Normalize
 
 TOGETHER = 16  # images at once: gradients need more memory than predictions
-STEPS = 4  # of the integral, between the mean patch and each patch
+STEPS = 8  # of the integral
 COLOR = (240, 168, 115)  # of heat: that of mistakes in pages
 
 
@@ -81,10 +81,10 @@ def integrated_gradients(
     model: nn.Module, stem: nn.Module, patches: Tensor, images: Tensor, classes: Tensor
 ) -> Tensor:
     """What each number of `patches`, the output of `stem`, adds to the logits, in their shape."""
-    mean = patches.detach().mean((2, 3), keepdim=True)
-    change, total = patches.detach() - mean, torch.zeros_like(patches)
+    usual = patches.detach().flatten(2).median(2).values[:, :, None, None]  # such as background
+    change, total = patches.detach() - usual, torch.zeros_like(patches)
     for step in range(STEPS):
-        between = (mean + change * (step + 0.5) / STEPS).requires_grad_()
+        between = (usual + change * (step + 0.5) / STEPS).requires_grad_()
         with hooks(
             stem, lambda layer, *_, tensor=between: tensor.clone() if layer is stem else None
         ):
