@@ -39,8 +39,12 @@ def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     in_training = [layer for layer in model.modules() if layer.training]
     model.eval()
     try:
-        # Even within a block of inference, whose tensors have no gradients.
-        with torch.inference_mode(False), torch.enable_grad():
+        # Even within blocks of autocast, and of inference, whose tensors have no gradients.
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(images.device.type, enabled=False),
+        ):
             parts = zip(images.split(TOGETHER), classes.split(TOGETHER), strict=True)
             return torch.cat([maps_of(model, part.clone(), some.clone()) for part, some in parts])
     finally:
@@ -94,10 +98,9 @@ def integrated_gradients(
 
 
 def score_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """The sum of the logits of `classes`, in float32."""
-    with torch.autocast(images.device.type, enabled=False):
-        # Not `model(images)`, which may be compiled without the hooks.
-        return model.forward(images).gather(1, classes[:, None]).sum()
+    """The sum of the logits of `classes`."""
+    # Not `model(images)`, which may be compiled without the hooks.
+    return model.forward(images).gather(1, classes[:, None]).sum()
 
 
 @contextmanager
