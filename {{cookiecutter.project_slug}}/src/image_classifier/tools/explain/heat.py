@@ -19,7 +19,7 @@ from ...preprocess import Normalize
 
 TOGETHER = 16  # images at once: gradients need more memory than predictions
 STEPS = 8  # of the integral
-COLOR = (240, 168, 115)  # of heat: that of mistakes in pages
+COLOR = (235, 125, 50)  # of heat: the orange of pages, stronger
 
 
 def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:

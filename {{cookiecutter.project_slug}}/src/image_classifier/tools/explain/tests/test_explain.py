@@ -70,14 +70,7 @@ def class_token(_):
     return VisionTransformer(SIDE, 4, 2, 3, 48, 96, num_classes=3)
 
 
-def register_tokens(_):
-    library = pytest.importorskip("timm.models.vision_transformer", exc_type=ImportError)
-    torch.manual_seed(0)
-    shape = {"img_size": SIDE, "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 3}
-    return library.VisionTransformer(**shape, num_classes=3, reg_tokens=4)
-
-
-@pytest.mark.parametrize("build", [resnet9, mean_of_patches, class_token, register_tokens])
+@pytest.mark.parametrize("build", [resnet9, mean_of_patches, class_token])
 def test_heat_lies_on_the_evidence_for_the_class_that_is_asked_for(build, monkeypatch):
     model, (images, colors, boxes) = build(monkeypatch), squares(10**6)
     taught(model, 40, 3e-3)
