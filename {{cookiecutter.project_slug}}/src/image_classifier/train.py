@@ -167,7 +167,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                     break
 
             scores = scores or evaluate_best()
-            log.finish(scores, stop_early)
+            log.finish(scores, stop_early, None if sharding else state.best_model, normalize)
             consensus.finish()
         return scores
 

@@ -15,6 +15,7 @@
 - `tools/distill/teacher.py` mixes the predictions of a trained model into the targets: `Teacher`.
 - `tools/lora/adapters.py` lets matrices learn by adapters of low rank: `add_adapters`, `merged`.
 - `tools/report/page.py` writes the report page: `write_page`.
+- `tools/explain/heat.py` draws what the model looked at: `heat_maps`, `open_explainer`.
 - `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.
 """
 
