@@ -23,7 +23,7 @@ class PathList:
     """
 
     def __init__(self, root: str | Path, paths: Iterable[bytes | str | Path]) -> None:
-        """Keep `paths`, which are relative to `root` and need not be valid text.
+        """Keep `paths`, which are relative to `root` or absolute, and need not be valid text.
 
         Raises:
             UserError: if there are none.
@@ -45,7 +45,7 @@ class PathList:
         return self.root / os.fsdecode(self.relative(index))
 
     def relative(self, index: int) -> bytes:
-        """The path of image `index`, relative to `root`."""
+        """The path of image `index`, relative to `root`, or absolute."""
         start = int(self.ends[index - 1]) if index else 0
         return self.bytes[start : int(self.ends[index])].numpy().tobytes()
 
@@ -56,7 +56,9 @@ class PathList:
 
     def picked(self, indices: Tensor) -> "PathList":
         """Only the paths at `indices`, (count,) int64."""
-        return PathList(self.root, [self.relative(index) for index in indices.tolist()])
+        stops, starts = self.ends[indices], self.ends[indices - 1].where(indices > 0, 0)
+        spans, content = zip(starts.tolist(), stops.tolist(), strict=True), self.bytes.numpy()
+        return PathList(self.root, (content[start:stop].tobytes() for start, stop in spans))
 
     def stats(self) -> Tensor:
         """Size in bytes and time of change in ns of each file, or -1: (count, 2) int64."""

@@ -90,6 +90,12 @@ class Source:
         """Whether an image may have several labels."""
         return self.labels.ndim == 2
 
+    def class_counts(self) -> Tensor:
+        """The number of images that have each label: (classes,) int64."""
+        if self.is_multi_label:
+            return (self.labels == 1).sum(0)
+        return self.labels.bincount(minlength=len(self.classes))
+
     def read(self, index: int, *place: int) -> Tensor:
         """Image `index`: (height, width, 3) uint8.
 
