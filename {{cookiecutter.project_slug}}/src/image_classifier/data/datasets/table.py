@@ -118,6 +118,14 @@ def check_files(source: Source, data: DataConfig) -> None:
     )
 
 
+def has_test_rows(data: DataConfig) -> bool:
+    """Whether the table `data.labels` has test images; `UserError` if it can't be read."""
+    found = open_table(data)
+    column = columns_of(found).get("split")
+    rows = [] if column is None else found.rows([column, column])
+    return any(SPLITS.get(text_of(cells[0]).lower()) == TEST for _, cells in rows)
+
+
 def open_table(data: DataConfig) -> Table:
     """The table `data.labels`, from the current folder or from `data.root`.
 
@@ -460,7 +468,7 @@ def is_in_split(found: Table, rows: Rows, data: DataConfig, split: str) -> np.nd
     if has_val or split == "test":
         return splits == SPLITS[split]
     if folds is None:
-        paths = (rows.paths.relative(index) for index in range(len(rows.paths)))
+        paths = rows.paths.relatives(torch.arange(len(rows.paths)))
         is_for_val = np.fromiter((is_val(path, data) for path in paths), bool)
     else:
         without = np.flatnonzero((folds == NO_FOLD) & (splits == TRAIN))
