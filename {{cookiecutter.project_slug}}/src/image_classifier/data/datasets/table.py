@@ -89,14 +89,17 @@ def table(data: DataConfig, split: str) -> Source:
         paths=rows.paths.picked(own),
         weights=None if weights is None else torch.from_numpy(weights)[own].float(),
     )
-    notes = [f"{len(own):,} images for {split} in {found.file}"]
+    notes = [f"{str(found.file)!a}: {len(own):,} images for {split}"]
     if rows.ignored:
-        notes.append(f"{found.file}: ignored columns: {', '.join(map(printable, rows.ignored))}")
+        notes[0] += f"; ignored columns: {', '.join(map(printable, rows.ignored))}"
     if len(is_new) > (num_new := int(is_new.sum())):
         notes.append(f"{len(is_new) - num_new:,} rows repeat another, and are left out")
     if empty := [rows.classes[n] for n in (source.class_counts() == 0).nonzero()[:, 0]]:
         if split == "train" and not source.is_multi_label:
-            raise UserError(f"{str(found.file)!a} has no images of class {empty[0]!a} for train")
+            raise UserError(
+                f"{str(found.file)!a} has no images of class {empty[0]!a} for train: add some, or "
+                "leave out the class"
+            )
         notes.append(f"no {split} images of {some(tuple(empty))}")
     return replace(source, notes=tuple(notes))
 
@@ -258,7 +261,7 @@ def columns_of(found: Table) -> dict[str, int]:
         raise UserError(f"{str(found.file)!a} has two columns {twice!a}")
     if "path" not in names:
         raise UserError(
-            f"{str(found.file)!a} has no column 'path', but {some(tuple(found.names))!a}: it "
+            f"{str(found.file)!a} has no column 'path', but {some(tuple(found.names))}: it "
             "should have path,label[,split][,fold][,weight]"
         )
     return {name: names.index(name) for name in COLUMNS if name in names}
@@ -382,7 +385,7 @@ def class_columns(found: Table, path: int, others: list[int]) -> list[int]:
     if not own:
         raise UserError(
             f"{str(found.file)!a} has no column 'label', nor one per class with 0 and 1, but "
-            f"{some(tuple(found.names))!a}"
+            f"{some(tuple(found.names))}"
         )
     return own
 

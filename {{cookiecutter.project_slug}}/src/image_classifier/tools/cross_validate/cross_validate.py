@@ -80,15 +80,15 @@ def open_folds(data: DataConfig, count: int) -> list[Source]:
             )
         names |= {paths.relative(index) for index in range(len(paths))}
         num_images = len(open_dataset(own, "train")) + len(folds[-1])
-    if len(names) < num_images and not data.limit:
-        raise UserError(
-            f"{count} folds have {len(names):,} of {num_images:,} images: cross-validate takes as "
-            "many as there are in the column `fold` of --data.labels"
-        )
     if len(names) < sum(map(len, folds)):
         raise UserError(
             f"dataset {data.name!r} has the same validation images in several folds: it should "
             "choose them by data.fold, as `folder` does"
+        )
+    if len(names) < num_images and not data.limit:
+        raise UserError(
+            f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: the table "
+            f"{data.labels!a} has more; cross-validate takes as many as there are"
         )
     return folds
 
