@@ -6,7 +6,6 @@ import os
 import pytest
 import torch
 from conftest import changed, run_ranks
-from test_order import seen
 
 from image_classifier.config import Config, DataConfig
 from image_classifier.data import LEFT_OUT, EvalData, TrainData, open_dataset
@@ -116,8 +115,8 @@ def test_lists_in_parquet_are_several_labels(tmp_path):
 
 
 def test_a_column_divides_and_classes_are_those_of_all_splits(tmp_path):
-    rows = "path,label,split,weight\na,10,training,1\nb,9,valid,2.5\nc,x,test,0\nd,x,TRAIN,4\ne,9,train,1\n"
-    data = put(tmp_path, rows)
+    rows = "path,label,split,weight\na,10,training,0\nb,9,valid,2.5\nc,x,test,1\nd,x,TRAIN,4\n"
+    data = put(tmp_path, rows + "e,9,train,1\n")
     sources = [open_files(data, split) for split in ("train", "val", "test")]
     assert {source.classes for source in sources} == {("10", "9", "x")}
     assert rows_of(sources[1]) == {"b": (1, 2.5)}

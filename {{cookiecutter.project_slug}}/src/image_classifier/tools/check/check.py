@@ -243,7 +243,8 @@ def print_finding(finding: Finding) -> None:
 
 def print_summary(report: dict[str, Any], images: Images) -> None:
     """Print what is there."""
-    counts = ", ".join(f"{split} {sum(n.values()):,}" for split, n in report["images"].items())
+    sizes = zip(images.splits, map(len, images.sources), strict=True)
+    counts = ", ".join(f"{split} {size:,}" for split, size in sizes)
     print(f"\nimages: {counts}; {len(images.classes):,} classes")
     for note in (note for source in images.sources for note in source.notes):
         print(note)
