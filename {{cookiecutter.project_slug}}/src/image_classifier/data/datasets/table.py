@@ -10,7 +10,9 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -35,7 +37,7 @@ SPLITS |= {"training": TRAIN, "testing": TEST} | dict.fromkeys(VAL_NAMES, VAL)
 YES_OR_NO = dict.fromkeys(("1", "1.0", "true"), 1) | dict.fromkeys(("0", "0.0", "false"), 0)
 YES_OR_NO |= dict.fromkeys(("", "-1", "-1.0", "nan"), -1)
 NO_FOLD = -1  # of test images
-MOST_KNOWN = 10_000  # different cells of a column that are kept parsed
+MOST_KNOWN = 10_000  # different cells that are parsed only once
 
 
 class Table(NamedTuple):
@@ -81,7 +83,9 @@ def table(data: DataConfig, split: str) -> Source:
     is_own = is_in_split(found, rows, data, split)
     own = torch.from_numpy(is_new & is_own).nonzero()[:, 0]
     if not len(own):
-        raise UserError(f"{str(found.file)!a} has no images for {split}")
+        folds = rows.columns.get("fold", np.empty(0))
+        which = f" in fold {data.fold} of 0 .. {folds.max():.0f}" if split == "val" else ""
+        raise UserError(f"{str(found.file)!a} has no images for {split}{which * bool(len(folds))}")
     weights = rows.columns.get("weight")
     source = Source(
         labels=rows.labels[torch.from_numpy(rows.kinds)[own]],
@@ -117,7 +121,7 @@ def check_files(source: Source, data: DataConfig) -> None:
     raise found.wrong(
         number,
         f"there is no file {str(source.paths[missing[0]])!a}; paths are absolute or from "
-        f"--data.root, and {len(missing):,} of {len(source):,} are missing",
+        f"--data.root, and {len(missing):,} of {len(source):,} are missing: `check` lists them",
     )
 
 
@@ -212,10 +216,13 @@ def open_parquet(file: Path) -> Table:
 
     def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
         picked, number = [found.names[column] for column in columns], 1
-        for batch in content.iter_batches(columns=picked):
-            cells = (map(hashable, batch.column(name).to_pylist()) for name in picked)
-            yield from enumerate(zip(*cells, strict=True), number)
-            number += len(batch)
+        try:
+            for batch in content.iter_batches(columns=picked):
+                cells = (map(hashable, batch.column(name).to_pylist()) for name in picked)
+                yield from enumerate(zip(*cells, strict=True), number)
+                number += len(batch)
+        except ArrowException as error:
+            raise found.wrong(number, f"damaged: {error}".splitlines()[0]) from error
 
     found = Table(file, content.schema_arrow.names, rows, "row")
     return found
@@ -250,6 +257,11 @@ def text_of(cell: object) -> str:
     return "" if cell is None else str(cell).strip()
 
 
+def columns_text(found: Table) -> str:
+    """The names of some columns."""
+    return some(tuple(map(printable, found.names)))
+
+
 def columns_of(found: Table) -> dict[str, int]:
     """Where those of `COLUMNS` are that the table has.
 
@@ -261,8 +273,8 @@ def columns_of(found: Table) -> dict[str, int]:
         raise UserError(f"{str(found.file)!a} has two columns {twice!a}")
     if "path" not in names:
         raise UserError(
-            f"{str(found.file)!a} has no column 'path', but {some(tuple(found.names))}: it "
-            "should have path,label[,split][,fold][,weight]"
+            f"{str(found.file)!a} has no column 'path', but {columns_text(found)}: it should have "
+            "path,label[,split][,fold][,weight]"
         )
     return {name: names.index(name) for name in COLUMNS if name in names}
 
@@ -286,39 +298,25 @@ def path_of(cell: object, root: bytes) -> bytes:
     return path.removeprefix(root)
 
 
-class Column:
-    """The parsed cells of a column."""
+@lru_cache(MOST_KNOWN)
+def number_of(column: str, cell: object) -> float:
+    """The value of a cell of the column split, fold or weight.
 
-    def __init__(self, found: Table, name: str) -> None:
-        """A column that is still empty."""
-        self.found, self.name, self.values = found, name, array("d")
-        self.known: dict[Any, float] = {}
-
-    def parse(self, cell: object, number: int) -> float:
-        """The value of a cell in row `number`; `UserError` if it has none."""
-        text = text_of(cell)
-        try:
-            if self.name == "split":
-                return SPLITS[text.lower()]
-            if self.name == "fold" and not text:
-                return NO_FOLD
-            value = float(text)
-            if not 0 <= value < np.inf or (self.name == "fold" and value % 1):
-                raise ValueError
-        except (KeyError, ValueError):
-            wanted = {"split": "train, val or test", "fold": "0, 1, 2, ...", "weight": "0 or more"}
-            what = f"{self.name} {text!a} should be {wanted[self.name]}"
-            raise self.found.wrong(number, what) from None
-        return value
-
-    def add(self, cell: object, number: int) -> None:
-        """Parse the cell of row `number`."""
-        value = self.known.get(cell)
-        if value is None:
-            value = self.parse(cell, number)
-            if len(self.known) < MOST_KNOWN:
-                self.known[cell] = value
-        self.values.append(value)
+    Raises:
+        ValueError: saying what it should be, if it has none.
+    """
+    text = text_of(cell).lower()
+    if column == "split":
+        if text not in SPLITS:
+            raise ValueError("train, val or test")
+        return SPLITS[text]
+    if column == "fold" and not text:
+        return NO_FOLD
+    with suppress(ValueError):
+        value = float(text)
+        if 0 <= value < np.inf and (column == "weight" or value % 1 == 0):
+            return value
+    raise ValueError("0 or more" if column == "weight" else "0, 1, 2, ...")
 
 
 def read_rows(found: Table, data: DataConfig) -> Rows:
@@ -330,9 +328,9 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
     places = columns_of(found)
     others = [n for n, name in enumerate(found.names) if name.strip() and n not in places.values()]
     own = [places["label"]] if "label" in places else class_columns(found, places["path"], others)
-    columns = {name: Column(found, name) for name in COLUMNS[2:] if name in places}
+    columns = {name: array("d") for name in COLUMNS[2:] if name in places}
     wanted = [places["path"], *own, *(places[name] for name in columns)]
-    stop, adders = 1 + len(own), [column.add for column in columns.values()]
+    stop = 1 + len(own)
     numbers, hashes, kinds, root = array("q"), array("q"), array("q"), root_of(data)
     known: dict[Any, int] = {}  # the different labels
 
@@ -346,8 +344,12 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
             numbers.append(number)
             hashes.append(hash(path))
             kinds.append(known.setdefault(label, len(known)))
-            for add, cell in zip(adders, cells[stop:], strict=True):
-                add(cell, number)
+            for name, cell in zip(columns, cells[stop:], strict=True):
+                try:
+                    columns[name].append(number_of(name, cell))
+                except ValueError as error:
+                    what = f"{name} {text_of(cell)!a} should be {error}"
+                    raise found.wrong(number, what) from None
             yield path
 
     found_paths = paths()
@@ -369,7 +371,7 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
         kinds=np.asarray(kinds),
         labels=torch.from_numpy(labels),
         classes=tuple(map(printable, names)),
-        columns={name: np.asarray(column.values) for name, column in columns.items()},
+        columns={name: np.asarray(values) for name, values in columns.items()},
         ignored=[found.names[n] for n in others if n not in own],
     )
 
@@ -385,7 +387,7 @@ def class_columns(found: Table, path: int, others: list[int]) -> list[int]:
     if not own:
         raise UserError(
             f"{str(found.file)!a} has no column 'label', nor one per class with 0 and 1, but "
-            f"{some(tuple(found.names))}"
+            f"{columns_text(found)}"
         )
     return own
 
