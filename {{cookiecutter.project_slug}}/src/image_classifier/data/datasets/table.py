@@ -5,16 +5,13 @@ a/1.jpg,rose,train        a path is absolute, or relative to `data.root`
 a/2.jpg,rose|thorn,val    several labels; or, in place of `label`, a column of 0 and 1 per class
 """
 
-import csv
-import json
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +25,7 @@ from ...runtime.console import printable, some
 from .folder import VAL_NAMES, is_val
 from .paths import PathList
 from .source import Source
+from .table_rows import Table, open_table, text_of
 
 COLUMNS = ("path", "label", "split", "fold", "weight")
 TRAIN, VAL, TEST = range(3)
@@ -38,20 +36,6 @@ YES_OR_NO = dict.fromkeys(("1", "1.0", "true"), 1) | dict.fromkeys(("0", "0.0", 
 YES_OR_NO |= dict.fromkeys(("", "-1", "-1.0", "nan"), -1)
 NO_FOLD = -1  # of test images
 MOST_KNOWN = 10_000  # different cells that are parsed only once
-
-
-class Table(NamedTuple):
-    """A table whose rows can be read, any number of times."""
-
-    file: Path
-    names: list[str]  # of the columns
-    # The number of each row, and its cells in these columns, two or more; lists are tuples.
-    rows: Callable[[list[int]], Iterator[tuple[int, Sequence[Any]]]]
-    row: str = "line"  # what has the number
-
-    def wrong(self, number: int, what: str) -> UserError:
-        """What to raise for a row."""
-        return UserError(f"{str(self.file)!a}, {self.row} {number}: {what}")
 
 
 class Rows(NamedTuple):
@@ -77,7 +61,7 @@ def table(data: DataConfig, split: str) -> Source:
     Raises:
         UserError: if the table can't be used; it names the row.
     """
-    found = open_table(data)
+    found = find_table(data)
     rows = read_rows(found, data)
     is_new = find_new(found, rows)
     is_own = is_in_split(found, rows, data, split)
@@ -114,7 +98,7 @@ def check_files(source: Source, data: DataConfig) -> None:
     missing = (source.paths.stats()[:, 0] < 0).nonzero()[:, 0].tolist()
     if not missing:
         return
-    found, name = open_table(data), source.paths.relative(missing[0])
+    found, name = find_table(data), source.paths.relative(missing[0])
     column, root = columns_of(found)["path"], root_of(data)
     rows = found.rows([column, column])
     number = next((number for number, cells in rows if path_of(cells[0], root) == name), 0)
@@ -127,134 +111,24 @@ def check_files(source: Source, data: DataConfig) -> None:
 
 def has_test_rows(data: DataConfig) -> bool:
     """Whether the table `data.labels` has test images; `UserError` if it can't be read."""
-    found = open_table(data)
+    found = find_table(data)
     column = columns_of(found).get("split")
     rows = [] if column is None else found.rows([column, column])
     return any(SPLITS.get(text_of(cells[0]).lower()) == TEST for _, cells in rows)
 
 
-def open_table(data: DataConfig) -> Table:
+def find_table(data: DataConfig) -> Table:
     """The table `data.labels`, from the current folder or from `data.root`.
 
     Raises:
-        UserError: if it can't be read.
+        UserError: if there is none.
     """
     places = Path(data.labels), Path(data.root, data.labels)
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         where = f"here or in --data.root {data.root!a}"
         raise UserError(f"--data.labels {data.labels!a}: there is no such file {where}")
-    openers = {".csv": open_csv, ".tsv": open_csv, ".jsonl": open_jsonl, ".parquet": open_parquet}
-    if file.suffix.lower() not in openers:
-        raise UserError(f"--data.labels {data.labels!a} should end in {', '.join(openers)}")
-    try:
-        return openers[file.suffix.lower()](file)
-    except OSError as error:
-        raise UserError(f"cannot read {str(file)!a}: {error.strerror or error}") from error
-
-
-def open_csv(file: Path) -> Table:
-    """Cells with a comma, a semicolon or a tab between them: what makes most of the header."""
-    header = next(lines_of(file), "")
-    heads = {mark: next(csv.reader([header], delimiter=mark), []) for mark in ",;\t"}
-    mark = max(heads, key=lambda mark: len(heads[mark]))
-
-    def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
-        pick, last = itemgetter(*columns), 0  # the line in which the row before ended
-        reader = csv.reader(lines_of(file), delimiter=mark, skipinitialspace=True, strict=True)
-        try:
-            for cells in reader:
-                if last and len(cells) == len(found.names):
-                    yield last + 1, pick(cells)
-                elif last and cells:
-                    count = f"{len(cells)} cells, and the header has {len(found.names)}"
-                    raise found.wrong(last + 1, count)
-                last = reader.line_num
-        except csv.Error as error:
-            raise found.wrong(last + 1, f"no CSV: {error}") from error
-
-    found = Table(file, heads[mark], rows)
-    return found
-
-
-def open_jsonl(file: Path) -> Table:
-    """An object in each line; the columns are those of the first."""
-
-    def objects() -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, line in enumerate(lines_of(file), 1):
-            try:
-                row = json.loads(line) if line.strip() else None
-            except (ValueError, RecursionError) as error:
-                raise found.wrong(number, f"no JSON: {error}") from error
-            if isinstance(row, dict):
-                yield number, row
-            elif row is not None:
-                raise found.wrong(number, 'it should be an object, {"path": ..., "label": ...}')
-
-    def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
-        picked, known = [found.names[column] for column in columns], set(found.names)
-        for number, row in objects():
-            if more := row.keys() - known:
-                raise found.wrong(number, f"{min(more)!a} is not in the first row")
-            yield number, [hashable(row.get(name)) for name in picked]
-
-    found = Table(file, [], rows)
-    found.names.extend(next(objects(), (0, {}))[1])
-    return found
-
-
-def open_parquet(file: Path) -> Table:
-    """A Parquet file, of which only the columns that are asked for are read."""
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise UserError(f"{str(file)!a} can be read by pyarrow: pip install pyarrow") from None
-    try:
-        content = parquet.ParquetFile(file)
-    except ArrowException as error:
-        raise UserError(f"cannot read {str(file)!a}: {error}".splitlines()[0]) from error
-
-    def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
-        picked, number = [found.names[column] for column in columns], 1
-        try:
-            for batch in content.iter_batches(columns=picked):
-                cells = (map(hashable, batch.column(name).to_pylist()) for name in picked)
-                yield from enumerate(zip(*cells, strict=True), number)
-                number += len(batch)
-        except ArrowException as error:
-            raise found.wrong(number, f"damaged: {error}".splitlines()[0]) from error
-
-    found = Table(file, content.schema_arrow.names, rows, "row")
-    return found
-
-
-def lines_of(file: Path) -> Iterator[str]:
-    """The lines of a file in UTF-8, with or without a byte order mark.
-
-    Raises:
-        UserError: naming the first line that is in another encoding.
-    """
-    with file.open("rb") as content:
-        for number, line in enumerate(content, 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise UserError(
-                    f"{str(file)!a}, line {number}: it is not UTF-8; save the table as UTF-8"
-                ) from None
-            yield text
-
-
-def hashable(cell: object) -> Any:  # noqa: ANN401 - any type of JSON and Parquet
-    """A cell that can be a key: a list as a tuple."""
-    if isinstance(cell, list):
-        return tuple(map(text_of, cell))
-    return str(cell) if isinstance(cell, dict) else cell
-
-
-def text_of(cell: object) -> str:
-    """What a cell says."""
-    return "" if cell is None else str(cell).strip()
+    return open_table(file)
 
 
 def columns_text(found: Table) -> str:
@@ -405,7 +279,9 @@ def labels_of_texts(
     names = sorted({text for several in texts for text in several if text})
     places = {name: place for place, name in enumerate(names)}
     if not names or (not has_several and [""] in texts):
-        raise wrong(texts.index([""]), "label is empty")
+        raise wrong(
+            next(n for n, several in enumerate(texts) if not any(several)), "label is empty"
+        )
     if not has_several:
         return np.array([places[text] for (text,) in texts]), names
     labels = np.zeros((len(kinds), len(names)), np.int8)
