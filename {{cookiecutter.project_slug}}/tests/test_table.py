@@ -13,6 +13,7 @@ from image_classifier.data.datasets import open_files
 from image_classifier.errors import UserError
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World, join_world
+from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
 
@@ -173,6 +174,7 @@ BASE = "path,label,split,fold,weight\na,x,train,0,1\n"
         (BASE + "a,x,test,0,1\n", "line 3: 'a' has another split than in line 2"),
         (BASE + "a,x,train,1,1\n", "line 3: 'a' has another fold than in line 2"),
         (BASE + "b,x,val,0,1\n", "a split 'val', so there are no folds: leave out the column fold"),
+        ("path,label\ra,x\rb,y", "cannot read .*new-line character seen in unquoted field"),
         (BASE.encode() + b"\xff,x,train,0,1\n", "line 3: it is not UTF-8"),
         ("path,label\n".encode("utf-16"), "line 1: it is not UTF-8"),
         ('path,label\n"a\nb",x\n"c,y\n', "line 4: no CSV: unexpected end of data"),
@@ -306,6 +308,26 @@ def test_labels_are_the_same_wherever_a_run_resumes(labelled):
     whole = [batch.labels.tolist() for batch in data.batches(0, 7)]
     assert [batch.labels.tolist() for batch in data.batches(4, 7)] == whole[4:]
     data.close()
+
+
+def test_a_table_trains_as_its_folder_and_resumes_from_the_same_labels_only(on_photos, tmp_path):
+    config = changed(on_photos, model__width=8, epochs=1)
+    loss, rows = train(config).loss, []
+    for split in ("train", "val"):
+        source = open_files(config.data, split)
+        names = [source.paths.from_folder(config.data.root, n).decode() for n in range(len(source))]
+        labels = [source.classes[label] for label in source.labels]
+        rows += [(name, label, split) for name, label in zip(names, labels, strict=True)]
+    put(tmp_path, "path,label,split\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    lines = (json.dumps({"split": s, "label": n, "path": p}) + "\n" for p, n, s in rows)
+    put(tmp_path, "".join(lines), "labels.jsonl")
+    weighted = (f"{','.join(row)},{number}\n" for number, row in enumerate(rows))
+    put(tmp_path, "path,label,split,weight\n" + "".join(weighted), "other.csv")
+    config = changed(config, run__dir=str(tmp_path / "own"))
+    for name in ("labels.csv", "labels.jsonl"):
+        assert train(changed(config, data__labels=str(tmp_path / name))).loss == loss
+    with pytest.raises(UserError, match="the training images have changed"):
+        train(changed(config, data__labels=str(tmp_path / "other.csv")))
 
 
 def test_classes_cannot_be_shown_equally_often_if_images_have_several(labelled):

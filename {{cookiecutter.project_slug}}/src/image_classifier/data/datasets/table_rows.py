@@ -35,8 +35,9 @@ def open_table(file: Path) -> Table:
         raise UserError(f"--data.labels {str(file)!a} should end in {', '.join(openers)}")
     try:
         return openers[file.suffix.lower()](file)
-    except OSError as error:
-        raise UserError(f"cannot read {str(file)!a}: {error.strerror or error}") from error
+    except (OSError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {str(file)!a}: {reason}") from error
 
 
 def open_csv(file: Path) -> Table:
