@@ -67,9 +67,10 @@ def table(data: DataConfig, split: str) -> Source:
     is_own = is_in_split(found, rows, data, split)
     own = torch.from_numpy(is_new & is_own).nonzero()[:, 0]
     if not len(own):
-        folds = rows.columns.get("fold", np.empty(0))
-        which = f" in fold {data.fold} of 0 .. {folds.max():.0f}" if split == "val" else ""
-        raise UserError(f"{str(found.file)!a} has no images for {split}{which * bool(len(folds))}")
+        where = f"{str(found.file)!a} has no images for {split}"
+        if split == "val" and "fold" in rows.columns:
+            where += f" in fold {data.fold} of 0 .. {rows.columns['fold'].max():.0f}"
+        raise UserError(where)
     weights = rows.columns.get("weight")
     source = Source(
         labels=rows.labels[torch.from_numpy(rows.kinds)[own]],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import UserError
+from ...runtime.console import printable
 
 
 class Table(NamedTuple):
@@ -21,7 +22,7 @@ class Table(NamedTuple):
 
     def wrong(self, number: int, what: str) -> UserError:
         """What to raise for a row."""
-        return UserError(f"{str(self.file)!a}, {self.row} {number}: {what}")
+        return UserError(f"{str(self.file)!a}, {self.row} {number}: {printable(what)}")
 
 
 def open_table(file: Path) -> Table:
@@ -35,9 +36,10 @@ def open_table(file: Path) -> Table:
         raise UserError(f"--data.labels {str(file)!a} should end in {', '.join(openers)}")
     try:
         return openers[file.suffix.lower()](file)
-    except (OSError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read {str(file)!a}: {reason}") from error
+    except UserError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:  # those of pyarrow, too
+        raise UserError(f"cannot read {str(file)!a}: {first_line(error)}") from error
 
 
 def open_csv(file: Path) -> Table:
@@ -93,13 +95,10 @@ def open_jsonl(file: Path) -> Table:
 def open_parquet(file: Path) -> Table:
     """A Parquet file, of which only the columns that are asked for are read."""
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import parquet
     except ImportError:
         raise UserError(f"{str(file)!a} can be read by pyarrow: pip install pyarrow") from None
-    try:
-        content = parquet.ParquetFile(file)
-    except ArrowException as error:
-        raise UserError(f"cannot read {str(file)!a}: {error}".splitlines()[0]) from error
+    content = parquet.ParquetFile(file)
 
     def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
         picked, number = [found.names[column] for column in columns], 1
@@ -108,8 +107,8 @@ def open_parquet(file: Path) -> Table:
                 cells = (map(hashable, batch.column(name).to_pylist()) for name in picked)
                 yield from enumerate(zip(*cells, strict=True), number)
                 number += len(batch)
-        except ArrowException as error:
-            raise found.wrong(number, f"damaged: {error}".splitlines()[0]) from error
+        except (OSError, ValueError) as error:
+            raise found.wrong(number, f"damaged: {first_line(error)}") from error
 
     found = Table(file, content.schema_arrow.names, rows, "row")
     return found
@@ -132,6 +131,12 @@ def lines_of(file: Path) -> Iterator[str]:
             yield text
 
 
+def first_line(error: Exception) -> str:
+    """Why a file can't be read."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return printable(reason.partition("\n")[0])
+
+
 def hashable(cell: object) -> Any:  # noqa: ANN401 - any type of JSON and Parquet
     """A cell that can be a key: a list as a tuple."""
     if isinstance(cell, list):
@@ -140,5 +145,5 @@ def hashable(cell: object) -> Any:  # noqa: ANN401 - any type of JSON and Parque
 
 
 def text_of(cell: object) -> str:
-    """What a cell says."""
-    return "" if cell is None else str(cell).strip()
+    """What a cell says: nothing for null and NaN."""
+    return "" if cell is None or cell != cell else str(cell).strip()
