@@ -92,8 +92,8 @@ class Source:
 
     def class_counts(self) -> Tensor:
         """The number of images that have each label: (classes,) int64."""
-        if self.is_multi_label:
-            return (self.labels == 1).sum(0)
+        if self.is_multi_label:  # by NumPy: torch would turn all of it into int64 first
+            return torch.from_numpy(np.count_nonzero(self.labels.numpy() == 1, axis=0))
         return self.labels.bincount(minlength=len(self.classes))
 
     def read(self, index: int, *place: int) -> Tensor:

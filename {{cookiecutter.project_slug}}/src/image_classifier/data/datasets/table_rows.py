@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -146,4 +147,5 @@ def hashable(cell: object) -> Any:  # noqa: ANN401 - any type of JSON and Parque
 
 def text_of(cell: object) -> str:
     """What a cell says: nothing for null and NaN."""
-    return "" if cell is None or cell != cell else str(cell).strip()
+    is_nan = isinstance(cell, float) and math.isnan(cell)
+    return "" if cell is None or is_nan else str(cell).strip()

@@ -248,7 +248,7 @@ def print_summary(report: dict[str, Any], images: Images) -> None:
     print(f"\nimages: {counts}; {len(images.classes):,} classes")
     for note in (note for source in images.sources for note in source.notes):
         print(note)
-    for name, title in (("kinds", "files"), ("skipped", "not images")):
+    for name, title in (("kinds", "files"), ("skipped", "not used")):
         if pairs := report[name].items():
             print(f"{title}: " + ", ".join(f"{count:,} {what}" for what, count in pairs))
     for side, size in report["sizes"].items():
