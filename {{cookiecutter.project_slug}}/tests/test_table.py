@@ -8,7 +8,7 @@ import torch
 from conftest import changed, run_ranks
 
 from image_classifier.config import Config, DataConfig
-from image_classifier.data import LEFT_OUT, EvalData, TrainData, open_dataset
+from image_classifier.data import EvalData, TrainData, open_dataset
 from image_classifier.data.datasets import open_files
 from image_classifier.errors import UserError
 from image_classifier.runtime.command_line import take_preset
@@ -289,17 +289,6 @@ def test_evaluation_has_each_image_with_its_labels_once_on_any_number_of_ranks(l
     assert alone == resident == two[0][0] | two[1][0] == two[0][1] | two[1][1]
     assert [*alone.values()] == EXPECTED
     assert not two[0][0].keys() & two[1][0].keys()
-
-
-def test_a_skipped_image_has_no_known_labels(labelled, tmp_path):
-    table = tmp_path / "labels.csv"
-    table.write_text(table.read_text().replace("train/ant/4.jpg", "gone.jpg"))
-    for where in ("stream", "device"):
-        config = changed(labelled, data__on_bad_image="skip", data__where=where, data__workers=0)
-        data = TrainData(config, CPU)
-        rows = torch.cat([batch.labels.clone() for batch in data.batches(0, 3)])
-        assert (rows == LEFT_OUT).all(1).sum() == 1
-        assert (rows == LEFT_OUT).sum() == 3
 
 
 def test_labels_are_the_same_wherever_a_run_resumes(labelled):

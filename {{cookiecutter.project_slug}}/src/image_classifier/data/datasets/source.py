@@ -94,7 +94,8 @@ class Source:
         """The number of images that have each label: (classes,) int64."""
         if self.is_multi_label:  # by NumPy: torch would turn all of it into int64 first
             return torch.from_numpy(np.count_nonzero(self.labels.numpy() == 1, axis=0))
-        return self.labels.bincount(minlength=len(self.classes))
+        count, known = len(self.classes), self.labels[self.labels >= 0]
+        return known.bincount(minlength=count)[:count]
 
     def read(self, index: int, *place: int) -> Tensor:
         """Image `index`: (height, width, 3) uint8.

@@ -1,8 +1,10 @@
 """Your own images by a table of their labels: CSV, JSON lines or Parquet.
 
-path,label,split          columns in any order; `split`, `fold` and `weight` may be left out
-a/1.jpg,rose,train        a path is absolute, or relative to `data.root`
-a/2.jpg,rose|thorn,val    several labels; or, in place of `label`, a column of 0 and 1 per class
+    path,label,split          columns in any order; `split`, `fold` and `weight` may be left out
+    a/1.jpg,rose,train        a path is absolute, or relative to `data.root`
+    a/2.jpg,rose|thorn,val    several labels; or, in place of `label`, a column of 0 and 1 per class
+
+A row that is wrong is named by its number.
 """
 
 import os
