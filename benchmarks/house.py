@@ -14,6 +14,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "data": {
         "name": "folder",
         "root": "",
+        "labels": "",
         "val_fraction": 0.2,
         "fold": 0,
         "cache": "",

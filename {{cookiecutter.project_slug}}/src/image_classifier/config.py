@@ -28,10 +28,12 @@ class DataConfig:
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
+    # path,label[,split][,fold][,weight]; a|b are two labels; paths are absolute or from `root`
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
     fold: int = within(0, 0, 999)  # which of the 1 / val_fraction shares of the training images
-    # that is; `cross-validate` takes each in turn
+    # that is; or which `fold` of the table; `cross-validate` takes each in turn
     cache: str = ""  # folder of what `prepare` wrote, which is read in place of the files; default:
     # ROOT.cache, beside `root`; off: read the files
     limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
@@ -189,7 +191,9 @@ class Config:
                 f"--augment.policy {augment.policy!a} is none of: none, trivialaugment, "
                 "randaugment, randaugment-m9-n2"
             )
-        if (data.fold + 1) * data.val_fraction > 1:
+        if data.labels and data.name != "folder":
+            raise UserError(f"--data.labels is for --data.name folder, not for {data.name}")
+        if (data.fold + 1) * data.val_fraction > 1 and not data.labels:
             raise UserError(
                 f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
                 f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
@@ -241,6 +245,7 @@ def check_ranges(config: object) -> None:
 # images change pixels, which the fingerprint of the images tells.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
 FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.on_bad_image", "data.cache")
+FREE_TO_CHANGE += ("data.labels",)
 
 
 def flag(knob: str) -> str:
