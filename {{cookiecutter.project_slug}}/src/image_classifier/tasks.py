@@ -63,7 +63,7 @@ def build_loss(config: Config, source: Source, batch_size: int) -> LossFn:
     """
     weight = None
     if config.data.balance == "loss" and source.is_multi_label:
-        positives, negatives = ((source.labels == value).sum(0) for value in (1, 0))
+        positives, negatives = source.class_counts(), (source.labels == 0).sum(0)
         weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
     return TASKS[config.model.task].loss(config.optim, batch_size, weight)
 

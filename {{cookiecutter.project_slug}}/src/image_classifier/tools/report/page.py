@@ -42,6 +42,12 @@ PICTURES = 24  # wrong predictions that are shown
 MOST_CLASSES = 20  # of a confusion matrix that can be read
 MOST_LINES = 6  # of a chart
 MOST_SHARES = 2**23  # probabilities of which curves are drawn, as that takes seconds
+HEAT = (
+    "The gray image is what the model saw; in color, the places that raise the score of the "
+    "predicted class. They say where, roughly, but not what was recognized there, nor whether it "
+    "is why the answer is wrong. The colors of each image reach from its weakest to its strongest "
+    "place, however little these differ."
+)
 
 # The numbers of the summary: name, metric, format, and what is shown of all values.
 FACTS: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
@@ -63,6 +69,8 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 Rows = list[dict[str, Any]]  # of metrics.jsonl
+Explain = Callable[[list[int], list[int]], Tensor]  # numbers of images, and of classes, to images
+# with heat maps over them: (count, height, width, 3) uint8 on the host
 Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, 3) uint8; labels
 # (count,) int64, or (count, classes) if they are mixed or several; the step that used them
 
@@ -73,6 +81,8 @@ def write_page(
     state: str = "",
     warnings: Sequence[str] = (),
     samples: Samples | None = None,
+    *,
+    explain: Explain | None = None,
 ) -> None:
     """Write `report.html` to a run folder.
 
@@ -82,6 +92,7 @@ def write_page(
         state: how far the run is.
         warnings: of the run.
         samples: augmented training images, on any device.
+        explain: shows what the model looked at.
 
     Raises:
         OSError: if it cannot be written; the one before is kept.
@@ -109,7 +120,7 @@ def write_page(
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
         coverage_section(predictions, config),
         "<h2>Most confident mistakes</h2>",
-        wrong_labels(predictions) if predictions.source.is_multi_label else mistakes(predictions),
+        mistakes(predictions, explain),
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
         f'<dl class="list">{definitions(config, changed)}</dl>',
@@ -247,34 +258,51 @@ def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
     )
 
 
-def wrong_labels(predictions: Predictions) -> str:
-    """The wrong decisions on single labels with the highest confidence, and their images."""
-    source, pictures = predictions.source, []
+def mistakes(predictions: Predictions, explain: Explain | None) -> str:
+    """The wrong predictions with the highest confidence: image, predicted and true class.
+
+    With several labels: the wrong decisions on single labels.
+    """
+    source = predictions.source
     wrong = (predictions.is_counted & ~predictions.is_correct).nonzero()
     surest = predictions.probability[*wrong.T].argsort(descending=True, stable=True)
-    for index, number in wrong[surest][:PICTURES].tolist():
-        style = "true" if source.labels[index, number] else "wrong-class"
-        share = f"{predictions.probabilities[index, number]:.1%}"
-        lines = [(style, source.classes[number], share)]
-        pictures.append(Picture(read_image(source, index), title_in(source, index), lines))
-    note = "In color labels that the image has not; the others it has. Some may be wrong labels."
-    return f"<p>{note}</p>{gallery(pictures)}"
+    shown = wrong[surest][:PICTURES].tolist()
+    if source.is_multi_label:
+        about = "In color labels that the image has not; the others it has."
+        lines = [[label_line(predictions, *place)] for place in shown]
+    else:
+        about = "In color the predicted class, below it the true one."
+        lines = [class_lines(predictions, *place) for place in shown]
+        shown = [(index, int(predictions.predicted[index])) for (index,) in shown]
+    note, heats = "", [None] * len(shown)
+    if explain and shown:
+        try:
+            note, heats = HEAT, explain(*map(list, zip(*shown, strict=True)))
+        except Exception as error:  # a network without a feature map, or too little memory
+            note = f"No heat maps: {error}"
+    pictures = [
+        Picture(read_image(source, index), title_in(source, index), own, heat)
+        for (index, _), own, heat in zip(shown, lines, heats, strict=True)
+    ]
+    note = note and f"<p>{escape(note)}</p>"
+    return f"<p>{about} Some may be wrong labels.</p>{note}{gallery(pictures)}"
 
 
-def mistakes(predictions: Predictions) -> str:
-    """The wrong predictions with the highest confidence: image, predicted and true class."""
-    source, pictures = predictions.source, []
-    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero().flatten()
-    surest = predictions.probability[wrong].argsort(descending=True, stable=True)
-    for index in wrong[surest][:PICTURES].tolist():
-        predicted, target = int(predictions.predicted[index]), int(source.labels[index])
-        lines = [
-            ("wrong-class", source.classes[predicted], f"{predictions.probability[index]:.1%}"),
-            ("true", source.classes[target], f"{predictions.target_probability[index]:.1%}"),
-        ]
-        pictures.append(Picture(read_image(source, index), title_in(source, index), lines))
-    note = "In color the predicted class, below it the true one. Some may be wrong labels."
-    return f"<p>{note}</p>{gallery(pictures)}"
+def class_lines(predictions: Predictions, index: int) -> list[tuple[str, str, str]]:
+    """The predicted class of an image, and its true one."""
+    classes, target = predictions.source.classes, int(predictions.source.labels[index])
+    predicted = classes[int(predictions.predicted[index])]
+    return [
+        ("wrong-class", predicted, f"{predictions.probability[index]:.1%}"),
+        ("true", classes[target], f"{predictions.target_probability[index]:.1%}"),
+    ]
+
+
+def label_line(predictions: Predictions, index: int, number: int) -> tuple[str, str, str]:
+    """A label that an image has, or has not."""
+    source, share = predictions.source, predictions.probabilities[index, number]
+    style = "true" if source.labels[index, number] else "wrong-class"
+    return style, source.classes[number], f"{share:.1%}"
 
 
 def title_in(source: Source, index: int) -> str:

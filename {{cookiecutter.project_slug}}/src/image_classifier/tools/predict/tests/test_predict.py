@@ -20,7 +20,6 @@ from image_classifier.evaluate import evaluate
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.predict import images, output
-from image_classifier.tools.predict import predict as module
 
 QUICK = ("--device", "cpu", "--workers", "0", "--batch-size", "4")
 
