@@ -108,7 +108,8 @@ def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
     if recipe.config.precision == "auto":  # `config.json` has what it chose
         free.append("precision")
     wanted = flatten(recipe.config) | each[name]
-    same = (was.get(k) == v for k, v in wanted.items() if not k.startswith(tuple(free)))
+    fixed = {k: v for k, v in wanted.items() if not k.startswith(tuple(free)) or k == "run.best_by"}
+    same = (was.get(k, "auto" if k == "run.best_by" else None) == v for k, v in fixed.items())
     return status.get("state") == "done" and all(same)
 
 
