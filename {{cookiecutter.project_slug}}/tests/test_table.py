@@ -243,7 +243,7 @@ def labelled(on_photos, tmp_path):
     put(tmp_path, rows)
     config = changed(on_photos, data__labels=str(tmp_path / "labels.csv"), data__limit=0)
     os.makedirs(config.run.dir)
-    return changed(config, augment__crop="resized")
+    return changed(config, augment__crop="resized", model__task="multi-label")
 
 
 def number_of(source, index):
@@ -276,7 +276,8 @@ def evaluated(config):
     with join_world(config.compute) as world:
         found = []
         for where in ("stream", "auto"):
-            data = EvalData(changed(config, data__where=where).data, "val", world)
+            own = changed(config, data__where=where).data
+            data = EvalData(own, "val", world, task=config.model.task)
             labels = torch.cat([batch.labels.clone() for batch in data.batches()])
             names = [data.source.name(int(index)) for index in data.indices]
             found.append(dict(zip(names, labels.tolist(), strict=True)))
@@ -320,7 +321,7 @@ def test_a_table_trains_as_its_folder_and_resumes_from_the_same_labels_only(on_p
 
 
 def test_classes_cannot_be_shown_equally_often_if_images_have_several(labelled):
-    with pytest.raises(UserError, match=r"--data\.balance sampling shows each class equally often"):
+    with pytest.raises(UserError, match=r"--data\.balance sampling can't be had for several"):
         TrainData(changed(labelled, data__balance="sampling"), CPU)
 
 

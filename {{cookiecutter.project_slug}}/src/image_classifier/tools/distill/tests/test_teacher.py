@@ -72,7 +72,10 @@ IMAGES = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}  # that students lear
 
 def teacher_of(folder, classes, share, temperature=1.0):
     """The run in `folder` as the teacher of students of these classes."""
-    data = Namespace(world=CPU, source=Namespace(classes=classes, **IMAGES))
+    data = Namespace(
+        world=CPU,
+        source=Namespace(classes=classes, task="single-label", is_multi_label=False, **IMAGES),
+    )
     return Teacher(str(folder), share, temperature, ComputeConfig(), data)
 
 
