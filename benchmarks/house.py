@@ -14,6 +14,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "data": {
         "name": "folder",
         "root": "",
+        "labels": "",
         "val_fraction": 0.2,
         "fold": 0,
         "cache": "",
@@ -43,6 +44,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "width": 64,
         "dropout": 0.0,
         "task": "single-label",
+        "lora_rank": 0,
     },
     "optim": {
         "name": "sgd",
@@ -58,6 +60,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "ema_decay": 0.0,
         "frozen_epochs": 0.0,
         "layer_decay": 1.0,
+        "teacher": "",
+        "teacher_share": 0.5,
+        "teacher_temperature": 1.0,
     },
     "compute": {
         "device": "cpu",

@@ -43,7 +43,7 @@ FILES = ["ant/1.jpg"] * 6
         ({"classes": ()}, "a tuple of str, the name of each class, not "),
         ({"classes": [*CLASSES]}, "a tuple of str, the name of each class, not "),
         ({"labels": LABELS.tolist()}, r"labels of a Source should be .count,. int64 or "),
-        ({"labels": LABELS.int()}, r"int64, not a Tensor \(6,\) torch\.int32$"),
+        ({"labels": LABELS.int()}, r"on the CPU, not a Tensor \(6,\) torch\.int32$"),
         ({"mean": (125.3, 123.0, 113.9)}, "mean of a Source should be three .* from 0 to 1, not"),
         ({"std": (0.2, 0.2)}, "std of a Source should be three numbers"),
         ({"std": (0.2, 0.0, 0.2)}, "std of a Source should be three numbers"),

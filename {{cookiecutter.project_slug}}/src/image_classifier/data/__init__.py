@@ -4,12 +4,13 @@ To train and to evaluate: `TrainData` and `EvalData`, which yield a `Batch` each
 a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its name in `DATASETS`.
 """
 
-from .autotune import choose_workers, fits_memory, open_loader
+from .autotune import choose_workers, fits_memory, open_loader, worker_counts
 from .crops import BOX_DRAWS, center_crop, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
+from .datasets.table import has_test_rows
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
 from .loader import Batch, EvalData, TrainData, prefetched

@@ -111,6 +111,13 @@ class Source:
         self.check_labels(split)
         return replace(self, labels=one_hot(self.labels, len(self.classes)).to(torch.int8))
 
+    def class_counts(self) -> Tensor:
+        """The number of images that have each label: (classes,) int64."""
+        if self.is_multi_label:  # by NumPy: torch would turn all of it into int64 first
+            return torch.from_numpy(np.count_nonzero(self.labels.numpy() == 1, axis=0))
+        count, known = len(self.classes), self.labels[self.labels >= 0]
+        return known.bincount(minlength=count)[:count]
+
     def read(self, index: int, *place: int) -> Tensor:
         """Image `index`: (height, width, 3) uint8.
 

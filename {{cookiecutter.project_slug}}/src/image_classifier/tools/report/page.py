@@ -41,6 +41,12 @@ PICTURES = 24  # wrong predictions that are shown
 MOST_CLASSES = 20  # of a confusion matrix that can be read
 MOST_LINES = 6  # of a chart
 MOST_SHARES = 2**23  # probabilities of which curves are drawn, as that takes seconds
+HEAT = (
+    "The gray image is what the model saw; in color, the places that raise the score of the "
+    "predicted class. They say where, roughly, but not what was recognized there, nor whether it "
+    "is why the answer is wrong. The colors of each image reach from its weakest to its strongest "
+    "place, however little these differ."
+)
 
 # The numbers of the summary: name, metric, format, and what is shown of all values.
 FACTS: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
@@ -62,6 +68,8 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 Rows = list[dict[str, Any]]  # of metrics.jsonl
+Explain = Callable[[list[int], list[int]], Tensor]  # numbers of images, and of classes, to images
+# with heat maps over them: (count, height, width, 3) uint8 on the host
 Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, 3) uint8; labels
 # (count,) int64, or (count, classes) if they are mixed or several; the step that used them
 
@@ -72,6 +80,8 @@ def write_page(
     state: str = "",
     warnings: Sequence[str] = (),
     samples: Samples | None = None,
+    *,
+    explain: Explain | None = None,
 ) -> None:
     """Write `report.html` to a run folder.
 
@@ -81,6 +91,7 @@ def write_page(
         state: how far the run is.
         warnings: of the run.
         samples: augmented training images, on any device.
+        explain: shows what the model looked at.
 
     Raises:
         OSError: if it cannot be written; the one before is kept.
@@ -106,8 +117,7 @@ def write_page(
         "</div>",
         f'<div class="curves">{answer_curves(predictions) if is_quick else ""}</div>',
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
-        "<h2>Most confident mistakes</h2>",
-        wrong_labels(predictions) if predictions.source.is_multi_label else mistakes(predictions),
+        f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
         f'<dl class="list">{definitions(config, changed)}</dl>',
@@ -214,41 +224,40 @@ def calibration_section(calibration: Tensor) -> str:
     )
 
 
-def wrong_labels(predictions: Predictions) -> str:
-    """The wrong decisions on single labels with the highest confidence, and their images."""
-    source, pictures = predictions.source, []
-    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero()
+def mistakes(predictions: Predictions, explain: Explain | None) -> str:
+    """The wrong predictions with the highest confidence: image, predicted and true class.
+
+    With several labels, the wrong decisions on one of them.
+    """
+    source, pictures, has_several = predictions.source, [], predictions.source.is_multi_label
+    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero()  # (count, 1 or 2)
     surest = predictions.probability[*wrong.T].argsort(descending=True, stable=True)
-    for index, number in wrong[surest][:PICTURES].tolist():
-        style = "true" if source.labels[index, number] else "wrong-class"
-        share = f"{predictions.probabilities[index, number]:.1%}"
-        lines = [(style, source.classes[number], share)]
-        pictures.append(Picture(read_image(source, index), title_in(source, index), lines))
-    note = "In color labels that the image has not; the others it has. Some may be wrong labels."
-    return f"<p>{note}</p>{gallery(pictures)}"
-
-
-def mistakes(predictions: Predictions) -> str:
-    """The wrong predictions with the highest confidence: image, predicted and true class."""
-    source, pictures = predictions.source, []
-    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero().flatten()
-    surest = predictions.probability[wrong].argsort(descending=True, stable=True)
-    for index in wrong[surest][:PICTURES].tolist():
-        predicted, target = int(predictions.predicted[index]), int(source.labels[index])
-        lines = [
-            ("wrong-class", source.classes[predicted], f"{predictions.probability[index]:.1%}"),
-            ("true", source.classes[target], f"{predictions.target_probability[index]:.1%}"),
-        ]
-        pictures.append(Picture(read_image(source, index), title_in(source, index), lines))
-    note = "In color the predicted class, below it the true one. Some may be wrong labels."
-    return f"<p>{note}</p>{gallery(pictures)}"
-
-
-def title_in(source: Source, index: int) -> str:
-    """The path of an image, or its number."""
-    if source.paths is None:
-        return f"image {index}"
-    return source.paths.relative(index).decode("utf-8", "backslashreplace")
+    shown = wrong[surest][:PICTURES]
+    indices = shown[:, 0].tolist()
+    classes = (shown[:, 1] if has_several else predictions.predicted[shown[:, 0]]).tolist()
+    notes = ["In color the predicted class, below it the true one. Some may be wrong labels."]
+    if has_several:
+        notes = ["In color labels that the image has not, others it has. Some may be wrong labels."]
+    heats = [None] * len(indices)
+    if explain and indices:
+        try:
+            heats = explain(indices, classes)
+            notes.append(HEAT)
+        except Exception as error:  # a network without a feature map, or too little memory
+            notes.append(f"No heat maps: {error}")
+    for index, number, heat in zip(indices, classes, heats, strict=True):
+        if has_several:
+            style = "true" if source.labels[index, number] else "wrong-class"
+            found = [(style, number, predictions.probabilities[index, number])]
+        else:
+            target = int(source.labels[index]), predictions.target_probability[index]
+            found = [("wrong-class", number, predictions.probability[index]), ("true", *target)]
+        lines = [(style, source.classes[n], f"{share:.1%}") for style, n, share in found]
+        title = f"image {index}"
+        if source.paths is not None:
+            title = source.paths.relative(index).decode("utf-8", "backslashreplace")
+        pictures.append(Picture(read_image(source, index), title, lines, heat))
+    return "".join(f"<p>{escape(note)}</p>" for note in notes) + gallery(pictures)
 
 
 def augmented(samples: Samples, classes: tuple[str, ...]) -> str:
