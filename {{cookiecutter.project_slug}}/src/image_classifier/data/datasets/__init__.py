@@ -9,6 +9,8 @@
 `split` is train, val or test; raise `UserError` for one that there is not. What the function draws
 from torch, `random` or NumPy is the same for each split, and whichever command asks; what a torch
 `Dataset` draws for an image depends on the seed, the epoch and the number of the image.
+
+What few need is a tool: `tools/<name>/dataset.py` with such a function, called as the tool.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from torch.utils.data import Dataset
 from ...config import DataConfig
 from ...errors import UserError, choose
 from ...runtime.seeding import DATASET, seeded
-from ...runtime.tools import find_tool
+from ...runtime.tools import find_tool, find_tools
 from .cifar import cifar10, cifar100
 from .folder import folder
 from .map_style import source_of
@@ -34,8 +36,8 @@ def open_dataset(data: DataConfig, split: str) -> Source:
     """One split of the dataset that `data` names; its images as `prepare` wrote them, if it did.
 
     Raises:
-        UserError: for a name that is not in `DATASETS`, images that are not there or damaged, or a
-            function that does not return what it should.
+        UserError: for a name that neither `DATASETS` nor a tool has, images that are not there or
+            damaged, or a function that does not return what it should.
     """
     source = open_files(data, split)
     if prepared := find_tool("prepared", "prepare"):
@@ -48,7 +50,9 @@ def open_files(data: DataConfig, split: str) -> Source:
 
     Files that `check --quarantine` listed are left out.
     """
-    function = choose("dataset", data.name, DATASETS)
+    tools = find_tools("dataset").items()
+    theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
+    function = choose("dataset", data.name, DATASETS | theirs)
     with seeded(DATASET):
         found = function(data, split)
         source = source_of(found) if isinstance(found, Dataset) else found

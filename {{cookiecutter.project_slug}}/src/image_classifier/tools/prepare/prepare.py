@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import simplejpeg
@@ -122,7 +123,7 @@ def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
     """Write the images of `files` to one file: `images`, where each ends, and their sizes."""
     content, ends, sizes = bytearray(), [], []
     for number in range(len(files)):
-        image, size = encode(files[number], recipe)
+        image, size = encode(files, number, recipe)
         content += image
         ends.append(len(content))
         sizes.append(size)
@@ -135,14 +136,16 @@ def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
     write_whole(path, lambda file: file.write(save(arrays, {"about": about})))
 
 
-def encode(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, tuple[int, int]]:
-    """An image as it is stored, and its height and width.
+def encode(
+    files: PathList, number: int, recipe: Recipe
+) -> tuple[bytes | memoryview, tuple[int, int]]:
+    """One of `files` as it is stored, and its height and width.
 
     Raises:
         UserError: if its file can't be read.
     """
     try:
-        pixels = read_image(path)
+        pixels = read_image(files[number], partial(files.read, number))
     except BadImageError as error:
         raise UserError(f"{error}; `check --quarantine` leaves out all such files") from error
     height, width = pixels.shape[:2]
