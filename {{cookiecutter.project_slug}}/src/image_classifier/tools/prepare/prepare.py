@@ -30,6 +30,7 @@ from ..cache_folder import cache_folder
 from ..progress import Progress
 from . import prepared
 from .recipe import Recipe
+from .shards import write_shards
 
 SHARD_BYTES = 2**26  # of a file of images, about; each thread holds one in memory, several times
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
@@ -42,13 +43,17 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
     Raises:
         UserError: if the dataset has no files, one can't be read, or these can't be written.
     """
+    is_tar = recipe.format == "tar"
     for split in splits:
-        folder, paths = cache_folder(data) / split, open_files(data, split).paths
-        if paths is None:
+        folder, source = cache_folder(data) / ("tar" if is_tar else split), open_files(data, split)
+        if source.paths is None and not is_tar:
             raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
         try:
             with alone_in(folder):
-                prepare_split(paths, folder, recipe)
+                if is_tar:
+                    write_shards(source, split, folder)
+                else:
+                    prepare_split(source.paths, folder, recipe)
         except OSError as error:
             raise UserError(
                 f"cannot write prepared images to {str(folder)!a}: {error.strerror}; "
