@@ -180,10 +180,11 @@ def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
     batches = SharedMemoryLoader(samples, 4, workers=0, prefetch_batches=1, pin=True)
     batches.start()
     batches.close()
-    memory = [(tensor.data_ptr(), tensor.nbytes, 0) for tensor in (batches.images, batches.numbers)]
+    slots = batches.images, batches.labels, batches.indices
+    memory = [(tensor.data_ptr(), tensor.nbytes, 0) for tensor in slots]
     released = [] if refused else [call.cudaHostUnregister(place) for place, *_ in memory]
     assert cuda.mock_calls == [call.cudaHostRegister(*place) for place in memory] + released
-    assert forget.call_count == 2 * refused
+    assert forget.call_count == 3 * refused
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
