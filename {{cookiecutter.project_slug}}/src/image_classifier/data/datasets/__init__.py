@@ -50,9 +50,11 @@ def open_files(data: DataConfig, split: str) -> Source:
 
     Files that `check --quarantine` listed are left out.
     """
-    tools = find_tools("dataset").items()
-    theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
-    function = choose("dataset", data.name, DATASETS | theirs)
+    function = DATASETS.get(data.name)
+    if function is None:
+        tools = find_tools("dataset").items()
+        theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
+        function = choose("dataset", data.name, DATASETS | theirs)
     with seeded(DATASET):
         found = function(data, split)
         source = source_of(found) if isinstance(found, Dataset) else found

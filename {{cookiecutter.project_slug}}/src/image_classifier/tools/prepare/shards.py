@@ -40,8 +40,10 @@ def write_shards(source: Source, split: str, folder: Path) -> None:
     The bytes of files and of encoded images stay; other images become PNG.
 
     Raises:
-        UserError: if an image can't be read.
+        UserError: if an image can't be read, or labels are unknown or images have weights.
     """
+    if source.weights is not None or (source.labels < 0).any():
+        raise UserError("images with weights or unknown labels cannot be kept in tar shards")
     began, progress = time.monotonic(), Progress(len(source))
     parts = torch.arange(len(source)).split(images_per_shard(source))
     names = [f"{split}-{number:06}.tar" for number in range(len(parts))]

@@ -1,6 +1,7 @@
 """Where each image is in its shard, and its label: found once, by the headers of all members.
 
-    photos.cache/tar-<key>.safetensors     the key is a digest of the shards, so it is always true
+It is kept in `photos.cache/tar-<key>.safetensors`; the key is a digest of the shards' names, sizes
+and times of change, so another index is made when one changes.
 """
 
 import hashlib
@@ -103,7 +104,7 @@ def make_index(
     content = bytearray()
 
     def scanned(shard: tuple[str, int, str]) -> list[tuple[bytes, int, int, Label]]:
-        return storage.attempt(shard[0], lambda: list(scan(storage, *shard[:2])))
+        return storage.attempt(shard[0], lambda: list(scan(storage, shard[0])))
 
     with ThreadPoolExecutor(SHARDS_TOGETHER) as threads:
         for number, found in enumerate(threads.map(scanned, shards)):
@@ -122,7 +123,7 @@ def make_index(
     return some, arrays | {"label": torch.from_numpy(which)}
 
 
-def scan(storage: Storage, name: str, size: int) -> Iterator[tuple[bytes, int, int, Label]]:
+def scan(storage: Storage, name: str) -> Iterator[tuple[bytes, int, int, Label]]:
     """The images in a shard: name, where it begins, its size in bytes, and its label.
 
     Raises:
