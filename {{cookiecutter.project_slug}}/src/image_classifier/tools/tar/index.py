@@ -32,7 +32,7 @@ from .storage import Storage
 
 VERSION = 1
 SHARDS_TOGETHER = 16
-READ_AHEAD = 2**16  # bytes of a shard elsewhere that are read at once: headers, and small images
+READ_AHEAD = 2**15  # bytes of a shard elsewhere that are read at once: headers, and small images
 BLOCK = tarfile.BLOCKSIZE
 
 
@@ -138,7 +138,7 @@ def scan(storage: Storage, name: str) -> Iterator[tuple[bytes, int, int, Label]]
             while (member := members.next()) is not None:
                 members.members.clear()  # it keeps what it has read
                 key, suffix = split_name(member.name)
-                if not member.isreg() or is_junk(os.fsencode(key.rpartition("/")[2])):
+                if not member.isreg() or is_junk(os.fsencode(member.name.rpartition("/")[2])):
                     continue
                 if has_suffix(os.fsencode(member.name)):
                     images.append((member.name, member.offset_data, member.size))

@@ -30,7 +30,13 @@ class Storage:
         """Files below `root`, a folder or a URL."""
         self.root = root
         self.is_local = "://" not in root
+        self.files: dict[str, BinaryIO] = {}  # open ones; reading moves no place in them
+        self.described: dict[str, tuple[int, str]] = {}
         self.pid = 0
+
+    def __del__(self) -> None:
+        for file in self.files.values():
+            file.close()
 
     def here(self) -> "Storage":
         """This, with all that a process may not take over from its parent."""
@@ -42,7 +48,6 @@ class Storage:
             except (ImportError, ValueError) as error:  # a library for it is missing
                 raise UserError(f"--data.root {self.root!a}: {error}") from error
             self.path = self.path.rstrip("/")
-            self.files: dict[str, BinaryIO] = {}
             self.requests = ThreadPoolExecutor(REQUESTS)
             self.thread = threading.local()
             self.pid = os.getpid()
@@ -50,7 +55,7 @@ class Storage:
 
     def __getstate__(self) -> dict[str, Any]:
         """For a process that was not forked from this one."""
-        return {"root": self.root, "is_local": self.is_local, "pid": 0}
+        return self.__dict__ | {"files": {}, "pid": 0, "fs": None, "requests": None, "thread": None}
 
     def find_parts(self) -> dict[str, list[str]]:
         """The shards of each part, train, val and so on, sorted; all are `train` without parts."""
@@ -94,7 +99,10 @@ class Storage:
         info = here.attempt(name, lambda: here.fs.info(place))
         if info["size"] is None:
             raise UserError(f"{self.show(name)}: its server does not tell its size")
-        return info["size"], " ".join(str(info[key]) for key in STAMPS if info.get(key))
+        found = info["size"], " ".join(str(info[key]) for key in STAMPS if info.get(key))
+        if self.described.setdefault(name, found) != found:
+            raise FaultError(f"{self.show(name)} has changed since this run began to read it")
+        return found
 
     def read_lines(self, name: str) -> tuple[str, ...] | None:
         """The lines of a text file; None if there is none."""
@@ -110,16 +118,17 @@ class Storage:
 
         Raises:
             OSError: if a file is gone, or has become shorter.
-            FaultError: if it can't be read from elsewhere, after several attempts.
+            FaultError: if it has changed, or can't be read from elsewhere after several attempts.
         """
-        here = self.here()
         if not self.is_local:
-            place = self.place(name)
+            here, place = self.here(), self.place(name)
             return here.attempt(name, lambda: here.fetch(place, start, size))
-        if (file := here.files.get(name)) is None:
-            if len(here.files) >= MOST_OPEN:  # a thread that reads from it has it a bit longer
-                here.files.pop(next(iter(here.files)), None)
-            file = here.files[name] = open_plain(os.path.join(self.root, name))
+        if (file := self.files.get(name)) is None:
+            if len(self.files) >= MOST_OPEN:  # a thread that reads from it has it a bit longer
+                self.files.pop(next(iter(self.files)), None)
+            file = open_plain(os.path.join(self.root, name))
+            self.describe(name)
+            self.files[name] = file
         content = read_at(file, start, size)
         if len(content) < size:
             raise OSError(f"{name} ends before it")
