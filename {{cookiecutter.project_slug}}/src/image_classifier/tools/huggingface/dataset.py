@@ -89,7 +89,7 @@ def huggingface(data: DataConfig, split: str) -> Source:
     column = find_column(table.features, lambda kind: isinstance(kind, library.Image), "image")
     try:
         images = table.select_columns([column]).cast_column(column, library.Image(decode=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:  # pyarrow's and the library's
         raise UserError(f"column {column!a} of {data.root!a} has no images: {error}") from error
     labels, classes = labels_of(library, parts, part)
     paths = Rows(data.root, part, images, np.arange(len(table)))

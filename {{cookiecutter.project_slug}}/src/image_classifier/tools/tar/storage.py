@@ -131,6 +131,7 @@ class Storage:
             self.files[name] = file
         content = read_at(file, start, size)
         if len(content) < size:
+            self.describe(name)
             raise OSError(f"{name} ends before it")
         return content
 
