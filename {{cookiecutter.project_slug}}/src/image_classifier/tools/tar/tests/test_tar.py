@@ -10,6 +10,7 @@ import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_classes_may_be_named_and_those_of_training_count(tmp_path):
     write_tar(tmp_path / "own/val-0.tar", {"1.jpg": b"", "1.cls": b"0"})
     write_tar(tmp_path / "own/test/0.tar", {"1.jpg": b"", "1.cls": b"2"})
     assert opened(tmp_path / "own", "val").classes == ("0", "1")
-    with pytest.raises(UserError, match="the test shards in .*: label 2 is none of the 2 classes"):
+    with pytest.raises(UserError, match=r"the test shards in .*: label 2 is none of the 2 classes"):
         opened(tmp_path / "own", "test")
     (tmp_path / "own/classes.txt").write_text("ant\nbee\ncat\n")
     assert opened(tmp_path / "own", "test").classes == ("ant", "bee", "cat")
@@ -162,7 +163,7 @@ def test_undivided_images_are_divided_by_their_names_whatever_their_shards(tmp_p
     assert 4 < len(names["one", "val"]) < 25
 
 
-def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_path):
+def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_path, monkeypatch):
     root = pack(photos, tmp_path / "own")
     first = opened(root)
     before = first.file_digests()
@@ -181,9 +182,9 @@ def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_p
         first.read(5)
     assert len(opened(root)) == 7
     assert opened(root).file_digests() != digests
-    (tmp_path / "file").touch()
-    notes = opened(root, cache=str(tmp_path / "file")).notes
-    assert re.search("the index of the shards is not kept in .*/file'", notes[0])
+    monkeypatch.setattr(index, "write_whole", Mock(side_effect=OSError(28, "No space left")))
+    notes = opened(root, cache=str(tmp_path / "other")).notes
+    assert re.search("the index of the shards is not kept in .*/other': No space left", notes[0])
 
 
 def test_a_damaged_image_is_named(tmp_path):
@@ -245,7 +246,7 @@ class Ranges(BaseHTTPRequestHandler):
 
     fails, sent, root = 0, 0, None
 
-    def do_GET(self):  # noqa: N802
+    def do_GET(self):
         """Send a file, a part of it, or the names in a folder."""
         kind = type(self)
         if kind.fails and "Range" in self.headers:
