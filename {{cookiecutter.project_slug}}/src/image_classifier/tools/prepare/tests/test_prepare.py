@@ -231,7 +231,16 @@ def test_images_in_memory_become_png_and_several_labels_json(tmp_path, monkeypat
     pixels = torch.randint(256, (3, 9, 8, 3), dtype=torch.uint8)
     labels = torch.tensor([[1, 0], [1, 1], [0, 0]], dtype=torch.int8)
     monkeypatch.setitem(DATASETS, "mine", lambda *_: Source(labels, ("ant", "bee"), pixels))
-    words = "prepare --data.name mine --format tar --splits train --data.cache".split()
+    words = [
+        "prepare",
+        "--data.name",
+        "mine",
+        "--format",
+        "tar",
+        "--splits",
+        "train",
+        "--data.cache",
+    ]
     assert main([*words, str(tmp_path)]) == 0
     found = members(tmp_path / "tar/train-000000.tar")
     assert json.loads(found["00000001.json"]) == {"labels": [0, 1]}

@@ -1,7 +1,6 @@
 """Images in tar shards: those of the files, from anywhere, whole or refused."""
 
 import io
-import json
 import os
 import pickle
 import re
@@ -102,8 +101,11 @@ def test_images_are_read_elsewhere_and_in_part(packed):
 LABELS = {
     "a/b.1.jpg b.jpg": ({}, None, "image 'b.jpg' of .* has no label: add 'b.cls'"),
     "ant/1.jpg bee/2.jpg": ({}, [0, 1], ("ant", "bee")),
-    "x/1.jpg x/2.png 1.jpg": ({"x/1.cls": b"0", "x/2.json": b'{"label": 2}', "1.cls": b"1"},)
-    + (([0, 2, 1], ("0", "1", "2"))),
+    "x/1.jpg x/2.png 1.jpg": (
+        {"x/1.cls": b"0", "x/2.json": b'{"label": 2}', "1.cls": b"1"},
+        [0, 2, 1],
+        ("0", "1", "2"),
+    ),
     "1.jpg 2.jpg": (
         {"2.json": b'{"labels": ["b", "a"]}', "1.json": b'{"labels": []}', "2.txt": b""},
         [[0, 0], [1, 1]],
