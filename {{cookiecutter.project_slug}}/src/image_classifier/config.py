@@ -26,8 +26,9 @@ def within(default: object, low: float, high: float = LARGE) -> Any:  # noqa: AN
 class DataConfig:
     """Which images, and how they are loaded."""
 
-    name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
-    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images; tar, huggingface
+    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
+    # of tar, perhaps a URL
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
     fold: int = within(0, 0, 999)  # which of the 1 / val_fraction shares of the training images
