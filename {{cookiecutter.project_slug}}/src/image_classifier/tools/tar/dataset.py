@@ -39,8 +39,6 @@ def tar(data: DataConfig, split: str) -> Source:
         labels = numbered(index.labels, index.which, names)
     except UserError as error:
         raise UserError(f"the {part} shards in {data.root!a}: {error}") from error
-    source = Source(labels, names, paths=Members(storage, index), notes=index.notes)
-    if not is_divided:
-        return source
-    members = (index.member(number) for number in range(len(source)))
-    return divided(source, members, data, split)
+    members = Members(storage, index)
+    source = Source(labels, names, paths=members, notes=index.notes)
+    return divided(source, index.names(members.numbers), data, split) if is_divided else source

@@ -50,11 +50,12 @@ class Index:
         """The place in `labels` of each image's label: (count,) int32."""
         return self.arrays["label"].numpy()
 
-    def member(self, number: int) -> bytes:
-        """The name of an image in its shard."""
-        ends = self.arrays["end"]
-        start = int(ends[number - 1]) if number else 0
-        return self.arrays["names"][start : int(ends[number])].numpy().tobytes()
+    def names(self, numbers: Tensor) -> Iterator[bytes]:
+        """The names in their shards of the images at `numbers`, (count,) int64."""
+        content, ends = self.arrays["names"].numpy().tobytes(), self.arrays["end"]
+        starts = torch.cat((ends.new_zeros(1), ends[:-1]))
+        for start, end in zip(starts[numbers].tolist(), ends[numbers].tolist(), strict=True):
+            yield content[start:end]
 
 
 def open_index(storage: Storage, names: list[str], data: DataConfig) -> Index:

@@ -23,8 +23,8 @@ class Members(PathList):
         places = (index.arrays[name][numbers].numpy() for name in ("shard", "start", "size"))
         self.shard, self.start, self.size = places
         folders = [os.fsencode(name) + b"/" for name, _, _ in index.shards]
-        pairs = zip(self.shard.tolist(), numbers.tolist(), strict=True)
-        super().__init__(storage.root, (folders[shard] + index.member(n) for shard, n in pairs))
+        pairs = zip(self.shard.tolist(), index.names(numbers), strict=True)
+        super().__init__(storage.root, (folders[shard] + name for shard, name in pairs))
 
     def read(self, index: int) -> bytes:
         """The content of image `index`; as `prefetch` has fetched it, if it has."""

@@ -19,6 +19,7 @@ from image_classifier.config import DataConfig
 from image_classifier.data import BadImageError, open_dataset
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models import read_checkpoint
+from image_classifier.runtime import platform
 from image_classifier.tools.tar import index, storage
 from image_classifier.train import train
 
@@ -79,13 +80,14 @@ def assert_same_images(source, files):
 
 @pytest.mark.parametrize("knobs", [{}, {"augment__crop": "resized"}], ids=["resident", "streamed"])
 def test_a_run_ends_as_from_files_with_any_workers_and_after_a_kill(
-    on_photos, packed, tmp_path, knobs
+    on_photos, packed, tmp_path, knobs, monkeypatch
 ):
     files = changed(on_photos, data__limit=0, data__workers=0, **knobs)
     shards = changed(files, data__name="tar", data__root=str(packed), data__workers=2)
     shards = changed(shards, run__dir=str(tmp_path / "shards"))
     train(files)
     assert run_alone(train_until, shards, 3)[0] == -signal.SIGKILL
+    monkeypatch.setattr(platform, "START_METHOD", "forkserver")  # which pickles, as spawn does
     train(changed(shards, data__workers=1))
     assert_same(weights(shards), weights(files))
 
@@ -202,12 +204,11 @@ def test_a_cut_or_damaged_shard_is_refused(photos, tmp_path, refusal, place):
     content = shard.read_bytes()
     end = -(-len(content.rstrip(b"\0")) // 512) * 512  # of the last member
     shard.write_bytes(content[: end if place == "end" else place])
-    said = refusal("check", "--data.name", "tar", "--data.root", tmp_path / "own")
+    words = f"train smoke --data.name tar --data.root {tmp_path}/own --run.dir {tmp_path}/run"
+    said = refusal(*words.split())
     assert re.search(r"tar file '.*train-000001.tar' (cannot be read|is damaged)", said)
     shard.write_bytes(content[:1024] + b"?" * 512 + content[1536:])
-    assert "damaged after 1,024 bytes: a member is" in refusal(
-        "check", "--data.name", "tar", "--data.root", tmp_path / "own"
-    )
+    assert "damaged after 1,024 bytes: a member is" in refusal(*words.split())
 
 
 @pytest.mark.parametrize(
