@@ -290,6 +290,7 @@ def served(packed, tmp_path, monkeypatch):
     pytest.importorskip("aiohttp")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Ranges, "root", packed)
+    monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 64)  # else one waits a second
     server = ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
