@@ -39,7 +39,7 @@ def folder(root: Path, scratch: Path) -> dict[str, Any]:
 
 
 def table(root: Path, scratch: Path) -> dict[str, Any]:
-    """A table of paths and labels, which is in no order that a folder has."""
+    """A table of paths, labels and splits."""
     rows = [
         (path.relative_to(root), path.parent.name, path.parts[-3])
         for path in sorted(root.glob("*/*/*"))

@@ -26,6 +26,7 @@ from .folder import folder
 from .map_style import source_of
 from .shapes import shapes
 from .source import Source
+from .table import check_files, table
 
 DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
     dataset.__name__: dataset for dataset in (shapes, cifar10, cifar100, folder)
@@ -42,19 +43,27 @@ def open_dataset(data: DataConfig, split: str) -> Source:
     source = open_files(data, split)
     if prepared := find_tool("prepared", "prepare"):
         source = prepared.with_prepared(source, data, split)
-    return source.thinned(data.limit) if 0 < data.limit < len(source) else source
+    source = source.thinned(data.limit) if 0 < data.limit < len(source) else source
+    if data.labels and data.on_bad_image == "stop":
+        check_files(source, data)
+    return source
+
+
+def find_dataset(name: str) -> Callable[[DataConfig, str], Source | Dataset]:
+    """The function of a dataset, from `DATASETS` or a tool; `UserError` if there is none."""
+    if name in DATASETS:
+        return DATASETS[name]
+    tools = find_tools("dataset").items()
+    theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
+    return choose("dataset", name, DATASETS | theirs)
 
 
 def open_files(data: DataConfig, split: str) -> Source:
-    """`open_dataset` without a limit and without prepared images.
+    """`open_dataset` without a limit and without prepared images; files may be missing.
 
     Files that `check --quarantine` listed are left out.
     """
-    function = DATASETS.get(data.name)
-    if function is None:
-        tools = find_tools("dataset").items()
-        theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
-        function = choose("dataset", data.name, DATASETS | theirs)
+    function = table if data.labels else find_dataset(data.name)
     with seeded(DATASET):
         found = function(data, split)
         source = source_of(found) if isinstance(found, Dataset) else found

@@ -16,6 +16,7 @@ from ...runtime.distributed import join_world
 from ..loaded_model import LoadedModel, load_model
 from ..progress import Progress
 from .command import PredictOptions
+from .heat_maps import begin_heat_maps, write_heat_maps
 from .images import Images, list_files
 from .output import NO_ROW, Output, Row, check_out
 
@@ -34,6 +35,9 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     if out:
         check_out(out, options.fresh)
     files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n")
+    explain = Path(options.explain) if options.explain else None
+    if explain:
+        begin_heat_maps(explain, len(files))
     with join_world(compute) as world:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
@@ -44,7 +48,7 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         images = Images(files, trained, options.batch_size, options.workers, world)
         try:
             if not out:
-                num_bad = print_rows(trained, images, top_k)
+                num_bad = print_rows(trained, images, top_k, explain)
             else:
                 command = {
                     "weights": trained.digest,
@@ -54,8 +58,10 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
                     "--batch-size": options.batch_size,
                     "--tta": trained.normalize.tta,
                 }
+                if explain:  # rows that are there have their PNG, too
+                    command["--explain"] = options.explain
                 output = Output(out, command, options.batch_size, options.fresh)
-                num_bad = write_rows(output, trained, images, top_k)
+                num_bad = write_rows(output, trained, images, top_k, explain)
         except torch.OutOfMemoryError as error:
             raise FaultError(
                 f"out of memory: give a smaller --batch-size than {options.batch_size}"
@@ -77,7 +83,7 @@ def digest(files: PathList) -> str:
 
 @torch.inference_mode()
 def predictions(
-    trained: LoadedModel, images: Images, top_k: int, first: int
+    trained: LoadedModel, images: Images, top_k: int, explain: Path | None, first: int = 0
 ) -> Iterator[list[Row]]:
     """The rows of the images from number `first` on, a batch at a time."""
     for start, batch in images.batches(first):
@@ -94,13 +100,15 @@ def predictions(
                 top = [{"label": name, "probability": float(f"{p:.9g}")} for name, p in pairs]
                 row |= {"top": top, **top[0]}
             rows.append(row)
+        if explain:
+            write_heat_maps(explain, trained, batch.images, best.indices[:, 0], rows, start)
         yield rows
 
 
-def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
+def print_rows(trained: LoadedModel, images: Images, top_k: int, explain: Path | None) -> int:
     """Print a line for each image; returns how many cannot be read."""
     num_bad, width = 0, max(len(printable(name)) for name in trained.classes)
-    for rows in predictions(trained, images, top_k, 0):
+    for rows in predictions(trained, images, top_k, explain):
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
             label, share = pairs[0] if pairs else ("", "")
@@ -115,7 +123,9 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
     return num_bad
 
 
-def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int) -> int:
+def write_rows(
+    output: Output, trained: LoadedModel, images: Images, top_k: int, explain: Path | None
+) -> int:
     """Write the output file, after the rows that are there; returns how many cannot be read.
 
     Raises:
@@ -126,7 +136,7 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int)
         print(f"{out}: {output.num_done:,} of {count:,} rows are there", flush=True)
     progress = Progress(count, output.num_done)
     try:
-        for rows in predictions(trained, images, top_k, output.num_done):
+        for rows in predictions(trained, images, top_k, explain, output.num_done):
             output.add(rows)
             progress.show(output.num_done)
         output.finish(top_k)
