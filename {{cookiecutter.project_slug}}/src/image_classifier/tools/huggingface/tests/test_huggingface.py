@@ -1,7 +1,10 @@
 """Datasets of Hugging Face on the disk: the pixels of the files, in any process."""
 
 import pickle
+import socket
+import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -129,6 +132,15 @@ def test_other_images_in_as_many_rows_are_seen(photos, saved, tmp_path):
     rows["image"][7] = rows["image"][6]
     other = opened(save(tmp_path / "other", kinds, train=rows, val=rows))
     assert other.file_digests() != same.file_digests()
+
+
+def test_nothing_is_asked_of_a_network_and_a_missing_library_is_named(saved, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=AssertionError))
+    assert len(opened(saved)) == 12
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="run `pip install datasets`"):
+        opened(saved)
 
 
 @pytest.mark.parametrize(
