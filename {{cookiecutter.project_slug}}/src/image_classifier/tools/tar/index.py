@@ -105,7 +105,7 @@ def make_index(
     content = bytearray()
 
     def scanned(shard: tuple[str, int, str]) -> list[tuple[bytes, int, int, Label]]:
-        return storage.attempt(shard[0], lambda: list(scan(storage, shard[0])))
+        return storage.opened(shard[0], lambda: list(scan(storage, shard[0])))
 
     with ThreadPoolExecutor(SHARDS_TOGETHER) as threads:
         for number, found in enumerate(threads.map(scanned, shards)):

@@ -97,7 +97,7 @@ class Storage:
     def describe(self, name: str) -> tuple[int, str]:
         """Size in bytes of a file, and what is another text once it has changed."""
         here, place = self.here(), self.place(name)
-        info = here.attempt(name, lambda: here.fs.info(place))
+        info = self.opened(name, lambda: here.fs.info(place))
         if info["size"] is None:
             raise UserError(f"{self.show(name)}: its server does not tell its size")
         found = info["size"], " ".join(str(info[key]) for key in STAMPS if info.get(key))
@@ -109,10 +109,11 @@ class Storage:
         """The lines of a text file; None if there is none."""
         here, place = self.here(), self.place(name)
         try:
-            content = here.attempt(name, lambda: here.fs.cat_file(place))
+            return tuple(here.attempt(name, lambda: here.fs.cat_file(place)).decode().splitlines())
         except FileNotFoundError:
             return None
-        return tuple(content.decode().splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {self.show(name)}: {error}") from error
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Part of a file.
@@ -143,6 +144,13 @@ class Storage:
             what = "its server sends whole files" if len(content) > size else "it ends too early"
             raise OSError(f"{len(content):,} bytes came, {size:,} were asked for: {what}")
         return content
+
+    def opened(self, name: str, act: Callable[[], T]) -> T:
+        """What `act` returns, as `attempt`; `UserError` if a file is gone or may not be read."""
+        try:
+            return self.attempt(name, act)
+        except OSError as error:
+            raise UserError(f"cannot read {self.show(name)}: {error}") from error
 
     def attempt(self, name: str, act: Callable[[], T]) -> T:
         """What `act` returns; elsewhere, it is tried several times.

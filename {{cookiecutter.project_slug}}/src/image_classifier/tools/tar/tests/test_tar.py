@@ -211,6 +211,18 @@ def test_a_cut_or_damaged_shard_is_refused(photos, tmp_path, refusal, place):
     assert "damaged after 1,024 bytes: a member is" in refusal(*words.split())
 
 
+def test_a_shard_that_is_gone_is_named(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/train-0.tar").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"cannot read '.*own/train-0.tar': .*No such file"):
+        opened(tmp_path / "own")
+    (tmp_path / "own/train-0.tar").unlink()
+    write_tar(tmp_path / "own/train-0.tar", {"ant/1.jpg": b""})
+    (tmp_path / "own/classes.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"cannot read '.*own/classes.txt': 'utf-8' codec"):
+        opened(tmp_path / "own")
+
+
 @pytest.mark.parametrize(
     ("root", "message"),
     [
