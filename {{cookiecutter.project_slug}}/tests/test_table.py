@@ -276,8 +276,8 @@ def evaluated(config):
     with join_world(config.compute) as world:
         found = []
         for where in ("stream", "auto"):
-            own = changed(config, data__where=where).data
-            data = EvalData(own, "val", world, task=config.model.task)
+            own = changed(config, data__where=where)
+            data = EvalData(own.data, "val", world, task=own.model.task)
             labels = torch.cat([batch.labels.clone() for batch in data.batches()])
             names = [data.source.name(int(index)) for index in data.indices]
             found.append(dict(zip(names, labels.tolist(), strict=True)))
@@ -321,7 +321,7 @@ def test_a_table_trains_as_its_folder_and_resumes_from_the_same_labels_only(on_p
 
 
 def test_classes_cannot_be_shown_equally_often_if_images_have_several(labelled):
-    with pytest.raises(UserError, match=r"--data\.balance sampling can't be had for several"):
+    with pytest.raises(UserError, match=r"--data\.balance sampling shows each class equally often"):
         TrainData(changed(labelled, data__balance="sampling"), CPU)
 
 

@@ -213,7 +213,10 @@ def test_several_labels_are_learned_and_a_killed_run_ends_as_an_unbroken_one(con
     [
         ({"model__task": "single-label"}, "several labels there: set --model.task multi-label"),
         ({"run__best_by": "top1"}, "--run.best-by 'top1' is none of: auto, loss, exact, micro_f1"),
-        ({"data__balance": "sampling"}, "--data.balance sampling can't be had for several labels"),
+        (
+            {"data__balance": "loss", "optim__loss": "focal"},
+            "weights --optim.loss entropy, not focal",
+        ),
     ],
 )
 def test_what_the_task_has_not_is_refused_before_training(config, monkeypatch, knobs, words):

@@ -26,8 +26,9 @@ def within(default: object, low: float, high: float = LARGE) -> Any:  # noqa: AN
 class DataConfig:
     """Which images, and how they are loaded."""
 
-    name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
-    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images; tar, huggingface
+    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
+    # of tar, perhaps a URL
     labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
     # path,label[,split][,fold][,weight]; a|b are two labels; paths are absolute or from `root`
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
@@ -242,21 +243,16 @@ class Config:
 
 
 def check_task(config: Config) -> None:
-    """Check that loss and balance are for the task.
+    """Check that the loss is for the task.
 
     Raises:
-        UserError: if one of them is not.
+        UserError: if it is not.
     """
     loss, balance = config.optim.loss, config.data.balance
     if config.model.task == "single-label" and loss != "entropy":
         raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
-    if config.model.task == "multi-label" and (
-        balance == "sampling" or (balance == "loss" and loss != "entropy")
-    ):
-        raise UserError(
-            f"--data.balance {balance} can't be had for several labels with --optim.loss {loss}: "
-            "--data.balance loss --optim.loss entropy can"
-        )
+    if balance == "loss" and loss != "entropy":
+        raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")
 
 
 def check_decision(run: RunConfig) -> None:

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import torch
 
-from ...config import Config
+from ...config import Config, DataConfig, ModelConfig
 from ...data import Source, open_dataset
 from ...errors import UserError
 from ...predictions import answered, confusion_of, scores_text, title_of
@@ -28,7 +28,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     each = {
         f"fold-{fold}": {"data.val_fraction": 1 / count, "data.fold": fold} for fold in range(count)
     }
-    folds = open_folds(recipe.config, count)
+    folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
     predictions = [predictions_of(run, fold) for run, fold in zip(runs, folds, strict=True)]
     classes, metric = predictions[0].classes, runs[0].metric
@@ -69,17 +69,17 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     )
 
 
-def open_folds(config: Config, count: int) -> list[Source]:
+def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> list[Source]:
     """The validation images of each fold: together all of the images, each of them once.
 
     Raises:
         UserError: if the dataset does not divide its images so, or all images of a class are in one
             fold.
     """
-    data, folds, names, num_images = config.data, [], set(), 0
+    folds, names, num_images = [], set(), 0
     for fold in range(count):
         own = Config(data=replace(data, val_fraction=1 / count, fold=fold)).data
-        folds.append(open_dataset(own, "val").fitted(config.model.task, "val"))
+        folds.append(open_dataset(own, "val").fitted(task, "val"))
         paths = folds[-1].paths
         if paths is None:
             raise UserError(

@@ -38,11 +38,10 @@ class Teacher(nn.Module):
                 f"--optim.teacher {run!a} does not know all classes of the images: it knows "
                 f"{some(trained.classes)}; it lacks {some(unknown)}"
             )
-        if (task := trained.config.model.task) != data.source.task:
-            raise UserError(f"--optim.teacher {run!a} is of another task: --model.task {task}")
-        self.task, self.digest = TASKS[task], trained.digest
-        self.has_several = data.source.is_multi_label
+        self.digest = trained.digest
         self.model, self.side = trained.model, trained.config.data.image_size
+        self.of_logits = TASKS[trained.config.model.task].probabilities
+        self.has_several = data.source.is_multi_label
         self.share, self.temperature = share, temperature
         if compute.compile:
             self.model.compile()
@@ -59,11 +58,11 @@ class Teacher(nn.Module):
 
         Args:
             images: (batch, 3, side, side) float32, augmented and normalized as for the student.
-            labels: as `Augmented` has them.
+            labels: as `Augmented` has them; what is unknown of several stays unknown.
         """
-        if self.has_several:  # what is unknown stays unknown
+        if self.has_several:
             mixed = labels.float().lerp(self.probabilities(images), self.share)
-            return mixed.where(labels >= 0, LEFT_OUT)
+            return mixed.masked_fill(labels < 0, LEFT_OUT)
         if not labels.is_floating_point():
             numbers = torch.arange(len(self.outputs), device=labels.device)
             labels = (labels[:, None] == numbers).float()
@@ -78,4 +77,4 @@ class Teacher(nn.Module):
             size = self.side, self.side
             images = interpolate(images, size, mode="bilinear", antialias=True)
         logits = self.model(images).index_select(1, self.outputs)
-        return self.task.probabilities(logits.float() / self.temperature)
+        return self.of_logits(logits.float() / self.temperature)

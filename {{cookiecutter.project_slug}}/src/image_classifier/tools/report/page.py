@@ -119,8 +119,7 @@ def write_page(
         f'<div class="curves">{answer_curves(predictions) if is_quick else ""}</div>',
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
         coverage_section(predictions, config),
-        "<h2>Most confident mistakes</h2>",
-        mistakes(predictions, explain),
+        f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
         f'<dl class="list">{definitions(config, changed)}</dl>',
@@ -261,55 +260,37 @@ def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
 def mistakes(predictions: Predictions, explain: Explain | None) -> str:
     """The wrong predictions with the highest confidence: image, predicted and true class.
 
-    With several labels: the wrong decisions on single labels.
+    With several labels, the wrong decisions on one of them.
     """
-    source = predictions.source
-    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero()
+    source, pictures, has_several = predictions.source, [], predictions.source.is_multi_label
+    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero()  # (count, 1 or 2)
     surest = predictions.probability[*wrong.T].argsort(descending=True, stable=True)
-    shown = wrong[surest][:PICTURES].tolist()
-    if source.is_multi_label:
-        about = "In color labels that the image has not; the others it has."
-        lines = [[label_line(predictions, *place)] for place in shown]
-    else:
-        about = "In color the predicted class, below it the true one."
-        lines = [class_lines(predictions, *place) for place in shown]
-        shown = [(index, int(predictions.predicted[index])) for (index,) in shown]
-    note, heats = "", [None] * len(shown)
-    if explain and shown:
+    shown = wrong[surest][:PICTURES]
+    indices = shown[:, 0].tolist()
+    classes = (shown[:, 1] if has_several else predictions.predicted[shown[:, 0]]).tolist()
+    notes = ["In color the predicted class, below it the true one. Some may be wrong labels."]
+    if has_several:
+        notes = ["In color labels that the image has not, others it has. Some may be wrong labels."]
+    heats = [None] * len(indices)
+    if explain and indices:
         try:
-            note, heats = HEAT, explain(*map(list, zip(*shown, strict=True)))
+            heats = explain(indices, classes)
+            notes.append(HEAT)
         except Exception as error:  # a network without a feature map, or too little memory
-            note = f"No heat maps: {error}"
-    pictures = [
-        Picture(read_image(source, index), title_in(source, index), own, heat)
-        for (index, _), own, heat in zip(shown, lines, heats, strict=True)
-    ]
-    note = note and f"<p>{escape(note)}</p>"
-    return f"<p>{about} Some may be wrong labels.</p>{note}{gallery(pictures)}"
-
-
-def class_lines(predictions: Predictions, index: int) -> list[tuple[str, str, str]]:
-    """The predicted class of an image, and its true one."""
-    classes, target = predictions.source.classes, int(predictions.source.labels[index])
-    predicted = classes[int(predictions.predicted[index])]
-    return [
-        ("wrong-class", predicted, f"{predictions.probability[index]:.1%}"),
-        ("true", classes[target], f"{predictions.target_probability[index]:.1%}"),
-    ]
-
-
-def label_line(predictions: Predictions, index: int, number: int) -> tuple[str, str, str]:
-    """A label that an image has, or has not."""
-    source, share = predictions.source, predictions.probabilities[index, number]
-    style = "true" if source.labels[index, number] else "wrong-class"
-    return style, source.classes[number], f"{share:.1%}"
-
-
-def title_in(source: Source, index: int) -> str:
-    """The path of an image, or its number."""
-    if source.paths is None:
-        return f"image {index}"
-    return source.paths.relative(index).decode("utf-8", "backslashreplace")
+            notes.append(f"No heat maps: {error}")
+    for index, number, heat in zip(indices, classes, heats, strict=True):
+        if has_several:
+            style = "true" if source.labels[index, number] else "wrong-class"
+            found = [(style, number, predictions.probabilities[index, number])]
+        else:
+            target = int(source.labels[index]), predictions.target_probability[index]
+            found = [("wrong-class", number, predictions.probability[index]), ("true", *target)]
+        lines = [(style, source.classes[n], f"{share:.1%}") for style, n, share in found]
+        title = f"image {index}"
+        if source.paths is not None:
+            title = source.paths.relative(index).decode("utf-8", "backslashreplace")
+        pictures.append(Picture(read_image(source, index), title, lines, heat))
+    return "".join(f"<p>{escape(note)}</p>" for note in notes) + gallery(pictures)
 
 
 def augmented(samples: Samples, classes: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from conftest import SMOKE, Forked
 from safetensors import safe_open
 
 from image_classifier.cli import main
-from image_classifier.config import Config, DataConfig
+from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.tools import many_runs, statistics
@@ -72,14 +72,13 @@ def test_folds_may_be_a_column_of_a_table(photos, tmp_path):
     rows = (f"{name},{name[:3]},{n // 2 % 3}\n" for n, name in enumerate(names))
     (tmp_path / "labels.csv").write_text("path,label,fold\n" + "".join(rows))
     data = DataConfig("folder", str(photos / "train"), str(tmp_path / "labels.csv"))
-    config = Config(data=data)
-    folds = cross_validate.open_folds(config, 3)
+    folds = cross_validate.open_folds(data, 3)
     found = [[int(fold.paths[n].stem) for n in range(len(fold))] for fold in folds]
     assert found == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
     with pytest.raises(UserError, match=r"no images for val in fold 3 of 0 \.\. 2"):
-        cross_validate.open_folds(config, 4)
+        cross_validate.open_folds(data, 4)
     with pytest.raises(UserError, match=r"folds 0 \.\. 1 have 8 of 12 images: the table"):
-        cross_validate.open_folds(config, 2)
+        cross_validate.open_folds(data, 2)
 
 
 def test_the_interval_of_folds_has_the_correction():
