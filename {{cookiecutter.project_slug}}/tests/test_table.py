@@ -321,7 +321,7 @@ def test_a_table_trains_as_its_folder_and_resumes_from_the_same_labels_only(on_p
 
 
 def test_classes_cannot_be_shown_equally_often_if_images_have_several(labelled):
-    with pytest.raises(UserError, match=r"--data\.balance sampling can't be had for several"):
+    with pytest.raises(UserError, match=r"--data\.balance sampling shows each class equally often"):
         TrainData(changed(labelled, data__balance="sampling"), CPU)
 
 
