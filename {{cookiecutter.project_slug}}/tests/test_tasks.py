@@ -202,8 +202,6 @@ def test_several_labels_are_learned_and_a_killed_run_ends_as_an_unbroken_one(con
     assert_same(final(config), final(unbroken))
     assert rows(config) == rows(unbroken)
     assert rows(config)[-1]["val/exact"] == metrics["val/exact"]
-    text = Path(config.run.dir, "report.html").read_text(encoding="utf-8")
-    assert "ROC: true over false positives" in text
     with safe_open(Path(config.run.dir, "predictions.safetensors"), "pt") as file:
         assert file.get_tensor("probabilities").shape == (161, 4)
 
