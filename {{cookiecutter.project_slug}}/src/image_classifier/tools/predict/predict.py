@@ -13,9 +13,11 @@ from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
 from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
+from ..features import predict_features
 from ..loaded_model import LoadedModel, load_model
 from ..progress import Progress
 from .command import PredictOptions
+from .embeddings import Embeddings
 from .images import Images, list_files
 from .output import NO_ROW, Output, Row, check_out
 
@@ -27,13 +29,17 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         The number of images that could be read.
 
     Raises:
-        UserError: if there is no such model, nothing at a path, or no way to write `--out`.
+        UserError: if there is no such model, nothing at a path, or no way to write `--out` or
+            `--embeddings`.
         FaultError: if a worker or the disk fails; the rows that are written are kept.
     """
     out = Path(options.out) if options.out else None
     if out:
         check_out(out, options.fresh)
     files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n")
+    kept = None
+    if options.embeddings:
+        kept = Embeddings(Path(options.embeddings), files, options.fresh)
     with join_world(compute) as world:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
@@ -44,7 +50,7 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         images = Images(files, trained, options.batch_size, options.workers, world)
         try:
             if not out:
-                num_bad = print_rows(trained, images, top_k)
+                num_bad = print_rows(trained, images, top_k, kept)
             else:
                 command = {
                     "weights": trained.digest,
@@ -54,8 +60,12 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
                     "--batch-size": options.batch_size,
                     "--tta": trained.normalize.tta,
                 }
-                output = Output(out, command, options.batch_size, options.fresh)
-                num_bad = write_rows(output, trained, images, top_k)
+                # Features are written at the end, so those of rows from before a kill are lost.
+                fresh = options.fresh or kept is not None
+                output = Output(out, command, options.batch_size, fresh)
+                num_bad = write_rows(output, trained, images, top_k, kept)
+            if kept:
+                save_embeddings(kept)
         except torch.OutOfMemoryError as error:
             raise FaultError(
                 f"out of memory: give a smaller --batch-size than {options.batch_size}"
@@ -77,11 +87,16 @@ def digest(files: PathList) -> str:
 
 @torch.inference_mode()
 def predictions(
-    trained: LoadedModel, images: Images, top_k: int, first: int
+    trained: LoadedModel, images: Images, top_k: int, first: int, kept: Embeddings | None = None
 ) -> Iterator[list[Row]]:
-    """The rows of the images from number `first` on, a batch at a time."""
+    """The rows of the images from number `first` on, a batch at a time; `kept` gets features."""
+    network = trained.normalize, trained.precision
     for start, batch in images.batches(first):
-        logits = predict_logits(trained.model, batch.images, trained.normalize, trained.precision)
+        if kept:
+            logits, features = predict_features(trained.model, batch.images, *network)
+            kept.add(start, features, images.errors)
+        else:
+            logits = predict_logits(trained.model, batch.images, *network)
         best = logits.softmax(1).topk(top_k)
         rows: list[Row] = []
         found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -97,10 +112,10 @@ def predictions(
         yield rows
 
 
-def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
+def print_rows(trained: LoadedModel, images: Images, top_k: int, kept: Embeddings | None) -> int:
     """Print a line for each image; returns how many cannot be read."""
     num_bad, width = 0, max(len(printable(name)) for name in trained.classes)
-    for rows in predictions(trained, images, top_k, 0):
+    for rows in predictions(trained, images, top_k, 0, kept):
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
             label, share = pairs[0] if pairs else ("", "")
@@ -110,12 +125,14 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int) -> int:
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)
         # A reader such as `head` has seen enough.
-        if isinstance(getattr(sys.stdout, "error", None), BrokenPipeError):
+        if not kept and isinstance(getattr(sys.stdout, "error", None), BrokenPipeError):
             break
     return num_bad
 
 
-def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int) -> int:
+def write_rows(
+    output: Output, trained: LoadedModel, images: Images, top_k: int, kept: Embeddings | None = None
+) -> int:
     """Write the output file, after the rows that are there; returns how many cannot be read.
 
     Raises:
@@ -126,7 +143,7 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int)
         print(f"{out}: {output.num_done:,} of {count:,} rows are there", flush=True)
     progress = Progress(count, output.num_done)
     try:
-        for rows in predictions(trained, images, top_k, output.num_done):
+        for rows in predictions(trained, images, top_k, output.num_done, kept):
             output.add(rows)
             progress.show(output.num_done)
         output.finish(top_k)
@@ -138,3 +155,17 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, top_k: int)
     step, weights = trained.step, ascii(str(trained.path))
     say(f"{out}: {count:,} rows, with the weights of step {step} from {weights}")
     return output.num_bad
+
+
+def save_embeddings(kept: Embeddings) -> None:
+    """Write the file of features.
+
+    Raises:
+        FaultError: if it cannot be written.
+    """
+    name, (count, width) = ascii(str(kept.path)), kept.rows.shape
+    try:
+        kept.save()
+    except OSError as error:
+        raise FaultError(f"cannot write {name}: {error.strerror}") from error
+    say(f"{name}: {count:,} rows of {width:,} features; NaN where a file cannot be read")
