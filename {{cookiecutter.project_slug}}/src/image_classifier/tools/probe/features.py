@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...config import FREE_TO_CHANGE, Config
 from ...data import LEFT_OUT, Batch, EvalData, Source
+from ...errors import FaultError
 from ...models import find_head
 from ...precision import Precision
 from ...preprocess import Normalize
@@ -61,7 +62,7 @@ def compute_features(
 
     Raises:
         UserError: if the network has none, or an image cannot be read.
-        FaultError: if too many cannot be read, or a data worker was killed.
+        FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
     """
     name = f"features-{digest(config, data.source, model)}.safetensors"
     path, began = cache_folder(config.data) / name, monotonic()
@@ -70,10 +71,14 @@ def compute_features(
         kept = saved["features"], saved["labels"]
         return Features(data.source, *kept, data.batch_size, normalize.shift.device, note)
     progress, found, labels, done = Progress(len(data)), [], [], 0
-    for batch in data.batches():
-        found.append(predict_features(model, batch.images, normalize, precision)[1].cpu())
-        labels.append(batch.labels.cpu())
-        progress.show(done := done + len(found[-1]))
+    try:
+        for batch in data.batches():
+            found.append(predict_features(model, batch.images, normalize, precision)[1].cpu())
+            labels.append(batch.labels.cpu())
+            progress.show(done := done + len(found[-1]))
+    except torch.OutOfMemoryError as error:
+        size = config.data.batch_size
+        raise FaultError(f"out of memory: give a smaller --data.batch-size than {size}") from error
     kept = torch.cat(found), torch.cat(labels)
     if not (kept[1] == LEFT_OUT).any():  # else it must be noted each time
         content = save({"features": kept[0], "labels": kept[1]})

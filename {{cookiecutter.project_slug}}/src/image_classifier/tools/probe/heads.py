@@ -15,7 +15,7 @@ from torch import Tensor
 from ...errors import UserError
 
 FOLDS = 5
-LINEAR = "logistic"  # the kind that becomes the last layer of the network
+LINEAR, NEIGHBORS = "logistic", "knn"  # the first becomes the last layer of the network
 
 
 def logistic(strength: float, has_bias: bool) -> Any:  # noqa: ANN401 - scikit-learn's
@@ -38,7 +38,7 @@ def neighbors(count: float, _: bool) -> Any:  # noqa: ANN401 - scikit-learn's
 # The knob of each kind, its values, and what makes the classifier.
 GRIDS: dict[str, tuple[str, tuple[float, ...], Callable[[float, bool], Any]]] = {
     LINEAR: ("C", (1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0), logistic),
-    "knn": ("k", (1, 3, 5, 10, 20), neighbors),
+    NEIGHBORS: ("k", (1, 3, 5, 10, 20), neighbors),
 }
 
 
@@ -81,7 +81,7 @@ def cross_validate(features: Tensor, labels: Tensor, has_bias: bool, seed: int) 
     for kind, (_, grid, make) in GRIDS.items():
         for value in grid:
             # As many neighbors as the smallest training part has, at most.
-            if kind == "knn" and value > len(labels) - -(-len(labels) // count):
+            if kind == NEIGHBORS and value > len(labels) - -(-len(labels) // count):
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of classes smaller than the number of folds

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...checkpoint import Checkpoints, read_newest
 from ...config import Config
 from ...data import LEFT_OUT, EvalData, TrainData
-from ...errors import FaultError, UserError
+from ...errors import UserError
 from ...evaluate import Scores, evaluate
 from ...models import build_model, find_head, load_pretrained
 from ...optim import build_optimizer
@@ -25,7 +25,7 @@ from ...runtime.seeding import WEIGHTS, seed_everything, seeded
 from ...tracking import RunLogger, Setup, blank_logits, check_setup
 from ...train_state import TrainState
 from .features import Features, compute_features
-from .heads import GRIDS, LINEAR, Head, best_of, cross_validate, fitted, linear_layer
+from .heads import GRIDS, LINEAR, NEIGHBORS, Head, best_of, cross_validate, fitted, linear_layer
 
 ROUNDING = 1e-3  # of logits, relative to the largest
 
@@ -71,30 +71,34 @@ def probe(config: Config) -> Scores:
         checkpoints = Checkpoints(config, world, data.source)
         clear_run(checkpoints.folder.parent, world)
         log = RunLogger(setup, None, [])
-        print(
+        lines = [
             f"{len(train_data):,} training and {len(val_data):,} validation images of "
-            f"{data.num_classes} classes\n{config.model.name}: {init_note}\n"
-            f"{precision.name}: {why_precision}; {reproducibility}"
-        )
+            f"{data.num_classes} classes",
+            *train_data.source.notes,
+            *val_data.source.notes,
+            f"{config.model.name}: {init_note}",
+            f"{precision.name}: {why_precision}; {reproducibility}",
+        ]
+        log.say("\n".join(lines))
         with closing(data), closing(train_data), closing(val_data), log, checkpoints:
             network = (model, normalize, precision)
-            try:
-                train, val = (
-                    compute_features(config, part, *network) for part in (train_data, val_data)
-                )
-            except torch.OutOfMemoryError as error:
-                less = f"--data.batch-size {config.data.batch_size}"
-                raise FaultError(f"out of memory: give a smaller batch than {less}") from error
+            train, val = (
+                compute_features(config, part, *network) for part in (train_data, val_data)
+            )
             width = train.values.shape[1]
             log.say(f"{width:,} features of each image: {train.note}; validation: {val.note}")
-            head, metrics = fit_heads(layer, train, val, config.seed)
+            heads, best, knn_top1 = fit_heads(layer, train, val, config.seed)
             val = replace(val, scale=rescale(model, layer, config))
             scores = evaluate(layer, val, val, precision, world)
-            log.write(0, scores.metrics() | metrics)
+            top1 = {best[LINEAR]: scores.top1, best[NEIGHBORS]: knn_top1}
+            log.say(table(heads, top1))
+            log.write(0, scores.metrics() | metrics_of(top1))
+            message = f"probe: only the last layer was fitted: {best[LINEAR]}"
+            log.warnings.append(message)  # for the report page
             state = TrainState(model, build_optimizer(config.optim, model), precision)
             state.record(scores.top1)
             checkpoints.save(state, log.state_dict())
-            log.finish(scores, f"probe: only the last layer was fitted: {head}")
+            log.finish(scores, message)
         return scores
 
 
@@ -116,11 +120,11 @@ def open_images(config: Config, world: World) -> TrainData:
 
 def fit_heads(
     layer: nn.Linear, train: Features, val: Features, seed: int
-) -> tuple[Head, dict[str, float]]:
-    """Load the best linear head into `layer`, and print how all heads do.
+) -> tuple[list[Head], dict[str, Head], float]:
+    """Load the best linear head into `layer`.
 
     Returns:
-        That head, and the metrics of the best head of each kind.
+        All heads, the best of each kind, and the top-1 of the nearest neighbors on `val`.
 
     Raises:
         UserError: if a class has no training image.
@@ -132,26 +136,36 @@ def fit_heads(
         raise UserError(
             f"probe needs training images of each class; there is none of {some(missing)}"
         )
-    has_bias, metrics, top1 = layer.bias is not None, {}, {}
+    has_bias = layer.bias is not None
     heads = cross_validate(values, labels, has_bias, seed)
-    for kind, (knob, *_) in GRIDS.items():
-        best = best_of(heads, kind)
-        classifier = fitted(best, values, labels, has_bias)
-        if kind == LINEAR:
-            chosen, (weight, bias) = best, linear_layer(classifier)
-            layer.weight.data.copy_(weight)
-            if has_bias:
-                layer.bias.data.copy_(bias)
-        found = torch.from_numpy(classifier.predict(val.values.double().numpy()))
-        is_right = (found == val.labels)[val.labels != LEFT_OUT]
-        top1[best] = metrics[f"probe/{kind}_top1"] = float(is_right.double().mean())
-        metrics |= {f"probe/{kind}_cv_top1": best.top1, f"probe/{kind}_{knob}": best.value}
-    print(f"\n  {'head':<20} {'cross-validation':>16} {'loss':>7} {'validation':>11}")
+    best = {kind: best_of(heads, kind) for kind in GRIDS}
+    weight, bias = linear_layer(fitted(best[LINEAR], values, labels, has_bias))
+    layer.weight.data.copy_(weight)
+    if has_bias:
+        layer.bias.data.copy_(bias)
+    voted = fitted(best[NEIGHBORS], values, labels, has_bias).predict(val.values.double().numpy())
+    is_right = (torch.from_numpy(voted) == val.labels)[val.labels != LEFT_OUT]
+    return heads, best, float(is_right.double().mean())
+
+
+def table(heads: list[Head], top1: dict[Head, float]) -> str:
+    """The scores of all heads; `top1`, on the validation images, of those that were chosen."""
+    lines = [f"  {'head':<20} {'cross-validated':>15} {'loss':>8} {'validation':>11}"]
     for head in heads:
-        of_best = f"{top1[head]:11.2%}" if head in top1 else ""
-        print(f"  {head!s:<20} {head.top1:16.2%} {head.loss:7.4f} {of_best}".rstrip())
-    print()
-    return chosen, metrics
+        chosen = f"{top1[head]:11.2%}" if head in top1 else ""
+        lines.append(f"  {head!s:<20} {head.top1:15.2%} {head.loss:8.4f} {chosen}".rstrip())
+    return "\n".join(["", *lines, ""])
+
+
+def metrics_of(top1: dict[Head, float]) -> dict[str, float]:
+    """What to log of the chosen heads, and of their top-1 on the validation images."""
+    metrics = {}
+    for head, score in top1.items():
+        prefix, knob = f"probe/{head.kind}", GRIDS[head.kind][0]
+        metrics[f"{prefix}_top1"] = score
+        metrics[f"{prefix}_cross_validated_top1"] = head.top1
+        metrics[f"{prefix}_{knob}"] = head.value
+    return metrics
 
 
 def rescale(model: nn.Module, layer: nn.Linear, config: Config) -> float:
