@@ -193,7 +193,7 @@ def decode(given: argparse.Namespace) -> Rows:
     """Whole files to pixels by torchvision on the device; and crops of them by CPU workers."""
     import torch
     from image_classifier.config import DataConfig
-    from image_classifier.data import Samples, open_dataset
+    from image_classifier.data import Samples, open_dataset, worker_counts
     from image_classifier.runtime.machine import num_cores
     from image_classifier.tools.worker_count import rates
     from torchvision.io import ImageReadMode, decode_jpeg
@@ -211,7 +211,7 @@ def decode(given: argparse.Namespace) -> Rows:
             step = lambda part=part: [decode_jpeg(one, mode=ImageReadMode.RGB) for one in part]  # noqa: E731
         measured(rows, f"torchvision on {given.device}, {count} at once", step, len(part), given)
     samples = Samples(source, 224)
-    for workers in rates.worker_counts(num_cores()):
+    for workers in worker_counts(num_cores()):
         rows[f"{workers} CPU workers"] = [{"images_per_second": rates.rate(samples, workers)}]
         print(workers, rows[f"{workers} CPU workers"], flush=True)
     return rows

@@ -124,7 +124,7 @@ def input_batches(config: Any, ready: bool = True) -> Iterator[tuple[Any, Any]]:
         normalize = Normalize(data.source, config.data.image_size, precision)
         augment = build_augment(config.augment, data, normalize, world, config.seed)
         for step, batch in enumerate(data.batches(0, sys.maxsize)):
-            yield augment(batch, step) if ready else (batch.images, batch.labels)
+            yield augment(batch, step)[:2] if ready else (batch.images, batch.labels)
 
 
 def train(config: Any, batches: Callable[..., Iterable[Any]]) -> None:  # noqa: ANN401

@@ -177,8 +177,11 @@ def test_labels_are_mixed_as_the_images_are(knobs):
         # An image of class c has the value c everywhere, so the share of a value can be counted.
         labels, images = torch.arange(4), torch.arange(4.0).view(4, 1, 1, 1).repeat(1, 3, 12, 12)
         mix = partial(augment.mixup_cutmix, augment=AugmentConfig(**knobs), num_classes=4)
-        mixed, targets = mix(images.clone(), labels, chance=random.Random(seed))
-        _, of_some = mix(images, torch.tensor([0, 1, 2, LEFT_OUT]), chance=random.Random(seed))
+        batch = augment.Augmented(images.clone(), labels, weights=torch.arange(4.0))
+        mixed, targets, weights = mix(batch, chance=random.Random(seed))
+        torch.testing.assert_close(weights, targets @ torch.arange(4.0))
+        one_unread = augment.Augmented(images, torch.tensor([0, 1, 2, LEFT_OUT]))
+        _, of_some, _ = mix(one_unread, chance=random.Random(seed))
         assert torch.equal(of_some, targets * (torch.arange(4) < 3))
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
         torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ torch.arange(4.0))

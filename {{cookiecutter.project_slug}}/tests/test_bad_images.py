@@ -22,13 +22,13 @@ CPU = World(torch.device("cpu"))
 
 def test_the_loss_ignores_masked_images():
     logits = torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    loss_of = build_loss(OptimConfig(label_smoothing=0.1), 4, torch.tensor([1.0, 3.0]))
-    labels = torch.tensor([0, LEFT_OUT, 1, LEFT_OUT])
-    loss = loss_of(logits, labels)
+    loss_of = build_loss(OptimConfig(label_smoothing=0.1), 4)
+    labels, weights = torch.tensor([0, LEFT_OUT, 1, LEFT_OUT]), torch.tensor([1.0, 1.0, 3.0, 3.0])
+    loss = loss_of(logits, labels, weights)
     loss.backward()
-    assert torch.equal(loss, loss_of(logits[::2], labels[::2]))
+    assert torch.equal(loss, loss_of(logits[::2], labels[::2], weights[::2]))
     assert logits.grad.all(1).tolist() == [True, False] * 2
-    assert loss_of(logits[1::2], labels[1::2]) == 0
+    assert loss_of(logits[1::2], labels[1::2], weights[1::2]) == 0
 
 
 @pytest.mark.parametrize("where", ["stream", "device"])

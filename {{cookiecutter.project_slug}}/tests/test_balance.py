@@ -55,17 +55,20 @@ def test_an_image_that_comes_again_is_cropped_anew(skewed):
 
 def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
     data = TrainData(changed(skewed, data__balance="loss"), CPU)
-    data.source = replace(data.source, classes=("ant", "bee", "cat"))
-    weights, labels = data.class_weights, torch.tensor([0, 0, 1, 1, 1, 0])
-    assert weights.tolist() == pytest.approx([12 / 2 / 9, 12 / 2 / 3, 0])
-    assert TrainData(skewed, CPU).class_weights is None
+    assert data.weights.tolist() == pytest.approx([12 / 2 / 9] * 9 + [12 / 2 / 3] * 3)
+    assert TrainData(skewed, CPU).weights is None
+    data.source = replace(data.source, weights=torch.tensor([1.0] * 11 + [2.0]))
+    weights = data.image_weights()  # an image's own, too
+    assert weights[11] / weights[10] == pytest.approx(2)
+    assert weights.mean() == pytest.approx(1)
+    labels, weights = torch.tensor([0, 0, 1, 1, 1, 0]), weights[6:]
     logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    loss_of = build_loss(replace(skewed.optim, label_smoothing=0.1), 6, weights)
+    loss_of = build_loss(replace(skewed.optim, label_smoothing=0.1), 6)
     each = cross_entropy(logits, labels, label_smoothing=0.1, reduction="none")
-    expected = pytest.approx(sum(weights[labels] * each) / 6)
+    expected = pytest.approx(sum(weights * each) / 6)
     for targets in (labels, one_hot(labels, 3).float()):
-        assert loss_of(logits, targets) == expected
-        assert loss_of(logits[:4], targets[:4]) + loss_of(logits[4:], targets[4:]) == expected
+        found = [loss_of(logits[p], targets[p], weights[p]) for p in (slice(4), slice(4, 6))]
+        assert sum(found) == expected
 
 
 def train_with_planned_scores(config):

@@ -32,7 +32,7 @@ def seen(config, start=0, stop=8):
         data, _, augment = opened(config, world)
         steps = []
         for step, batch in enumerate(data.batches(start, stop), start=start):
-            images, labels = augment(batch, step)
+            images, labels, _ = augment(batch, step)
             digests = [
                 hashlib.sha256(image.contiguous().numpy().tobytes()).hexdigest()[:16] + str(label)
                 for image, label in zip(images, labels.tolist(), strict=True)

@@ -168,7 +168,7 @@ def train(config: Config, options: argparse.Namespace, ranks: World | None) -> N
     lr_at = build_schedule(config.optim, data.steps_per_epoch, data.total_steps)
     for step, batch in enumerate(data.batches(0, options.steps)):
         set_lr(optimizer, lr_at(step))
-        loss = step_fn(*augment(batch, step))
+        loss = step_fn(*augment(batch, step)[:2])
         precision.step(optimizer)
         if loss is not None:
             print(f"step {step + 1}  loss {float(loss):.4f}", flush=True)

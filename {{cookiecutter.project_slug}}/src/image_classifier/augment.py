@@ -9,6 +9,7 @@ To add an augmentation: a function of images and draws, a line in `build_augment
 import random
 from collections.abc import Callable
 from math import floor, sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,13 +32,18 @@ CPU = torch.device("cpu")
 NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
 
 
+class Augmented(NamedTuple):
+    """This rank's part of a batch, as the model learns from it."""
+
+    images: Tensor  # (batch, 3, size, size) float32
+    labels: Tensor  # as `Batch` has them; with mixup or CutMix (batch, classes) float32 shares
+    weights: Tensor | None = None  # (batch,) float32: how much each image counts; None: all alike
+
+
 def build_augment(
     augment: AugmentConfig, data: TrainData, normalize: Normalize, world: World, seed: int
-) -> Callable[[Batch, int], tuple[Tensor, Tensor]]:
+) -> Callable[[Batch, int], Augmented]:
     """The augmentation of a run, a function of a batch and its step.
-
-    It returns (batch, 3, size, size) float32 images, and their (batch,) int64 labels or, with mixup
-    or CutMix, (batch, classes) float32 probabilities.
 
     Raises:
         UserError: if mixup or CutMix find an odd number of images on a rank.
@@ -54,7 +60,7 @@ def build_augment(
     full_size = data.data.image_size
     is_random = augment.crop != "none" or augment.flip != "none" or augment.cutout > 0
 
-    def apply(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+    def apply(batch: Batch, step: int) -> Augmented:
         with phase("augment"):
             draws = local_draws(seed, step, count=NUM_DRAWS, data=data) if is_random else None
             pixels = crop_and_flip(batch, draws, step)
@@ -64,11 +70,13 @@ def build_augment(
             images = normalize(pixels.permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)
+            weights = None if data.weights is None else data.weights[batch.indices]
+            found = Augmented(images, batch.labels, weights)
             if mixes:
                 place = seeding.seed_at(seeding.BATCH, seed, step, 1)
                 chance = random.Random(place)  # noqa: S311 - reproducible
-                return mixup_cutmix(images, batch.labels, augment, data.num_classes, chance)
-            return images, batch.labels
+                return mixup_cutmix(found, augment, data.num_classes, chance)
+            return found
 
     return apply
 
@@ -157,16 +165,14 @@ def cutout(images: Tensor, draws: Tensor, side: int) -> None:
 
 
 def mixup_cutmix(
-    images: Tensor,
-    labels: Tensor,
-    augment: AugmentConfig,
-    num_classes: int,
-    chance: random.Random,
-) -> tuple[Tensor, Tensor]:
+    batch: Augmented, augment: AugmentConfig, num_classes: int, chance: random.Random
+) -> Augmented:
     """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899).
 
-    Mixes neighboring images of a rank, and their labels. If both are on, each step picks one.
+    Mixes neighboring images of a rank, their labels and weights. If both are on, each step picks
+    one.
     """
+    images, labels, weights = batch
     count, _, height, width = images.shape
     partner = torch.arange(count, device=images.device) ^ 1
     others = images[partner]
@@ -186,7 +192,9 @@ def mixup_cutmix(
     targets = torch.zeros((count, num_classes), device=images.device)
     is_read = (labels >= 0).float()[:, None]  # an image that could not be read has no class
     targets.scatter_(1, labels.clamp(min=0)[:, None], is_read)
-    return images, torch.lerp(targets[partner], targets, kept)
+    if weights is not None:
+        weights = torch.lerp(weights[partner], weights, kept)
+    return Augmented(images, torch.lerp(targets[partner], targets, kept), weights)
 
 
 def build_size(

@@ -197,26 +197,27 @@ class Checkpoints(AbstractContextManager):
         Raises:
             FaultError: if a tensor in `state` is not finite, or the disk is full.
         """
-        tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
-        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        floats = [x for x in tree_leaves(state) if isinstance(x, Tensor) and x.is_floating_point()]
         if not torch.stack(torch._foreach_norm(floats)).isfinite().all():
-            raise FaultError(
-                f"weights or optimizer have numbers that are not finite after step {step}: not "
-                "saved, and earlier checkpoints are kept; lower --optim.lr"
-            )
+            reason = f"weights or optimizer have numbers that are not finite after step {step}"
+            raise FaultError(f"{reason}: not saved; earlier checkpoints are kept; lower --optim.lr")
+        with self.needs_space(step):
+            yield
+        self.kept_step = step
+        for old in saved_steps(self.folder)[:-KEEP] if self.world.is_main else ():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+    @contextmanager
+    def needs_space(self, step: int) -> Iterator[None]:
+        """A block that writes a file of `step`; `FaultError` if the disk is full."""
         try:
             yield
         except (OSError, RuntimeError) as error:
             if not is_disk_full(error):
                 raise
             kept = f"that of step {self.kept_step} is kept" if self.kept_step else "there is none"
-            raise FaultError(
-                f"cannot save step {step} in {self.folder}: no space left; {kept}. "
-                "Make space, and run the same command to resume"
-            ) from error
-        self.kept_step = step
-        for old in saved_steps(self.folder)[:-KEEP] if self.world.is_main else ():
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+            reason = f"cannot save step {step} in {self.folder}: no space left; {kept}"
+            raise FaultError(f"{reason}. Make space, and run the same command to resume") from error
 
     def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
         """Write weights alone, for other programs."""

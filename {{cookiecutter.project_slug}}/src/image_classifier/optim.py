@@ -31,33 +31,26 @@ def untraced(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimiz
 SGD, AdamW = untraced(torch.optim.SGD), untraced(torch.optim.AdamW)
 
 
-def build_loss(
-    optim: OptimConfig, batch_size: int, class_weights: Tensor | None = None
-) -> Callable[[Tensor, Tensor], Tensor]:
+def build_loss(optim: OptimConfig, batch_size: int) -> Callable[..., Tensor]:
     """Cross entropy of (count, classes) logits with labels or with probabilities of each class.
 
     For a micro-batch it returns its share of the mean over all `batch_size` images of the rank, so
     that micro-batches of any size add up. An image that could not be read has the label -1, or no
-    probability of any class, and adds nothing. `class_weights` is (classes,) float32: how much an
-    image of each class counts.
+    probability of any class, and adds nothing. Weights are (count,) float32: how much each image
+    counts; None: all alike.
     """
     smoothing = optim.label_smoothing
     total = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum", ignore_index=-1)
     single = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="none", ignore_index=-1)
 
-    def weighted(logits: Tensor, targets: Tensor) -> Tensor:
-        # torch's own weights divide by their sum over the batch, so that parts would not add up,
-        # and weigh what label smoothing gives to other classes by those.
-        mixed = targets.is_floating_point()
-        weights = targets @ class_weights if mixed else class_weights[targets.clamp(min=0)]
-        return (single(logits, targets) * weights).sum() / batch_size
-
-    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is not None:
+            return (single(logits, targets) * weights).sum() / batch_size
         if total.weight is None:  # equal weights: a division would be two operations more
             total.weight = torch.full(logits.shape[1:], 1 / batch_size, device=logits.device)
         return total(logits, targets)
 
-    return loss_of if class_weights is None else weighted
+    return loss_of
 
 
 def build_schedule(

@@ -97,7 +97,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         if sharding:
             sharding.step_on_parts(optimizer)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
-        loss_fn = build_loss(config.optim, micro_batch.share, train_data.class_weights)
+        loss_fn = build_loss(config.optim, micro_batch.share)
 
         state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         kind = sharding.ShardedCheckpoints if sharding else Checkpoints
@@ -137,8 +137,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                     ddp_model = wrap_ddp(model, world, config.compute)
                 lr = set_lr(optimizer, lr_at(limit.place(state.step, total_steps)))
                 seed_layers(config.seed, state.step, world.rank, world.device)
-                images, labels = augment(batch, state.step)
-                loss = train_step(ddp_model, images, labels, loss_fn, precision, micro_batch.size)
+                images, labels, weights = augment(batch, state.step)
+                size = micro_batch.size
+                loss = train_step(ddp_model, images, labels, loss_fn, precision, size, weights)
                 precision.step(optimizer)
                 state.advance()
 
@@ -195,25 +196,29 @@ def train_step(  # noqa: PLR0917 - what a step needs
     loss_fn: Callable[[Tensor, Tensor], Tensor],
     precision: Precision,
     micro_batch_size: int,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Run forward and backward passes over a batch, and return its loss: () on the device.
 
     Args:
         model: maps (batch, 3, height, width) float32 to (batch, classes) logits.
         images: this rank's share of the batch.
-        labels: (batch,) int64, or (batch, classes) float32 probabilities where images are mixed.
+        labels: as `Augmented` has them.
         loss_fn: a micro-batch's share of the loss of the batch.
         precision: autocast, and the scaling of the loss.
         micro_batch_size: images at once; the gradients of several micro-batches add up.
+        weights: (batch,) float32, how much each image counts; None: all alike.
     """
     total = None  # nothing to add to where the batch is computed at once
     for start in range(0, count := len(images), micro_batch_size):
         stop = start + micro_batch_size
+        part = slice(start, stop)
+        targets = labels[part], None if weights is None else weights[part]
         # Ranks exchange gradients only with the last micro-batch.
         adds_up = stop < count and isinstance(model, DistributedDataParallel)
         with model.no_sync() if adds_up else nullcontext():
             with phase("forward"), precision.autocast():
-                loss = loss_fn(model(images[start:stop]), labels[start:stop])
+                loss = loss_fn(model(images[part]), *targets)
             precision.backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
     return total

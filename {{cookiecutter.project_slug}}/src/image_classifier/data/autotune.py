@@ -90,8 +90,13 @@ def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[in
     if most <= 1:
         return most, "the most that the cores and the number of images allow"
     if rates := find_tool("rates", "worker-count"):
-        return rates.find_fewest(samples, most, world)
+        return rates.find_fewest(samples, worker_counts(most), world)
     return most, "one for each core that the model leaves"
+
+
+def worker_counts(most: int) -> list[int]:
+    """The numbers of workers to try: `most`, and the powers of two below it."""
+    return [2**power for power in range(10) if 2**power < most] + [most]
 
 
 def fits_memory(needed_bytes: int, device: torch.device, world: World) -> bool:

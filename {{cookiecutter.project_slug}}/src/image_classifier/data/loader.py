@@ -34,7 +34,8 @@ class Batch:
     """Images and labels; a training batch is this rank's part of the global batch."""
 
     pixels: Tensor  # (count, height, width, 3) uint8: the images, or the whole dataset
-    labels: Tensor  # (batch,) int64; LEFT_OUT for an unreadable image
+    labels: Tensor  # (batch,) int64, or (batch, classes) int8 if an image may have several:
+    # LEFT_OUT for an unreadable image
     indices: Tensor | None = None  # (batch,) int64: numbers of training images
     rows: Tensor | None = None  # (batch,) int64: rows of `pixels`, if it is the whole dataset
 
@@ -78,7 +79,10 @@ class TrainData:
             side = (augment.crop == "resized" and common_side(self.source)) or data.image_size
             pixels, bad = load_shared(self.source, side, world, self.note)
             self.pixels = pixels.to(self.home)
-            self.labels = self.source.labels.masked_fill(bad, LEFT_OUT).to(self.home)
+            labels = self.source.labels.clone()
+            labels[bad] = LEFT_OUT
+            self.labels = labels.to(self.home)
+        self.weights = self.image_weights()
         self.epoch, self.orders = -1, (torch.empty(0), torch.empty(0))  # of the last step
         self.waited_seconds = 0.0  # time that the training loop waited for batches
 
@@ -90,17 +94,16 @@ class TrainData:
         """The number of classes."""
         return len(self.source.classes)
 
-    @property
-    def class_weights(self) -> Tensor | None:
-        """Loss weights (classes,) float32, inversely proportional to class sizes; None: all 1.
+    def image_weights(self) -> Tensor | None:
+        """How much each image counts in the loss, (count,) float32 of mean 1; None: all alike.
 
-        Their mean over all images is 1.
+        With `data.balance` loss also inversely proportional to the size of its class.
         """
-        if self.data.balance != "loss":
-            return None
-        sizes = self.source.labels.bincount(minlength=self.num_classes)
-        weights = len(self) / (sizes.count_nonzero() * sizes.clamp(min=1))
-        return torch.where(sizes > 0, weights, 0.0).to(self.world.device)
+        labels, weights = self.source.labels, self.source.weights
+        if self.data.balance == "loss" and not self.source.is_multi_label:
+            weights = torch.ones(len(self)) if weights is None else weights
+            weights = weights / labels.bincount()[labels]
+        return weights if weights is None else (weights / weights.mean()).to(self.world.device)
 
     def steps_in(self, epochs: float) -> int:
         """The number of steps in `epochs`, at least 1."""
@@ -248,7 +251,7 @@ class EvalData:
             side, sharers = self.data.image_size, self.world.local_size
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
                 pixels, bad = load(self.source, self.indices, side, self.note, sharers)
-                self.labels.masked_fill_(bad.to(self.world.device), LEFT_OUT)
+                self.labels[bad.to(self.world.device)] = LEFT_OUT
             self.pixels = pixels.to(self.world.device)
         for start in range(0, len(self.indices), self.batch_size):
             part = slice(start, start + self.batch_size)

@@ -28,6 +28,7 @@ from torch.utils.data._utils import signal_handling
 from ..config import RunConfig
 from ..errors import FaultError, UserError
 from ..runtime import platform
+from .datasets.source import Source
 from .samples import LEFT_OUT, Samples
 
 # No DataLoader sets its handler of SIGCHLD, which raises in any line of the main thread:
@@ -87,9 +88,10 @@ class PartSampler:
     One slot more than that quotient, rounded up, and no slot is written while in use.
     """
 
-    def __init__(self, numbers: Tensor, labels: Tensor, part_size: int) -> None:
-        """`numbers` (2, slots, batch) int64 gets labels and indices; `labels` are of all images."""
-        self.numbers, self.labels, self.part_size = numbers, labels, part_size
+    def __init__(self, indices: Tensor, labels: Tensor, source: Source, part_size: int) -> None:
+        """`indices` and `labels` (slots, batch, ...) get those of images of `source`."""
+        self.indices, self.labels, self.source = indices, labels, source
+        self.part_size = part_size
         self.begin(())
 
     def begin(self, batches: Iterable[tuple[int, Tensor]]) -> None:
@@ -100,11 +102,11 @@ class PartSampler:
 
     def __iter__(self) -> Iterator[Part]:
         for number, (epoch, indices) in enumerate(self.batches):
-            slot, count = number % self.numbers.shape[1], len(indices)
-            assert number - self.num_done < self.numbers.shape[1], "a slot is still in use"
-            images = indices % len(self.labels)
-            self.numbers[0, slot, :count] = self.labels[images]
-            self.numbers[1, slot, :count] = images
+            slot, count = number % len(self.indices), len(indices)
+            assert number - self.num_done < len(self.indices), "a slot is still in use"
+            images = indices % len(self.source)
+            self.labels[slot, :count] = self.source.labels[images]
+            self.indices[slot, :count] = images
             self.sampled.append((slot, count))
             drawn = indices.numpy()
             for first in range(0, count, self.part_size):
@@ -139,8 +141,10 @@ class SharedMemoryLoader:
         part_size, self.prefetch_factor, slots = divide(batch_size, workers, prefetch_batches)
         shape = (slots, batch_size, samples.size, samples.size, 3)
         self.images = shared(shape, torch.uint8)
-        self.numbers = shared((2, slots, batch_size), torch.int64)  # labels, indices
-        self.sampler = PartSampler(self.numbers, samples.source.labels, part_size)
+        labels = samples.source.labels
+        self.labels = shared((slots, batch_size, *labels.shape[1:]), labels.dtype)
+        self.indices = shared((slots, batch_size), torch.int64)
+        self.sampler = PartSampler(self.indices, self.labels, samples.source, part_size)
         self.num_filled, self.busy_seconds = 0, 0.0  # images and time, over all workers
         self.loader: DataLoader | None = None  # once started
         self.workers: list[multiprocessing.Process] = []
@@ -149,9 +153,9 @@ class SharedMemoryLoader:
     def begin(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
         """Begin a pass over the batches of `places`, which are epochs and indices.
 
-        Returns images (batch, size, size, 3) uint8, labels and indices (batch,) int64 of
-        each batch, in host memory that is overwritten after the next batch is asked for. An
-        unreadable image is black and its label is `LEFT_OUT`.
+        Returns images (batch, size, size, 3) uint8, labels as the source has them, and indices
+        (batch,) int64 of each batch, in host memory that is overwritten after the next batch is
+        asked for. An unreadable image is black and its label is `LEFT_OUT`.
 
         Raises:
             UserError: if an image is unreadable and `note` raises it.
@@ -176,12 +180,12 @@ class SharedMemoryLoader:
             self.num_filled += part.count
             self.busy_seconds += part.seconds
             for row, reason in part.unreadable.items():
-                self.note(int(self.numbers[1, slot, row]), reason)
-                self.numbers[0, slot, row] = LEFT_OUT
+                self.note(int(self.indices[slot, row]), reason)
+                self.labels[slot, row] = LEFT_OUT
             left -= part.count
             if not left:
                 self.sampler.num_done += 1
-                yield self.images[slot, :count], *self.numbers[:, slot, :count]
+                yield tuple(t[slot, :count] for t in (self.images, self.labels, self.indices))
 
     def start(self) -> None:
         """Start the workers on the current pass."""
@@ -217,7 +221,8 @@ class SharedMemoryLoader:
         # They ignore SIGTERM, by which DataLoader, and Python at its exit, would end them.
         Finalize(self, kill_all, args=(self.workers,), exitpriority=1)
         if self.pin:
-            self.locked = [tensor for tensor in (self.images, self.numbers) if page_lock(tensor)]
+            slots = self.images, self.labels, self.indices
+            self.locked = [tensor for tensor in slots if page_lock(tensor)]
 
     def next_part(self) -> Decoded | None:
         """The next part in order; None after the last."""

@@ -1,5 +1,6 @@
 """Options of commands that have every knob of training, and of those that train several times."""
 
+from collections.abc import Container
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,10 @@ def sections(options: Config) -> dict[str, Any]:
     return {knob.name: getattr(options, knob.name) for knob in fields(Config)}
 
 
-def changed_knobs(config: Config, preset: Config) -> dict[str, Any]:
-    """The knobs in which `config` is not as `preset`, by their dotted names."""
-    was = flatten(preset)
-    return {knob: value for knob, value in flatten(config).items() if value != was[knob]}
+def changed_knobs(config: Config, preset: Config, without: Container[str] = ()) -> dict[str, Any]:
+    """The knobs in which `config` is not as `preset`, by their dotted names; none of `without`."""
+    now, was = flatten(config), flatten(preset)
+    return {knob: now[knob] for knob in now if now[knob] != was[knob] and knob not in without}
 
 
 def take_recipe(

@@ -43,7 +43,7 @@ class Training:
             model.compile()
         share = config.data.batch_size // world.size
         self.micro_batch_size = share // config.optim.accumulate
-        self.loss_fn = build_loss(config.optim, share, data.class_weights)
+        self.loss_fn = build_loss(config.optim, share)
         optimizer = build_optimizer(config.optim, model)
         self.state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         self.ddp_model = wrap_ddp(model, world, config.compute)
@@ -53,10 +53,9 @@ class Training:
         state = self.state
         set_lr(state.optimizer, lr)
         seed_layers(self.config.seed, state.step, self.world.rank, self.world.device)
-        images, labels = self.augment(batch, state.step)
-        loss = train_step(
-            self.ddp_model, images, labels, self.loss_fn, state.precision, self.micro_batch_size
-        )
+        images, labels, weights = self.augment(batch, state.step)
+        size, precision = self.micro_batch_size, state.precision
+        loss = train_step(self.ddp_model, images, labels, self.loss_fn, precision, size, weights)
         state.precision.step(state.optimizer)
         state.advance()
         return loss

@@ -27,13 +27,15 @@ class Source:
     To read them differently, replace the reader: `dataclasses.replace(source, reader=mine)`.
     """
 
-    labels: Tensor  # (count,) int64
+    labels: Tensor  # (count,) int64 numbers of classes; or (count, classes) int8, where an image
+    # may have several: 1 if it has the label, 0 if not, -1 if that is unknown
     classes: tuple[str, ...]
     pixels: Tensor | None = None  # (count, height, width, 3) uint8
     paths: PathList | None = None
     reader: Callable[[int], Tensor] | None = None  # image `index`: (height, width, 3) uint8
     mean: Color = IMAGENET_MEAN  # from 0 to 1
     std: Color = IMAGENET_STD
+    weights: Tensor | None = None  # (count,) float32: how much each image counts in the loss
     notes: tuple[str, ...] = field(default=(), compare=False)  # lines for the user
     is_test: bool = field(default=False, compare=False)  # whether they are the test images
     is_random: bool = False  # whether `reader` draws random numbers
@@ -46,8 +48,9 @@ class Source:
             UserError: naming the first wrong field.
         """
         labels, pixels, paths = self.labels, self.pixels, self.paths
-        is_labels = isinstance(labels, Tensor) and labels.dtype == torch.int64 and labels.ndim == 1
-        check("labels", labels, is_labels, "a CPU tensor (count,) int64")
+        kinds = {(torch.int64, 1), (torch.int8, 2)}
+        is_labels = isinstance(labels, Tensor) and (labels.dtype, labels.ndim) in kinds
+        check("labels", labels, is_labels, "(count,) int64 or (count, classes) int8, on the CPU")
         # A checkpoint with NumPy's strings could not be read.
         names = self.classes if type(self.classes) is tuple else ()
         is_names = len(names) > 0 and all(type(name) is str for name in names)
@@ -58,6 +61,10 @@ class Source:
             check("pixels", pixels, is_pixels, "a CPU tensor (count, height, width, 3) uint8")
             # Batches gather rows; if the pixels were only permuted, each step would copy them all.
             object.__setattr__(self, "pixels", pixels.contiguous())
+        if (weights := self.weights) is not None:
+            is_weights = weights.dtype == torch.float32 and weights.shape == labels.shape[:1]
+            is_weights = is_weights and bool((weights >= 0).all() and weights.sum() > 0)
+            check("weights", weights, is_weights, "(count,) float32, none negative, not all 0")
         is_paths = paths is None or isinstance(paths, PathList)
         check("paths", paths, is_paths, "PathList(folder, paths)")
         if (pixels is None) == (paths is None and self.reader is None):
@@ -77,6 +84,11 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image may have several labels."""
+        return self.labels.ndim == 2
 
     def read(self, index: int, *place: int) -> Tensor:
         """Image `index`: (height, width, 3) uint8.
@@ -105,6 +117,7 @@ class Source:
         return replace(
             self,
             labels=self.labels[indices],
+            weights=None if self.weights is None else self.weights[indices],
             pixels=None if self.pixels is None else self.pixels[indices],
             paths=self.paths and self.paths.picked(indices),
             reader=self.reader and partial(read_picked, self.reader, indices.numpy()),
@@ -115,15 +128,16 @@ class Source:
         return self.picked(torch.arange(count) * len(self) // count)
 
     def fingerprint(self) -> str:
-        """A digest of labels, classes, and pixels or paths, and the recipe of prepared images.
+        """A digest of labels, weights, classes, pixels or paths, and the recipe of `prepare`.
 
         The images of another reader are not part of it.
         """
         digest = hashlib.blake2b(self.labels.numpy().tobytes(), digest_size=8)
         digest.update("\0".join(self.classes).encode())
         content = self.pixels if self.paths is None else self.paths.bytes
-        if content is not None:
-            digest.update(content.numpy().data)
+        for tensor in (content, self.weights):
+            if tensor is not None:
+                digest.update(tensor.numpy().data)
         return digest.hexdigest() + (f" {self.recipe}" if self.recipe else "")
 
     def file_digests(self) -> dict[str, str]:
@@ -144,6 +158,13 @@ class Source:
     def check_labels(self, split: str) -> None:
         """Raise `UserError` naming the first label that is not the number of a class."""
         count, labels = len(self.classes), self.labels.numpy()
+        if self.is_multi_label:
+            if labels.shape[1] != count or labels.min() < -1 or labels.max() > 1:
+                raise UserError(
+                    f"labels of the {split} images are {labels.shape}, {labels.min()} .. "
+                    f"{labels.max()}: 1, 0 or -1 (unknown) for each of {count} classes is right"
+                )
+            return
         outside = np.flatnonzero((labels < 0) | (labels >= count))
         if len(outside):
             raise UserError(

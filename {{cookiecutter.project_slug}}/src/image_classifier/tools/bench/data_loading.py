@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...augment import build_augment
 from ...config import Config
-from ...data import DATASETS, Batch, Samples, fits_memory, prefetched
+from ...data import DATASETS, Batch, Samples, fits_memory, prefetched, worker_counts
 from ...runtime import platform
 from ...runtime.machine import num_cores
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
@@ -25,9 +25,8 @@ RESIDENT_IMAGES = 2048  # that are decoded to measure it, where the preset strea
 
 def num_workers(setup: Setup) -> Variants:
     """Decode images in worker processes, and in enough of them."""
-    config, cores = streamed(setup.config), num_cores()
-    powers = [2**power for power in range(10) if 2**power < cores]
-    counts = {0, int(config.data.workers), cores, *powers}
+    config = streamed(setup.config)
+    counts = {0, int(config.data.workers), *worker_counts(num_cores())}
     # This process has one of the GPUs.
     rule = {4: " (4 x GPUs)"} if setup.world.device.type == "cuda" else {}
     return {

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
+from ...augment import Augmented
 from ...config import Config
 from ...data import Batch
 from ...optim import build_optimizer
@@ -162,7 +163,7 @@ def on_device(setup: Setup) -> Variants:
     def create_on_cpu(run: TimedRun) -> None:
         augment = run.augment
 
-        def slow_augment(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        def slow_augment(batch: Batch, step: int) -> Augmented:
             with CreateOnCPU():
                 return augment(batch, step)
 

@@ -29,9 +29,8 @@ def main(words: list[str]) -> int:
     prog = f"{command('find-lr')} {name}"
     options = parse(FindLrOptions, words, prog=prog, about=about, default=default)
     config = Config(**sections(options))
-    changed = changed_knobs(config, preset)
-    for own in ("optim.lr", "run.dir"):  # of the test
-        changed.pop(own, None)
+    own = {"optim.lr", "run.dir"}  # of the test
+    changed = changed_knobs(config, preset, own)
     training = shlex.join(["python", "train.py", name, *words_of(changed)])
 
     def work() -> None:

@@ -133,7 +133,7 @@ class ShardedCheckpoints(Checkpoints):
         super().__exit__(*error)
         if error[0] is None and self.world.is_main and self.last.is_dir():
             saved = read_whole(json.loads((self.last / RUN).read_text()) | {"folder": self.last})
-            with self.saving(self.kept_step, saved["state"]):
+            with self.needs_space(self.kept_step):
                 write_whole(self.folder / "last.pt", lambda file: torch.save(saved, file))
 
 

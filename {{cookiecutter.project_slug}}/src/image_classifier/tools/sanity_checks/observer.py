@@ -75,6 +75,8 @@ def small_batchnorm_batch(config: Config, model: nn.Module, processes: int) -> s
 
 def imbalanced_classes(config: Config, train: Source) -> str:
     """A class that is rarely seen is rarely predicted: https://arxiv.org/abs/1901.05555."""
+    if train.is_multi_label:
+        return ""
     sizes = torch.bincount(train.labels)
     smallest, largest = int(sizes[sizes > 0].min()), int(sizes.max())
     if largest <= SKEWED * smallest or config.data.balance != "none":

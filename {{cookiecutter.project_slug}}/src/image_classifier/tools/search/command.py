@@ -52,9 +52,8 @@ def main(words: list[str]) -> int:
     default, about = SearchOptions(**sections(preset)), summary(main)
     prog = f"{command('search')} {name}"
     options = parse(SearchOptions, words, prog=prog, about=about, default=default)
-    changed = changed_knobs(Config(**sections(options)), preset)
-    for own in ("run.dir", "run.fresh"):  # of the search
-        changed.pop(own, None)
+    own = {"run.dir", "run.fresh"}  # of the search
+    changed = changed_knobs(Config(**sections(options)), preset, own)
 
     def work() -> None:
         check_engine(options)

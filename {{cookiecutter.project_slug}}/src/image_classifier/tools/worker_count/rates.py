@@ -15,20 +15,15 @@ PROBED_TOGETHER = 64  # images of a batch while probing
 GOOD_ENOUGH = 0.95  # of the highest rate: more workers cost memory for nothing
 
 
-def find_fewest(samples: Samples, most: int, world: World) -> tuple[int, str]:
-    """The number of workers, up to `most`, that decode about as fast as more do, and why."""
+def find_fewest(samples: Samples, counts: list[int], world: World) -> tuple[int, str]:
+    """The number of workers, of `counts`, that decode about as fast as more do, and why."""
     seconds = seconds_per_image(samples) * len(samples.source) / world.size
     if seconds < WORTH_SECONDS:
-        return most, f"decoding takes only {seconds:.1f} s per epoch"
-    rates = {count: round(rate(samples, count)) for count in worker_counts(most)}
+        return max(counts), f"decoding takes only {seconds:.1f} s per epoch"
+    rates = {count: round(rate(samples, count)) for count in counts}
     chosen = min(n for n in rates if rates[n] >= GOOD_ENOUGH * max(rates.values()))
     table = ", ".join(f"{count}: {images:,}" for count, images in rates.items())
     return chosen, f"the fewest near the best of images/s measured: {table}"
-
-
-def worker_counts(most: int) -> list[int]:
-    """The numbers of workers to try: `most`, and the powers of two below it."""
-    return [2**power for power in range(10) if 2**power < most] + [most]
 
 
 def seconds_per_image(samples: Samples) -> float:

@@ -225,6 +225,22 @@ def test_a_save_that_ends_early_leaves_the_one_before_it(saved_once):
         assert [step for step in found if isinstance(step, int)] == [1] * 8 + [2] * 2
 
 
+def test_a_disk_that_is_full_at_the_end_of_a_run_costs_no_checkpoint(
+    saved_once, config, monkeypatch
+):
+    shutil.copytree(saved_once[0], config.run.dir)
+    source = Source(torch.zeros(2).long(), ("ant", "bee"), torch.zeros(2, 8, 8, 3).byte())
+    saver = checkpoints.ShardedCheckpoints(config, ALONE, source)
+    saver.last, saver.kept_step = saver.folder / "step_00000002", 2
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.torch, "save", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        with pytest.raises(FaultError, match="no space left; that of step 2 is kept"):
+            saver.__exit__(None, None, None)
+    assert read_newest(config.run, ALONE)["folder"] == saver.last
+    saver.__exit__(None, None, None)
+    assert read_checkpoint(saver.folder / "last.pt")["state"]["step"] == 2
+
+
 def steps(config):
     """Whether each of three steps changes a weight here, bytes on this rank and of all, units."""
     vit.WIDTH, vit.DEPTH = 48, 3
