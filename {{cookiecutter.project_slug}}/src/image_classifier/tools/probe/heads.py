@@ -55,7 +55,9 @@ class Head:
         return f"{self.kind}, {GRIDS[self.kind][0]} = {self.value:g}"
 
 
-def cross_validate(features: Tensor, labels: Tensor, has_bias: bool, seed: int) -> list[Head]:
+def cross_validate(
+    features: Tensor, labels: Tensor, has_bias: bool, seed: int, weights: Tensor | None = None
+) -> list[Head]:
     """The scores of all classifiers in the grids, on the same folds.
 
     Args:
@@ -63,6 +65,7 @@ def cross_validate(features: Tensor, labels: Tensor, has_bias: bool, seed: int) 
         labels: (count,) int64; each class from 0 on has an image.
         has_bias: whether a linear classifier may have one.
         seed: of the folds.
+        weights: (count,) float32, how much each image counts in the loss of a linear classifier.
 
     Raises:
         UserError: if there are less than two classes, or no class has two images.
@@ -86,7 +89,12 @@ def cross_validate(features: Tensor, labels: Tensor, has_bias: bool, seed: int) 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of classes smaller than the number of folds
                 found = cross_val_predict(
-                    make(value, has_bias), values, targets, cv=folds, method="predict_proba"
+                    make(value, has_bias),
+                    values,
+                    targets,
+                    cv=folds,
+                    method="predict_proba",
+                    params=weighted(kind, weights),
                 )
             top1 = float(np.mean(found.argmax(1) == targets))
             heads.append(Head(kind, value, top1, float(log_loss(targets, found))))
@@ -98,10 +106,19 @@ def best_of(heads: list[Head], kind: str) -> Head:
     return max((head for head in heads if head.kind == kind), key=lambda h: (h.top1, -h.loss))
 
 
-def fitted(head: Head, features: Tensor, labels: Tensor, has_bias: bool) -> Any:  # noqa: ANN401
+def weighted(kind: str, weights: Tensor | None) -> dict[str, np.ndarray]:
+    """What to fit a classifier with, so that its images have these weights."""
+    if weights is None or kind != LINEAR:
+        return {}
+    return {"logisticregression__sample_weight": weights.cpu().numpy()}
+
+
+def fitted(
+    head: Head, features: Tensor, labels: Tensor, has_bias: bool, weights: Tensor | None = None
+) -> Any:  # noqa: ANN401
     """The scikit-learn classifier that `head` names, fitted to all training images."""
     classifier = GRIDS[head.kind][2](head.value, has_bias)
-    return classifier.fit(features.double().numpy(), labels.numpy())
+    return classifier.fit(features.double().numpy(), labels.numpy(), **weighted(head.kind, weights))
 
 
 def linear_layer(classifier: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - scikit-learn's

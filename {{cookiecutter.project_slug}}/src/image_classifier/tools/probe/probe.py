@@ -48,6 +48,8 @@ def probe(config: Config) -> Scores:
         check_folder(config, world)
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
         data = open_images(config, world)
+        if data.source.is_multi_label:
+            raise UserError("probe needs one label for each image; these may have several")
         config, why_precision = settle_precision(config, data, world)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         train_data, val_data = (
@@ -87,7 +89,7 @@ def probe(config: Config) -> Scores:
             )
             width = train.values.shape[1]
             log.say(f"{width:,} features of each image: {train.note}; validation: {val.note}")
-            heads, best, knn_top1 = fit_heads(layer, train, val, config.seed)
+            heads, best, knn_top1 = fit_heads(layer, train, val, config.seed, data.weights)
             val = replace(val, scale=rescale(model, layer, config))
             scores = evaluate(layer, val, val, precision, world)
             top1 = {best[LINEAR]: scores.top1, best[NEIGHBORS]: knn_top1}
@@ -119,9 +121,9 @@ def open_images(config: Config, world: World) -> TrainData:
 
 
 def fit_heads(
-    layer: nn.Linear, train: Features, val: Features, seed: int
+    layer: nn.Linear, train: Features, val: Features, seed: int, weights: Tensor | None
 ) -> tuple[list[Head], dict[str, Head], float]:
-    """Load the best linear head into `layer`.
+    """Load the best linear head into `layer`; `weights` are those of the training images.
 
     Returns:
         All heads, the best of each kind, and the top-1 of the nearest neighbors on `val`.
@@ -136,10 +138,10 @@ def fit_heads(
         raise UserError(
             f"probe needs training images of each class; there is none of {some(missing)}"
         )
-    has_bias = layer.bias is not None
-    heads = cross_validate(values, labels, has_bias, seed)
+    has_bias, weights = layer.bias is not None, None if weights is None else weights[counted]
+    heads = cross_validate(values, labels, has_bias, seed, weights)
     best = {kind: best_of(heads, kind) for kind in GRIDS}
-    weight, bias = linear_layer(fitted(best[LINEAR], values, labels, has_bias))
+    weight, bias = linear_layer(fitted(best[LINEAR], values, labels, has_bias, weights))
     layer.weight.data.copy_(weight)
     if has_bias:
         layer.bias.data.copy_(bias)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig, ModelConfig
+from image_classifier.errors import UserError
 from image_classifier.models import build_model, find_head, load_best, load_pretrained
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.evaluate.evaluate import evaluate_run
@@ -128,5 +129,14 @@ def test_a_mistake_is_answered_in_one_line(photos, files, finished, tmp_path, re
     net = "--model.name", "squeezenet1_1", "--data.image-size", 96, "--run.init-from", file
     assert "ends in 'classifier.1', which is no linear layer" in refusal(*words, *net)
     assert not Path(tmp_path / "x/checkpoints").exists()
-    limited = refusal(*words, *weights, "--data.val-fraction", 0.5, "--data.limit", 1)
-    assert "error: " in limited
+    with pytest.raises(UserError, match="needs training images of two classes at least, and two"):
+        heads.cross_validate(torch.zeros(2, 3), torch.arange(2), has_bias=True, seed=0)
+
+
+def test_images_of_more_weight_count_more():
+    torch.manual_seed(0)
+    values, labels, weights = torch.randn(40, 3), torch.arange(40) % 2, torch.ones(40)
+    head = heads.cross_validate(values, labels, True, seed=0)[3]
+    weights[labels == 1] = 5
+    plain, heavy = (heads.fitted(head, values, labels, True, w) for w in (None, weights))
+    assert heavy.predict(values.double().numpy()).mean() > plain.predict(values.numpy()).mean()
