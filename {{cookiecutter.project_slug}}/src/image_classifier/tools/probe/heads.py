@@ -5,6 +5,7 @@ To add one: a function that makes it, and a row of `GRIDS`.
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from ...errors import UserError
 
 FOLDS = 5
+LARGE = 2**22  # numbers, in whose products several threads are faster than one
 LINEAR, NEIGHBORS = "logistic", "knn"  # the first becomes the last layer of the network
 
 
@@ -99,6 +101,18 @@ def cross_validate(
             top1 = float(np.mean(found.argmax(1) == targets))
             heads.append(Head(kind, value, top1, float(log_loss(targets, found))))
     return heads
+
+
+def few_threads(features: Tensor) -> AbstractContextManager[object]:
+    """A block in which one thread computes with `features`, unless they are many.
+
+    Threads wait for each other after each small product: several take ten times the CPU time of one
+    with 300 x 256 features, and where other programs keep the cores busy ten times as long, too.
+    """
+    import sklearn.linear_model  # noqa: F401 - what is loaded later would have all threads
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1 if features.numel() < LARGE else None)
 
 
 def best_of(heads: list[Head], kind: str) -> Head:

@@ -25,7 +25,17 @@ from ...runtime.seeding import WEIGHTS, seed_everything, seeded
 from ...tracking import RunLogger, Setup, blank_logits, check_setup
 from ...train_state import TrainState
 from .features import Features, compute_features
-from .heads import GRIDS, LINEAR, NEIGHBORS, Head, best_of, cross_validate, fitted, linear_layer
+from .heads import (
+    GRIDS,
+    LINEAR,
+    NEIGHBORS,
+    Head,
+    best_of,
+    cross_validate,
+    few_threads,
+    fitted,
+    linear_layer,
+)
 
 ROUNDING = 1e-3  # of logits, relative to the largest
 
@@ -139,13 +149,15 @@ def fit_heads(
             f"probe needs training images of each class; there is none of {some(missing)}"
         )
     has_bias, weights = layer.bias is not None, None if weights is None else weights[counted]
-    heads = cross_validate(values, labels, has_bias, seed, weights)
-    best = {kind: best_of(heads, kind) for kind in GRIDS}
-    weight, bias = linear_layer(fitted(best[LINEAR], values, labels, has_bias, weights))
+    with few_threads(values):
+        heads = cross_validate(values, labels, has_bias, seed, weights)
+        best = {kind: best_of(heads, kind) for kind in GRIDS}
+        weight, bias = linear_layer(fitted(best[LINEAR], values, labels, has_bias, weights))
+        neighbors = fitted(best[NEIGHBORS], values, labels, has_bias)
+        voted = neighbors.predict(val.values.double().numpy())
     layer.weight.data.copy_(weight)
     if has_bias:
         layer.bias.data.copy_(bias)
-    voted = fitted(best[NEIGHBORS], values, labels, has_bias).predict(val.values.double().numpy())
     is_right = (torch.from_numpy(voted) == val.labels)[val.labels != LEFT_OUT]
     return heads, best, float(is_right.double().mean())
 
