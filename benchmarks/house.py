@@ -14,6 +14,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "data": {
         "name": "folder",
         "root": "",
+        "labels": "",
         "val_fraction": 0.2,
         "fold": 0,
         "cache": "",
@@ -42,6 +43,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "name": "resnet18",
         "width": 64,
         "dropout": 0.0,
+        "lora_rank": 0,
     },
     "optim": {
         "name": "sgd",
@@ -56,6 +58,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "ema_decay": 0.0,
         "frozen_epochs": 0.0,
         "layer_decay": 1.0,
+        "teacher": "",
+        "teacher_share": 0.5,
+        "teacher_temperature": 1.0,
     },
     "compute": {
         "device": "cpu",

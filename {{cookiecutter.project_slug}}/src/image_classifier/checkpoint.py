@@ -27,6 +27,7 @@ from .models import (
     DamagedError,
     first_reason,
     newest_first,
+    plain_weights,
     read_checkpoint,
     saved_steps,
 )
@@ -75,8 +76,8 @@ def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
 class Checkpoints(AbstractContextManager):
     """The checkpoints of one run folder. Rank 0 writes them in a thread; every rank reads them."""
 
-    def __init__(self, config: Config, world: World, source: Source) -> None:
-        """Of a run of `config` on the training images `source`."""
+    def __init__(self, config: Config, world: World, source: Source, teacher: str = "") -> None:
+        """Of a run of `config` on the training images `source`; `teacher` is its file's digest."""
         self.folder = Path(config.run.dir, "checkpoints")
         self.last = self.folder / "last.pt"
         self.run, self.world = config.run, world
@@ -88,6 +89,7 @@ class Checkpoints(AbstractContextManager):
             "files": source.file_digests() if world.is_main else {},
             "mean": list(source.mean),
             "std": list(source.std),
+            "teacher": teacher,
         }
         # One torch thread: a second team of OpenMP threads would slow down those of training.
         self.writer = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
@@ -142,6 +144,8 @@ class Checkpoints(AbstractContextManager):
             was, now = list(saved[name]), self.identity[name]
             if was != now:
                 raise self.refusal(f"it normalized with a {name} of {was}, not of {now}")
+        if saved.get("teacher", "") != self.identity["teacher"]:
+            raise self.refusal("the file of its --optim.teacher was replaced", True)
         # Rank 0 looks at the files.
         if not self.world.all_true(not are_replaced(saved["files"], self.identity["files"])):
             raise self.refusal("training images were replaced under the same names", True)
@@ -222,6 +226,7 @@ class Checkpoints(AbstractContextManager):
     def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
         """Write weights alone, for other programs."""
         about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
+        weights = plain_weights(weights, saved["config"])
         content = save({k: tensor.contiguous() for k, tensor in weights.items()}, about)
         write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
 

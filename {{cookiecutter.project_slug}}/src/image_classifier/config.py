@@ -28,10 +28,12 @@ class DataConfig:
 
     name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
+    # path,label[,split][,fold][,weight]; a|b are two labels; paths are absolute or from `root`
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
     fold: int = within(0, 0, 999)  # which of the 1 / val_fraction shares of the training images
-    # that is; `cross-validate` takes each in turn
+    # that is; or which `fold` of the table; `cross-validate` takes each in turn
     cache: str = ""  # folder of what `prepare` wrote, which is read in place of the files; default:
     # ROOT.cache, beside `root`; off: read the files
     limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
@@ -90,6 +92,8 @@ class ModelConfig:
     # layers of torchvision's keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
+    lora_rank: int = within(0, 0, 1024)  # fine-tune only the last layer and, beside each matrix, a
+    # product of two of this rank (LoRA): https://arxiv.org/abs/2106.09685; 0: all weights
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,11 @@ class OptimConfig:
     # pretrained model: https://arxiv.org/abs/2202.10054
     layer_decay: float = within(1.0, 0.01, 1)  # layer-wise learning-rate decay: factor from each
     # block to the one below it
+    teacher: str = ""  # distillation: run folder or checkpoint of a trained model whose predictions
+    # for the augmented images are a part of the targets: https://arxiv.org/abs/2106.05237
+    teacher_share: float = within(0.5, 0, 1)  # which part; the labels are the rest
+    teacher_temperature: float = within(1.0, 0.01, 100)  # of the teacher's softmax; above 1, it
+    # says more of the classes that it thinks less probable
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,9 @@ class Config:
                 f"--augment.policy {augment.policy!a} is none of: none, trivialaugment, "
                 "randaugment, randaugment-m9-n2"
             )
-        if (data.fold + 1) * data.val_fraction > 1:
+        if data.labels and data.name != "folder":
+            raise UserError(f"--data.labels is for --data.name folder, not for {data.name}")
+        if (data.fold + 1) * data.val_fraction > 1 and not data.labels:
             raise UserError(
                 f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
                 f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
@@ -203,11 +214,15 @@ class Config:
                 "--run.finish-in-time needs the time, --run.max-minutes, and images of one size: "
                 "--augment.min-size 0"
             )
-        if optim.frozen_epochs and not self.run.init_from:
-            raise UserError(
-                f"--optim.frozen-epochs {optim.frozen_epochs:g} trains only the last layer, on top "
-                "of pretrained weights: --run.init-from FILE or pretrained"
-            )
+        for knob, value in (
+            ("optim.frozen_epochs", optim.frozen_epochs),
+            ("model.lora_rank", self.model.lora_rank),
+        ):
+            if value and not self.run.init_from:
+                raise UserError(
+                    f"--{flag(knob)} {value:g} trains only some layers, on top of pretrained "
+                    "weights: --run.init-from FILE or pretrained"
+                )
 
 
 def check_ranges(config: object) -> None:
@@ -230,6 +245,7 @@ def check_ranges(config: object) -> None:
 # images change pixels, which the fingerprint of the images tells.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
 FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.on_bad_image", "data.cache")
+FREE_TO_CHANGE += ("data.labels",)
 
 
 def flag(knob: str) -> str:

@@ -70,6 +70,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
+        teacher = find_teacher(config, train_data)
 
         # The model: built from the seed, filled, moved, laid out, compiled.
         model = init_model(config, train_data, normalize)
@@ -101,7 +102,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
 
         state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         kind = sharding.ShardedCheckpoints if sharding else Checkpoints
-        checkpoints = kind(config, world, train_data.source)
+        checkpoints = kind(config, world, train_data.source, teacher.digest if teacher else "")
         checkpoints.resume(state, saved)
         log = RunLogger(setup, saved, observers)
         del saved  # model and optimizer have what they need of it
@@ -138,8 +139,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 lr = set_lr(optimizer, lr_at(limit.place(state.step, total_steps)))
                 seed_layers(config.seed, state.step, world.rank, world.device)
                 images, labels, weights = augment(batch, state.step)
-                size = micro_batch.size
-                loss = train_step(ddp_model, images, labels, loss_fn, precision, size, weights)
+                how = loss_fn, precision, micro_batch.size, weights, teacher
+                loss = train_step(ddp_model, images, labels, *how)
                 precision.step(optimizer)
                 state.advance()
 
@@ -166,7 +167,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                     break
 
             scores = scores or evaluate_best()
-            log.finish(scores, stop_early)
+            log.finish(scores, stop_early, None if sharding else state.best_model, normalize)
             consensus.finish()
         return scores
 
@@ -183,9 +184,11 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
             config.data.image_size,
             sample=lambda count: normalize(data.sample(count)),
         )
-    if config.compute.gradient_checkpointing:
-        flag = "--compute.gradient-checkpointing"
-        need_tool("recompute", "gradient-checkpointing", flag).checkpoint_blocks(model)
+        if config.compute.gradient_checkpointing:
+            flag = "--compute.gradient-checkpointing"
+            need_tool("recompute", "gradient-checkpointing", flag).checkpoint_blocks(model)
+        if rank := config.model.lora_rank:
+            need_tool("adapters", "lora", "--model.lora-rank").add_adapters(model, rank)
     return model
 
 
@@ -197,6 +200,7 @@ def train_step(  # noqa: PLR0917 - what a step needs
     precision: Precision,
     micro_batch_size: int,
     weights: Tensor | None = None,
+    teacher: nn.Module | None = None,
 ) -> Tensor:
     """Run forward and backward passes over a batch, and return its loss: () on the device.
 
@@ -208,17 +212,19 @@ def train_step(  # noqa: PLR0917 - what a step needs
         precision: autocast, and the scaling of the loss.
         micro_batch_size: images at once; the gradients of several micro-batches add up.
         weights: (batch,) float32, how much each image counts; None: all alike.
+        teacher: maps images and labels to targets in place of the labels.
     """
     total = None  # nothing to add to where the batch is computed at once
     for start in range(0, count := len(images), micro_batch_size):
         stop = start + micro_batch_size
         part = slice(start, stop)
-        targets = labels[part], None if weights is None else weights[part]
         # Ranks exchange gradients only with the last micro-batch.
         adds_up = stop < count and isinstance(model, DistributedDataParallel)
         with model.no_sync() if adds_up else nullcontext():
             with phase("forward"), precision.autocast():
-                loss = loss_fn(model(images[part]), *targets)
+                targets = teacher(images[part], labels[part]) if teacher else labels[part]
+                counts = None if weights is None else weights[part]
+                loss = loss_fn(model(images[part]), targets, counts)
             precision.backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
     return total
@@ -235,6 +241,20 @@ def find_sharding(config: Config, world: World) -> ModuleType | None:
     sharding = need_tool("sharding", "fsdp", "--compute.parallel fsdp")
     sharding.check_config(config)
     return sharding if world.size > 1 else None
+
+
+def find_teacher(config: Config, data: TrainData) -> nn.Module | None:
+    """What maps images and labels to targets, where `config` names a trained model to learn from.
+
+    Raises:
+        UserError: if its tool was deleted, or that model does not know the classes of `data`.
+    """
+    optim = config.optim
+    if not optim.teacher:
+        return None
+    tool = need_tool("teacher", "distill", "--optim.teacher")
+    given = optim.teacher, optim.teacher_share, optim.teacher_temperature
+    return tool.Teacher(*given, config.compute, data)
 
 
 def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:

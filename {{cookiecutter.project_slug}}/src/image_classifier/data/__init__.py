@@ -10,6 +10,7 @@ from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
+from .datasets.table import has_test_rows
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
 from .loader import Batch, EvalData, TrainData, prefetched

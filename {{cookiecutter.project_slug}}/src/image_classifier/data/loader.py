@@ -61,6 +61,11 @@ class TrainData:
         self.source = open_source(data, "train", world)
         self.note = open_note(self.source, data, config.run.dir)
         self.batch_size = data.batch_size
+        if data.balance == "sampling" and self.source.is_multi_label:
+            raise UserError(
+                "--data.balance sampling shows each class equally often, which images with several "
+                "labels do not allow: try --data.balance loss"
+            )
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
         self.total_steps = self.steps_in(config.epochs)

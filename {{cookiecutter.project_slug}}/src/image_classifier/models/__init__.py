@@ -29,6 +29,7 @@ from .weights import (
     load_best,
     newest_first,
     parse_checkpoint,
+    plain_weights,
     read_checkpoint,
     saved_steps,
 )

@@ -16,6 +16,7 @@ from ..config import Config
 from ..errors import UserError
 from ..runtime.config_dict import unflatten
 from ..runtime.files import open_plain
+from ..runtime.tools import need_tool
 
 Colors = tuple[float, float, float]  # of red, green and blue, from 0 to 1
 
@@ -103,6 +104,7 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         weights = dict(state["model"] if state["ema"] is None else state["ema"])
         check_weights(state["model"])
         check_weights(weights)
+        weights = plain_weights(weights, saved["config"])
     except WRONG_CONTENT as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error
     try:
@@ -110,6 +112,18 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
     except (*WRONG_CONTENT, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
     return Best(path, digest, weights, config, state["step"], classes, mean, std)
+
+
+def plain_weights(weights: dict[str, Tensor], knobs: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights of a run as its network has them by itself: those of LoRA are added in.
+
+    Raises:
+        LookupError, RuntimeError: if they lack some.
+        UserError: if the tool was deleted.
+    """
+    if not knobs.get("model.lora_rank"):
+        return weights
+    return need_tool("adapters", "lora", "--model.lora-rank").merged(weights)
 
 
 def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:

@@ -107,8 +107,8 @@ def add_help(kind: type) -> None:
 def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
     """The preset whose name `words` begin with, which is removed from them: name and config.
 
-    Without a name it is `folder` if there is a `--data.root`, else `otherwise`. What a preset
-    counts in epochs is scaled to `--epochs`.
+    Without a name it is `folder` if there is a `--data.root` or `--data.labels`, else `otherwise`.
+    What a preset counts in epochs is scaled to `--epochs`.
 
     Raises:
         UserError: if there is no preset of that name.
@@ -116,8 +116,8 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
     if words and not words[0].startswith("-"):
         name = words.pop(0)
     else:
-        is_folder = value_of(words, "--data.root") and not value_of(words, "--data.name")
-        name = "folder" if is_folder else otherwise
+        is_own = value_of(words, "--data.root") or value_of(words, "--data.labels")
+        name = "folder" if is_own and not value_of(words, "--data.name") else otherwise
     preset = choose("preset", name, PRESETS)()
     with contextlib.suppress(ValueError):  # `parse` rejects what is no number
         preset = shortened(preset, float(value_of(words, "--epochs")))

@@ -12,7 +12,10 @@
 - `tools/timm/networks.py` builds the models of timm: `build`, `pretrained_config`.
 - `tools/worker_count/rates.py` measures how many workers decode fast enough: `find_fewest`.
 - `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
+- `tools/distill/teacher.py` mixes the predictions of a trained model into the targets: `Teacher`.
+- `tools/lora/adapters.py` lets matrices learn by adapters of low rank: `add_adapters`, `merged`.
 - `tools/report/page.py` writes the report page: `write_page`.
+- `tools/explain/heat.py` draws what the model looked at: `heat_maps`, `open_explainer`.
 - `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.
 """
 

@@ -1,6 +1,6 @@
 """Options of the commands that read the images of a preset."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..runtime.command_line import take_preset
 
@@ -11,6 +11,7 @@ class PrepareData:
 
     name: str = "folder"  # a dataset of files
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    labels: str = ""  # table of the images, .csv, .jsonl or .parquet, in place of folders
     val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
     fold: int = 0  # which share of the training images that is
     cache: str = ""  # folder to write to; default: ROOT.cache, beside `root`
@@ -24,4 +25,6 @@ def take_images(words: list[str]) -> tuple[str, PrepareData]:
     """
     name, preset = take_preset(words, "folder")
     data = preset.data
-    return name, PrepareData(data.name, data.root, data.val_fraction, data.fold, data.cache)
+    return name, PrepareData(
+        **{knob.name: getattr(data, knob.name) for knob in fields(PrepareData)}
+    )

@@ -13,7 +13,7 @@ from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.distributed import World
 from ..runtime.seeding import seed_everything, seed_layers
-from ..train import init_model, train_step, wrap_ddp
+from ..train import find_teacher, init_model, train_step, wrap_ddp
 from ..train_state import TrainState
 
 
@@ -36,6 +36,7 @@ class Training:
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         self.normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
         self.augment = build_augment(config.augment, data, self.normalize, world, config.seed)
+        self.teacher = find_teacher(config, data)
         model = init_model(config, data, self.normalize)
         model = model.to(world.device, memory_format=precision.memory_format)
         ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
@@ -54,8 +55,8 @@ class Training:
         set_lr(state.optimizer, lr)
         seed_layers(self.config.seed, state.step, self.world.rank, self.world.device)
         images, labels, weights = self.augment(batch, state.step)
-        size, precision = self.micro_batch_size, state.precision
-        loss = train_step(self.ddp_model, images, labels, self.loss_fn, precision, size, weights)
+        how = self.loss_fn, state.precision, self.micro_batch_size, weights, self.teacher
+        loss = train_step(self.ddp_model, images, labels, *how)
         state.precision.step(state.optimizer)
         state.advance()
         return loss

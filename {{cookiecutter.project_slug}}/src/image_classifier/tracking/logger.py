@@ -9,17 +9,18 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import FaultError
 from ..evaluate import Scores
 from ..predictions import phrase, scores_text
-from ..preprocess import denormalize
+from ..preprocess import Normalize, denormalize
 from ..runtime import console
 from ..runtime.config_dict import flatten
 from ..runtime.console import clock, printable
@@ -198,9 +199,17 @@ class RunLogger:
             self.write_page(scores)
         self.restart_clock(step)
 
-    def finish(self, scores: Scores, message: str = "") -> None:
-        """Print the result by class, and why it ends early; write the page and the predictions."""
-        self.write_page(scores)
+    def finish(
+        self, scores: Scores, message: str, model: nn.Module | None, normalize: Normalize
+    ) -> None:
+        """Print the result by class, and why it ends early; write the page and the predictions.
+
+        `model` has the weights of `scores`; None if this rank has only a part of them.
+        """
+        # `tools/explain` may be deleted. It takes some seconds: only here.
+        tool = find_tool("heat", "explain") if model else None
+        explain = tool.open_explainer(model, normalize, self.setup.val_data) if tool else None
+        self.write_page(scores, explain)
         if self.world.is_main:
             if self.trackers.open:
                 image = confusion_image(scores.confusion)
@@ -219,13 +228,15 @@ class RunLogger:
         page = f", report: {folder}/report.html" if self.write_report else ""
         self.say(f"run folder: {folder}{page}, {took}")
 
-    def write_page(self, scores: Scores) -> None:
+    def write_page(self, scores: Scores, explain: Callable[..., Tensor] | None = None) -> None:
         """Write the report page; if that fails, print a line and go on."""
         if self.write_report is None or not self.world.is_main:
             return
         state = f"step {self.step_done:,} of {self.total_steps:,}"
         try:
-            self.write_report(self.folder, scores.predictions, state, self.warnings, self.samples)
+            self.write_report(
+                self.folder, scores.predictions, state, self.warnings, self.samples, explain=explain
+            )
         except Exception as error:  # a full disk, or files that were changed
             self.say(f"cannot write {self.folder}/report.html: {error!r}")
         self.page_written = time.monotonic()

@@ -23,7 +23,7 @@ from ..runtime.tools import find_tools
 Metrics = dict[str, float]
 Knobs = dict[str, str | float | bool]
 
-PRIVATE = ("run.", "data.root", "data.cache")  # knobs with paths of this machine
+PRIVATE = ("run.", "data.root", "data.labels", "data.cache")  # knobs with paths of this machine
 CONFUSION_SIDE = 512  # pixels of a confusion matrix, about
 PROJECT = __name__.partition(".")[0]  # the name that groups the runs of this package
 

@@ -24,6 +24,7 @@ from .folder import folder
 from .map_style import source_of
 from .shapes import shapes
 from .source import Source
+from .table import check_files, table
 
 DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
     dataset.__name__: dataset for dataset in (shapes, cifar10, cifar100, folder)
@@ -40,15 +41,18 @@ def open_dataset(data: DataConfig, split: str) -> Source:
     source = open_files(data, split)
     if prepared := find_tool("prepared", "prepare"):
         source = prepared.with_prepared(source, data, split)
-    return source.thinned(data.limit) if 0 < data.limit < len(source) else source
+    source = source.thinned(data.limit) if 0 < data.limit < len(source) else source
+    if data.labels and data.on_bad_image == "stop":
+        check_files(source, data)
+    return source
 
 
 def open_files(data: DataConfig, split: str) -> Source:
-    """`open_dataset` without a limit and without prepared images.
+    """`open_dataset` without a limit and without prepared images; files may be missing.
 
     Files that `check --quarantine` listed are left out.
     """
-    function = choose("dataset", data.name, DATASETS)
+    function = table if data.labels else choose("dataset", data.name, DATASETS)
     with seeded(DATASET):
         found = function(data, split)
         source = source_of(found) if isinstance(found, Dataset) else found

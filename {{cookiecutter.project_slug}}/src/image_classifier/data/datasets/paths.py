@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class PathList:
     """
 
     def __init__(self, root: str | Path, paths: Iterable[bytes | str | Path]) -> None:
-        """Keep `paths`, which are relative to `root` and need not be valid text.
+        """Keep `paths`, which are relative to `root` or absolute, and need not be valid text.
 
         Raises:
             UserError: if there are none.
@@ -45,7 +45,7 @@ class PathList:
         return self.root / os.fsdecode(self.relative(index))
 
     def relative(self, index: int) -> bytes:
-        """The path of image `index`, relative to `root`."""
+        """The path of image `index`, relative to `root`, or absolute."""
         start = int(self.ends[index - 1]) if index else 0
         return self.bytes[start : int(self.ends[index])].numpy().tobytes()
 
@@ -56,21 +56,29 @@ class PathList:
 
     def picked(self, indices: Tensor) -> "PathList":
         """Only the paths at `indices`, (count,) int64."""
-        return PathList(self.root, [self.relative(index) for index in indices.tolist()])
+        return PathList(self.root, self.relatives(indices))
+
+    def relatives(self, indices: Tensor) -> Iterator[bytes]:
+        """The paths at `indices`, (count,) int64, as `relative` has them."""
+        content, stops = memoryview(self.bytes.numpy()), self.ends[indices]
+        starts = self.ends[indices - 1].where(indices > 0, 0)
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            yield content[start:stop].tobytes()
 
     def stats(self) -> Tensor:
         """Size in bytes and time of change in ns of each file, or -1: (count, 2) int64."""
         root = os.fsencode(self.root)
 
-        def stats_from(first: int) -> Tensor:
+        def stats_of(part: Tensor) -> Tensor:
             found = []
-            for index in range(first, min(first + STAT_TOGETHER, len(self))):
+            for path in self.relatives(part):
                 try:
-                    status = os.stat(os.path.join(root, self.relative(index)))
+                    status = os.stat(os.path.join(root, path))
                     found.append((status.st_size, status.st_mtime_ns))
                 except OSError:
                     found.append((-1, -1))
             return torch.tensor(found, dtype=torch.int64)
 
         with ThreadPoolExecutor(STAT_THREADS) as threads:
-            return torch.cat(list(threads.map(stats_from, range(0, len(self), STAT_TOGETHER))))
+            parts = torch.arange(len(self)).split(STAT_TOGETHER)
+            return torch.cat(list(threads.map(stats_of, parts)))

@@ -90,6 +90,13 @@ class Source:
         """Whether an image may have several labels."""
         return self.labels.ndim == 2
 
+    def class_counts(self) -> Tensor:
+        """The number of images that have each label: (classes,) int64."""
+        if self.is_multi_label:  # by NumPy: torch would turn all of it into int64 first
+            return torch.from_numpy(np.count_nonzero(self.labels.numpy() == 1, axis=0))
+        count, known = len(self.classes), self.labels[self.labels >= 0]
+        return known.bincount(minlength=count)[:count]
+
     def read(self, index: int, *place: int) -> Tensor:
         """Image `index`: (height, width, 3) uint8.
 

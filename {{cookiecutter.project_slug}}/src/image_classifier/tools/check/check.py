@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...config import DataConfig
-from ...data import has_suffix
+from ...data import has_suffix, has_test_rows
 from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_text
@@ -53,6 +53,8 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     began = time.monotonic()
     is_folder = data.name == "folder" and Path(data.root).is_dir()
     has_test = is_folder and Path(data.root, "test").is_dir()
+    if data.labels:
+        has_test = has_test_rows(data)
     splits = splits or ("train", "val", "test")[: 2 + has_test]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's: they are findings here, or do not matter
@@ -99,10 +101,12 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
 
 
 def skipped_files(images: Images) -> Counter[str]:
-    """How many files below `data.root` are not taken for images, by suffix or place."""
+    """How many files below `data.root` are not taken for images, by suffix, place or table."""
     skipped: Counter[str] = Counter()
     root = Path(images.data.root)
     parts = {root, *(source.paths.root for source in images.sources if source.paths)}
+    count = len(images.labels) if images.data.labels else 0
+    listed = {images.name(number) for number in range(count)}
     for path in root.rglob("*"):
         if not path.is_file():
             continue
@@ -111,7 +115,9 @@ def skipped_files(images: Images) -> Counter[str]:
         elif not has_suffix(os.fsencode(path)):
             suffix = path.suffix.lower()
             skipped[f"of suffix {suffix!a}" if suffix else "without a suffix"] += 1
-        elif path.parent in parts:
+        elif listed and os.fsencode(path.relative_to(root)) not in listed:
+            skipped["not in the table"] += 1
+        elif not listed and path.parent in parts:
             skipped["in no folder of a class"] += 1
     return skipped
 
@@ -139,7 +145,7 @@ def find_duplicates(images: Images, groups: list[np.ndarray]) -> Iterator[Findin
     for members in groups:
         is_same = np.ptp(images.stats["digest"][members]) == 0
         lists = [leaks] * bool(np.ptp(images.split_of[members]))
-        lists += [conflicts] * bool(np.ptp(images.labels[members]))
+        lists += [conflicts] * images.is_conflict(members)
         for found in lists or [duplicates]:
             found.append(item(images, members, "the same bytes" if is_same else "near-duplicates"))
     yield Finding("leaks", "images that leak between splits", leaks, is_serious=True)
@@ -193,7 +199,7 @@ def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:
         kept, earlier = members[split == split.max()], members[split < split.max()]
         where, first = images.splits[split.max()], images.shown(kept[0])
         left_out |= dict.fromkeys(earlier.tolist(), f"a duplicate is in {where}: {first}")
-        if np.ptp(images.labels[kept]) > 0:
+        if images.is_conflict(kept):
             others = " = ".join(map(images.shown, kept[:MAX_NAMES]))
             left_out |= dict.fromkeys(kept.tolist(), f"conflicting labels: {others}")
         elif where == "train":
@@ -237,11 +243,12 @@ def print_finding(finding: Finding) -> None:
 
 def print_summary(report: dict[str, Any], images: Images) -> None:
     """Print what is there."""
-    counts = ", ".join(f"{split} {sum(n.values()):,}" for split, n in report["images"].items())
+    sizes = zip(images.splits, map(len, images.sources), strict=True)
+    counts = ", ".join(f"{split} {size:,}" for split, size in sizes)
     print(f"\nimages: {counts}; {len(images.classes):,} classes")
     for note in (note for source in images.sources for note in source.notes):
         print(note)
-    for name, title in (("kinds", "files"), ("skipped", "not images")):
+    for name, title in (("kinds", "files"), ("skipped", "not used")):
         if pairs := report[name].items():
             print(f"{title}: " + ", ".join(f"{count:,} {what}" for what, count in pairs))
     for side, size in report["sizes"].items():

@@ -59,11 +59,13 @@ def without_quarantine(source: Source, data: DataConfig, split: str) -> Source:
         return source
     said = f"{len(source) - len(kept):,} {split} images are left out, as "
     said += f"{str(quarantine_path(data))!a} says"
-    had, has = (labels.unique() for labels in (source.labels, source.labels[kept]))
-    if len(has) < len(had) and (split == "train" or not len(kept)):
-        gone = next(label for label in had.tolist() if label not in has)
-        raise UserError(f"class {source.classes[gone]!a} has no {split} images: {said}")
-    return replace(source.picked(kept), notes=(*source.notes, said))
+    if not len(kept):
+        raise UserError(f"there are no {split} images: {said}")
+    left = source.picked(kept)
+    gone = ((source.class_counts() > 0) & (left.class_counts() == 0)).nonzero()[:, 0]
+    if len(gone) and split == "train":
+        raise UserError(f"class {source.classes[gone[0]]!a} has no {split} images: {said}")
+    return replace(left, notes=(*source.notes, said))
 
 
 def path_of(text: str) -> bytes:

@@ -50,9 +50,12 @@ class Images:
         # A class has the same number in all splits, also where each has folders of its own.
         self.classes = tuple(dict.fromkeys(name for s in self.sources for name in s.classes))
         places = {name: number for number, name in enumerate(self.classes)}
-        self.labels = np.concatenate(
-            [np.array([places[name] for name in s.classes])[s.labels.numpy()] for s in self.sources]
-        )
+        if self.sources[0].is_multi_label:  # of one table, so the classes are the same
+            self.labels = np.concatenate([s.labels.numpy() for s in self.sources])
+        else:
+            numbers = [np.array([places[name] for name in s.classes]) for s in self.sources]
+            pairs = zip(numbers, self.sources, strict=True)
+            self.labels = np.concatenate([own[s.labels.numpy()] for own, s in pairs])
 
         count = len(self.labels)
         self.stats = np.zeros(count, STATS)
@@ -113,15 +116,25 @@ class Images:
 
     def entry(self, index: int) -> dict[str, str]:
         """The image as a finding lists it."""
-        split, label = self.splits[self.split_of[index]], self.classes[self.labels[index]]
-        return {"path": os.fsdecode(self.name(index)), "split": split, "class": label}
+        split, label = self.splits[self.split_of[index]], self.labels[index]
+        several = np.flatnonzero(label == 1) if self.labels.ndim == 2 else [label]
+        name = "|".join(self.classes[number] for number in several)
+        return {"path": os.fsdecode(self.name(index)), "split": split, "class": name}
+
+    def is_conflict(self, members: np.ndarray) -> bool:
+        """Whether the labels of images differ; unknown ones do not."""
+        labels = self.labels[members]
+        if labels.ndim == 1:
+            return bool(np.ptp(labels))
+        return bool(((labels == 1).any(0) & (labels == 0).any(0)).any())
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images per class, by split."""
-        table = np.zeros((len(self.splits), len(self.classes)), dtype=int)
-        np.add.at(table, (self.split_of, self.labels), 1)
-        rows = zip(self.splits, table.tolist(), strict=True)
-        return {split: dict(zip(self.classes, row, strict=True)) for split, row in rows}
+        table = {}
+        for split, source in zip(self.splits, self.sources, strict=True):
+            found = dict(zip(source.classes, source.class_counts().tolist(), strict=True))
+            table[split] = {name: found.get(name, 0) for name in self.classes}
+        return table
 
 
 def gray(pixels: np.ndarray) -> np.ndarray:

@@ -68,7 +68,7 @@ def open_folds(data: DataConfig, count: int) -> list[Source]:
         UserError: if the dataset does not divide its images so, or all images of a class are in one
             fold.
     """
-    folds, names = [], set()
+    folds, names, num_images = [], set(), 0
     for fold in range(count):
         own = Config(data=replace(data, val_fraction=1 / count, fold=fold)).data
         folds.append(open_dataset(own, "val"))
@@ -79,11 +79,16 @@ def open_folds(data: DataConfig, count: int) -> list[Source]:
                 "validation images are fixed; `repeat` trains with several seeds"
             )
         names |= {paths.relative(index) for index in range(len(paths))}
-        open_dataset(own, "train")
+        num_images = len(open_dataset(own, "train")) + len(folds[-1])
     if len(names) < sum(map(len, folds)):
         raise UserError(
             f"dataset {data.name!r} has the same validation images in several folds: it should "
             "choose them by data.fold, as `folder` does"
+        )
+    if len(names) < num_images and not data.limit:
+        raise UserError(
+            f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: the table "
+            f"{data.labels!a} has more; cross-validate takes as many as there are"
         )
     return folds
 

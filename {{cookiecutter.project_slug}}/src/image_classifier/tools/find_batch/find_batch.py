@@ -134,11 +134,12 @@ class Trial:
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         """One step of training, which changes no weight: the learning rate is 0."""
-        state = self.training.state
+        training, state = self.training, self.training.state
         for group in state.optimizer.param_groups:
             group["lr"] = 0.0
-        model, loss_fn = self.training.ddp_model, self.training.loss_fn
-        train_step(model, images, labels, loss_fn, state.precision, len(images))
+        model, loss_fn, teacher = training.ddp_model, training.loss_fn, training.teacher
+        given = images, labels, loss_fn, state.precision, len(images)
+        train_step(model, *given, teacher=teacher)
         state.precision.step(state.optimizer)
         state.advance()
 

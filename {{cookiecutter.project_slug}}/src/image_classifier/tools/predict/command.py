@@ -28,9 +28,9 @@ class PredictOptions:
     # views of each image whose predictions are averaged, as --augment.tta of training
     null: bool = False  # names in the list end with NUL, as `find -print0` writes them
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: an accelerator if there is one
-    fresh: bool = (
-        False  # replace --out and --embeddings, and start over where a part of --out exists
-    )
+    explain: str = ""  # folder for PNGs of what the model looked at: each image with the places
+    # that speak for its predicted class, of up to 1,000 images
+    fresh: bool = False  # replace --out and --embeddings, and start over where a part of it exists
 
 
 def main(words: list[str]) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,8 +19,18 @@ from ..loaded_model import LoadedModel, load_model
 from ..progress import Progress
 from .command import PredictOptions
 from .embeddings import Embeddings
+from .heat_maps import begin_heat_maps, write_heat_maps
 from .images import Images, list_files
 from .output import NO_ROW, Output, Row, check_out
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to find out about each image."""
+
+    top_k: int  # most probable classes
+    explain: Path | None = None  # folder for PNGs of what the model looked at
+    embeddings: Embeddings | None = None  # gets the features
 
 
 def predict(options: PredictOptions, compute: ComputeConfig) -> int:
@@ -37,35 +48,35 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     if out:
         check_out(out, options.fresh)
     files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n")
-    kept = None
-    if options.embeddings:
-        kept = Embeddings(Path(options.embeddings), files, options.fresh)
+    wanted = begin(options, files)
     with join_world(compute) as world:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
         trained = load_model(options.run, compute, world)
         if options.tta != "as-trained":
             trained.normalize.tta = options.tta
-        top_k = min(options.top_k, len(trained.classes))
+        wanted = replace(wanted, top_k=min(options.top_k, len(trained.classes)))
         images = Images(files, trained, options.batch_size, options.workers, world)
         try:
             if not out:
-                num_bad = print_rows(trained, images, top_k, kept)
+                num_bad = print_rows(trained, images, wanted)
             else:
                 command = {
                     "weights": trained.digest,
                     "images": digest(files),
                     "precision": trained.precision.name,
-                    "--top-k": top_k,
+                    "--top-k": wanted.top_k,
                     "--batch-size": options.batch_size,
                     "--tta": trained.normalize.tta,
                 }
+                if wanted.explain:  # rows that are there have their PNG, too
+                    command["--explain"] = options.explain
                 # Features are written at the end, so those of rows from before a kill are lost.
-                fresh = options.fresh or kept is not None
+                fresh = options.fresh or wanted.embeddings is not None
                 output = Output(out, command, options.batch_size, fresh)
-                num_bad = write_rows(output, trained, images, top_k, kept)
-            if kept:
-                save_embeddings(kept)
+                num_bad = write_rows(output, trained, images, wanted)
+            if wanted.embeddings:
+                save_embeddings(wanted.embeddings)
         except torch.OutOfMemoryError as error:
             raise FaultError(
                 f"out of memory: give a smaller --batch-size than {options.batch_size}"
@@ -78,6 +89,17 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     return len(files) - num_bad
 
 
+def begin(options: PredictOptions, files: PathList) -> Wanted:
+    """What the options ask for; UserError if there is no way to write it."""
+    explain = Path(options.explain) if options.explain else None
+    if explain:
+        begin_heat_maps(explain, len(files))
+    embeddings = None
+    if options.embeddings:
+        embeddings = Embeddings(Path(options.embeddings), files, options.fresh)
+    return Wanted(options.top_k, explain, embeddings)
+
+
 def digest(files: PathList) -> str:
     """A digest of all names in their order."""
     found = hashlib.blake2b(files.bytes.numpy(), digest_size=16)
@@ -87,17 +109,17 @@ def digest(files: PathList) -> str:
 
 @torch.inference_mode()
 def predictions(
-    trained: LoadedModel, images: Images, top_k: int, first: int, kept: Embeddings | None = None
+    trained: LoadedModel, images: Images, wanted: Wanted, first: int = 0
 ) -> Iterator[list[Row]]:
-    """The rows of the images from number `first` on, a batch at a time; `kept` gets features."""
+    """The rows of the images from number `first` on, a batch at a time."""
     network = trained.normalize, trained.precision
     for start, batch in images.batches(first):
-        if kept:
+        if wanted.embeddings:
             logits, features = predict_features(trained.model, batch.images, *network)
-            kept.add(start, features, images.errors)
+            wanted.embeddings.add(start, features, images.errors)
         else:
             logits = predict_logits(trained.model, batch.images, *network)
-        best = logits.softmax(1).topk(top_k)
+        best = logits.softmax(1).topk(wanted.top_k)
         rows: list[Row] = []
         found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
         for index, (shares, classes) in enumerate(found, start):
@@ -109,13 +131,15 @@ def predictions(
                 top = [{"label": name, "probability": float(f"{p:.9g}")} for name, p in pairs]
                 row |= {"top": top, **top[0]}
             rows.append(row)
+        if wanted.explain:
+            write_heat_maps(wanted.explain, trained, batch.images, best.indices[:, 0], rows, start)
         yield rows
 
 
-def print_rows(trained: LoadedModel, images: Images, top_k: int, kept: Embeddings | None) -> int:
+def print_rows(trained: LoadedModel, images: Images, wanted: Wanted) -> int:
     """Print a line for each image; returns how many cannot be read."""
     num_bad, width = 0, max(len(printable(name)) for name in trained.classes)
-    for rows in predictions(trained, images, top_k, 0, kept):
+    for rows in predictions(trained, images, wanted):
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
             label, share = pairs[0] if pairs else ("", "")
@@ -125,14 +149,14 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int, kept: Embedding
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)
         # A reader such as `head` has seen enough.
-        if not kept and isinstance(getattr(sys.stdout, "error", None), BrokenPipeError):
+        if not wanted.embeddings and isinstance(
+            getattr(sys.stdout, "error", None), BrokenPipeError
+        ):
             break
     return num_bad
 
 
-def write_rows(
-    output: Output, trained: LoadedModel, images: Images, top_k: int, kept: Embeddings | None = None
-) -> int:
+def write_rows(output: Output, trained: LoadedModel, images: Images, wanted: Wanted) -> int:
     """Write the output file, after the rows that are there; returns how many cannot be read.
 
     Raises:
@@ -143,10 +167,10 @@ def write_rows(
         print(f"{out}: {output.num_done:,} of {count:,} rows are there", flush=True)
     progress = Progress(count, output.num_done)
     try:
-        for rows in predictions(trained, images, top_k, output.num_done, kept):
+        for rows in predictions(trained, images, wanted, output.num_done):
             output.add(rows)
             progress.show(output.num_done)
-        output.finish(top_k)
+        output.finish(wanted.top_k)
     except OSError as error:
         raise FaultError(
             f"cannot write {out}: {error.strerror}; {output.num_done:,} rows are kept; "

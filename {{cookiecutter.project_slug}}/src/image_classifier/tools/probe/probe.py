@@ -50,12 +50,9 @@ def probe(config: Config) -> Scores:
         FaultError: if memory does not suffice, or a data worker was killed.
     """
     run = config.run
-    if not run.init_from:
-        raise UserError("probe needs trained weights: --run.init-from FILE, or pretrained")
+    check_config(config)
     with join_world(config.compute, run.timeout_seconds) as world, open_run(config, world):
-        if world.size > 1 or run.processes not in ("auto", 1):
-            raise UserError("probe is one process: start it without torchrun or --run.processes")
-        check_folder(config, world)
+        check_run(config, world)
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
         data = open_images(config, world)
         if data.source.is_multi_label:
@@ -76,9 +73,7 @@ def probe(config: Config) -> Scores:
         model = model.to(world.device, memory_format=precision.memory_format).eval()
         setup = Setup(config, world, data, val_data, model, precision, unfreeze_step=0)
         check_setup(setup)
-        name, layer = find_head(model)
-        if not isinstance(layer, nn.Linear):
-            raise UserError(f"{config.model.name} ends in {name!r}, which is no linear layer")
+        layer = linear_head(config, model)
 
         checkpoints = Checkpoints(config, world, data.source)
         clear_run(checkpoints.folder.parent, world)
@@ -110,18 +105,36 @@ def probe(config: Config) -> Scores:
             state = TrainState(model, build_optimizer(config.optim, model), precision)
             state.record(scores.top1)
             checkpoints.save(state, log.state_dict())
-            log.finish(scores, message)
+            log.finish(scores, message, model, normalize)
         return scores
 
 
-def check_folder(config: Config, world: World) -> None:
-    """Raise `UserError` if the run folder holds a run that has trained."""
+def check_config(config: Config) -> None:
+    """Raise `UserError` for options that no probe can have."""
+    if not config.run.init_from:
+        raise UserError("probe needs trained weights: --run.init-from FILE, or pretrained")
+    if config.model.lora_rank:
+        raise UserError("probe trains nothing but the last layer: leave out --model.lora-rank")
+
+
+def check_run(config: Config, world: World) -> None:
+    """Raise `UserError` if there are several ranks, or the run folder holds a run that trained."""
+    if world.size > 1 or config.run.processes not in ("auto", 1):
+        raise UserError("probe is one process: start it without torchrun or --run.processes")
     saved = read_newest(config.run, world)
     if saved and saved["state"]["step"]:
         raise UserError(
             f"{config.run.dir!a} holds a run that has trained: take another --run.dir, or delete "
             "that run with --run.fresh"
         )
+
+
+def linear_head(config: Config, model: nn.Module) -> nn.Linear:
+    """The last layer of the network; UserError if it is not linear."""
+    name, layer = find_head(model)
+    if not isinstance(layer, nn.Linear):
+        raise UserError(f"{config.model.name} ends in {name!r}, which is no linear layer")
+    return layer
 
 
 def open_images(config: Config, world: World) -> TrainData:

@@ -20,13 +20,15 @@ class Picture(NamedTuple):
     pixels: Tensor | None  # (height, width, 3) uint8 on the host; None if it cannot be read
     title: str  # shown under the mouse pointer
     lines: list[tuple[str, str, str]]  # each a class of the style sheet, a name, and a percentage
+    heat: Tensor | None = None  # a second image, shown below
 
 
 def gallery(pictures: Sequence[Picture]) -> str:
     """Images side by side."""
     tiles = []
-    for pixels, title, captions in pictures:
+    for pixels, title, captions, heat in pictures:
         image = "<i></i>" if pixels is None else f'<img alt="" src="{data_uri(pixels)}">'
+        image += "" if heat is None else f'<img alt="" src="{data_uri(heat)}">'
         lines = "".join(
             f'<span class="{style}"><b title="{escape(name)}">{escape(name)}</b> {share}</span>'
             for style, name, share in captions

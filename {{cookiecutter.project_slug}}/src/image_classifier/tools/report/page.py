@@ -27,6 +27,12 @@ from .tables import class_table, confused_pairs, confusion_matrix, definitions
 
 PICTURES = 24  # wrong predictions that are shown
 MOST_CLASSES = 20  # of a confusion matrix that can be read
+HEAT = (
+    "The gray image is what the model saw; in color, the places that raise the score of the "
+    "predicted class. They say where, roughly, but not what was recognized there, nor whether it "
+    "is why the answer is wrong. The colors of each image reach from its weakest to its strongest "
+    "place, however little these differ."
+)
 
 # The numbers of the summary: name, metric, format, and what is shown of all values.
 FACTS: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
@@ -47,6 +53,8 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 Rows = list[dict[str, Any]]  # of metrics.jsonl
+Explain = Callable[[list[int], list[int]], Tensor]  # numbers of images, and of classes, to images
+# with heat maps over them: (count, height, width, 3) uint8 on the host
 Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, 3) uint8; labels
 # (count,) int64, or (count, classes) float32 if they are mixed; the step that used them
 
@@ -57,6 +65,8 @@ def write_page(
     state: str = "",
     warnings: Sequence[str] = (),
     samples: Samples | None = None,
+    *,
+    explain: Explain | None = None,
 ) -> None:
     """Write `report.html` to a run folder.
 
@@ -66,6 +76,7 @@ def write_page(
         state: how far the run is.
         warnings: of the run.
         samples: augmented training images, on any device.
+        explain: shows what the model looked at.
 
     Raises:
         OSError: if it cannot be written; the one before is kept.
@@ -93,7 +104,7 @@ def write_page(
         "</div>",
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
         "<h2>Most confident mistakes</h2><p>In color the predicted class, below it the true one. "
-        f"Some may be wrong labels.</p>{mistakes(predictions)}",
+        f"Some may be wrong labels.</p>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
         f'<dl class="list">{definitions(config, changed)}</dl>',
@@ -151,12 +162,19 @@ def calibration_section(calibration: Tensor) -> str:
     )
 
 
-def mistakes(predictions: Predictions) -> str:
+def mistakes(predictions: Predictions, explain: Explain | None) -> str:
     """The wrong predictions with the highest confidence: image, predicted and true class."""
     source, pictures = predictions.source, []
     wrong = (predictions.is_counted & ~predictions.is_correct).nonzero().flatten()
     surest = predictions.probability[wrong].argsort(descending=True, stable=True)
-    for index in wrong[surest][:PICTURES].tolist():
+    shown = wrong[surest][:PICTURES].tolist()
+    note, heats = "", [None] * len(shown)
+    if explain and shown:
+        try:
+            note, heats = HEAT, explain(shown, predictions.predicted[shown].tolist())
+        except Exception as error:  # a network without a feature map, or too little memory
+            note = f"No heat maps: {error}"
+    for index, heat in zip(shown, heats, strict=True):
         predicted, target = int(predictions.predicted[index]), int(source.labels[index])
         lines = [
             ("wrong-class", source.classes[predicted], f"{predictions.probability[index]:.1%}"),
@@ -165,8 +183,8 @@ def mistakes(predictions: Predictions) -> str:
         title = f"image {index}"
         if source.paths is not None:
             title = source.paths.relative(index).decode("utf-8", "backslashreplace")
-        pictures.append(Picture(read_image(source, index), title, lines))
-    return gallery(pictures)
+        pictures.append(Picture(read_image(source, index), title, lines, heat))
+    return (note and f"<p>{escape(note)}</p>") + gallery(pictures)
 
 
 def augmented(samples: Samples, classes: tuple[str, ...]) -> str:

@@ -75,15 +75,14 @@ def small_batchnorm_batch(config: Config, model: nn.Module, processes: int) -> s
 
 def imbalanced_classes(config: Config, train: Source) -> str:
     """A class that is rarely seen is rarely predicted: https://arxiv.org/abs/1901.05555."""
-    if train.is_multi_label:
-        return ""
-    sizes = torch.bincount(train.labels)
+    sizes = train.class_counts()
     smallest, largest = int(sizes[sizes > 0].min()), int(sizes.max())
     if largest <= SKEWED * smallest or config.data.balance != "none":
         return ""
+    advice = "loss" if train.is_multi_label else "sampling or loss"
     return (
         f"the largest class has {largest:,} training images and the smallest {smallest:,}. "
-        "Try --data.balance sampling or loss, with which all classes count alike"
+        f"Try --data.balance {advice}, with which all classes count alike"
     )
 
 

@@ -46,6 +46,32 @@ def test_a_clean_dataset_has_no_findings(root, capsys):
     assert not (root.parent / "photos.cache").exists()
 
 
+def test_images_of_a_table_may_have_several_labels(root, capsys):
+    shutil.copy(root / PICTURE, root / "copy.jpg")
+    shutil.copy(root / "train/bee/1.jpg", root / "same.jpg")
+    rows = [f"{PICTURE},ant|dark,train", "copy.jpg,ant,train", "train/bee/1.jpg,bee,train"]
+    rows += ["same.jpg,bee,train", "train/bee/3.jpg,,train", "gone.jpg,ant|bee,train"]
+    rows += ["val/ant/12.jpg,ant,val", "val/bee/13.jpg,bee|dark,test"]
+    (root / "labels.csv").write_text("path,label,split\n" + "\n".join(rows))
+    command = ["check", "--data.root", str(root), "--data.labels", "labels.csv", "--quarantine"]
+    assert main([*command, "--json", str(root / "check.json")]) == 0
+    assert "images: train 6, val 1, test 1; 3 classes\n" in capsys.readouterr().out
+    report = json.loads((root / "check.json").read_text())
+    assert report["images"]["train"] == {"ant": 3, "bee": 3, "dark": 1}
+    (conflict,) = report["findings"]["conflicts"]
+    assert {image["path"]: image["class"] for image in conflict["images"]} == {
+        PICTURE: "ant|dark",
+        "copy.jpg": "ant",
+    }
+    assert report["skipped"]["not in the table"] == 11
+    assert set(report["quarantine"]) == {PICTURE, "copy.jpg", "same.jpg", "gone.jpg"}
+    data = DataConfig("folder", str(root), "labels.csv")
+    source = open_dataset(data, "val")
+    assert (source.classes, source.labels.tolist()) == (("ant", "bee", "dark"), [[1, 0, 0]])
+    with pytest.raises(UserError, match="'ant' has no train images"):
+        open_dataset(data, "train")
+
+
 def test_unreadable_files_are_named_with_the_reason_and_join_the_list_of_a_user(root, capsys):
     (root / "train/ant/4.jpg").write_bytes((root / "train/ant/4.jpg").read_bytes()[:900])
     hostile = os.fsdecode(b"val/bee/a\tb\n\xff.jpg")

@@ -12,7 +12,9 @@ from safetensors import safe_open
 from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, open_dataset
+from image_classifier.errors import UserError
 from image_classifier.tools import many_runs, statistics
+from image_classifier.tools.cross_validate import cross_validate
 
 TINY = f"{SMOKE} --data.name folder --data.batch-size 4 --data.limit 0".split()
 
@@ -63,6 +65,20 @@ def test_what_cannot_be_divided_is_refused(validate, photos, monkeypatch, refusa
     fixed = DATASETS["folder"]
     monkeypatch.setitem(DATASETS, "mine", lambda _, split: fixed(DataConfig(root=photos), split))
     assert "it should choose them by data.fold" in own("--data.name", "mine")
+
+
+def test_folds_may_be_a_column_of_a_table(photos, tmp_path):
+    names = [f"{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(12)]
+    rows = (f"{name},{name[:3]},{n // 2 % 3}\n" for n, name in enumerate(names))
+    (tmp_path / "labels.csv").write_text("path,label,fold\n" + "".join(rows))
+    data = DataConfig("folder", str(photos / "train"), str(tmp_path / "labels.csv"))
+    folds = cross_validate.open_folds(data, 3)
+    found = [[int(fold.paths[n].stem) for n in range(len(fold))] for fold in folds]
+    assert found == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+    with pytest.raises(UserError, match=r"no images for val in fold 3 of 0 \.\. 2"):
+        cross_validate.open_folds(data, 4)
+    with pytest.raises(UserError, match=r"folds 0 \.\. 1 have 8 of 12 images: the table"):
+        cross_validate.open_folds(data, 2)
 
 
 def test_the_interval_of_folds_has_the_correction():

@@ -154,6 +154,23 @@ def test_all_folds_are_read_from_the_prepared_images_of_both_splits(root):
     assert "prepared from other files" in open_dataset(data, "val").notes[-1]
 
 
+def test_images_of_a_table_are_prepared_by_split(root, tmp_path):
+    names = [f"train/{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(8)]
+    names[0] = str(root / names[0])
+    rows = (f"{name},{n % 2},{('train', 'val')[n // 2 % 2]}\n" for n, name in enumerate(names))
+    (tmp_path / "labels.csv").write_text("path,label,split\n" + "".join(rows))
+    assert prepare(root, "--data.labels", str(tmp_path / "labels.csv")) == 0
+    for split in ("train", "val"):
+        data = DataConfig("folder", str(root), str(tmp_path / "labels.csv"), image_size=32)
+        source = open_dataset(data, split)
+        assert (len(source), source.recipe) == (4, "raw, shorter side 48")
+        for index in range(4):
+            whole = read_image(source.paths[index])
+            scale = 48 / min(whole.shape[:2])
+            side = (round(scale * side) for side in whole.shape[:2])
+            assert torch.equal(source.read(index), resize(whole, *side))
+
+
 def test_other_images_are_read_from_their_files_until_they_are_prepared(root, capsys):
     assert prepare(root) == 0
     assert "48, are less than --data.image-size" in opened(root, image_size=64).notes[-1]

@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch.nn.functional import dropout
 from image_classifier.config import DataConfig
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.shapes import shapes
+from image_classifier.data.datasets.source import Source
 from image_classifier.presets import PRESETS, shortened, smoke
 from image_classifier.tools.sanity_checks import observer
 from image_classifier.train import train
@@ -73,9 +73,17 @@ def test_few_images_are_said_only_where_they_matter(config):
     assert "from 4 of the 16 images" in few(halved, nn.BatchNorm2d(3), processes=2)
     assert few(halved, nn.BatchNorm2d(3), processes=1) == ""
     assert few(halved, nn.GroupNorm(3, 3), processes=2) == ""
-    rare, source = observer.imbalanced_classes, SimpleNamespace(labels=torch.arange(64) // 60)
-    assert rare(changed(config, data__balance="loss"), source) == ""
-    assert rare(config, SimpleNamespace(labels=source.labels[36:])) == ""
+
+
+def test_imbalance_is_said_for_one_label_and_for_several(config):
+    rare, labels = observer.imbalanced_classes, torch.arange(64) // 60
+    pixels = torch.zeros((64, 2, 2, 3), dtype=torch.uint8)
+    for own, advice in ((labels, "sampling or loss"), (torch.eye(2).char()[labels], "loss")):
+        source = Source(own, ("ant", "bee"), pixels)
+        assert rare(config, source).startswith("the largest class has 60 training images and the")
+        assert f"Try --data.balance {advice}, with" in rare(config, source)
+        assert rare(changed(config, data__balance="loss"), source) == ""
+        assert rare(config, source.picked(torch.arange(36, 64))) == ""
 
 
 def test_validation_images_of_another_split_are_said(on_photos, tmp_path):

@@ -47,6 +47,22 @@ def test_a_bad_image_is_masked_in_its_place(skipping, where, workers, method, mo
         assert torch.equal(batch.images.flatten(1).any(1), ~is_bad[batch.indices])  # black
 
 
+@pytest.mark.parametrize("where", ["stream", "device"])
+def test_labels_of_a_bad_image_are_unknown_if_there_are_several(skipping, where, tmp_path):
+    names = [f"train/{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(12)]  # 2 is bad, 5 is missing
+    rows = "".join(f"{name},{name[6:9]}|all\n" for name in names)
+    (tmp_path / "labels.csv").write_text("path,label,split\n" + rows.replace("\n", ",train\n"))
+    with (tmp_path / "labels.csv").open("a") as file:
+        file.write("val/ant/14.jpg,ant,val\n")
+    own = {"data__labels": str(tmp_path / "labels.csv"), "data__where": where, "data__workers": 0}
+    data = TrainData(changed(skipping, **own), CPU)
+    for batch in data.batches(0, 3):
+        for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True):
+            is_bad = index in (2, 5)
+            assert label == ([LEFT_OUT] * 3 if is_bad else [1, 1 - index % 2, index % 2])
+    assert [line.partition("\t")[0] for line in sorted(listed(skipping))] == [names[2], names[5]]
+
+
 @pytest.mark.parametrize(("where", "crop"), [("stream", "resized"), ("device", "none")])
 def test_a_run_counts_and_lists_each_once_on_one_rank_and_on_two(skipping, capsys, where, crop):
     config = changed(skipping, data__where=where, augment__crop=crop, data__workers=0)

@@ -1,0 +1,1 @@
+"""`--optim.teacher`: knowledge distillation, learning from the probabilities of a trained model."""

@@ -1,0 +1,74 @@
+"""Knowledge distillation: a trained model, the teacher, gives a part of the targets.
+
+https://arxiv.org/abs/1503.02531. It is in evaluation mode and sees the pixels that the student
+sees, which made the difference in https://arxiv.org/abs/2106.05237. Cross entropy is linear in the
+targets, so those of labels and teacher are mixed, and the loss stays as it is.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from ...config import ComputeConfig
+from ...data import TrainData
+from ...errors import UserError
+from ...runtime.console import some
+from ..loaded_model import load_model
+
+
+class Teacher(nn.Module):
+    """Maps images and labels to targets; on every rank, whole, without gradients."""
+
+    def __init__(
+        self, run: str, share: float, temperature: float, compute: ComputeConfig, data: TrainData
+    ) -> None:
+        """The best weights of a run folder or checkpoint, for students of `data`.
+
+        `share` is the teacher's part of the targets; `temperature` divides its logits.
+
+        Raises:
+            UserError: if there is no such run, or it knows too few classes.
+        """
+        super().__init__()
+        trained = load_model(run, compute, data.world)
+        classes, mean, std = data.source.classes, data.source.mean, data.source.std
+        if unknown := tuple(name for name in classes if name not in trained.classes):
+            raise UserError(
+                f"--optim.teacher {run!a} does not know all classes of the images: it knows "
+                f"{some(trained.classes)}; it lacks {some(unknown)}"
+            )
+        self.digest = trained.digest
+        self.model, self.side = trained.model, trained.config.data.image_size
+        self.share, self.temperature = share, temperature
+        if compute.compile:
+            self.model.compile()
+        place = {"device": data.world.device}
+        self.outputs = torch.tensor([trained.classes.index(name) for name in classes], **place)
+        # From the student's normalization to the teacher's.
+        theirs = zip(mean, std, trained.mean, trained.std, strict=True)
+        scale_and_shift = [(s / own_s, (m - own_m) / own_s) for m, s, own_m, own_s in theirs]
+        self.scale, self.shift = torch.tensor(scale_and_shift, **place).T[:, :, None, None]
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The targets of a micro-batch: (batch, classes) float32.
+
+        Args:
+            images: (batch, 3, side, side) float32, augmented and normalized as for the student.
+            labels: (batch,) int64, or (batch, classes) float32 where images are mixed.
+        """
+        if not labels.is_floating_point():
+            numbers = torch.arange(len(self.outputs), device=labels.device)
+            labels = (labels[:, None] == numbers).float()
+        # An image that could not be read, or its part of a mixture, has no targets.
+        known = labels.sum(dim=1, keepdim=True)
+        return labels.lerp(known * self.probabilities(images), self.share)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """The teacher's, of the student's classes: (batch, classes) float32."""
+        images = images * self.scale + self.shift
+        if images.shape[2] != self.side:  # as large as those that it was trained on
+            size = self.side, self.side
+            images = interpolate(images, size, mode="bilinear", antialias=True)
+        logits = self.model(images).index_select(1, self.outputs)
+        return (logits.float() / self.temperature).softmax(dim=1)

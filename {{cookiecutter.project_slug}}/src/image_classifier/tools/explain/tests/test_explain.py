@@ -1,0 +1,174 @@
+"""Heat lies where the evidence for a class is known to be, and nothing else of a run changes."""
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from conftest import Shown, tiny, untrained_run
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, interpolate
+from torchvision.models import VisionTransformer
+
+from image_classifier.cli import main
+from image_classifier.config import ModelConfig
+from image_classifier.errors import UserError
+from image_classifier.models import build_model, vit
+from image_classifier.runtime.tools import find_tool
+from image_classifier.tools.explain import heat
+from image_classifier.tracking import logger
+from image_classifier.train import train
+
+SIDE, SQUARE = 32, 8  # in pixels
+predict, report = find_tool("heat_maps", "predict"), find_tool("page", "report")
+
+
+def squares(seed, count=32):
+    """Noise with two squares; their colors are classes, and `boxes` are their places."""
+    generator = torch.Generator().manual_seed(seed)
+    images = 0.3 * torch.randn(count, 3, SIDE, SIDE, generator=generator)
+    colors = torch.rand(count, 3, generator=generator).argsort(1)[:, :2]
+    corners = torch.randint(0, SIDE - SQUARE + 1, (count, 2, 2), generator=generator)
+    boxes = torch.zeros(2, count, SIDE, SIDE, dtype=torch.bool)
+    for index in range(count):
+        for number, (row, column) in enumerate(corners[index]):
+            box = slice(row, row + SQUARE), slice(column, column + SQUARE)
+            boxes[number, index][box] = True
+            images[index, colors[index, number]][box] += 1.5
+    return images, colors, boxes
+
+
+def taught(model, steps, lr):
+    """`model`, trained to name both colors of each image."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    for step in range(steps):
+        images, colors, _ = squares(step)
+        logits = model(images)
+        targets = torch.zeros_like(logits).scatter(1, colors, 1.0)
+        binary_cross_entropy_with_logits(logits, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def resnet9(_=None):
+    torch.manual_seed(0)
+    return build_model(ModelConfig(name="resnet9", width=8), 3, SIDE)
+
+
+def mean_of_patches(monkeypatch):
+    for name, value in {"WIDTH": 48, "DEPTH": 2, "HEADS": 3, "PATCH": 4}.items():
+        monkeypatch.setattr(vit, name, value)
+    torch.manual_seed(0)
+    return vit.ViT(3, SIDE)
+
+
+def class_token(_):
+    torch.manual_seed(0)
+    return VisionTransformer(SIDE, 4, 2, 3, 48, 96, num_classes=3)
+
+
+@pytest.mark.parametrize("build", [resnet9, mean_of_patches, class_token])
+def test_heat_lies_on_the_evidence_for_the_class_that_is_asked_for(build, monkeypatch):
+    model, (images, colors, boxes) = build(monkeypatch), squares(10**6)
+    taught(model, 40, 3e-3)
+    areas = boxes.float().mean((2, 3))
+    for own, other in ((0, 1), (1, 0)):
+        maps = heat.heat_maps(model, images, colors[:, own])
+        assert maps.shape == (len(images), SIDE, SIDE)
+        assert set(maps.amin((1, 2)).tolist() + maps.amax((1, 2)).tolist()) == {0, 1}
+        # The share of the heat in each square, in multiples of the square's share of the area.
+        on = ((maps * boxes).sum((2, 3)) / maps.sum((1, 2)) / areas).mean(1)
+        assert on[own] > 3
+        assert on[other] < 0.75 * on[own]
+
+
+def test_a_map_is_what_captum_multiplies():
+    captum = pytest.importorskip("captum.attr")
+    model, (images, colors, _) = resnet9().eval(), squares(0)
+    found = heat.heat_maps(model, images, colors[:, 0])
+    # Features after a ReLU: the positive part of the product is that of the gradient.
+    layer = captum.LayerGradientXActivation(model, model.stage3)
+    maps = layer.attribute(images, target=colors[:, 0]).relu().sum(1, keepdim=True)
+    maps = interpolate(maps.detach(), (SIDE, SIDE), mode="bilinear")[:, 0]
+    maps = maps - maps.amin((1, 2), keepdim=True)
+    torch.testing.assert_close(found, maps / maps.amax((1, 2), keepdim=True))
+
+
+def test_the_model_stays_as_it_was_and_blocks_around_change_no_map():
+    model, (images, colors, _) = resnet9(), squares(0)
+    frozen = resnet9().requires_grad_(False)
+    no_map = nn.Sequential(nn.Flatten(), nn.Linear(images[0].numel(), 3))
+    model.stage1.eval()  # such as frozen BatchNorm layers
+    model.head.weight.requires_grad_(False)
+
+    def state():
+        flags = [layer.training for layer in model.modules()]
+        hooks = [len(layer._forward_hooks) for layer in model.modules()]
+        wants = [(weight.requires_grad, weight.grad) for weight in model.parameters()]
+        return flags, hooks, wants, torch.get_rng_state().tolist()
+
+    before, weights = state(), {k: v.clone() for k, v in model.state_dict().items()}
+    maps = heat.heat_maps(model, images, colors[:, 0])
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert heat.heat_maps(model, images + 0, colors[:, 0]).equal(maps)
+    assert heat.heat_maps(frozen, images, colors[:, 0]).equal(maps)
+    with pytest.raises(UserError, match="Sequential has no layer that returns a map"):
+        heat.heat_maps(no_map, images, colors[:, 0])
+    assert no_map.training
+    assert not no_map[1]._forward_hooks
+    torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
+    assert state() == before
+
+
+@pytest.mark.skipif(not report, reason="tools/report was deleted")
+def test_a_run_shows_it_beside_its_mistakes_and_is_the_same_without_it(tmp_path, monkeypatch):
+    def pictures(name):
+        train(tiny(tmp_path / name))
+        text = Path(tmp_path, name, "report.html").read_text(encoding="utf-8")
+        assert len(text) < 400_000
+        return Shown(text)
+
+    def weights(name):
+        return load_file(tmp_path / name / "checkpoints/best.safetensors")
+
+    with_it = pictures("a")
+    assert report.HEAT in with_it.words
+    monkeypatch.setattr(heat, "heat_maps", Mock(side_effect=UserError("no map")))
+    failed = pictures("b")
+    assert "No heat maps: no map" in failed.words
+    monkeypatch.setattr(logger, "find_tool", lambda module, _: {"page": report}.get(module))
+    without = pictures("c")
+    assert report.HEAT not in without.words
+    assert len(with_it.pictures) == len(without.pictures) + report.PICTURES
+    assert set(with_it.pictures) > set(without.pictures) == set(failed.pictures)
+    torch.testing.assert_close(weights("a"), weights("c"), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not predict, reason="tools/predict was deleted")
+def test_predict_writes_a_picture_for_each_image(tmp_path, photos, monkeypatch, refusal):
+    run = untrained_run(tiny(tmp_path / "run"), photos)
+    bad, out, folder = tmp_path / "x.jpg", tmp_path / "x.csv", tmp_path / "new/heat"
+    bad.write_bytes(b"")
+    words = ["predict", run, str(bad), str(photos / "val"), str(photos / "val/ant/12.jpg")]
+    words += ["--device", "cpu", "--workers", "0", "--batch-size", "4"]
+    explain = ["--explain", str(folder)]
+    assert main([*words, "--out", str(out)]) == 0
+    rows = out.read_bytes()
+    assert main([*words, *explain, "--out", str(out), "--fresh"]) == 0
+    assert out.read_bytes() == rows
+    names = [path.name for path in sorted(folder.iterdir())]
+    assert names == ["0002-12.png", "0003-14.png", "0004-13.png", "0005-15.png", "0006-12.png"]
+    shown = {path: path.read_bytes() for path in folder.iterdir()}
+    for path in shown:
+        path.unlink()
+    assert main([*words, *explain]) == 0
+    assert {path: path.read_bytes() for path in folder.iterdir()} == shown
+    with Image.open(next(iter(shown))) as image:
+        assert (image.mode, image.size) == ("RGB", (32, 32))
+    monkeypatch.setattr(predict, "MOST", 3)
+    assert "of 3 at most: there are 6" in refusal(*words, *explain)
+    monkeypatch.undo()
+    assert "--explain '/proc/x'" in refusal(*words, "--explain", "/proc/x")

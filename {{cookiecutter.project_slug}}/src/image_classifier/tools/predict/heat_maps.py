@@ -1,0 +1,58 @@
+"""The pictures of `predict --explain`: images with the places that speak for their class."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from ...errors import FaultError, UserError
+from ...runtime.files import write_whole
+from ...runtime.tools import need_tool
+from ..loaded_model import LoadedModel
+from .output import Row
+
+MOST = 1000  # pictures that somebody will look at
+UNSAFE = re.compile(r"[^\w.-]+")  # in the name of a file
+
+
+def begin_heat_maps(folder: Path, count: int) -> None:
+    """Make the folder of `--explain`.
+
+    Raises:
+        UserError: if that can't be done, or there are too many images.
+    """
+    need_tool("heat", "explain", "--explain")
+    if count > MOST:
+        raise UserError(
+            f"--explain writes a PNG for each image, of {MOST:,} at most: there are "
+            f"{count:,}, name fewer"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--explain {str(folder)!a}: {error.strerror}") from error
+
+
+def write_heat_maps(  # noqa: PLR0917 - what a picture shows, and its name
+    folder: Path, trained: LoadedModel, images: Tensor, classes: Tensor, rows: list[Row], first: int
+) -> None:
+    """Write what the model looked at in each image of a batch that could be read.
+
+    Names begin with the number of the image, as several files may have the same.
+
+    Raises:
+        FaultError: if a file can't be written.
+    """
+    tool = need_tool("heat", "explain", "--explain")
+    heat = tool.heat_maps(trained.model, trained.normalize(images), classes)
+    pictures = tool.painted(images.permute(0, 2, 3, 1), heat).cpu().numpy()
+    for number, (row, pixels) in enumerate(zip(rows, pictures, strict=True), first + 1):
+        name = f"{number:04}-{UNSAFE.sub('_', Path(row['path']).stem)[:50]}.png"
+        if not row["error"]:
+            try:
+                write_whole(folder / name, partial(Image.fromarray(pixels).save, format="png"))
+            except OSError as error:
+                path = ascii(str(folder / name))
+                raise FaultError(f"cannot write {path}: {error.strerror}") from error
