@@ -5,7 +5,7 @@
 
 `folder` is `train.py folder`, and `probe` the command of that name with the same network, a seed a
 round. The weights of `probe` are stand-ins for downloaded ones: they have seen CIFAR-10 (`--cifar`:
-train/, and test/ under the name of val/) at its 32 pixels, for 16 epochs with the round's seed.
+train/, and test/ under the name of val/) at its 32 pixels, for 8 epochs with the round's seed.
 Their training is not part of the time; `--weights` gives others.
 
 Prints and writes `results/probe.json`. The deviation is that of single runs.
@@ -26,8 +26,8 @@ import rounds
 ABOUT = "augment data evaluate models optim precision presets tools/features tools/probe train"
 # Without label smoothing, as it costs features what other classes need of them:
 # https://arxiv.org/abs/2010.16402
-WEIGHTS = "cifar10_speed --data.name folder --data.root CIFAR --epochs 16"
-WEIGHTS += " --optim.label-smoothing 0 --run.evaluate-every-epochs 16"
+WEIGHTS = "cifar10_speed --data.name folder --data.root CIFAR --epochs 8"
+WEIGHTS += " --optim.label-smoothing 0 --run.evaluate-every-epochs 8"
 COMMANDS = {
     "folder": "folder --data.root FLOWERS",
     "probe": "cifar10_speed --data.name folder --data.root FLOWERS --data.image-size 64 "

@@ -61,6 +61,8 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(name, *, probe, files,
     assert scores.top1 == row["val/top1"]
     assert scores.loss == pytest.approx(row["val/loss"], rel=1e-4)
     assert main(["predict", str(folder), str(photos / "val"), "--workers", "0"]) == 0
+    assert main(["compare", str(folder), str(folder)]) == 0
+    assert "speed: not measured" in capsys.readouterr().out
     # Fine-tuning begins with its head.
     best = load_best(folder / "checkpoints/best.pt")
     begun = build_model(best.config.model, 2, 32)
