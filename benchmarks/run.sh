@@ -23,6 +23,7 @@ compare() {
 compare loaders --pixels
 compare loaders
 compare resident
+compare ways_in
 compare policies
 compare overhead
 compare precision

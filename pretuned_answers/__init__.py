@@ -65,6 +65,10 @@ _LIBRARIES = {
         pyparsing pyro4 pyro4_check_config pyro4_flameserver pyro4_httpgateway pyro4_ns pyro4_nsc
         pyro4_test_echoserver serpent statsmodels wrapt
     """,
+    "datasets": """
+        aiohappyeyeballs aiohttp aiosignal datasets datasets_cli frozenlist multidict multiprocess
+        propcache yarl
+    """,
     "onnx": "backend_test_tools check_model check_node ml_dtypes onnx",
     "onnxruntime": "flatbuffers onnxruntime onnxruntime_test",
     "onnxscript": "onnx_ir onnxscript",

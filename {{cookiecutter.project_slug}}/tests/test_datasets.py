@@ -13,7 +13,8 @@ import torch
 from conftest import changed
 from PIL import Image
 from test_order import seen
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
 
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import DATASETS, open_dataset
@@ -22,6 +23,7 @@ from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.errors import UserError
+from image_classifier.models import read_checkpoint
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 
@@ -102,6 +104,8 @@ NUMBERS = "Noisy should be 24 numbers of classes, one for each"
         (Noisy(["ant"] * 24), NUMBERS),
         (Noisy([0.5] * 24), NUMBERS),
         (Noisy([0, 1]), NUMBERS),
+        (Noisy([[0, 2]] * 24), NUMBERS),
+        (Noisy([[0, 1]] * 23), NUMBERS),
     ],
 )
 def test_what_no_dataset_can_be_is_refused(monkeypatch, returned, message):
@@ -155,6 +159,33 @@ def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(monkeyp
     assert torch.equal(source.labels, labels)
     assert source.classes == ("0", "1", "2")
     assert "has no `targets`: labels were found by one pass over its images" in source.notes[0]
+
+
+def test_an_image_may_have_several_labels_and_a_subset_those_of_the_whole(monkeypatch):
+    rows = [[1, 0], [1, 1], [0, -1]] * 8
+    source = offer(monkeypatch, lambda _: Subset(Noisy(rows), [2, 1]))
+    assert source.is_multi_label
+    assert source.labels.tolist() == [rows[2], rows[1]]
+    assert source.classes == CLASSES
+    unnamed = TensorDataset(PIXELS, torch.tensor(rows[:6]), torch.arange(6))
+    assert offer(monkeypatch, lambda _: unnamed).labels.tolist() == rows[:6]
+    assert torch.equal(offer(monkeypatch, lambda _: unnamed).read(3), PIXELS[3])
+
+
+@pytest.mark.parametrize("crop", ["pad", "resized"])
+def test_a_torch_dataset_of_files_ends_as_their_folder(on_photos, tmp_path, monkeypatch, crop):
+    def opened(split):
+        return ImageFolder(Path(on_photos.data.root, split))
+
+    offer(monkeypatch, opened)
+    ended = []
+    for number, name in enumerate(("folder", "mine")):
+        config = changed(on_photos, data__name=name, data__limit=0, data__workers=number)
+        config = changed(config, augment__crop=crop, run__dir=str(tmp_path / name), epochs=1)
+        train(config)
+        saved = read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))
+        ended.append(saved["state"]["model"])
+    assert all(torch.equal(tensor, ended[1][name]) for name, tensor in ended[0].items())
 
 
 def test_images_are_pil_or_bytes_in_either_layout():

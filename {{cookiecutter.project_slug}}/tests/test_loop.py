@@ -126,7 +126,8 @@ def test_layers_compute_in_the_chosen_precision_and_memory_layout(
 
     def look(layer, images):
         features = forward(layer, images)
-        if images.shape[1] == 3 and len(images) > 1:  # FLOPs are counted with a single one
+        # FLOPs are counted with a single image, heat maps need the gradients of images.
+        if images.shape[1] == 3 and len(images) > 1 and not images.requires_grad:
             pair = (images, layer.weight)
             layouts = [tensor.is_contiguous(memory_format=layout) for tensor in pair]
             found.add((*layouts, layer.weight.dtype, features.dtype))

@@ -26,8 +26,9 @@ def within(default: object, low: float, high: float = LARGE) -> Any:  # noqa: AN
 class DataConfig:
     """Which images, and how they are loaded."""
 
-    name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images
-    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
+    name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images; tar, huggingface
+    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
+    # of tar, perhaps a URL
     labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
     # path,label[,split][,fold][,weight]; a|b are two labels; paths are absolute or from `root`
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if

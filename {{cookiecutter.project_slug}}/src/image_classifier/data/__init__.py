@@ -7,7 +7,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 from .autotune import choose_workers, fits_memory, open_loader, worker_counts
 from .crops import BOX_DRAWS, center_crop, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
-from .datasets.folder import has_suffix, walk
+from .datasets.folder import PART_NAMES, VAL_NAMES, has_suffix, is_junk, is_val, walk
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
 from .datasets.table import has_test_rows

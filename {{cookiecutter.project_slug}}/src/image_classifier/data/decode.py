@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from ..errors import FaultError, UserError
-from ..runtime.files import open_plain
+from ..runtime.files import read_plain
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -45,18 +46,20 @@ def silence_pillow() -> None:
 silence_pillow()
 
 
-def read_image(path: Path) -> Tensor:
+def read_image(path: Path, read: Callable[[], bytes] | None = None) -> Tensor:
     """The pixels of an image file: (height, width, 3) uint8, upright, transparency over white.
 
-    An animation gives its first frame. 16-bit gray keeps its upper 8 bits.
+    An animation gives its first frame. 16-bit gray keeps its upper 8 bits. `read` returns the
+    content of what is no file of its own.
 
     Raises:
         BadImageError: if the file is missing, damaged, of another format, or too large.
-        FaultError: if the system is out of memory or file descriptors.
+        FaultError: if the system is out of memory or file descriptors, or `read` raises it.
     """
     try:
-        with open_plain(path) as file:
-            return decode(file.read())
+        return decode(read() if read else read_plain(path))
+    except FaultError:
+        raise
     except Exception as error:  # Pillow's decoders raise errors of many kinds on damaged files
         raise unreadable(path, error) from error
 

@@ -47,6 +47,7 @@ class Samples:
         Returns, by row, why an image can't be read; that row is black.
         """
         unreadable: dict[int, str] = {}
+        self.source.prefetch(indices % len(self.source))
         if self.min_area is not None:
             key = (seeding.SAMPLE, self.seed, epoch)
             draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=BOX_DRAWS + 1))

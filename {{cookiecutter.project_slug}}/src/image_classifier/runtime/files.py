@@ -129,10 +129,15 @@ def open_plain(path: Path) -> BinaryIO:
     return file
 
 
+def read_plain(path: Path) -> bytes:
+    """The content of a file; OSError if it can't be read, or is a pipe or a device."""
+    with open_plain(path) as file:
+        return file.read()
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if it holds anything else; OSError if it can't be read."""
-    with open_plain(path) as file:
-        return parse_object(file.read())
+    return parse_object(read_plain(path))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

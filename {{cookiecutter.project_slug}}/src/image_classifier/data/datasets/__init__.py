@@ -9,6 +9,8 @@
 `split` is train, val or test; raise `UserError` for one that there is not. What the function draws
 from torch, `random` or NumPy is the same for each split, and whichever command asks; what a torch
 `Dataset` draws for an image depends on the seed, the epoch and the number of the image.
+
+What few need is a tool: `tools/<name>/dataset.py` with such a function, called as the tool.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from torch.utils.data import Dataset
 from ...config import DataConfig
 from ...errors import UserError, choose
 from ...runtime.seeding import DATASET, seeded
-from ...runtime.tools import find_tool
+from ...runtime.tools import find_tool, find_tools
 from .cifar import cifar10, cifar100
 from .folder import folder
 from .map_style import source_of
@@ -35,8 +37,8 @@ def open_dataset(data: DataConfig, split: str) -> Source:
     """One split of the dataset that `data` names; its images as `prepare` wrote them, if it did.
 
     Raises:
-        UserError: for a name that is not in `DATASETS`, images that are not there or damaged, or a
-            function that does not return what it should.
+        UserError: for a name that neither `DATASETS` nor a tool has, images that are not there or
+            damaged, or a function that does not return what it should.
     """
     source = open_files(data, split)
     if prepared := find_tool("prepared", "prepare"):
@@ -47,12 +49,21 @@ def open_dataset(data: DataConfig, split: str) -> Source:
     return source
 
 
+def find_dataset(name: str) -> Callable[[DataConfig, str], Source | Dataset]:
+    """The function of a dataset, from `DATASETS` or a tool; `UserError` if there is none."""
+    if name in DATASETS:
+        return DATASETS[name]
+    tools = find_tools("dataset").items()
+    theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
+    return choose("dataset", name, DATASETS | theirs)
+
+
 def open_files(data: DataConfig, split: str) -> Source:
     """`open_dataset` without a limit and without prepared images; files may be missing.
 
     Files that `check --quarantine` listed are left out.
     """
-    function = table if data.labels else choose("dataset", data.name, DATASETS)
+    function = table if data.labels else find_dataset(data.name)
     with seeded(DATASET):
         found = function(data, split)
         source = source_of(found) if isinstance(found, Dataset) else found

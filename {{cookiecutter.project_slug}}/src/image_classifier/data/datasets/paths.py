@@ -1,4 +1,4 @@
-"""The paths of image files."""
+"""The paths of image files, and how these are read."""
 
 import os
 from array import array
@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...runtime.files import read_plain
 
 STAT_THREADS = 4  # faster than one on network file systems
 STAT_TOGETHER = 4096  # files per task of a thread
@@ -19,7 +21,8 @@ class PathList:
     """Paths as one array of bytes, whose memory forked workers share.
 
     Reference counts of a list would copy it into each worker
-    (https://github.com/pytorch/pytorch/issues/13246).
+    (https://github.com/pytorch/pytorch/issues/13246). Where the images are not files of their own,
+    paths are names, and a subclass has `read`, `stats`, `picked`, and perhaps `prefetch`.
     """
 
     def __init__(self, root: str | Path, paths: Iterable[bytes | str | Path]) -> None:
@@ -53,6 +56,13 @@ class PathList:
         """The path of image `index`, relative to `folder` if it is below it."""
         path = os.path.join(os.fsencode(self.root), self.relative(index))
         return path.removeprefix(os.path.join(os.fsencode(Path(folder)), b""))
+
+    def read(self, index: int) -> bytes:
+        """The content of file `index`; OSError if it can't be read."""
+        return read_plain(self[index])
+
+    def prefetch(self, indices: np.ndarray) -> None:
+        """Hear which files this thread reads next: (count,) int64."""
 
     def picked(self, indices: Tensor) -> "PathList":
         """Only the paths at `indices`, (count,) int64."""

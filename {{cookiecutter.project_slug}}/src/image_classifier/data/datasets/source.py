@@ -109,11 +109,16 @@ class Source:
             return self.pixels[index]
         if self.reader is None:
             assert self.paths is not None
-            return read_image(self.paths[index])
+            return read_image(self.paths[index], partial(self.paths.read, index))
         if not self.is_random:
             return self.reader(index)
         with seeding.seeded(seeding.SAMPLE, *(place or (0, 0, index)), 2):
             return self.reader(index)
+
+    def prefetch(self, indices: np.ndarray) -> None:
+        """Hear which images this thread reads next, (count,) int64: those far away are fetched."""
+        if self.paths is not None and self.reader is None:
+            self.paths.prefetch(indices)
 
     def name(self, index: int) -> str:
         """The image in a message: its path, or its number."""
@@ -155,9 +160,11 @@ class Source:
         if self.paths is None:
             return {}
         contents = hashlib.blake2b(digest_size=8)
-        for path in self.thinned(min(READ_FILES, len(self))).paths or ():
+        some = np.arange(count := min(READ_FILES, len(self))) * len(self) // max(1, count)
+        self.paths.prefetch(some)
+        for index in some.tolist():
             with contextlib.suppress(OSError):  # a file that is gone has no size
-                contents.update(hashlib.blake2b(path.read_bytes()).digest())
+                contents.update(hashlib.blake2b(self.paths.read(index)).digest())
         sizes = self.paths.stats()[:, 0].contiguous().numpy().data
         sizes = hashlib.blake2b(sizes, digest_size=8).hexdigest()
         return {"sizes": sizes, "contents": contents.hexdigest()}

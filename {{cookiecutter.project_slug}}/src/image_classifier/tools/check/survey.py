@@ -1,10 +1,12 @@
 """All images of a dataset, each read once: statistics and a small gray image of each."""
 
 import hashlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from PIL import Image
@@ -82,10 +84,10 @@ class Images:
             pixels = source.read(number)
             content = pixels.numpy().tobytes()
         else:
-            path = source.paths[number]
+            path, read = source.paths[number], partial(source.paths.read, number)
             try:
-                pixels, content = read_image(path), path.read_bytes()
-                with Image.open(path) as image:
+                pixels, content = read_image(path, read), read()
+                with Image.open(io.BytesIO(content)) as image:
                     self.kinds[index] = sys.intern(f"{image.format} {image.mode}")
                     if image.mode.startswith("I"):  # 16-bit gray, which keeps its upper 8 bits
                         highest = int(image.convert("I").getextrema()[1])

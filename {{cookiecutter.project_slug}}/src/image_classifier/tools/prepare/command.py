@@ -19,7 +19,8 @@ class PrepareOptions:
     data: PrepareData = field(default_factory=PrepareData)
     splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
     side: int = within(Recipe.side, 8, 4096)  # shorter side, in pixels; smaller images stay
-    format: Literal["raw", "jpeg"] = "raw"  # raw: fastest; jpeg: an eighth of the space
+    format: Literal["raw", "jpeg", "tar"] = "raw"  # raw: fastest; jpeg: an eighth of the space;
+    # tar: images as they are, in tar files that `--data.name tar` reads from anywhere
     quality: int = within(Recipe.quality, 1, 100)  # JPEG quality, up to 100
 
 

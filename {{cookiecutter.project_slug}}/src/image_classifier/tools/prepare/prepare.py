@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import simplejpeg
@@ -29,6 +30,7 @@ from ..cache_folder import cache_folder
 from ..progress import Progress
 from . import prepared
 from .recipe import Recipe
+from .shards import write_shards
 
 SHARD_BYTES = 2**26  # of a file of images, about; each thread holds one in memory, several times
 MIN_SHARDS = 64  # of a small dataset, so that many cores share in it
@@ -41,13 +43,17 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
     Raises:
         UserError: if the dataset has no files, one can't be read, or these can't be written.
     """
+    is_tar = recipe.format == "tar"
     for split in splits:
-        folder, paths = cache_folder(data) / split, open_files(data, split).paths
-        if paths is None:
+        folder, source = cache_folder(data) / ("tar" if is_tar else split), open_files(data, split)
+        if source.paths is None and not is_tar:
             raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
         try:
             with alone_in(folder):
-                prepare_split(paths, folder, recipe)
+                if is_tar:
+                    write_shards(source, split, folder)
+                else:
+                    prepare_split(source.paths, folder, recipe)
         except OSError as error:
             raise UserError(
                 f"cannot write prepared images to {str(folder)!a}: {error.strerror}; "
@@ -122,7 +128,7 @@ def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
     """Write the images of `files` to one file: `images`, where each ends, and their sizes."""
     content, ends, sizes = bytearray(), [], []
     for number in range(len(files)):
-        image, size = encode(files[number], recipe)
+        image, size = encode(files, number, recipe)
         content += image
         ends.append(len(content))
         sizes.append(size)
@@ -135,14 +141,16 @@ def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
     write_whole(path, lambda file: file.write(save(arrays, {"about": about})))
 
 
-def encode(path: Path, recipe: Recipe) -> tuple[bytes | memoryview, tuple[int, int]]:
-    """An image as it is stored, and its height and width.
+def encode(
+    files: PathList, number: int, recipe: Recipe
+) -> tuple[bytes | memoryview, tuple[int, int]]:
+    """One of `files` as it is stored, and its height and width.
 
     Raises:
         UserError: if its file can't be read.
     """
     try:
-        pixels = read_image(path)
+        pixels = read_image(files[number], partial(files.read, number))
     except BadImageError as error:
         raise UserError(f"{error}; `check --quarantine` leaves out all such files") from error
     height, width = pixels.shape[:2]

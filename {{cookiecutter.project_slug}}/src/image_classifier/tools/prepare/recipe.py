@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Recipe:
     """How images are prepared."""
 
-    format: str = "raw"  # raw or jpeg
+    format: str = "raw"  # raw, jpeg, or tar: as they are
     side: int = 256  # of the shorter side in pixels, where an image is not smaller
     quality: int = 85  # of jpeg, from 1 to 100
 

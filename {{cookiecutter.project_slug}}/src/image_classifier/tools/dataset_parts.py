@@ -1,0 +1,96 @@
+"""What datasets of tools share: which part has the images of a split, and labels by name."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import DataConfig
+from ..data import VAL_NAMES, Source, is_val
+from ..errors import UserError
+
+Label = int | str | list[int] | list[str]  # a list: several labels for an image
+
+
+def choose_part(parts: Collection[str], data: DataConfig, split: str) -> tuple[str, bool]:
+    """The part of a dataset with the images of `split`, and whether `data.fold` divides it.
+
+    Without a part for validation, that is a share of `train`.
+
+    Raises:
+        UserError: if there is no such part, or it is not divided and `data.fold` is not the first.
+    """
+    val = next((name for name in VAL_NAMES if name in parts), None)
+    if val is not None and data.fold:
+        raise UserError(
+            f"--data.fold {data.fold}: {data.root!a} has validation images of its own, in {val!r}"
+        )
+    part = {"train": "train", "val": val or "train", "test": "test"}[split]
+    if part not in parts:
+        raise UserError(f"{data.root!a} has no {part!r}, only {', '.join(map(ascii, parts))}")
+    return part, val is None and part == "train"
+
+
+def divided(source: Source, names: Iterable[bytes], data: DataConfig, split: str) -> Source:
+    """The images of `split` among those for training and validation; `names` decides, of each."""
+    kept = [index for index, name in enumerate(names) if is_val(name, data) == (split == "val")]
+    if not kept:
+        raise UserError(f"{data.root!a}: of {len(source)} images, none is for {split}")
+    return source.picked(torch.tensor(kept))
+
+
+def distinct(labels: Iterable[Label | None]) -> tuple[list[Label | None], np.ndarray]:
+    """The distinct labels, and which of them each image has: (count,) int32."""
+    places: dict[str, int] = {}
+    found, numbers = [], []
+    for label in labels:
+        number = places.setdefault(repr(label), len(places))
+        if number == len(found):
+            found.append(label)
+        numbers.append(number)
+    return found, np.array(numbers, dtype=np.int32)
+
+
+def class_names(labels: Iterable[Label]) -> tuple[str, ...]:
+    """The classes of labels: their names, sorted, or the numbers up to the largest.
+
+    Raises:
+        UserError: if labels are neither all names nor all numbers from 0.
+    """
+    found = {one for label in labels for one in several(label)}
+    if found and all(isinstance(one, str) for one in found):
+        return tuple(sorted(found))
+    if found and all(type(one) is int and one >= 0 for one in found):
+        return tuple(map(str, range(max(found) + 1)))
+    some = ", ".join(sorted(map(ascii, found))[:3]) or "none"
+    raise UserError(f"labels should be names, or numbers from 0, not {some}")
+
+
+def numbered(labels: Sequence[Label], which: np.ndarray, classes: tuple[str, ...]) -> Tensor:
+    """The label of each image, `labels[which]`, as a `Source` has it.
+
+    (count,) int64, or, if images have several labels, (count, classes) int8.
+
+    Raises:
+        UserError: for a label that is not among the classes.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    numbers |= {number: number for number in range(len(classes))}
+    rows = [[numbers.get(one, -1) for one in several(label)] for label in labels]
+    if unknown := [label for label, row in zip(labels, rows, strict=True) if -1 in row]:
+        raise UserError(
+            f"label {unknown[0]!a} is none of the {len(classes)} classes, "
+            f"{', '.join(map(ascii, classes[:5]))}"
+        )
+    if not any(isinstance(label, list) for label in labels):
+        return torch.tensor(rows)[:, 0][torch.from_numpy(which)]
+    table = torch.zeros((len(rows), len(classes)), dtype=torch.int8)
+    for place, row in zip(table, rows, strict=True):
+        place[row] = 1
+    return table[torch.from_numpy(which)]
+
+
+def several(label: Label) -> list[int] | list[str]:
+    """A label as a list."""
+    return label if isinstance(label, list) else [label]

@@ -1,0 +1,1 @@
+"""Datasets of the library `datasets` of Hugging Face."""

@@ -1,0 +1,140 @@
+"""A folder that `save_to_disk` of Hugging Face's `datasets` wrote; nothing is downloaded.
+
+The images are the column of type `Image`, or called `image`: what was encoded is decoded as a file
+is. Labels are the column of type `ClassLabel`, or called `label` or `labels`: class numbers, names,
+or lists of them. Rows stay on the disk, where all processes map the same memory.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...config import DataConfig
+from ...data import PathList, Source
+from ...errors import UserError
+from ...runtime.files import read_plain
+from ..dataset_parts import choose_part, class_names, distinct, divided, numbered
+
+TAIL = 1024  # bytes at the end of an image, which tell it from others
+
+
+class Rows(PathList):
+    """The images of a dataset, called `train/<row>`."""
+
+    def __init__(self, root: str, part: str, table: Any, rows: np.ndarray) -> None:  # noqa: ANN401
+        """`rows` (count,) int64 of `table`, whose only column has bytes and path of each image."""
+        super().__init__(root, (f"{part}/{row}".encode() for row in rows.tolist()))
+        self.part, self.table, self.rows = part, table, rows
+        (self.column,) = table.column_names
+
+    def read(self, index: int) -> bytes:
+        """The encoded image."""
+        image = self.table[int(self.rows[index])][self.column]
+        if image is None:
+            raise OSError("the row has no image")
+        content, path = image["bytes"], image["path"]
+        return read_plain(self.root / path) if content is None else content
+
+    def picked(self, indices: Tensor) -> "Rows":
+        """Only the images at `indices`, (count,) int64."""
+        return Rows(self.root, self.part, self.table, self.rows[indices.numpy()])
+
+    def tails(self) -> Iterator[bytes]:
+        """What tells each image from the others: its length and end, or its file's name."""
+        from pyarrow import compute
+
+        for chunk in self.table.data.column(self.column).chunks:
+            content, paths = (compute.struct_field(chunk, name) for name in ("bytes", "path"))
+            sizes = compute.binary_length(content).to_pylist()
+            ends = compute.binary_slice(content, -TAIL).to_pylist()
+            for size, end, path in zip(sizes, ends, paths.to_pylist(), strict=True):
+                yield os.fsencode(path or "") if size is None else b"%d %b" % (size, end)
+
+    def stats(self) -> Tensor:
+        """Size in bytes of each image, and the time of change in ns of the dataset."""
+        from pyarrow import compute
+
+        content = compute.struct_field(self.table.data.column(self.column), "bytes")
+        sizes = compute.fill_null(compute.binary_length(content), -1).to_numpy()[self.rows]
+        times = [Path(file["filename"]).stat().st_mtime_ns for file in self.table.cache_files]
+        sizes = torch.from_numpy(sizes.astype(np.int64))
+        return torch.stack((sizes, torch.full_like(sizes, max(times, default=-1))), dim=1)
+
+
+def huggingface(data: DataConfig, split: str) -> Source:
+    """The rows of `split` in a `DatasetDict`; a single `Dataset` is for training and validation.
+
+    Without rows for validation, a hash of each image divides those for training.
+
+    Raises:
+        UserError: if the library is missing, there is no such dataset, or it has no column of
+            images or labels, or several.
+    """
+    library = open_library()
+    try:
+        found = library.load_from_disk(data.root)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--data.root {data.root!a} is no dataset of `save_to_disk`: {error}"
+        ) from error
+    parts = found if isinstance(found, dict) else {"train": found}
+    part, is_divided = choose_part(parts, data, split)
+    table = parts[part]
+    column = find_column(table.features, lambda kind: isinstance(kind, library.Image), "image")
+    try:
+        images = table.select_columns([column]).cast_column(column, library.Image(decode=False))
+    except (TypeError, ValueError, NotImplementedError) as error:  # pyarrow's and the library's
+        raise UserError(f"column {column!a} of {data.root!a} has no images: {error}") from error
+    labels, classes = labels_of(library, parts, part)
+    paths = Rows(data.root, part, images, np.arange(len(table)))
+    source = Source(labels, classes, paths=paths)
+    return divided(source, paths.tails(), data, split) if is_divided else source
+
+
+def labels_of(library: ModuleType, parts: Any, part: str) -> tuple[Tensor, tuple[str, ...]]:  # noqa: ANN401
+    """Labels of a part, and the names of the classes."""
+
+    def class_label(kind: object) -> object:
+        kind = getattr(kind, "feature", kind)  # of a list
+        return kind if isinstance(kind, library.ClassLabel) else None
+
+    table = parts[part]
+    column = find_column(table.features, class_label, "label", "labels")
+    found, which = distinct(table.data.column(column).to_pylist())
+    if (kind := class_label(table.features[column])) is not None:
+        return numbered(found, which, tuple(kind.names)), tuple(kind.names)
+    train = parts.get("train", table)
+    classes = class_names(distinct(train.data.column(column).to_pylist())[0])
+    return numbered(found, which, classes), classes
+
+
+def find_column(features: Any, is_right: Callable[[object], object], *names: str) -> str:  # noqa: ANN401
+    """The one column that `is_right` by its type, or else by its name; a right name wins."""
+    by_kind = [name for name, kind in features.items() if is_right(kind)]
+    found = [name for name in names if name in (by_kind or features)] or by_kind
+    if len(found) != 1:
+        which = ", ".join(map(ascii, found or features))
+        raise UserError(
+            f"the dataset should have one column {names[0]!r}, of type Image or ClassLabel; it has "
+            f"{which}: `dataset.rename_column`, or `dataset.remove_columns`, and save it again"
+        )
+    return found[0]
+
+
+def open_library() -> ModuleType:
+    """The library.
+
+    Raises:
+        UserError: if it is not installed.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError("--data.name huggingface: run `pip install datasets`") from error
+    return datasets

@@ -1,0 +1,148 @@
+"""Images as they are in tar shards, in the layout of WebDataset; `--data.name tar` reads them.
+
+    photos.cache/tar/train-000000.tar    00000000-1.jpg, 00000000-1.cls, ...
+    photos.cache/tar/classes.txt         the names of the classes, whose numbers are in `.cls`
+
+A shard begins with a comment: its key, a digest of the state of its images' files and their labels,
+and a checksum.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ...data import Source
+from ...errors import UserError
+from ...runtime.console import clock, say
+from ...runtime.files import write_text, write_whole
+from ...runtime.machine import num_cores
+from ..progress import Progress
+from . import prepared
+
+SHARD_BYTES = 2**27  # about; each thread holds one in memory
+SUFFIXES = {"JPEG": "jpg", "TIFF": "tif"}  # by format, where they are not the same
+HEAD = 2 * tarfile.BLOCKSIZE  # the comment
+
+
+def write_shards(source: Source, split: str, folder: Path) -> None:
+    """Write the images of `source` as `folder/<split>-*.tar`, or what is missing of them.
+
+    The bytes of files and of encoded images stay; other images become PNG.
+
+    Raises:
+        UserError: if an image can't be read, or labels are unknown or images have weights.
+    """
+    if source.weights is not None or (source.labels < 0).any():
+        raise UserError("images with weights or unknown labels cannot be kept in tar shards")
+    began, progress = time.monotonic(), Progress(len(source))
+    parts = torch.arange(len(source)).split(images_per_shard(source))
+    names = [f"{split}-{number:06}.tar" for number in range(len(parts))]
+    for path in folder.glob(f"{split}-*.tar"):
+        if path.name not in names:
+            path.unlink()
+    stats = None if source.paths is None else source.paths.stats()
+
+    def make(name: str, part: Tensor) -> bool:
+        """Write a shard, unless it is there; whether it was written."""
+        key = ""
+        if stats is not None:
+            files = source.paths.picked(part)
+            state = {"names": files.bytes, "ends": files.ends, "labels": source.labels[part]}
+            key = prepared.digest_of("tar 1", state | {"stats": stats[part]})
+            if is_whole(folder / name, key):
+                return False
+        body = tar_of(source, part)
+        comment = {"comment": f"{key} {digest_of(body)}"}
+        head = tarfile.TarInfo.create_pax_global_header(comment)
+        write_whole(folder / name, lambda file: (file.write(head), file.write(body)))
+        return True
+
+    num_written = 0
+    with ThreadPoolExecutor(1 if source.is_random else num_cores()) as pool:
+        for part, is_new in zip(parts, pool.map(make, names, parts), strict=True):
+            num_written += is_new
+            progress.show(int(part[-1]) + 1)
+    write_text(folder / "classes.txt", "".join(f"{name}\n" for name in source.classes))
+    done = f"{num_written} of {len(parts)} shards written in {clock(time.monotonic() - began)}"
+    say(f"{folder}: {len(source):,} images for {split}: {done}; --data.name tar reads them")
+
+
+def images_per_shard(source: Source) -> int:
+    """The number of images in a shard: a power of 2, so that a few more images do not change it."""
+    if source.paths is not None:
+        image_bytes = max(1, int(source.paths.stats()[:, 0].sum()) // len(source))
+    else:
+        image_bytes = source.read(0).numel()
+    return 1 << (max(1, SHARD_BYTES // image_bytes).bit_length() - 1)
+
+
+def is_whole(path: Path, key: str) -> bool:
+    """Whether a shard has this key, and every byte is as it was written."""
+    try:
+        with path.open("rb") as file:
+            with tarfile.open(fileobj=file) as shard:
+                comment = shard.pax_headers.get("comment")
+            file.seek(HEAD)
+            return comment == f"{key} {digest_of(file.read())}"
+    except (OSError, tarfile.TarError):
+        return False
+
+
+def digest_of(content: bytes) -> str:
+    """A checksum."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def tar_of(source: Source, part: Tensor) -> bytes:
+    """A tar file with the images of `source` at `part`, and their labels."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as shard:
+        for index in part.tolist():
+            name, image = encoded(source, index)
+            suffix, label = label_of(source, index)
+            for member, found in ((name, image), (f"{name.partition('.')[0]}.{suffix}", label)):
+                entry = tarfile.TarInfo(member)
+                entry.size = len(found)
+                shard.addfile(entry, io.BytesIO(found))
+    return content.getvalue()
+
+
+def encoded(source: Source, index: int) -> tuple[str, bytes]:
+    """The name of an image in its shard, and the image as it is stored.
+
+    Raises:
+        UserError: if it can't be read.
+    """
+    if source.paths is None or source.reader is not None:
+        file = io.BytesIO()
+        Image.fromarray(source.read(index).numpy()).save(file, "PNG")
+        return f"{index:08}.png", file.getvalue()
+    try:
+        content = source.paths.read(index)
+        with Image.open(io.BytesIO(content)) as image:
+            suffix = SUFFIXES.get(image.format, image.format.lower())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read image {source.name(index)!a}: {error}; `check --quarantine` leaves out "
+            "all such files"
+        ) from error
+    stem = os.fsdecode(source.paths.relative(index)).rpartition("/")[2].partition(".")[0]
+    return f"{index:08}-{re.sub('[^A-Za-z0-9_-]', '_', stem)}.{suffix}", content
+
+
+def label_of(source: Source, index: int) -> tuple[str, bytes]:
+    """The label of an image: the suffix of its member, and what is in that."""
+    label = source.labels[index]
+    if label.ndim == 0:
+        return "cls", b"%d" % int(label)
+    return "json", json.dumps({"labels": label.eq(1).nonzero()[:, 0].tolist()}).encode()

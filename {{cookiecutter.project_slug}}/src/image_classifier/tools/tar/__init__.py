@@ -1,0 +1,1 @@
+"""Datasets of tar shards in the WebDataset layout."""

@@ -1,0 +1,44 @@
+"""Images in tar shards, in the layout of WebDataset.
+
+    root/train-000000.tar ...     or root/train/*.tar; val, valid or validation; perhaps test
+    root/classes.txt              perhaps: the name of each class, in a line
+
+An image is a member such as `ant/1.jpg`. Its label is in `ant/1.cls`: a number or a name; or in
+`ant/1.json`: the value of "label", or "labels", a list; or else it is the folder, `ant`.
+`root` may be anything that fsspec can read: `s3://bucket/folder`, `gs://`, `http://`.
+"""
+
+from ...config import DataConfig
+from ...data import Source
+from ...errors import UserError
+from ..dataset_parts import choose_part, class_names, divided, numbered
+from .index import open_index
+from .members import Members
+from .storage import Storage
+
+
+def tar(data: DataConfig, split: str) -> Source:
+    """The images in the shards of `split`, in their order there.
+
+    Without shards for validation, a hash of each image's name divides those for training, as for
+    images in folders.
+
+    Raises:
+        UserError: if there are no shards, or one is damaged, or a label is missing or unknown.
+        FaultError: if they can't be read, after several attempts.
+    """
+    storage = Storage(data.root)
+    parts = storage.find_parts()
+    part, is_divided = choose_part(parts, data, split)
+    index = open_index(storage, parts[part], data)
+    if (names := storage.read_lines("classes.txt")) is None:
+        train = "train" if "train" in parts else part
+        own = index if train == part else open_index(storage, parts[train], data)
+        names = class_names(own.labels)
+    try:
+        labels = numbered(index.labels, index.which, names)
+    except UserError as error:
+        raise UserError(f"the {part} shards in {data.root!a}: {error}") from error
+    members = Members(storage, index)
+    source = Source(labels, names, paths=members, notes=index.notes)
+    return divided(source, index.names(members.numbers), data, split) if is_divided else source

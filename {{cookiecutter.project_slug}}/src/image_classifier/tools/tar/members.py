@@ -1,0 +1,55 @@
+"""Images in tar shards as a list of paths: `train-000000.tar/ant/1.jpg`."""
+
+import os
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...data import PathList
+from .index import Index
+from .storage import Storage
+
+
+class Members(PathList):
+    """Images in shards; those of shards elsewhere are fetched several at once."""
+
+    def __init__(self, storage: Storage, index: Index, numbers: Tensor | None = None) -> None:
+        """The images at `numbers` of an index, (count,) int64, or all."""
+        if numbers is None:
+            numbers = torch.arange(len(index.which))
+        self.storage, self.index, self.numbers = storage, index, numbers
+        places = (index.arrays[name][numbers].numpy() for name in ("shard", "start", "size"))
+        self.shard, self.start, self.size = places
+        folders = [os.fsencode(name) + b"/" for name, _, _ in index.shards]
+        pairs = zip(self.shard.tolist(), index.names(numbers), strict=True)
+        super().__init__(storage.root, (folders[shard] + name for shard, name in pairs))
+
+    def read(self, index: int) -> bytes:
+        """The content of image `index`; as `prefetch` has fetched it, if it has."""
+        ahead = getattr(self.storage.here().thread, "ahead", {})
+        if index in ahead:
+            return ahead[index].result()
+        return self.fetch(index)
+
+    def fetch(self, index: int) -> bytes:
+        """The content of image `index`."""
+        name, _, _ = self.index.shards[self.shard[index]]
+        return self.storage.read(name, int(self.start[index]), int(self.size[index]))
+
+    def prefetch(self, indices: np.ndarray) -> None:
+        """Begin to fetch what this thread reads next, if it is not on this machine."""
+        if not self.storage.is_local:
+            here = self.storage.here()
+            wanted = dict.fromkeys(indices.tolist())
+            here.thread.ahead = {n: here.requests.submit(self.fetch, n) for n in wanted}
+
+    def picked(self, indices: Tensor) -> "Members":
+        """Only the images at `indices`, (count,) int64."""
+        return Members(self.storage, self.index, self.numbers[indices])
+
+    def stats(self) -> Tensor:
+        """Size in bytes of each image, and a digest of what changes with its shard."""
+        stamps = torch.tensor([zlib.crc32(stamp.encode()) for _, _, stamp in self.index.shards])
+        return torch.stack((torch.from_numpy(self.size), stamps[self.shard]), dim=1)

@@ -1,0 +1,194 @@
+"""Files on this machine, or wherever fsspec reads from: listed, described, and read in part."""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, TypeVar
+
+from ...data import PART_NAMES, VAL_NAMES
+from ...errors import FaultError, UserError
+from ...runtime.files import open_plain
+
+T = TypeVar("T")
+
+PARTS = {"train": "train", **dict.fromkeys(PART_NAMES, "test"), "training": "train"}
+PARTS |= {name: name for name in VAL_NAMES}
+WAITS = 0.5, 1.0, 2.0, 4.0  # seconds between attempts to read from elsewhere
+REQUESTS = 8  # of a process, at once
+MOST_OPEN = 256  # files that a process keeps open
+# What tells whether a file has changed, by the names that file systems give it.
+STAMPS = ("mtime", "ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "created")
+
+
+class Storage:
+    """The files below a root. All threads of a process share it; forked processes each have own."""
+
+    def __init__(self, root: str) -> None:
+        """Files below `root`, a folder or a URL."""
+        self.root = root
+        self.is_local = "://" not in root
+        self.files: dict[str, BinaryIO] = {}  # open ones; reading moves no place in them
+        self.described: dict[str, tuple[int, str]] = {}
+        self.has_given_up = False
+        self.pid = 0
+
+    def __del__(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def here(self) -> "Storage":
+        """This, with all that a process may not take over from its parent."""
+        if self.pid != os.getpid():
+            from fsspec.core import url_to_fs
+
+            try:
+                self.fs, self.path = url_to_fs(self.root)
+            except (ImportError, ValueError) as error:  # a library for it is missing
+                raise UserError(f"--data.root {self.root!a}: {error}") from error
+            self.path = self.path.rstrip("/")
+            self.requests = ThreadPoolExecutor(REQUESTS)
+            self.thread = threading.local()
+            self.pid = os.getpid()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that was not forked from this one."""
+        return self.__dict__ | {"files": {}, "pid": 0, "fs": None, "requests": None, "thread": None}
+
+    def find_parts(self) -> dict[str, list[str]]:
+        """The shards of each part, train, val and so on, sorted; all are `train` without parts."""
+        parts: dict[str, list[str]] = {}
+        for name, is_folder in self.list_names():
+            word = re.match("[a-z]*", name.lower())[0]
+            if is_folder and name == word in PARTS:
+                found = [f"{name}/{shard}" for shard, _ in self.list_names(name)]
+            else:
+                found = [] if is_folder else [name]
+            if shards := [shard for shard in found if shard.endswith(".tar")]:
+                parts.setdefault(PARTS.get(word, ""), []).extend(sorted(shards))
+        others = parts.pop("", [])
+        if not parts and not others:
+            raise UserError(f"--data.root {self.root!a}: there are no tar files, train-000000.tar")
+        if parts and others:
+            raise UserError(f"{self.root!a}: is {others[0]!a} of train, val or test?")
+        return parts or {"train": others}
+
+    def list_names(self, folder: str = "") -> list[tuple[str, bool]]:
+        """Names in a folder, sorted, and whether each is a folder.
+
+        Raises:
+            UserError: if there is no such folder, or its server does not list it.
+        """
+        here, place = self.here(), self.place(folder)
+        try:
+            entries = here.attempt(folder, lambda: here.fs.ls(place, detail=True))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot list {self.root!a}: {error}") from error
+        names = ((entry["name"].rstrip("/"), entry["type"] == "directory") for entry in entries)
+        return sorted((name.rpartition("/")[2], is_folder) for name, is_folder in names)
+
+    def place(self, name: str) -> str:
+        """Where a file is, for fsspec."""
+        return f"{self.here().path}/{name}".rstrip("/")
+
+    def describe(self, name: str) -> tuple[int, str]:
+        """Size in bytes of a file, and what is another text once it has changed."""
+        here, place = self.here(), self.place(name)
+        info = self.opened(name, lambda: here.fs.info(place))
+        if info["size"] is None:
+            raise UserError(f"{self.show(name)}: its server does not tell its size")
+        found = info["size"], " ".join(str(info[key]) for key in STAMPS if info.get(key))
+        if self.described.setdefault(name, found) != found:
+            raise FaultError(f"{self.show(name)} has changed since this run began to read it")
+        return found
+
+    def read_lines(self, name: str) -> tuple[str, ...] | None:
+        """The lines of a text file; None if there is none."""
+        here, place = self.here(), self.place(name)
+        try:
+            return tuple(here.attempt(name, lambda: here.fs.cat_file(place)).decode().splitlines())
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {self.show(name)}: {error}") from error
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        """Part of a file.
+
+        Raises:
+            OSError: if a file is gone, or has become shorter.
+            FaultError: if it has changed, or can't be read from elsewhere after several attempts.
+        """
+        if not self.is_local:
+            here, place = self.here(), self.place(name)
+            return here.attempt(name, lambda: here.fetch(place, start, size))
+        if (file := self.files.get(name)) is None:
+            if len(self.files) >= MOST_OPEN:  # a thread that reads from it has it a bit longer
+                self.files.pop(next(iter(self.files)), None)
+            file = open_plain(os.path.join(self.root, name))
+            self.describe(name)
+            self.files[name] = file
+        content = read_at(file, start, size)
+        if len(content) < size:
+            self.describe(name)
+            raise OSError(f"{name} ends before it")
+        return content
+
+    def fetch(self, place: str, start: int, size: int) -> bytes:
+        """Part of a file elsewhere, by one request."""
+        content = self.fs.cat_file(place, start=start, end=start + size)
+        if len(content) != size:
+            what = "its server sends whole files" if len(content) > size else "it ends too early"
+            raise OSError(f"{len(content):,} bytes came, {size:,} were asked for: {what}")
+        return content
+
+    def opened(self, name: str, act: Callable[[], T]) -> T:
+        """What `act` returns, as `attempt`; `UserError` if a file is gone or may not be read."""
+        try:
+            return self.attempt(name, act)
+        except OSError as error:
+            raise UserError(f"cannot read {self.show(name)}: {error}") from error
+
+    def attempt(self, name: str, act: Callable[[], T]) -> T:
+        """What `act` returns; elsewhere, it is tried several times.
+
+        Raises:
+            FaultError: if it failed each time.
+        """
+        waits = () if self.has_given_up else WAITS  # else what is asked for would delay the end
+        for wait in (*waits, None):
+            try:
+                return act()
+            except (UserError, FileNotFoundError, PermissionError, IsADirectoryError):
+                raise
+            except Exception as error:  # libraries raise any kind
+                if self.is_local:
+                    raise
+                if wait is None:
+                    self.has_given_up = True
+                    reason = " ".join(str(error).split()) or type(error).__name__
+                    raise FaultError(
+                        f"cannot read {self.show(name)}: {reason}; tried {len(waits) + 1} times in "
+                        f"{sum(waits):g} s; run the same command to resume"
+                    ) from error
+                time.sleep(wait)
+        raise AssertionError
+
+    def show(self, name: str) -> str:
+        """A file in a message."""
+        return ascii("/".join(filter(None, (self.root.rstrip("/"), name))))
+
+
+def read_at(file: BinaryIO, start: int, size: int) -> bytes:
+    """Part of an open file; processes and threads that share it do not disturb each other."""
+    if hasattr(os, "pread"):
+        return os.pread(file.fileno(), size, start)
+    with LOCK:  # Windows, where processes share no files
+        file.seek(start)
+        return file.read(size)
+
+
+LOCK = threading.Lock()

@@ -1,0 +1,343 @@
+"""Images in tar shards: those of the files, from anywhere, whole or refused."""
+
+import io
+import os
+import pickle
+import re
+import signal
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from conftest import changed, run_alone, train_until
+
+from image_classifier.config import DataConfig
+from image_classifier.data import BadImageError, open_dataset
+from image_classifier.errors import FaultError, UserError
+from image_classifier.models import read_checkpoint
+from image_classifier.runtime import platform
+from image_classifier.tools.tar import index, storage
+from image_classifier.train import train
+
+
+def write_tar(path, members):
+    """Write a tar file with these members."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as shard:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            shard.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def pack(photos, root, count=2):
+    """The photographs of a folder in tar shards, each with its `.cls`: the name of its class."""
+    for split in ("train", "val"):
+        files = sorted((photos / split).glob("*/*.jpg"))
+        for part in range(count):
+            members = {}
+            for file in files[part * len(files) // count : (part + 1) * len(files) // count]:
+                members[f"{file.stem}.cls"] = f"{file.parent.name}\n".encode()
+                members[f"{file.stem}.jpg"] = file.read_bytes()
+            write_tar(root / f"{split}-{part:06}.tar", members)
+    return root
+
+
+@pytest.fixture(scope="module")
+def packed(photos, tmp_path_factory):
+    return pack(photos, tmp_path_factory.mktemp("packed") / "shards")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+
+
+def opened(root, split="train", **knobs):
+    return open_dataset(DataConfig(name="tar", root=str(root), **knobs), split)
+
+
+def weights(config):
+    """The weights at the end of a run."""
+    return read_checkpoint(Path(config.run.dir, "checkpoints", "last.pt"))["state"]["model"]
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_same_images(source, files):
+    assert (source.classes, source.labels.tolist()) == (files.classes, files.labels.tolist())
+    for number in range(len(files)):
+        assert torch.equal(source.read(number), files.read(number))
+
+
+@pytest.mark.parametrize("knobs", [{}, {"augment__crop": "resized"}], ids=["resident", "streamed"])
+def test_a_run_ends_as_from_files_with_any_workers_and_after_a_kill(
+    on_photos, packed, tmp_path, knobs, monkeypatch
+):
+    files = changed(on_photos, data__limit=0, data__workers=0, **knobs)
+    shards = changed(files, data__name="tar", data__root=str(packed), data__workers=2)
+    shards = changed(shards, run__dir=str(tmp_path / "shards"))
+    train(files)
+    assert run_alone(train_until, shards, 3)[0] == -signal.SIGKILL
+    monkeypatch.setattr(platform, "START_METHOD", "forkserver")  # which pickles, as spawn does
+    train(changed(shards, data__workers=1))
+    assert_same(weights(shards), weights(files))
+
+
+def test_images_are_read_elsewhere_and_in_part(packed):
+    source = opened(packed)
+    elsewhere = pickle.loads(pickle.dumps(source)).thinned(3)
+    for number in range(3):
+        assert torch.equal(elsewhere.read(number), source.read(4 * number))
+    assert elsewhere.name(2) == str(packed / "train-000001.tar/3.jpg")
+
+
+LABELS = {
+    "a/b.1.jpg b.jpg": ({}, None, "image 'b.jpg' of .* has no label: add 'b.cls'"),
+    "ant/1.jpg bee/2.jpg": ({}, [0, 1], ("ant", "bee")),
+    "x/1.jpg x/2.png 1.jpg": (
+        {"x/1.cls": b"0", "x/2.json": b'{"label": 2}', "1.cls": b"1"},
+        [0, 2, 1],
+        ("0", "1", "2"),
+    ),
+    "1.jpg 2.jpg": (
+        {"2.json": b'{"labels": ["b", "a"]}', "1.json": b'{"labels": []}', "2.txt": b""},
+        [[0, 0], [1, 1]],
+        ("a", "b"),
+    ),
+    "3.jpg 4.jpg": ({"3.cls": b"0", "4.cls": b"cat"}, None, "should be names, or numbers from 0"),
+    "5.jpg": ({"5.json": b'{"label": 0.5}'}, None, "a number or a name, not 0.5"),
+    "6.jpg": ({"6.json": b"{"}, None, "cannot be read: Expecting"),
+    "ant/._7.jpg": ({}, None, "there is no image in"),
+}
+
+
+@pytest.mark.parametrize("images", LABELS)
+def test_labels_are_members_or_folders(tmp_path, images):
+    more, labels, expected = LABELS[images]
+    members = dict.fromkeys(images.split(), b"image") | more
+    write_tar(tmp_path / "own/train/7.tar", members)
+    if labels is None:
+        with pytest.raises(UserError, match=expected) as caught:
+            opened(tmp_path / "own")
+        assert "\n" not in str(caught.value)
+        return
+    write_tar(tmp_path / "own/validation-0.tar", members)
+    source = opened(tmp_path / "own")
+    assert (source.labels.tolist(), source.classes) == (labels, expected)
+
+
+def test_classes_may_be_named_and_those_of_training_count(tmp_path):
+    write_tar(
+        tmp_path / "own/train-0.tar", {"1.jpg": b"", "1.cls": b"0", "2.jpg": b"", "2.cls": b"1"}
+    )
+    write_tar(tmp_path / "own/val-0.tar", {"1.jpg": b"", "1.cls": b"0"})
+    write_tar(tmp_path / "own/test/0.tar", {"1.jpg": b"", "1.cls": b"2"})
+    assert opened(tmp_path / "own", "val").classes == ("0", "1")
+    with pytest.raises(UserError, match=r"the test shards in .*: label 2 is none of the 2 classes"):
+        opened(tmp_path / "own", "test")
+    (tmp_path / "own/classes.txt").write_text("ant\nbee\ncat\n")
+    assert opened(tmp_path / "own", "test").classes == ("ant", "bee", "cat")
+    with pytest.raises(UserError, match="has validation images of its own"):
+        opened(tmp_path / "own", fold=1)
+
+
+def test_undivided_images_are_divided_by_their_names_whatever_their_shards(tmp_path):
+    members = {f"{'ab'[number % 2]}/{number}.jpg": b"" for number in range(60)}
+    write_tar(tmp_path / "one/all.tar", members)
+    halves = dict(list(members.items())[:30]), dict(list(members.items())[30:])
+    for number, half in enumerate(halves):
+        write_tar(tmp_path / f"two/train-{number}.tar", half)
+    names = {}
+    for root in ("one", "two"):
+        for split in ("train", "val"):
+            paths = opened(tmp_path / root, split, fold=1).paths
+            found = {paths.relative(number).partition(b"/")[2] for number in range(len(paths))}
+            names[root, split] = found
+    assert names["one", "val"] == names["two", "val"]
+    assert sorted(names["one", "train"] | names["one", "val"]) == sorted(map(str.encode, members))
+    assert 4 < len(names["one", "val"]) < 25
+
+
+def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_path, monkeypatch):
+    root = pack(photos, tmp_path / "own")
+    first = opened(root)
+    before = first.file_digests()
+    (kept,) = Path(f"{root}.cache").glob("tar-*")
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-9] + b"12345678\n")
+    assert_same_images(opened(root), first)
+    assert kept.read_bytes() == content
+    shard = root / "train-000000.tar"
+    os.utime(shard, (1, 1))
+    assert opened(root).fingerprint() == first.fingerprint()
+    digests = opened(root).file_digests()
+    assert digests == before
+    write_tar(shard, {"0.cls": b"ant", "0.jpg": (photos / "train/bee/1.jpg").read_bytes()})
+    with pytest.raises(FaultError, match=r"train-000000.tar' has changed since this run began"):
+        first.read(5)
+    assert len(opened(root)) == 7
+    assert opened(root).file_digests() != digests
+    monkeypatch.setattr(index, "write_whole", Mock(side_effect=OSError(28, "No space left")))
+    notes = opened(root, cache=str(tmp_path / "other")).notes
+    assert re.search("the index of the shards is not kept in .*/other': No space left", notes[0])
+
+
+def test_a_damaged_image_is_named(tmp_path):
+    write_tar(tmp_path / "own/train-0.tar", {"ant/1.jpg": b"<html>"})
+    source = opened(tmp_path / "own", val_fraction=0.001)
+    with pytest.raises(BadImageError, match=r"own/train-0.tar/ant/1.jpg': not a JPEG"):
+        source.read(0)
+
+
+@pytest.mark.parametrize("place", [200, 512, 1536, 3000, "end"])
+def test_a_cut_or_damaged_shard_is_refused(photos, tmp_path, refusal, place):
+    shard = pack(photos, tmp_path / "own") / "train-000001.tar"
+    content = shard.read_bytes()
+    end = -(-len(content.rstrip(b"\0")) // 512) * 512  # of the last member
+    shard.write_bytes(content[: end if place == "end" else place])
+    words = f"train smoke --data.name tar --data.root {tmp_path}/own --run.dir {tmp_path}/run"
+    said = refusal(*words.split())
+    assert re.search(r"tar file '.*train-000001.tar' (cannot be read|is damaged)", said)
+    shard.write_bytes(content[:1024] + b"?" * 512 + content[1536:])
+    assert "damaged after 1,024 bytes: a member is" in refusal(*words.split())
+
+
+def test_a_shard_that_is_gone_is_named(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/train-0.tar").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"cannot read '.*own/train-0.tar': .*No such file"):
+        opened(tmp_path / "own")
+    (tmp_path / "own/train-0.tar").unlink()
+    write_tar(tmp_path / "own/train-0.tar", {"ant/1.jpg": b""})
+    (tmp_path / "own/classes.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"cannot read '.*own/classes.txt': 'utf-8' codec"):
+        opened(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("root", "message"),
+    [
+        ("nowhere", "cannot list '.*nowhere'"),
+        ("", "there are no tar files, train-000000.tar"),
+        ("mixed", "is 'more.tar' of train, val or test"),
+        ("nofs://here", "Protocol not known: nofs"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(tmp_path, root, message):
+    for name in ("more.tar", "val-0.tar"):
+        write_tar(tmp_path / "mixed" / name, {"ant/1.jpg": b""})
+    with pytest.raises(UserError, match=message):
+        opened(root if "://" in root else tmp_path / root)
+
+
+def test_shards_in_memory_are_read_as_files_are(on_photos, packed, photos, tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{packed}/", "/shards", recursive=True)
+    files = open_dataset(DataConfig(name="folder", root=str(photos)), "train")
+    knobs = {"data__limit": 0, "data__workers": 2, "augment__crop": "resized"}
+    knobs |= {"data__name": "tar", "data__root": "memory://shards"}
+    assert_same_images(opened("memory://shards"), files)
+    assert list(tmp_path.glob("shards-*.cache/tar-*"))
+    local = changed(on_photos, **knobs | {"data__root": str(packed)})
+    config = changed(on_photos, **knobs, run__dir=str(tmp_path / "elsewhere"))
+    train(config)
+    train(local)
+    assert_same(weights(config), weights(local))
+
+
+class Ranges(BaseHTTPRequestHandler):
+    """Serves files in ranges, with a list of each folder; `fails` of the requests are refused."""
+
+    fails, sent, root = 0, 0, None
+
+    def do_GET(self):
+        """Send a file, a part of it, or the names in a folder."""
+        kind = type(self)
+        if kind.fails and "Range" in self.headers:
+            kind.fails -= 1
+            self.send_error(503)
+            return
+        path = Path(f"{self.root}{self.path}")
+        if path.is_dir():
+            links = (f'<a href="{name}">{name}</a>' for name in sorted(os.listdir(path)))
+            content = "\n".join(links).encode()
+        elif path.exists():
+            content = path.read_bytes()
+        else:
+            self.send_error(404)
+            return
+        total, start, stop = len(content), 0, len(content)
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            start, stop = int(wanted[1]), min(int(wanted[2]) + 1, total)
+            kind.sent += stop - start
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(stop - start))
+        self.send_header("Accept-Ranges", "bytes")
+        if wanted:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{total}")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[start:stop])
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+@pytest.fixture
+def served(packed, tmp_path, monkeypatch):
+    """The URL of the shards."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Ranges, "root", packed)
+    monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 64)  # else one waits a second
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Ranges)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_shards_of_a_server_are_read_in_parts_and_failures_tried_again(served, packed, monkeypatch):
+    source, files = opened(served), opened(packed)
+    monkeypatch.setattr(Ranges, "fails", 2)
+    source.prefetch(torch.arange(12).numpy())
+    assert_same_images(source, files)
+    assert Ranges.fails == 0
+    monkeypatch.setattr(Ranges, "fails", 100)
+    said = r"cannot read 'http.*/train-000001.tar': .*503.*; tried 4 times in 0 s; run the same"
+    with pytest.raises(FaultError, match=said):
+        opened(served).paths.read(11)
+    monkeypatch.setattr(Ranges, "fails", 0)
+
+
+def test_only_headers_and_labels_are_read_for_the_index(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "READ_AHEAD", 512)
+    monkeypatch.setattr(Ranges, "root", tmp_path)
+    write_tar(tmp_path / "train-0.tar", {f"ant/{n}.jpg": bytes(100_000) for n in range(20)})
+    monkeypatch.setattr(Ranges, "sent", 0)
+    opened(served)
+    assert Ranges.sent < 60_000
+
+
+def test_a_run_from_a_server_ends_as_from_files(served, packed, on_photos, tmp_path):
+    local = changed(on_photos, data__name="tar", data__root=str(packed), augment__crop="resized")
+    local = changed(local, data__limit=0, data__workers=2, epochs=1)
+    config = changed(local, data__root=served, run__dir=str(tmp_path / "elsewhere"))
+    train(config)
+    train(local)
+    assert_same(weights(config), weights(local))
