@@ -131,9 +131,10 @@ def find_hidden(model: nn.Module) -> set[nn.Parameter]:
     inputs, has no meaning.
     """
     matrices, heads = find_matrices(model), find_heads(model)
-    # The layers that see the images; without convolutions on 3 channels, the first matrix.
-    stems = [weight for weight, layer in matrices.items() if getattr(layer, "in_channels", 0) == 3]
-    hidden = matrices.keys() - (stems or list(matrices)[:1])
+    # The layers that see the images: the first, and convolutions right after it on as many channels.
+    seen = [getattr(layer, "in_channels", number) for number, layer in enumerate(matrices.values())]
+    stems = [n for n in range(len(seen)) if len({*seen[: n + 1]}) == 1]
+    hidden = matrices.keys() - {list(matrices)[n] for n in stems}
     return {
         weight
         for weight in hidden

@@ -129,7 +129,7 @@ class RunLogger:
         Args:
             step: how many steps are done.
             loss: of this rank's share of the batch, () on the device.
-            images: (batch, 3, size, size) float32, as the model saw them.
+            images: (batch, channels, size, size) float32, as the model saw them.
             labels: (batch,) int64 or (batch, classes) float32.
         """
         self.loss += loss

@@ -1,0 +1,151 @@
+"""Pixels of any number of channels and of 8 or 16 bits: converted, moved, read from array files."""
+
+import io
+import logging
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+
+COLORED = (1, 3)  # channels: gray and color, each of which is converted to the other
+TO_WIDE = 257  # 255 becomes 65535
+GRAY_WEIGHTS, GRAY_BITS = np.array([19595, 38470, 7471], np.uint32), 16  # those of Pillow's `L`
+NPY_START, PNG_START = b"\x93NUMPY", b"\x89PNG"
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
+
+CheckSize = Callable[[int, int], object]  # of height and width; raises ValueError
+
+
+def dtype_of(bits: int) -> torch.dtype:
+    """The type of numbers of 8 or 16 bits."""
+    return torch.uint8 if bits == 8 else torch.uint16
+
+
+def take(pixels: Tensor, rows: Tensor, dim: int = 0, out: Tensor | None = None) -> Tensor:
+    """`pixels.index_select(dim, rows)`; 16-bit numbers as int16, which every device can move."""
+    if pixels.dtype == torch.uint8:
+        return torch.index_select(pixels, dim, rows, out=out)
+    words = None if out is None else out.view(torch.int16)
+    return torch.index_select(pixels.view(torch.int16), dim, rows, out=words).view(pixels.dtype)
+
+
+def fitted(pixels: np.ndarray, channels: int, bits: int) -> np.ndarray:
+    """(height, width, any) uint8 or uint16 as (height, width, channels) of `bits`.
+
+    Color becomes gray by luminance, gray becomes color; of 16 bits the upper 8 are kept.
+
+    Raises:
+        ValueError: if there are other channels.
+    """
+    found = pixels.shape[2]
+    if found != channels:
+        if not {found, channels} <= {*COLORED}:
+            raise ValueError(f"it has {found} channels, not {channels}: see --data.channels")
+        if channels == 1:
+            gray = (pixels @ GRAY_WEIGHTS + (1 << (GRAY_BITS - 1))) >> GRAY_BITS
+            pixels = gray.astype(pixels.dtype)[:, :, None]
+        else:
+            pixels = pixels.repeat(3, axis=2)
+    if bits == 16 and pixels.dtype == np.uint8:
+        return pixels.astype(np.uint16) * np.uint16(TO_WIDE)
+    return (pixels >> 8).astype(np.uint8) if bits == 8 and pixels.dtype != np.uint8 else pixels
+
+
+def channel_axis(shape: tuple[int, ...], channels: int, order: tuple[int, int] = (2, 0)) -> int:
+    """Which axis of an image's `shape` has the channels; HWC counts before CHW, as `order` says.
+
+    Raises:
+        ValueError: if none has as many as there should be, or as can become as many.
+    """
+    allowed = (channels, *(COLORED if channels in COLORED else ()))
+    for wanted in allowed:
+        for axis in order:
+            if shape[axis] == wanted:
+                return axis
+    found = min(shape[0], shape[2])
+    raise ValueError(f"it has {found} channels, not {channels}: see --data.channels {found}")
+
+
+def decode_array(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
+    """The pixels of an array file, or of one of 16-bit colors: (height, width, any).
+
+    They are uint8 or uint16. Sizes are checked before any pixel is decoded.
+
+    Raises:
+        ValueError: if it is damaged, of other channels, too large, or of other numbers.
+        UserError: if a library is missing.
+    """
+    if encoded.startswith(NPY_START):
+        array = read_npy(encoded, channels, check_size)
+    elif encoded.startswith(TIFF_STARTS):
+        array = read_tiff(encoded, channels, check_size)
+    else:
+        array = read_png(encoded)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.ndim == 2:
+        return array[:, :, None]
+    return np.ascontiguousarray(np.moveaxis(array, channel_axis(array.shape, channels), 2))
+
+
+def check_array(
+    shape: tuple[int, ...], dtype: np.dtype, channels: int, check_size: CheckSize
+) -> None:
+    """Raise ValueError unless an array of `shape` and `dtype` is an image of such a size."""
+    if dtype not in (np.uint8, np.uint16, np.dtype(">u2")):
+        raise ValueError(f"its numbers are {dtype}: save it as uint8 or uint16")
+    if len(shape) not in (2, 3):
+        raise ValueError(f"an array of {len(shape)} dimensions is no image")
+    sides = [*shape]
+    if len(shape) == 3:
+        del sides[channel_axis(shape, channels)]
+    elif channels not in COLORED:
+        raise ValueError(f"it has 1 channel, not {channels}: see --data.channels 1")
+    if 0 in sides:
+        raise ValueError("it has no pixels")
+    check_size(*sides)
+
+
+def read_npy(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
+    """An array that NumPy saved; never a pickle."""
+    file = io.BytesIO(encoded)
+    version = np.lib.format.read_magic(file)
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in headers:
+        raise ValueError(f"NumPy's format {version} is not read")
+    shape, _, dtype = headers[version](file)
+    check_array(shape, dtype, channels, check_size)
+    if math.prod(shape) * dtype.itemsize > len(encoded):  # else they would be allocated
+        raise ValueError("it is truncated")
+    file.seek(0)
+    return np.load(file, allow_pickle=False)
+
+
+def read_tiff(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
+    """A TIFF file by tifffile; one of several pages that are alike has a channel in each."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise UserError(
+            f"a TIFF file of such channels needs a library: pip install tifffile ({error})"
+        ) from error
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())
+    # Never the other files that one may name.
+    with tifffile.TiffFile(io.BytesIO(encoded), _multifile=False) as file:
+        series = file.series[0]
+        check_array(series.shape, series.dtype, channels, check_size)
+        return series.asarray(maxworkers=1)
+
+
+def read_png(encoded: bytes) -> np.ndarray:
+    """A PNG file, by torchvision: Pillow keeps 8 bits of its 16-bit colors."""
+    from torchvision.io import ImageReadMode, decode_image
+
+    content = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    return decode_image(content, ImageReadMode.UNCHANGED).permute(1, 2, 0).numpy()
