@@ -38,7 +38,7 @@ from .tracking import RunLogger, Setup, check_setup, open_observers, watchers
 from .train_state import TrainState
 
 
-def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story, all of it visible
+def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of it visible
     """Train one model as `config` says, and return its scores on the validation images.
 
     Killed at any moment and called again, it resumes from the last checkpoint with exactly the
@@ -53,7 +53,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
 
         saved = world.read_once(lambda: read_newest(run, world))  # where to resume from, or None
-        pretrained = load_pretrained(run.init_from, config.model, world, saved, config.data.channels)
+        pretrained = load_pretrained(
+            run.init_from, config.model, world, saved, config.data.channels
+        )
 
         # Data, and the number format that is fastest for this model on this device. Pretrained
         # weights want images normalized as those that they were trained on.
@@ -63,8 +65,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
         sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
-        mean_std = train_data.mean_std
-        val_data = EvalData(train_data.data, "val", world, run, micro_batch.size, mean_std)
+        val_data = EvalData(
+            train_data.data, "val", world, run, micro_batch.size, mean_std=train_data.mean_std
+        )
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
 

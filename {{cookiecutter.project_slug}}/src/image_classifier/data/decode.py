@@ -100,7 +100,9 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
                 return image_pixels(image, channels, bits)
     except UnidentifiedImageError:
         if is_tiff and (count := channels_of_tiff(encoded)) not in (0, channels):
-            raise ValueError(f"it has {count} channels, not {channels}: see --data.channels") from None
+            raise ValueError(
+                f"it has {count} channels, not {channels}: see --data.channels"
+            ) from None
         raise
     return decode_array(encoded, channels, check_size)
 

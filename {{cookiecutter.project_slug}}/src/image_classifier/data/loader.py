@@ -1,8 +1,8 @@
 """Batches of images on the device, from memory or from files.
 
-Resident images are one tensor of whole numbers, and a batch is a gather. Streamed images are decoded by
-worker processes for every batch. Either way the step alone decides which images a batch has:
-`batches(start, stop)` can start at any step, whatever the number of processes and workers.
+Resident images are one tensor of whole numbers, and a batch is a gather. Streamed images are
+decoded by worker processes for every batch. Either way the step alone decides which images a batch
+has: `batches(start, stop)` can start at any step, whatever the number of processes and workers.
 """
 
 import time
@@ -56,8 +56,8 @@ class TrainData:
     def __init__(self, config: Config, world: World, mean_std: MeanStd | None = None) -> None:
         """Open the dataset, and load it into memory if it is to be resident.
 
-        `mean_std` are the mean and the standard deviation to normalize by, in place of the dataset's
-        own. Where neither is known, some of the images tell.
+        `mean_std` is by what to normalize, in place of the dataset's own mean and standard
+        deviation. Where neither is known, they are measured on some of the images.
 
         Raises:
             UserError: if the images or the batch size are unusable.
@@ -207,12 +207,13 @@ class EvalData:
         world: World,
         run: RunConfig | None = None,
         batch_size: int = 0,
+        *,
         mean_std: MeanStd | None = None,
     ) -> None:
         """Open the dataset; the first pass loads its images or starts its workers.
 
         Images are `data.eval_size` pixels wide, in batches of `batch_size`, by default this rank's
-        share of `data.batch_size`. `mean_std` are as those of `TrainData`.
+        share of `data.batch_size`. `mean_std` is as that of `TrainData`.
 
         Raises:
             UserError: if the split is empty, or there is no memory for a batch.
@@ -254,7 +255,7 @@ class EvalData:
         if self.pixels is None:  # their crop is always the same: they are decoded only once
             side, fit, sharers = self.data.image_size, self.data.fit, self.world.local_size
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
-                pixels, bad = load(self.source, self.indices, side, self.note, sharers, fit)
+                pixels, bad = load(self.source, self.indices, side, self.note, sharers, fit=fit)
                 self.labels.masked_fill_(bad.to(self.world.device), LEFT_OUT)
             self.pixels = pixels.to(self.world.device)
         for start in range(0, len(self.indices), self.batch_size):
@@ -322,7 +323,7 @@ def load_spread(
     """Up to `count` evenly spread images that can be read: (count, size, size, channels)."""
     count = min(count, len(source))
     numbers = torch.arange(count) * len(source) // count
-    pixels, bad = load(source, numbers, data.image_size, note, world.local_size, data.fit)
+    pixels, bad = load(source, numbers, data.image_size, note, world.local_size, fit=data.fit)
     return take(pixels, (~bad).nonzero()[:, 0]) if bad.any() else pixels
 
 
@@ -331,7 +332,11 @@ def measure(pixels: Tensor) -> MeanStd:
 
     Sums of whole numbers are exact, so every machine finds the same. Four digits are kept.
     """
-    largest, count, channels = torch.iinfo(pixels.dtype).max, pixels[..., 0].numel(), pixels.shape[3]
+    largest, count, channels = (
+        torch.iinfo(pixels.dtype).max,
+        pixels[..., 0].numel(),
+        pixels.shape[3],
+    )
     sums, squares = [0] * channels, [0] * channels
     for image in pixels:
         for channel, numbers in enumerate(image.long().unbind(2)):

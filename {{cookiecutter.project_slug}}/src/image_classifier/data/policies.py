@@ -1,8 +1,8 @@
 """TrivialAugment and RandAugment on whole batches, on the device.
 
 An operation is a function of images, (count, side, side, channels) uint8, which it may overwrite,
-and of a magnitude for each, (count,) float32. It makes of them what torchvision's makes of one image at a time. To add
-one: a function, and its row in `OPERATIONS`.
+and of a magnitude for each, (count,) float32. It makes of them what torchvision's makes of one
+image at a time. To add one: a function, and its row in `OPERATIONS`.
 
 Which images have which operations: `color` needs 3 channels; without them gray is the mean of the
 channels. Those of `OF_BYTES` count or cut levels of 8 bits; images of 16 bits, whole numbers in
@@ -158,7 +158,9 @@ def sharpness(images: Tensor, change: Tensor) -> Tensor:
     rows = images.flatten(2)
     rows = rows.short() if rows.dtype == torch.uint8 else rows
     columns = (rows[:, :-2] + rows[:, 1:-1]).add_(rows[:, 2:])
-    smooth = (columns[:, :, : -2 * step] + columns[:, :, step:-step]).add_(columns[:, :, 2 * step :])
+    smooth = (columns[:, :, : -2 * step] + columns[:, :, step:-step]).add_(
+        columns[:, :, 2 * step :]
+    )
     middle = rows[:, 1:-1, step:-step]
     smooth = smooth.add_(middle, alpha=4).float().mul_(1 / 13).round_()
     middle, changed = middle.float(), images.clone()

@@ -96,13 +96,13 @@ def load_shared(
     """All images, of which each rank decodes its part, and which of them are unreadable: `load`."""
     numbers = torch.arange(len(source))
     if source.pixels is not None or world.size == 1:
-        return load(source, numbers, side, note, world.local_size, fit)
+        return load(source, numbers, side, note, world.local_size, fit=fit)
     pixels = source.empty(len(source), side).zero_()
     bad = torch.zeros(len(source), dtype=torch.int32)
     own = slice(world.rank, None, world.size)
     parts = (tensor.split(SHARED_TOGETHER) for tensor in (numbers, pixels, bad))
     for part, images, is_bad in zip(*parts, strict=True):
-        images[own], is_bad[own] = load(source, part[own], side, note, world.local_size, fit)
+        images[own], is_bad[own] = load(source, part[own], side, note, world.local_size, fit=fit)
         content = images.view(torch.uint8)  # gloo adds no numbers of 16 bits
         content.copy_(world.all_reduce_sum(content.to(world.device)))
     return pixels, world.all_reduce_sum(bad.to(world.device)).cpu().bool()
@@ -114,6 +114,7 @@ def load(
     side: int,
     note: Callable[[int, str], object],
     sharers: int,
+    *,
     fit: str = "crop",
 ) -> tuple[Tensor, Tensor]:
     """The images at `indices`, made squares as `fit` says: (count, side, side, channels).

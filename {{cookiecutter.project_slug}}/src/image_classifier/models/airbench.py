@@ -22,9 +22,7 @@ LOGIT_SCALE = 1 / 9  # of the last layer, whose inputs are maxima
 class Airbench(nn.Module):
     """A fixed whitening layer, three stages of convolutions and a linear layer."""
 
-    def __init__(
-        self, model: ModelConfig, num_classes: int, channels: int, num_convs: int
-    ) -> None:
+    def __init__(self, model: ModelConfig, num_classes: int, channels: int, num_convs: int) -> None:
         """Stages of `model.width` times 1, 4 and 4 channels, and `num_convs` convolutions each."""
         super().__init__()
         filters = 2 * channels * PATCH**2

@@ -21,7 +21,8 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         loaded = load_model(run, compute, world)
         data = replace(loaded.config.data, root=root or loaded.config.data.root)
         folder = run if Path(run).is_dir() else ""
-        images = EvalData(data, split, world, RunConfig(dir=folder))
+        mean_std = loaded.mean, loaded.std
+        images = EvalData(data, split, world, RunConfig(dir=folder), mean_std=mean_std)
         loaded.check_images(images.source, split)
         scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
         if world.is_main:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...config import ComputeConfig
-from ...data import BadImageError, Source, center_crop, open_dataset
+from ...data import BadImageError, Source, fit_square, open_dataset
 from ...errors import FaultError, UserError
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
@@ -66,7 +66,7 @@ class Reference(NamedTuple):
     """Real images as an exported file takes them, and the predictions of the model itself."""
 
     inputs: list[Tensor]  # of one image each: (1, ...)
-    batch: Tensor  # (BATCH, ...): the first images, cut to squares; repeated if there are fewer
+    batch: Tensor  # (BATCH, ...): the first images as squares; repeated if there are fewer
     probabilities: Tensor  # (count, classes) float32
     top1: float  # fraction of the images whose most probable class is right
     is_raw: bool  # the inputs are normalized, and the file is to give logits
@@ -75,21 +75,21 @@ class Reference(NamedTuple):
 @torch.inference_mode()
 def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
     """Predict all images of `source` that can be read with the code of evaluation."""
-    side, model, normalize = trained.config.data.eval_size, trained.model, trained.normalize
+    data, model, normalize = trained.config.data, trained.model, trained.normalize
     inputs, squares, probabilities, num_right = [], [], [], 0
     for index, label in enumerate(source.labels.tolist()):
         try:
             pixels = source.read(index)
         except BadImageError:
             continue
-        square = torch.empty((side, side, 3), dtype=torch.uint8)
-        center_crop(pixels, square)
-        planes = square[None].permute(0, 3, 1, 2)
+        square = source.empty(1, data.eval_size)
+        fit_square(pixels, square[0], data.fit, trained.mean)
+        planes = square.permute(0, 3, 1, 2)
         if is_raw:
             given = crop = normalize(planes)
             logits = model(crop)
         else:
-            given, crop = pixels[None], square[None]
+            given, crop = pixels[None], square
             logits = sum(weight * model(view) for view, weight in normalize.views(planes))
         inputs.append(given)
         squares.append(crop)

@@ -47,7 +47,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 Rows = list[dict[str, Any]]  # of metrics.jsonl
-Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, 3) uint8; labels
+Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, channels); labels
 # (count,) int64, or (count, classes) float32 if they are mixed; the step that used them
 
 

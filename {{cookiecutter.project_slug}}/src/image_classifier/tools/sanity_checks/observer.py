@@ -125,7 +125,9 @@ def random_evaluation(model: nn.Module, image_size: int, channels: int = 3) -> s
     device = next(model.parameters()).device
     generators = torch if device.type == "cpu" else torch.get_device_module(device)
     before = generators.get_rng_state()
-    blank_logits(model, image_size, channels)  # its values may be 0, as many a last layer is at first
+    blank_logits(
+        model, image_size, channels
+    )  # its values may be 0, as many a last layer is at first
     is_random = not torch.equal(before, generators.get_rng_state())
     generators.set_rng_state(before)
     return is_random * (
