@@ -37,8 +37,8 @@ def build_augment(
 ) -> Callable[[Batch, int], tuple[Tensor, Tensor]]:
     """The augmentation of a run, a function of a batch and its step.
 
-    It returns (batch, channels, size, size) float32 images, and their (batch,) int64 labels or, with
-    mixup or CutMix, (batch, classes) float32 probabilities.
+    It returns (batch, channels, size, size) float32 images, and their labels: (batch,) int64
+    or, with mixup or CutMix, (batch, classes) float32 probabilities.
 
     Raises:
         UserError: if mixup or CutMix find an odd number of images on a rank.
