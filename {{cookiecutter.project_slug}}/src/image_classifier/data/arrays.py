@@ -44,7 +44,7 @@ def fitted(pixels: np.ndarray, channels: int, bits: int) -> np.ndarray:
     found = pixels.shape[2]
     if found != channels:
         if not {found, channels} <= {*COLORED}:
-            raise ValueError(f"it has {found} channels, not {channels}: see --data.channels")
+            raise wrong_channels(found, channels)
         if channels == 1:
             gray = (pixels @ GRAY_WEIGHTS + (1 << (GRAY_BITS - 1))) >> GRAY_BITS
             pixels = gray.astype(pixels.dtype)[:, :, None]
@@ -53,6 +53,12 @@ def fitted(pixels: np.ndarray, channels: int, bits: int) -> np.ndarray:
     if bits == 16 and pixels.dtype == np.uint8:
         return pixels.astype(np.uint16) * np.uint16(TO_WIDE)
     return (pixels >> 8).astype(np.uint8) if bits == 8 and pixels.dtype != np.uint8 else pixels
+
+
+def wrong_channels(found: int, wanted: int) -> ValueError:
+    """The error for an image with other channels than `data.channels` says."""
+    plural = "s" * (found != 1)
+    return ValueError(f"it has {found} channel{plural}, not {wanted}: --data.channels {found}")
 
 
 def channel_axis(shape: tuple[int, ...], channels: int, order: tuple[int, int] = (2, 0)) -> int:
@@ -66,8 +72,7 @@ def channel_axis(shape: tuple[int, ...], channels: int, order: tuple[int, int] =
         for axis in order:
             if shape[axis] == wanted:
                 return axis
-    found = min(shape[0], shape[2])
-    raise ValueError(f"it has {found} channels, not {channels}: see --data.channels {found}")
+    raise wrong_channels(min(shape[0], shape[2]), channels)
 
 
 def decode_array(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
@@ -103,7 +108,7 @@ def check_array(
     if len(shape) == 3:
         del sides[channel_axis(shape, channels)]
     elif channels not in COLORED:
-        raise ValueError(f"it has 1 channel, not {channels}: see --data.channels 1")
+        raise wrong_channels(1, channels)
     if 0 in sides:
         raise ValueError("it has no pixels")
     check_size(*sides)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import FaultError, UserError
 from ..runtime.files import open_plain
-from .arrays import COLORED, NPY_START, TIFF_STARTS, decode_array, fitted
+from .arrays import COLORED, NPY_START, TIFF_STARTS, decode_array, fitted, wrong_channels
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -100,9 +100,7 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
                 return image_pixels(image, channels, bits)
     except UnidentifiedImageError:
         if is_tiff and (count := channels_of_tiff(encoded)) not in (0, channels):
-            raise ValueError(
-                f"it has {count} channels, not {channels}: see --data.channels"
-            ) from None
+            raise wrong_channels(count, channels) from None
         raise
     return decode_array(encoded, channels, check_size)
 
