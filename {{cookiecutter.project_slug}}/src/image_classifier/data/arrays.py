@@ -14,10 +14,12 @@ from ..errors import UserError
 COLORED = (1, 3)  # channels: gray and color, each of which is converted to the other
 TO_WIDE = 257  # 255 becomes 65535
 GRAY_WEIGHTS, GRAY_BITS = np.array([19595, 38470, 7471], np.uint32), 16  # those of Pillow's `L`
-NPY_START, PNG_START = b"\x93NUMPY", b"\x89PNG"
+NPY_START = b"\x93NUMPY"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 
 CheckSize = Callable[[int, int], object]  # of height and width; raises ValueError
+
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what matters is an error
 
 
 def dtype_of(bits: int) -> torch.dtype:
@@ -76,7 +78,7 @@ def channel_axis(shape: tuple[int, ...], channels: int, order: tuple[int, int] =
 
 
 def decode_array(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
-    """The pixels of an array file, or of one of 16-bit colors: (height, width, any).
+    """The pixels of NumPy's or a TIFF file: (height, width, any).
 
     They are uint8 or uint16. Sizes are checked before any pixel is decoded.
 
@@ -89,7 +91,7 @@ def decode_array(encoded: bytes, channels: int, check_size: CheckSize) -> np.nda
     elif encoded.startswith(TIFF_STARTS):
         array = read_tiff(encoded, channels, check_size)
     else:
-        array = read_png(encoded)
+        raise ValueError("of its 16-bit colors only 8 bits can be read: save it as TIFF or .npy")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.ndim == 2:
         return array[:, :, None]
@@ -140,17 +142,8 @@ def read_tiff(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarra
         raise UserError(
             f"a TIFF file of such channels needs a library: pip install tifffile ({error})"
         ) from error
-    logging.getLogger("tifffile").addHandler(logging.NullHandler())
     # Never the other files that one may name.
     with tifffile.TiffFile(io.BytesIO(encoded), _multifile=False) as file:
         series = file.series[0]
         check_array(series.shape, series.dtype, channels, check_size)
         return series.asarray(maxworkers=1)
-
-
-def read_png(encoded: bytes) -> np.ndarray:
-    """A PNG file, by torchvision: Pillow keeps 8 bits of its 16-bit colors."""
-    from torchvision.io import ImageReadMode, decode_image
-
-    content = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    return decode_image(content, ImageReadMode.UNCHANGED).permute(1, 2, 0).numpy()

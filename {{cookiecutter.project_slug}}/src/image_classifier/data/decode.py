@@ -99,9 +99,12 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
             if bits == 8 or image.mode.startswith("I") or ";16" not in str(image.tile):
                 return image_pixels(image, channels, bits)
     except UnidentifiedImageError:
-        if is_tiff and (count := channels_of_tiff(encoded)) not in (0, channels):
+        if not is_tiff:
+            raise
+        if (count := channels_of_tiff(encoded)) not in (0, channels):
             raise wrong_channels(count, channels) from None
-        raise
+        if bits == 8:
+            raise
     return decode_array(encoded, channels, check_size)
 
 
