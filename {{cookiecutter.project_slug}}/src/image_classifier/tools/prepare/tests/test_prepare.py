@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from conftest import DAMAGED, changed, write_photo
@@ -189,3 +190,28 @@ def test_a_mistake_in_preparing_is_answered_in_one_line(root, refusal, monkeypat
     assert "cannot write prepared images" in refusal(*words, "--data.cache", "/proc/nowhere")
     monkeypatch.setattr(platform, "lock", Mock(side_effect=BlockingIOError))
     assert "by another process" in refusal(*words)
+
+
+def test_images_of_any_channels_and_16_bits_are_prepared_as_they_are(tmp_path, refusal):
+    root, deep = tmp_path / "photos", {"channels": 5, "bits": 16}
+    for number in range(8):
+        folder = root / "train" / ("ant", "bee")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number).integers(65536, size=(60, 50 + number, 5))
+        np.save(folder / str(number), noise.astype(np.uint16))
+    shutil.copytree(root / "train", root / "val")
+    files = opened(root, **deep)
+    words = ("--data.channels", "5", "--data.bits", "16")
+    assert "jpeg has 3 channels of 8 bits, not 5 of 16: --format raw" in refusal(
+        "prepare", "--data.root", root, *words, "--format", "jpeg"
+    )
+    assert prepare(root, *words) == 0
+    source = opened(root, **deep)
+    assert source.recipe == "raw of 5 channels of 16 bits, shorter side 48"
+    for index in range(8):
+        expected = files.read(index)
+        height, width = expected.shape[:2]
+        scale = 48 / min(height, width)
+        expected = resize(expected, round(height * scale), round(width * scale))
+        assert torch.equal(source.read(index), expected)
+    assert "its images have 5 channels of 16 bits" in opened(root, channels=5).notes[-1]
