@@ -11,21 +11,34 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import changed, run_alone, run_ranks, train_until
+from conftest import changed, on_deep, run_alone, run_ranks, train_until, write_deep
 from PIL import Image
 from test_order import opened, seen
 from test_resume import assert_same, final
 from torch import nn
 
-from image_classifier.cli import main
-from image_classifier.config import AugmentConfig, ModelConfig, OptimConfig
-from image_classifier.data import Windows, decode, fit_square, policies, shift_and_flip
+from image_classifier.config import (
+    AugmentConfig,
+    ModelConfig,
+    OptimConfig,
+)
+from image_classifier.data import (
+    Windows,
+    decode,
+    fit_square,
+    policies,
+    shift_and_flip,
+)
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.map_style import to_pixels
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
-from image_classifier.models import MODELS, PretrainedWeights, build_model
+from image_classifier.models import (
+    MODELS,
+    PretrainedWeights,
+    build_model,
+)
 from image_classifier.optim import build_optimizer
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World
@@ -230,36 +243,11 @@ def test_an_operation_treats_all_channels_and_16_bits_alike(number):
         assert (deep - operation(images.clone(), strength).float()).abs().max() < 1.1  # rounded
 
 
-def fill(root, channels, save):
-    """Images of 16 bits in a folder: 2 classes, which one channel tells, 24 + 8 images."""
-    for number in range(32):
-        own = np.random.default_rng(number)
-        pixels = own.integers(2000, 6000, size=(30 + number, 40, channels)).astype(np.uint16)
-        pixels[:: 2 + number % 2, :, channels // 2] += 20_000
-        folder = root / ("train" if number < 24 else "val") / ("ant", "bee")[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        save(folder / str(number), pixels)
-    return root
-
-
 @pytest.fixture(scope="module")
 def medical(tmp_path_factory):
     """Gray PNGs of 16 bits."""
     save = lambda path, pixels: Image.fromarray(pixels[..., 0]).save(f"{path}.png")  # noqa: E731
-    return fill(tmp_path_factory.mktemp("medical"), 1, save)
-
-
-@pytest.fixture(scope="module")
-def satellite(tmp_path_factory):
-    """Arrays of five channels."""
-    return fill(tmp_path_factory.mktemp("satellite"), 5, np.save)
-
-
-def on(config, root, channels, **knobs):
-    """A tiny run on images of 16 bits."""
-    config = changed(config, data__name="folder", data__root=str(root), data__batch_size=8)
-    config = changed(config, data__channels=channels, data__bits=16, data__limit=0)
-    return changed(config, **knobs)
+    return write_deep(tmp_path_factory.mktemp("medical"), 1, save)
 
 
 MEDICAL = {"augment__crop": "pad", "data__where": "device", "data__fit": "squash"}
@@ -273,7 +261,7 @@ SATELLITE |= {"augment__policy": "trivialaugment", "augment__mixup": 0.5, "data_
 def test_a_run_is_the_same_killed_and_on_two_ranks(
     kind, channels, knobs, *, config, request, tmp_path
 ):
-    config = on(config, request.getfixturevalue(kind), channels, **knobs)
+    config = on_deep(config, request.getfixturevalue(kind), channels, **knobs)
     unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
     scores = train(unbroken)
     assert run_alone(partial(train_until, config, 4))[0] == -signal.SIGKILL
@@ -287,7 +275,7 @@ def test_a_run_is_the_same_killed_and_on_two_ranks(
 
 
 def test_mean_and_deviation_are_measured_where_none_is_known(config, satellite, capsys):
-    config = on(config, satellite, 5, epochs=1, augment__crop="none")
+    config = on_deep(config, satellite, 5, epochs=1, augment__crop="none")
     train(config)
     mean, std = final(config)["mean"], final(config)["std"]
     line = f"mean {', '.join(f'{value:g}' for value in mean)}, std "
@@ -300,15 +288,6 @@ def test_mean_and_deviation_are_measured_where_none_is_known(config, satellite, 
     assert (images.std((0, 2, 3)) - 1).abs().max() < 0.1
     given = TrainData(config, CPU, ((0.5,) * 5, (0.1,) * 5)).source
     assert (given.mean, given.std) == ((0.5,) * 5, (0.1,) * 5)
-
-
-def test_commands_know_the_images_of_a_run(config, satellite, capsys):
-    config = on(config, satellite, 5, **SATELLITE | {"epochs": 1})
-    scores = train(config)
-    assert main(["evaluate", config.run.dir]) == 0
-    assert f"loss {scores.loss:.4f}" in capsys.readouterr().out
-    assert main(["predict", config.run.dir, str(satellite / "val")]) == 0
-    assert capsys.readouterr().out.count("%") == 16
 
 
 def test_images_in_memory_say_what_they_are(monkeypatch, config):

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from conftest import DAMAGED, changed, write_photo
@@ -192,26 +191,18 @@ def test_a_mistake_in_preparing_is_answered_in_one_line(root, refusal, monkeypat
     assert "by another process" in refusal(*words)
 
 
-def test_images_of_any_channels_and_16_bits_are_prepared_as_they_are(tmp_path, refusal):
-    root, deep = tmp_path / "photos", {"channels": 5, "bits": 16}
-    for number in range(8):
-        folder = root / "train" / ("ant", "bee")[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        noise = np.random.default_rng(number).integers(65536, size=(60, 50 + number, 5))
-        np.save(folder / str(number), noise.astype(np.uint16))
-    shutil.copytree(root / "train", root / "val")
-    files = opened(root, **deep)
-    words = ("--data.channels", "5", "--data.bits", "16")
+def test_images_of_any_channels_and_16_bits_are_prepared_as_they_are(satellite, tmp_path, refusal):
+    root = Path(shutil.copytree(satellite, tmp_path / "photos"))
+    files, words = opened(root, channels=5, bits=16), ["--data.channels", "5", "--data.bits", "16"]
     assert "jpeg has 3 channels of 8 bits, not 5 of 16: --format raw" in refusal(
         "prepare", "--data.root", root, *words, "--format", "jpeg"
     )
     assert prepare(root, *words) == 0
-    source = opened(root, **deep)
+    source = opened(root, channels=5, bits=16)
     assert source.recipe == "raw of 5 channels of 16 bits, shorter side 48"
-    for index in range(8):
+    for index in range(24):
         expected = files.read(index)
-        height, width = expected.shape[:2]
-        scale = 48 / min(height, width)
-        expected = resize(expected, round(height * scale), round(width * scale))
+        scale = min(1, 48 / min(expected.shape[:2]))
+        expected = resize(expected, *(round(scale * side) for side in expected.shape[:2]))
         assert torch.equal(source.read(index), expected)
     assert "its images have 5 channels of 16 bits" in opened(root, channels=5).notes[-1]
