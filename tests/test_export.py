@@ -72,7 +72,7 @@ def test_deep_images_of_five_channels_are_answered_alike_by_the_onnx_file(tmp_pa
         np.save(folder / str(number), (pixels + 20_000 * (number % 2)).astype(np.uint16))
     data = f"--data.name folder --data.root {tmp_path}/fields --data.batch-size 6 --data.fit pad"
     train = f"train {SMOKE} --run.trackers --run.dir {tmp_path}/run {data}"
-    assert main([*train.split(), *"--data.channels 5 --data.bits 16".split()]) == 0
+    assert main(f"{train} --data.channels 5 --data.bits 16".split()) == 0
     assert main(["export", f"{tmp_path}/run", "--format", "onnx"]) == 0
     assert "the same class for 8 of 8 images" in capsys.readouterr().out
     model = onnx.load(tmp_path / "run/export/model.onnx")

@@ -21,7 +21,7 @@ def crop(
     top, left, height, width = box
     part = planes(pixels, top, left, height, width)
     place = planes(out, 0, 0, out.shape[0], out.shape[1])
-    if pixels.dtype != torch.uint8:  # there is no kernel for 16 bits
+    if pixels.dtype is not torch.uint8:  # there is no kernel for 16 bits
         part = part.float()
     if mirrored:  # before it is scaled, which copies the box anyway
         part = part.flip(3)
@@ -43,7 +43,7 @@ def planes(pixels: Tensor, top: int, left: int, height: int, width: int) -> Tens
     """
     row, column, channel = pixels.stride()
     start = pixels.storage_offset() + top * row + left * column
-    size = (1, pixels.shape[2], height, width)
+    size = (1, pixels.size(2), height, width)
     return pixels.as_strided(size, (1, channel, row, column), start)
 
 

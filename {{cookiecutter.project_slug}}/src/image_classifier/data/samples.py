@@ -6,6 +6,7 @@ workers makes the same.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.machine import num_cores
 from .arrays import take
-from .crops import BOX_DRAWS, crop, fit_square, place_box, random_sides
+from .crops import BOX_DRAWS, center_crop, crop, fit_square, place_box, random_sides
 from .datasets.source import Source
 from .decode import BadImageError
 
@@ -43,7 +44,8 @@ class Samples:
 
         `fit` is how other images become squares: see `data.fit`.
         """
-        self.source, self.size, self.seed, self.fit = source, size, seed, fit
+        self.source, self.size, self.seed = source, size, seed
+        self.fit = partial(fit_square, fit=fit, mean=source.mean) if fit != "crop" else center_crop
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         crops = augment if augment and augment.crop == "resized" else None
         self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")
@@ -73,7 +75,7 @@ class Samples:
                 place.zero_()
                 continue
             if self.min_area is None:
-                fit_square(pixels, place, self.fit, self.source.mean)
+                self.fit(pixels, place)
             else:
                 box = place_box(box_sizes[row], corners[row], *pixels.shape[:2])
                 crop(pixels, box, place, self.is_mirrored(index, epoch, flips[row]))
