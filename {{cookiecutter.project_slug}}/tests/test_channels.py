@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import changed, on_deep, run_alone, run_ranks, train_until, write_deep
 from PIL import Image
+from safetensors.torch import save_file
 from test_order import opened, seen
 from test_resume import assert_same, final
 from torch import nn
@@ -38,6 +39,7 @@ from image_classifier.models import (
     MODELS,
     PretrainedWeights,
     build_model,
+    load_pretrained,
 )
 from image_classifier.optim import build_optimizer
 from image_classifier.preprocess import Normalize
@@ -251,6 +253,7 @@ def medical(tmp_path_factory):
 
 
 MEDICAL = {"augment__crop": "pad", "data__where": "device", "data__fit": "squash"}
+MEDICAL |= {"augment__min_size": 16, "augment__cutout": 4, "augment__tta": "shift", "epochs": 4}
 SATELLITE = {"augment__crop": "resized", "data__where": "stream", "data__fit": "pad"}
 SATELLITE |= {"augment__policy": "trivialaugment", "augment__mixup": 0.5, "data__workers": 0}
 
@@ -272,6 +275,17 @@ def test_a_run_is_the_same_killed_and_on_two_ranks(
         assert whole[0] == one[0] + other[0]
         assert [text[:16] for text in whole[1]] == [text[:16] for text in one[1] + other[1]]
     assert int(scores.confusion.sum()) == 8
+
+
+def test_tiff_files_are_seen_as_arrays_are(config, satellite, tmp_path):
+    library = pytest.importorskip("tifffile")
+    save = partial(library.imwrite, planarconfig="contig", photometric="minisblack")
+    tiffs = write_deep(tmp_path / "tiffs", 5, lambda path, pixels: save(f"{path}.tif", pixels))
+    config = on_deep(config, satellite, 5, **SATELLITE)
+    of_arrays, of_tiffs = (
+        seen(changed(config, data__root=str(r)), 0, 3) for r in (satellite, tiffs)
+    )
+    assert of_arrays == of_tiffs
 
 
 def test_mean_and_deviation_are_measured_where_none_is_known(config, satellite, capsys):
@@ -333,6 +347,15 @@ def test_filters_for_colors_are_adapted_to_other_channels():
         adapted = model.state_dict()["stem.0.weight"]
         found = nn.functional.conv2d(images.repeat(1, channels, 1, 1), adapted)
         torch.testing.assert_close(found, nn.functional.conv2d(seen_before, stem))
+
+
+def test_images_of_other_channels_are_not_normalized_as_those_of_the_weights(tmp_path):
+    name, about = ModelConfig(name="resnet9", width=8), {"classes": '["x"]'}
+    about |= {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]"}
+    path = tmp_path / "w.safetensors"
+    save_file(build_model(name, 2, 32).state_dict(), path, about)
+    found = [load_pretrained(str(path), name, CPU, None, channels) for channels in (3, 1)]
+    assert [weights.mean_std for weights in found] == [((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)), None]
 
 
 def test_deep_images_are_normalized_by_their_range():

@@ -6,7 +6,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 
 from .arrays import take
 from .autotune import choose_workers, fits_memory, open_loader
-from .crops import BOX_DRAWS, center_crop, fit_square, mean_color, padded_span, random_boxes, resize
+from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import has_suffix, walk
 from .datasets.paths import PathList
