@@ -84,11 +84,19 @@ def png16(pixels):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def tiff(array):
+def tiff(array, **options):
     """Any array in a TIFF file, by the library that reads it."""
     library, file = pytest.importorskip("tifffile"), io.BytesIO()
-    library.imwrite(file, array, planarconfig="contig", photometric="minisblack")
+    library.imwrite(file, array, planarconfig="contig", photometric="minisblack", **options)
     return file.getvalue()
+
+
+def bomb():
+    """A TIFF file of a few pixels, whose one part unpacks to a million bytes."""
+    sound, more = tiff(DEEP, compression="zlib"), zlib.compress(bytes(10**6))
+    page = sys.modules["tifffile"].TiffFile(io.BytesIO(sound)).pages[0]
+    place, start = page.tags["StripByteCounts"].valueoffset, page.dataoffsets[0]
+    return sound[:place] + struct.pack("<I", len(more)) + sound[place + 4 : start] + more
 
 
 GRAY16 = RGB16[:, :, :1]
@@ -123,6 +131,7 @@ READ = {
     "plane.npy": (lambda: npy(DEEP[:, :, 0]), 1, 16, DEEP[:, :, :1]),
     "color.npy in gray": (lambda: npy(RGB), 1, 8, GRAY),
     "five.tif": (lambda: tiff(DEEP), 5, 16, DEEP),
+    "packed.tif": (lambda: tiff(DEEP, compression="zlib"), 5, 16, DEEP),
     "five pages.tif": (lambda: tiff(DEEP.transpose(2, 0, 1)), 5, 16, DEEP),
     "color 16.tif": (lambda: tiff(RGB16), 3, 16, RGB16),
 }
@@ -162,6 +171,7 @@ REFUSED = {
     "cut bomb": (lambda: HUGE.replace(b"9000, 9000", b"7000, 7000"), 1, "it is truncated"),
     "JPEG": (lambda: JPEG, 5, "it has 3 channels, not 5: --data.channels 3"),
     "five.tif": (lambda: tiff(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
+    "bomb.tif": (bomb, 5, "a part of it unpacks to more than its size"),
     "cut.tif": (lambda: tiff(DEEP)[:99], 5, ""),
     "floats.tif": (lambda: tiff(DEEP.astype(np.float32)), 5, "its numbers are float32"),
 }

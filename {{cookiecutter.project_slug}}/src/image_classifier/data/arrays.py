@@ -3,7 +3,10 @@
 import io
 import logging
 import math
+import zlib
 from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +20,9 @@ GRAY_WEIGHTS, GRAY_BITS = np.array([19595, 38470, 7471], np.uint32), 16  # those
 NPY_START = b"\x93NUMPY"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 
-CheckSize = Callable[[int, int], object]  # of height and width; raises ValueError
+PLAIN, DEFLATE = 1, (8, 32946)  # compressions of TIFF files
+
+CheckSize = Callable[[int, int, int], object]  # of height, width, channels; raises ValueError
 
 logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what matters is an error
 
@@ -106,14 +111,14 @@ def check_array(
         raise ValueError(f"its numbers are {dtype}: save it as uint8 or uint16")
     if len(shape) not in (2, 3):
         raise ValueError(f"an array of {len(shape)} dimensions is no image")
-    sides = [*shape]
+    sides, found = [*shape], 1
     if len(shape) == 3:
-        del sides[channel_axis(shape, channels)]
+        found = sides.pop(channel_axis(shape, channels))
     elif channels not in COLORED:
         raise wrong_channels(1, channels)
     if 0 in sides:
         raise ValueError("it has no pixels")
-    check_size(*sides)
+    check_size(*sides, found)
 
 
 def read_npy(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
@@ -146,4 +151,25 @@ def read_tiff(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarra
     with tifffile.TiffFile(io.BytesIO(encoded), _multifile=False) as file:
         series = file.series[0]
         check_array(series.shape, series.dtype, channels, check_size)
+        for page in series.pages:
+            check_parts(encoded, page)
         return series.asarray(maxworkers=1)
+
+
+def check_parts(encoded: bytes, page: Any) -> None:  # noqa: ANN401 - of tifffile
+    """Raise ValueError if a part of a page of a TIFF file unpacks to more than it should.
+
+    The decoders of imagecodecs stop at that size; tifffile's own, of zlib, does not.
+    """
+    whole, compression = page.keyframe, page.keyframe.compression
+    if compression == PLAIN or find_spec("imagecodecs") is not None:
+        return
+    if compression not in DEFLATE:
+        raise ValueError(
+            f"its compression ({compression}) needs a library: pip install imagecodecs"
+        )
+    most = math.prod(whole.chunks) * whole.dtype.itemsize
+    for start, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+        part = zlib.decompressobj().decompress(encoded[start : start + count], most + 1)
+        if len(part) > most:
+            raise ValueError("a part of it unpacks to more than its size")

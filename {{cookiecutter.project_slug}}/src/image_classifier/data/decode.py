@@ -163,10 +163,11 @@ def orientation_in(exif: bytes) -> int:
         return 1
 
 
-def check_size(height: int, width: int) -> None:
+def check_size(height: int, width: int, channels: int = 3) -> None:
     """Raise ValueError for an image that is too large, before its pixels are decoded."""
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+    most = MAX_PIXELS * 3 // max(3, channels)
+    if width * height > most:
+        raise ValueError(f"{width} x {height} pixels, more than {most:,}")
 
 
 def image_pixels(image: Image.Image, channels: int = 3, bits: int = 8) -> np.ndarray:
