@@ -19,31 +19,32 @@ def crop(
     Bilinear and antialiased: what Pillow makes of it, up to rounding. Both are uint8, or uint16.
     """
     top, left, height, width = box
-    part = planes(pixels, top, left, height, width)
-    place = planes(out, 0, 0, out.shape[0], out.shape[1])
-    if pixels.dtype is not torch.uint8:  # there is no kernel for 16 bits
-        part = part.float()
+    rows, columns, channels = out.shape
+    part = planes(pixels, top, left, height, width, channels)
+    place = planes(out, 0, 0, rows, columns, channels)
     if mirrored:  # before it is scaled, which copies the box anyway
-        part = part.flip(3)
+        part = (part if part.dtype is torch.uint8 else part.float()).flip(3)
     if part.shape == place.shape:
         place.copy_(part)
         return
-    if part.is_floating_point():
-        scaled = interpolate(part, place.shape[2:], mode="bilinear", antialias=True)
+    if pixels.dtype is not torch.uint8:  # there is no kernel for 16 bits
+        scaled = interpolate(part.float(), (rows, columns), mode="bilinear", antialias=True)
         place.copy_(scaled.round_())
         return
     # What `interpolate(antialias=True)` calls, but into memory that is there already.
     torch._C._nn._upsample_bilinear2d_aa(part, place.shape[2:], False, None, None, out=place)
 
 
-def planes(pixels: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
+def planes(  # noqa: PLR0917 - a box
+    pixels: Tensor, top: int, left: int, height: int, width: int, channels: int
+) -> Tensor:
     """A box of (height, width, channels) pixels as torch's kernels want it: (1, channels, ...).
 
     By one operation in place of four, as this is done for every image, twice.
     """
     row, column, channel = pixels.stride()
     start = pixels.storage_offset() + top * row + left * column
-    size = (1, pixels.size(2), height, width)
+    size = (1, channels, height, width)
     return pixels.as_strided(size, (1, channel, row, column), start)
 
 

@@ -6,7 +6,7 @@
     def theirs(data: DataConfig, split: str) -> torch.utils.data.Dataset:
         return torchvision.datasets.Flowers102(data.root, split, download=True)
 
-Pixels in memory that are not 3 x 8 bits say so: `Source(..., channels=5, bits=16)`.
+Pixels in memory and readers that have not 3 x 8 bits say so: `Source(..., channels=5, bits=16)`.
 `split` is train, val or test; raise `UserError` for one that there is not. What the function draws
 from torch, `random` or NumPy is the same for each split, and whichever command asks; what a torch
 `Dataset` draws for an image depends on the seed, the epoch and the number of the image.
@@ -62,7 +62,7 @@ def open_files(data: DataConfig, split: str) -> Source:
             "`paths=PathList(folder, paths)`"
         )
     if (source.channels, source.bits) != (data.channels, data.bits):
-        if source.pixels is not None:
+        if source.paths is None:
             raise UserError(
                 f"the images of {data.name} have {source.channels} channels of {source.bits} bits: "
                 f"--data.channels {source.channels} --data.bits {source.bits}"
