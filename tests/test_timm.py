@@ -47,7 +47,7 @@ def test_filters_for_colors_are_adapted_as_timm_adapts_them():
     weights = PretrainedWeights("weights", build_model(name, 2, 32).state_dict())
     for channels in (1, 2, 5, 6):
         model = build_model(name, 2, 32, channels=channels)
-        assert "is adapted from 3 channels" in weights.load_into(model, ("a", "b"))
+        assert "adapted from 3 channels: " in weights.load_into(model, ("a", "b"))
         found = next(filter(lambda weight: weight.ndim == 4, model.state_dict().values()))
         stem = next(filter(lambda weight: weight.ndim == 4, weights.weights.values()))
         torch.testing.assert_close(found, adapt_input_conv(channels, stem))

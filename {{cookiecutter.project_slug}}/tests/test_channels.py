@@ -353,7 +353,7 @@ def test_filters_for_colors_are_adapted_to_other_channels():
     for channels, seen_before in ((1, images.repeat(1, 3, 1, 1)), (6, images.repeat(1, 3, 1, 1))):
         model = build_model(resnet, 2, 32, channels=channels)
         note = weights.load_into(model, ("a", "b"))
-        assert "stem.0.weight is adapted from 3 channels" in note
+        assert "adapted from 3 channels: stem.0.weight" in note
         adapted = model.state_dict()["stem.0.weight"]
         found = nn.functional.conv2d(images.repeat(1, channels, 1, 1), adapted)
         torch.testing.assert_close(found, nn.functional.conv2d(seen_before, stem))

@@ -80,7 +80,7 @@ class PretrainedWeights:
                 "and --data.image-size that they are for"
             ) from error
         new = f"; {head} is new, for other classes" if is_new else ""
-        new += f"; {some(stems)} is adapted from 3 channels" if stems else ""
+        new += f"; adapted from 3 channels: {', '.join(stems)}" if stems else ""
         return f"{self.note}{new}{'; images are normalized as for them' if self.mean else ''}"
 
 
