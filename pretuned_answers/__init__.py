@@ -45,6 +45,7 @@ _LIBRARIES = {
         anyio click colorama h11 hf hf_xet httpcore2 httpx2 huggingface_hub idna pyyaml timm
         tiny_agents tqdm truststore yaml
     """,
+    "tifffile": "lsm2bin tiff2fsspec tiffcomment tifffile",
     "wandb": """
         annotated_types certifi charset_normalizer coreweave_evaluations cwevals distro
         googleapis_common_protos httpcore httpx normalizer platformdirs pydantic pydantic_core

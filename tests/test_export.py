@@ -4,6 +4,7 @@ import json
 import re
 from contextlib import redirect_stdout
 
+import numpy as np
 import onnx
 import pytest
 from conftest import PROJECT, SMOKE, python
@@ -61,3 +62,22 @@ def test_the_onnx_file_is_whole_and_says_what_it_is(exported):
         paths_of_this_machine = rf"/site-packages|\.py\", line|{exported}".encode()
         for file in path.parent.glob("model.*"):
             assert not re.search(paths_of_this_machine, file.read_bytes())
+
+
+def test_deep_images_of_five_channels_are_answered_alike_by_the_onnx_file(tmp_path, capsys):
+    for number in range(20):
+        folder = tmp_path / "fields" / ("train", "val")[number > 11] / ("ant", "bee")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(9000, size=(30, 25 + number, 5))
+        np.save(folder / str(number), (pixels + 20_000 * (number % 2)).astype(np.uint16))
+    data = f"--data.name folder --data.root {tmp_path}/fields --data.batch-size 6 --data.fit pad"
+    train = f"train {SMOKE} --run.trackers --run.dir {tmp_path}/run {data}"
+    assert main(f"{train} --data.channels 5 --data.bits 16".split()) == 0
+    assert main(["export", f"{tmp_path}/run", "--format", "onnx"]) == 0
+    assert "the same class for 8 of 8 images" in capsys.readouterr().out
+    model = onnx.load(tmp_path / "run/export/model.onnx")
+    images = model.graph.input[0].type.tensor_type
+    assert images.elem_type == onnx.TensorProto.UINT16
+    assert [size.dim_param or size.dim_value for size in images.shape.dim][3] == 5
+    about = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
+    assert (about["channels"], about["bits"], about["fit"]) == (5, 16, "pad")

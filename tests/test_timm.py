@@ -2,8 +2,10 @@
 
 import timm
 import torch
-from image_classifier.config import OptimConfig
+from image_classifier.config import ModelConfig, OptimConfig
+from image_classifier.models import PretrainedWeights, build_model
 from image_classifier.optim import build_optimizer
+from timm.models import adapt_input_conv
 from timm.optim import param_groups_weight_decay
 
 FAMILIES = """
@@ -38,3 +40,14 @@ def test_weights_are_grouped_as_timm_groups_them():
         ends = [end for part in ends for end in ([part] if isinstance(part, str) else part)]
         left = {*ours} - {names[weight] for weight in optimizer.hidden}
         assert left - grouped == {f"{end}.weight" for end in ends}, name
+
+
+def test_filters_for_colors_are_adapted_as_timm_adapts_them():
+    name = ModelConfig(name="timm/test_resnet")
+    weights = PretrainedWeights("weights", build_model(name, 2, 32).state_dict())
+    for channels in (1, 2, 5, 6):
+        model = build_model(name, 2, 32, channels=channels)
+        assert "adapted from 3 channels: " in weights.load_into(model, ("a", "b"))
+        found = next(filter(lambda weight: weight.ndim == 4, model.state_dict().values()))
+        stem = next(filter(lambda weight: weight.ndim == 4, weights.weights.values()))
+        torch.testing.assert_close(found, adapt_input_conv(channels, stem))

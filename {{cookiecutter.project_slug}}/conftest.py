@@ -16,6 +16,7 @@ from html.parser import HTMLParser
 from multiprocessing import forkserver
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small models need no more
@@ -266,6 +267,31 @@ def photos(tmp_path_factory):
 def on_photos(config, photos):
     """A tiny run on photographs, three batches an epoch."""
     return changed(config, data__name="folder", data__root=str(photos), data__batch_size=4)
+
+
+def write_deep(root, channels, save):
+    """Write images of 16 bits: 2 classes, which a channel tells, 24 to train on and 8 others."""
+    for number in range(32):
+        own = np.random.default_rng(number)
+        pixels = own.integers(2000, 6000, size=(30 + number, 40, channels)).astype(np.uint16)
+        pixels[:: 2 + number % 2, :, channels // 2] += 20_000
+        folder = root / ("train" if number < 24 else "val") / ("ant", "bee")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        save(folder / str(number), pixels)
+    return root
+
+
+@pytest.fixture(scope="session")
+def satellite(tmp_path_factory):
+    """A folder of arrays of five channels."""
+    return write_deep(tmp_path_factory.mktemp("satellite"), 5, np.save)
+
+
+def on_deep(config, root, channels, **knobs):
+    """A tiny run on images of 16 bits."""
+    config = changed(config, data__name="folder", data__root=str(root), data__batch_size=8)
+    config = changed(config, data__channels=channels, data__bits=16, data__limit=0)
+    return changed(config, **knobs)
 
 
 BAD = ["train/ant/2.jpg", "train/bee/new\nline.jpg", "val/ant/12.jpg"]

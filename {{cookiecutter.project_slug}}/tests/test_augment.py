@@ -35,7 +35,7 @@ PRECISION = Precision("fp32", Config().compute, Config().optim, CPU.device)
 # Six images of noise, and their mean and deviation.
 IMAGES = torch.randint(256, (6, 12, 12, 3), generator=torch.Generator().manual_seed(0)).byte()
 FLAT = IMAGES.flatten(0, 2) / 255
-SOURCE = SimpleNamespace(mean=FLAT.mean(0).tolist(), std=FLAT.std(0).tolist())
+SOURCE = SimpleNamespace(mean=FLAT.mean(0).tolist(), std=FLAT.std(0).tolist(), bits=8)
 
 
 @pytest.mark.parametrize(("margin", "flip"), [(0, True), (3, False), (3, True)])

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from conftest import changed, train_until
+from conftest import changed, on_deep, train_until
 from test_faults import last, plant
 from test_resume import assert_same
 
@@ -150,3 +150,14 @@ def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu):
     assert codes[1:-1]  # it did run out of memory
     assert codes[-1] == 0
     assert abs(scores[0].loss - loss) < 0.2
+
+
+@pytest.mark.parametrize("where", ["device", "host", "stream"])
+def test_numbers_of_16_bits_arrive_as_on_a_cpu(config, satellite, where):
+    config = on_deep(config, satellite, 5, data__where=where, data__workers=2, augment__crop="pad")
+
+    def arrived(device):
+        with closing(TrainData(config, World(device))) as data:
+            return torch.cat([batch.images.float().cpu() for batch in data.batches(0, 3)])
+
+    assert torch.equal(arrived(torch.device("cuda", 0)), arrived(torch.device("cpu")))

@@ -175,7 +175,7 @@ def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monk
             pixels = read(path)
             assert pixels.shape[2] == 3
             with monkeypatch.context() as patch:
-                patch.setattr(decode, "decode_jpeg", lambda _: None)
+                patch.setattr(decode, "decode_jpeg", lambda *_: None)
                 assert np.array_equal(decode.read_image(path).numpy(), pixels)
         except decode.BadImageError as error:
             reasons.append(str(error))

@@ -1,7 +1,8 @@
 """Augmentation of whole batches on the device.
 
 All random numbers are drawn for the global batch from (seed, step), and each rank takes its slice:
-a run sees the same pixels on any number of processes. Images are (batch, height, width, 3) here.
+a run sees the same pixels on any number of processes. Images are (batch, height, width, channels)
+here.
 To add an augmentation: a function of images and draws, a line in `build_augment`, and a knob in
 `config.py`.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from .config import AugmentConfig
-from .data import BOX_DRAWS, Batch, Policy, TrainData, Windows, random_boxes, shift_and_flip
+from .data import BOX_DRAWS, Batch, Policy, TrainData, Windows, random_boxes, shift_and_flip, take
 from .errors import UserError
 from .preprocess import Normalize
 from .runtime import seeding
@@ -58,7 +59,8 @@ def build_augment(
             f"of the {world.size} processes an even number of images"
         )
     crop_and_flip = build_crop_and_flip(augment, data, seed)
-    policy = Policy(augment.policy) if augment.policy != "none" else None
+    channels, bits = data.source.channels, data.source.bits
+    policy = Policy(augment.policy, channels, bits) if augment.policy != "none" else None
     full_size = data.data.image_size
     is_random = augment.crop != "none" or augment.flip != "none" or augment.cutout > 0
 
@@ -90,7 +92,7 @@ def build_crop_and_flip(
     """Crop and flip, a function of a batch, its draws and its step.
 
     The draws are (batch, NUM_DRAWS) from 0 to 1, or None if nothing is random. It returns
-    (batch, size, size, 3) uint8 or float32 images of the size at that step.
+    (batch, size, size, channels) whole numbers or float32 images of the size at that step.
     """
     size, device = data.data.image_size, data.world.device
     size_at = build_size(augment, size, data.steps_per_epoch, data.total_steps)
@@ -109,7 +111,7 @@ def build_crop_and_flip(
             boxes = torch.cat((draws[:, 3:7], further_tries), dim=1)
             pixels = resized_crop(pixels, boxes, size, augment.min_scale)
         if not moves:
-            return pixels if rows is None else pixels.index_select(0, rows)
+            return pixels if rows is None else take(pixels, rows)
         shifts = (draws[:, 1:3] * (2 * pad + 1)).long() - pad
         flips = draws[:, 0] < 0.5 if augment.flip == "random" else None
         if sides is not None:  # in each epoch the other side
@@ -132,7 +134,7 @@ def local_draws(*place: int, count: int, data: TrainData, on: torch.device | Non
 
 
 def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> Tensor:
-    """A random resized crop of each image, bilinear: (batch, size, size, 3) float32.
+    """A random resized crop of each image, bilinear: (batch, size, size, channels) float32.
 
     `draws` is (batch, BOX_DRAWS); `min_area` the smallest share of the image.
     """
@@ -155,7 +157,7 @@ def cutout(images: Tensor, draws: Tensor, side: int) -> None:
     """Cutout, in place: https://arxiv.org/abs/1708.04552.
 
     Blanks a square of `side` pixels, centered anywhere, in each of `images`, normalized
-    (batch, 3, height, width). `draws` is (batch, 2).
+    (batch, channels, height, width). `draws` is (batch, 2).
     """
     height, width = images.shape[2:]
     y = torch.arange(height, device=images.device)
@@ -225,10 +227,10 @@ def build_size(
 
 
 def shrink(pixels: Tensor, size: int) -> Tensor:
-    """Images resized to `size`, bilinear with antialiasing: (batch, height, width, 3)."""
+    """Images resized to `size`, bilinear with antialiasing: (batch, height, width, channels)."""
     if pixels.shape[1] == size:
         return pixels
     images = pixels.permute(0, 3, 1, 2)
-    if images.device.type != "cpu":
-        images = images.float()  # antialiasing has no uint8 kernel there
+    if images.device.type != "cpu" or images.dtype != torch.uint8:
+        images = images.float()  # antialiasing has no other kernels for whole numbers
     return interpolate(images, (size, size), mode="bilinear", antialias=True).permute(0, 2, 3, 1)

@@ -38,6 +38,12 @@ class DataConfig:
     cache: str = ""  # folder of what `prepare` wrote, which is read in place of the files; default:
     # ROOT.cache, beside `root`; off: read the files
     limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
+    channels: int = within(3, 1, 64)  # of an image: 3: red, green and blue; 1: gray; others as TIFF
+    # (`pip install tifffile`) or `.npy` files have them
+    bits: Literal[8, 16] = 8  # of each number in memory; files with others are converted
+    fit: Literal["crop", "squash", "pad"] = "crop"  # how an image becomes a square where no random
+    # crop is cut from it. crop: its middle; squash: all of it, distorted; pad: all of it, with bars
+    # of the mean color
     image_size: int = within(32, SMALLEST_SIDE, 4096)  # side of the square training images, in
     # pixels
     test_size: int = within(0, 0, 4096)  # side of the images in evaluation; 0: image_size. Random

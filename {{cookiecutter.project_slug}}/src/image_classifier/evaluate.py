@@ -184,7 +184,7 @@ def predict_logits(
 ) -> Tensor:
     """The logits of images, averaged over the views of evaluation: (batch, classes) float32.
 
-    `images` is (batch, 3, size, size) uint8, channels_last.
+    `images` is (batch, channels, size, size) uint8 or uint16, channels_last.
     """
     with precision.autocast():
         views = normalize.views(images)

@@ -7,6 +7,7 @@ schedule: a function from 0..1 to 0..1 in `SCHEDULES`, and its name in `OptimCon
 import inspect
 import math
 from collections.abc import Callable
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -102,9 +103,10 @@ def find_hidden(model: nn.Module) -> set[nn.Parameter]:
     inputs, has no meaning.
     """
     matrices, heads = find_matrices(model), find_heads(model)
-    # The layers that see the images; without convolutions on 3 channels, the first matrix.
-    stems = [weight for weight, layer in matrices.items() if getattr(layer, "in_channels", 0) == 3]
-    hidden = matrices.keys() - (stems or list(matrices)[:1])
+    # The layers that see the images: the first, and convolutions after it of as many channels.
+    channels = [getattr(layer, "in_channels", 0) for layer in matrices.values()]
+    stems = list(takewhile(lambda count: 0 < count == channels[0], channels))
+    hidden = list(matrices)[max(1, len(stems)) :]
     return {
         weight
         for weight in hidden

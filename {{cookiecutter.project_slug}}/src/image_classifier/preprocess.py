@@ -31,7 +31,7 @@ VIEWS = {
 
 
 class Normalize:
-    """Scales pixels from 0..255 to mean 0 and standard deviation 1 of each color channel."""
+    """Scales pixels, whole numbers, to mean 0 and standard deviation 1 of each channel."""
 
     def __init__(
         self,
@@ -46,27 +46,29 @@ class Normalize:
         """
         self.tta = augment.tta if augment else "none"
         device, self.memory_format = precision.device, precision.memory_format
+        largest = 2**source.bits - 1
         # Rows rather than single pixels: a last dimension of 3 is too short for vector units.
-        self.scale = torch.tensor([1 / (255 * s) for s in source.std], device=device).repeat(size)
+        scale = [1 / (largest * s) for s in source.std]
+        self.scale = torch.tensor(scale, device=device).repeat(size)
         shift = [-m / s for m, s in zip(source.mean, source.std, strict=True)]
         self.shift = torch.tensor(shift, device=device).repeat(size)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(batch, 3, size, size), channels_last uint8 or float -> float32."""
+        """(batch, channels, size, size), channels_last uint8, uint16 or float -> float32."""
         rows = images.permute(0, 2, 3, 1).flatten(2)
-        width = rows.shape[2]  # in numbers: three for each pixel
+        width = rows.shape[2]  # in numbers: one for each channel of a pixel
         normal = torch.empty(rows.shape, device=rows.device)
         # On a CPU a few images at a time, so that they are still in its cache for the second pass.
         together = max(1, CACHED // rows[0].numel()) if rows.device.type == "cpu" else len(rows)
         for part, target in zip(rows.split(together), normal.split(together), strict=True):
             torch.addcmul(self.shift[:width], part.float(), self.scale[:width], out=target)
-        images = normal.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
+        images = normal.unflatten(2, (-1, images.shape[1])).permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format)
 
     def views(self, images: Tensor) -> Iterator[tuple[Tensor, float]]:
         """The views of evaluation, normalized, each with its weight; the weights add up to 1.
 
-        (batch, 3, size, size), channels_last uint8 -> float32.
+        (batch, channels, size, size), channels_last uint8 or uint16 -> float32.
         """
         for weight, shift, is_mirrored in VIEWS[self.tta]:
             view = images
@@ -79,6 +81,9 @@ class Normalize:
 
 
 def denormalize(images: Tensor, source: Source) -> Tensor:
-    """Normalized images as pixels again: (batch, 3, size, size) -> (batch, size, size, 3) uint8."""
+    """Normalized images as pixels of 8 bits to look at.
+
+    (batch, channels, size, size) -> (batch, size, size, channels) uint8.
+    """
     mean, std = (torch.tensor(values, device=images.device) for values in (source.mean, source.std))
     return (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte()

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from copy import deepcopy
-from dataclasses import replace
 from types import ModuleType
 
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ from .tracking import RunLogger, Setup, check_setup, open_observers, watchers
 from .train_state import TrainState
 
 
-def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story, all of it visible
+def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of it visible
     """Train one model as `config` says, and return its scores on the validation images.
 
     Killed at any moment and called again, it resumes from the last checkpoint with exactly the
@@ -47,22 +46,23 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
     with join_world(config.compute, run.timeout_seconds) as world, open_run(config, world):
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
 
-        # Data, and the number format that is fastest for this model on this device.
-        train_data = TrainData(config, world)
-        total_steps, steps_per_epoch = train_data.total_steps, train_data.steps_per_epoch
         saved = world.read_once(lambda: read_newest(run, world))  # where to resume from, or None
+        pretrained = load_pretrained(
+            run.init_from, config.model, world, saved, config.data.channels
+        )
+
+        # Data, and the number format that is fastest for this model on this device. Pretrained
+        # weights want images normalized as those that they were trained on.
+        train_data = TrainData(config, world, pretrained.mean_std)
+        total_steps, steps_per_epoch = train_data.total_steps, train_data.steps_per_epoch
         config, why_precision = settle_precision(config, train_data, world, saved)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
         sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
-        task = config.model.task
-        val_data = EvalData(train_data.data, "val", world, run, micro_batch.size, task=task)
-
-        # Pretrained weights want images normalized as those that they were trained on.
-        pretrained = load_pretrained(run.init_from, config.model, world, saved)
-        if pretrained.mean:
-            for data in (train_data, val_data):
-                data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
+        task, mean_std = config.model.task, train_data.mean_std
+        val_data = EvalData(
+            train_data.data, "val", world, run, micro_batch.size, task=task, mean_std=mean_std
+        )
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         teacher = find_teacher(config, train_data)
@@ -180,6 +180,7 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
             data.num_classes,
             config.data.image_size,
             sample=lambda count: normalize(data.sample(count)),
+            channels=config.data.channels,
         )
         if config.compute.gradient_checkpointing:
             flag = "--compute.gradient-checkpointing"
@@ -202,7 +203,7 @@ def train_step(  # noqa: PLR0917 - what a step needs
     """Run forward and backward passes over a batch, and return its loss: () on the device.
 
     Args:
-        model: maps (batch, 3, height, width) float32 to (batch, classes) logits.
+        model: maps (batch, channels, height, width) float32 to (batch, classes) logits.
         images: this rank's share of the batch.
         labels: as `Augmented` has them.
         loss_fn: a micro-batch's share of the loss of the batch.

@@ -4,8 +4,9 @@ To train and to evaluate: `TrainData` and `EvalData`, which yield a `Batch` each
 a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its name in `DATASETS`.
 """
 
+from .arrays import take
 from .autotune import choose_workers, fits_memory, open_loader, worker_counts
-from .crops import BOX_DRAWS, center_crop, random_boxes, resize
+from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import PART_NAMES, VAL_NAMES, has_suffix, is_junk, is_val, walk
 from .datasets.paths import PathList

@@ -32,7 +32,7 @@ def choose_where(
     # Never by memory where it would change the pixels: the device cuts crops otherwise.
     if augment.crop == "resized" or (side := common_side(source)) is None:
         return "stream", "crops are cut from the whole image"
-    needed = len(source) * side**2 * 3
+    needed = len(source) * side**2 * source.pixel_bytes
     megabytes = f"{len(source):,} images of {side} x {side} take {needed / 2**20:,.0f} MB"
     if world.all_true(fits_memory(needed, world.device, world)):
         return "device", megabytes
@@ -60,7 +60,7 @@ def open_loader(
 
     def needed(depth: int) -> int:
         _, _, slots = divide(batch_size, workers, depth)
-        return world.local_size * slots * batch_size * 3 * samples.size**2
+        return world.local_size * slots * batch_size * samples.source.pixel_bytes * samples.size**2
 
     free, depth = host_memory_bytes(), data.prefetch_batches
     while depth > 1 and needed(depth) > SLOTS_SHARE * free:

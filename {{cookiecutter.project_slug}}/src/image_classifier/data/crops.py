@@ -1,9 +1,11 @@
-"""Boxes of images, scaled to the size that the model sees."""
+"""Images and boxes of them, scaled to the size that the model sees: `data.fit` says how."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 TRIES = 10  # at a random box that fits, as many as torchvision makes
 BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
@@ -12,44 +14,84 @@ BOX_DRAWS = 2 + 2 * TRIES  # where it is, and area and aspect ratio of each try
 def crop(
     pixels: Tensor, box: tuple[int, int, int, int], out: Tensor, mirrored: bool = False
 ) -> None:
-    """Scale a box of an image (top, left, height, width) to fill `out`, (height, width, 3) uint8.
+    """Scale a box of an image (top, left, height, width) to fill `out`, (height, width, channels).
 
-    Bilinear and antialiased: what Pillow makes of it, up to rounding.
+    Bilinear and antialiased: what Pillow makes of it, up to rounding. Both are uint8, or uint16.
     """
     top, left, height, width = box
-    part = planes(pixels, top, left, height, width)
-    place = planes(out, 0, 0, out.shape[0], out.shape[1])
+    rows, columns, channels = out.shape
+    part = planes(pixels, top, left, height, width, channels)
+    place = planes(out, 0, 0, rows, columns, channels)
     if mirrored:  # before it is scaled, which copies the box anyway
-        part = part.flip(3)
+        part = (part if part.dtype is torch.uint8 else part.float()).flip(3)
     if part.shape == place.shape:
         place.copy_(part)
+        return
+    if pixels.dtype is not torch.uint8:  # there is no kernel for 16 bits
+        scaled = interpolate(part.float(), (rows, columns), mode="bilinear", antialias=True)
+        place.copy_(scaled.round_())
         return
     # What `interpolate(antialias=True)` calls, but into memory that is there already.
     torch._C._nn._upsample_bilinear2d_aa(part, place.shape[2:], False, None, None, out=place)
 
 
-def planes(pixels: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
-    """A box of (height, width, 3) pixels as torch's kernels want it: (1, 3, height, width).
+def planes(  # noqa: PLR0917 - a box
+    pixels: Tensor, top: int, left: int, height: int, width: int, channels: int
+) -> Tensor:
+    """A box of (height, width, channels) pixels as torch's kernels want it: (1, channels, ...).
 
     By one operation in place of four, as this is done for every image, twice.
     """
     row, column, channel = pixels.stride()
     start = pixels.storage_offset() + top * row + left * column
-    return pixels.as_strided((1, 3, height, width), (1, channel, row, column), start)
+    size = (1, channels, height, width)
+    return pixels.as_strided(size, (1, channel, row, column), start)
 
 
 def resize(pixels: Tensor, height: int, width: int) -> Tensor:
-    """(height, width, 3) uint8 scaled to another size, as `crop` does."""
-    scaled = torch.empty((height, width, 3), dtype=torch.uint8)
+    """(height, width, channels) pixels scaled to another size, as `crop` does."""
+    scaled = torch.empty((height, width, pixels.shape[2]), dtype=pixels.dtype)
     crop(pixels, (0, 0, *pixels.shape[:2]), scaled)
     return scaled
 
 
 def center_crop(pixels: Tensor, out: Tensor) -> None:
-    """Scale the middle square of an image to fill `out`, (side, side, 3) uint8."""
+    """Scale the middle square of an image to fill `out`, (side, side, channels)."""
     height, width = pixels.shape[:2]
     side = min(height, width)
     crop(pixels, ((height - side) // 2, (width - side) // 2, side, side), out)
+
+
+def fit_square(pixels: Tensor, out: Tensor, fit: str, mean: Sequence[float]) -> None:
+    """Make an image fill `out`, (side, side, channels), as `fit` says, which is a `data.fit`.
+
+    `mean` is the color around an image that is padded, from 0 to 1 for each channel.
+    """
+    height, width = pixels.shape[:2]
+    if fit == "crop" or height == width:
+        center_crop(pixels, out)
+    elif fit == "squash":
+        crop(pixels, (0, 0, height, width), out)
+    else:
+        (top, height), (left, width) = padded_span(height, width, len(out))
+        out.copy_(mean_color(mean, out.dtype))
+        out[top : top + height, left : left + width] = resize(pixels, height, width)
+
+
+def padded_span(height: int, width: int, side: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where in a square of `side` a padded image is, by rows and by columns: first, and how many.
+
+    In whole numbers, which the graph of an exported model computes alike.
+    """
+    longer = max(height, width)
+    counts = (max(1, (2 * length * side + longer) // (2 * longer)) for length in (height, width))
+    top, left = (((side - count) // 2, count) for count in counts)
+    return top, left
+
+
+def mean_color(mean: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """A color, from 0 to 1 for each channel, as (channels,) pixels of `dtype`."""
+    return (torch.tensor(mean, dtype=torch.float64) * torch.iinfo(dtype).max).round().to(dtype)
 
 
 def random_boxes(draws: Tensor, height: int, width: int, min_area: float) -> Tensor:

@@ -11,18 +11,20 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from ..errors import FaultError, UserError
 from ..runtime.files import read_plain
+from .arrays import COLORED, NPY_START, TIFF_STARTS, decode_array, fitted, wrong_channels
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 64_000_000  # against decompression bombs
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START, JPEG_SCAN, EXIF_START = b"\xff\xd8\xff", b"\xff\xda", b"Exif\0\0"
 JPEG_COLORS = ("Gray", "YCbCr", "RGB")
+COLOR_SPACES = {1: "GRAY", 3: "RGB"}  # of the pixels, by their channels
 
 # The system lacks memory or file descriptors.
 LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -46,19 +48,25 @@ def silence_pillow() -> None:
 silence_pillow()
 
 
-def read_image(path: Path, read: Callable[[], bytes] | None = None) -> Tensor:
-    """The pixels of an image file: (height, width, 3) uint8, upright, transparency over white.
+def read_image(
+    path: Path, channels: int = 3, bits: int = 8, read: Callable[[], bytes] | None = None
+) -> Tensor:
+    """The pixels of an image file: (height, width, channels) uint8 or, of 16 bits, uint16.
 
-    An animation gives its first frame. 16-bit gray keeps its upper 8 bits. `read` returns the
-    content of what is no file of its own.
+    They are upright, and colors that are transparent lie over white. An animation gives its first
+    frame. Gray becomes color or color gray; 8 bits are scaled to 16, of 16 the upper 8 are kept.
+    Other channels must be in the file: TIFF, `.npy`, or an image with transparency as a channel.
+    `read` returns the content of what is no file of its own.
 
     Raises:
-        BadImageError: if the file is missing, damaged, of another format, or too large.
+        BadImageError: if the file is missing, damaged, of another format or other channels, or too
+            large.
+        UserError: if the library for such files is missing.
         FaultError: if the system is out of memory or file descriptors, or `read` raises it.
     """
     try:
-        return decode(read() if read else read_plain(path))
-    except FaultError:
+        return decode(read() if read else read_plain(path), channels, bits)
+    except (UserError, FaultError):
         raise
     except Exception as error:  # Pillow's decoders raise errors of many kinds on damaged files
         raise unreadable(path, error) from error
@@ -74,18 +82,48 @@ def unreadable(name: str | Path, error: Exception) -> BadImageError | FaultError
     return BadImageError(name, " ".join(reason.split()))
 
 
-def decode(encoded: bytes) -> Tensor:
+def decode(encoded: bytes, channels: int = 3, bits: int = 8) -> Tensor:
     """`read_image` of the bytes of a file; Pillow's decoders raise errors of any kind."""
-    pixels = decode_jpeg(encoded) if encoded.startswith(JPEG_START) else None
+    pixels = decode_jpeg(encoded, channels) if encoded.startswith(JPEG_START) else None
     if pixels is None:
+        pixels = decode_other(encoded, channels, bits)
+    return torch.from_numpy(fitted(pixels, channels, bits))
+
+
+def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
+    """The pixels of a file that `decode_jpeg` does not read: (height, width, any)."""
+    is_tiff = encoded.startswith(TIFF_STARTS)
+    if encoded.startswith(NPY_START) or (is_tiff and channels not in COLORED):
+        return decode_array(encoded, channels, check_size)
+    try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
             check_size(image.height, image.width)
-            pixels = rgb_pixels(image)
-    return torch.from_numpy(pixels)
+            # Of 16-bit colors Pillow would keep 8 bits.
+            if bits == 8 or image.mode.startswith("I") or ";16" not in str(image.tile):
+                return image_pixels(image, channels, bits)
+    except UnidentifiedImageError:
+        if not is_tiff:
+            raise
+        if (count := channels_of_tiff(encoded)) not in (0, channels):
+            raise wrong_channels(count, channels) from None
+        if bits == 8:
+            raise
+    return decode_array(encoded, channels, check_size)
 
 
-def decode_jpeg(encoded: bytes) -> np.ndarray | None:
-    """The pixels of an undamaged color or gray JPEG, upright; None for others.
+def channels_of_tiff(encoded: bytes) -> int:
+    """The channels of a TIFF file; 0 if it is damaged."""
+    try:
+        tags, file = TiffImagePlugin.ImageFileDirectory_v2(encoded[:8]), io.BytesIO(encoded)
+        file.seek(tags.next)
+        tags.load(file)
+        return int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 0))
+    except Exception:  # Pillow raises many kinds
+        return 0
+
+
+def decode_jpeg(encoded: bytes, channels: int = 3) -> np.ndarray | None:
+    """The pixels of an undamaged color or gray JPEG, upright, in color or gray; None for others.
 
     libjpeg-turbo gives the same pixels as Pillow in about half of the time.
     """
@@ -93,11 +131,11 @@ def decode_jpeg(encoded: bytes) -> np.ndarray | None:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:  # damaged: Pillow accepts it, or says how
         return None
-    if colors not in JPEG_COLORS:
+    if colors not in JPEG_COLORS or channels not in COLOR_SPACES:
         return None
     check_size(height, width)
     try:
-        pixels = simplejpeg.decode_jpeg(encoded, "RGB")
+        pixels = simplejpeg.decode_jpeg(encoded, COLOR_SPACES[channels])
     except ValueError:
         return None
     start = encoded.find(EXIF_START, 0, encoded.find(JPEG_SCAN))
@@ -128,19 +166,21 @@ def orientation_in(exif: bytes) -> int:
         return 1
 
 
-def check_size(height: int, width: int) -> None:
+def check_size(height: int, width: int, channels: int = 3) -> None:
     """Raise ValueError for an image that is too large, before its pixels are decoded."""
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+    most = MAX_PIXELS * 3 // max(3, channels)
+    if width * height > most:
+        raise ValueError(f"{width} x {height} pixels, more than {most:,}")
 
 
-def rgb_pixels(image: Image.Image) -> np.ndarray:
-    """Any image, upright: (height, width, 3) uint8.
+def image_pixels(image: Image.Image, channels: int = 3, bits: int = 8) -> np.ndarray:
+    """Any image, upright: (height, width, any) uint8; or uint16, if it is gray and to have 16 bits.
 
     `convert` alone makes 16-bit gray white and shows hidden colors.
     """
     image.load()  # some formats have their EXIF data last; a TIFF is upright by now
     exif = image.info.get("exif") if image.format != "TIFF" else None
+    orientation = orientation_in(exif) if exif else 1
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers; save it with 8 bits per channel")
     if image.mode.startswith("I"):
@@ -148,10 +188,15 @@ def rgb_pixels(image: Image.Image) -> np.ndarray:
         lowest, highest = gray.getextrema()
         if lowest < 0 or highest >= 2**16:
             raise ValueError("its pixels are numbers of 32 bits; save it with 8 bits per channel")
+        if bits == 16:
+            return upright(np.array(gray, dtype=np.uint16)[:, :, None], orientation)
         scale = 1 / 256 if highest > 255 else 1
         image = gray.point(lambda value: value * scale).convert("L")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
-    return upright(np.array(image.convert("RGB")), orientation_in(exif) if exif else 1)
+    if channels in COLORED:
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            white = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(white, image)
+        image = image.convert("RGB" if channels == 3 else "L")
+    pixels = np.array(image)
+    return upright(pixels if pixels.ndim == 3 else pixels[:, :, None], orientation)

@@ -1,8 +1,8 @@
 """Batches of images on the device, from memory or from files.
 
-Resident images are one uint8 tensor, and a batch is a gather. Streamed images are decoded by
-worker processes for every batch. Either way the step alone decides which images a batch has:
-`batches(start, stop)` can start at any step, whatever the number of processes and workers.
+Resident images are one tensor of whole numbers, and a batch is a gather. Streamed images are
+decoded by worker processes for every batch. Either way the step alone decides which images a batch
+has: `batches(start, stop)` can start at any step, whatever the number of processes and workers.
 """
 
 import time
@@ -21,36 +21,44 @@ from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.phases import phase
 from ..runtime.tools import need_tool
+from .arrays import take
 from .autotune import check_batch_size, choose_where, common_side, fits_memory, open_loader
 from .datasets import open_dataset
-from .datasets.source import Source
+from .datasets.source import Color, Source
 from .decode import BadImageError
 from .samples import LEFT_OUT, Samples, load, load_shared
 from .shared_memory import HostBatch
+
+MeanStd = tuple[Color, Color]  # mean and standard deviation of each channel
+# Most and fewest images that are measured, and their pixels.
+MOST_MEASURED, LEAST_MEASURED, MEASURED_PIXELS = 256, 8, 2**24
 
 
 @dataclass
 class Batch:
     """Images and labels; a training batch is this rank's part of the global batch."""
 
-    pixels: Tensor  # (count, height, width, 3) uint8: the images, or the whole dataset
+    pixels: Tensor  # (count, height, width, channels) uint8 or uint16: the images, or all images
     labels: Tensor  # (batch,) int64, or (batch, classes) int8 if an image may have several:
     # LEFT_OUT for an unreadable image
     indices: Tensor | None = None  # (batch,) int64: numbers of training images
-    rows: Tensor | None = None  # (batch,) int64: rows of `pixels`, if it is the whole dataset
+    rows: Tensor | None = None  # (batch,) int64: rows of `pixels`, if it has all images
 
     @property
     def images(self) -> Tensor:
-        """(batch, 3, height, width) uint8, channels_last."""
-        pixels = self.pixels if self.rows is None else self.pixels.index_select(0, self.rows)
+        """(batch, channels, height, width) uint8 or uint16, channels_last."""
+        pixels = self.pixels if self.rows is None else take(self.pixels, self.rows)
         return pixels.permute(0, 3, 1, 2)
 
 
 class TrainData:
     """The training images, in an order that depends on the seed and the epoch alone."""
 
-    def __init__(self, config: Config, world: World) -> None:
+    def __init__(self, config: Config, world: World, mean_std: MeanStd | None = None) -> None:
         """Open the dataset, and load it into memory if it is to be resident.
+
+        `mean_std` is by what to normalize, in place of the dataset's own mean and standard
+        deviation. Where neither is known, they are measured on some of the images.
 
         Raises:
             UserError: if the images or the batch size are unusable.
@@ -60,6 +68,7 @@ class TrainData:
         self.data, self.world, self.seed = data, world, config.seed
         self.source = open_source(data, "train", world, config.model.task)
         self.note = open_note(self.source, data, config.run.dir)
+        self.source, self.mean_std = settle_mean_std(self.source, data, mean_std, self.note, world)
         self.batch_size = data.batch_size
         if data.balance == "sampling" and self.source.is_multi_label:
             raise UserError(
@@ -74,7 +83,7 @@ class TrainData:
         self.home = world.device if self.where == "device" else torch.device("cpu")
         self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
         if self.where == "stream":
-            samples = Samples(self.source, data.image_size, config.seed, augment)
+            samples = Samples(self.source, data.image_size, config.seed, augment, data.fit)
             self.loader, why = open_loader(samples, data, world, self.note, config.run)
             self.workers = self.loader.num_workers
             self.data = replace(data, workers=self.workers)  # evaluation has as many
@@ -82,7 +91,7 @@ class TrainData:
         else:
             # The device cuts random boxes from whole images, if these are equal squares.
             side = (augment.crop == "resized" and common_side(self.source)) or data.image_size
-            pixels, bad = load_shared(self.source, side, world, self.note)
+            pixels, bad = load_shared(self.source, side, world, self.note, data.fit)
             self.pixels = pixels.to(self.home)
             labels = self.source.labels.clone()
             labels[bad] = LEFT_OUT
@@ -131,14 +140,10 @@ class TrainData:
     def sample(self, count: int) -> Tensor:
         """Up to `count` evenly spread images, preprocessed for evaluation, equal on all ranks.
 
-        (count, 3, size, size) uint8, channels_last, on the device.
+        (count, channels, size, size) uint8 or uint16, channels_last, on the device.
         """
-        count = min(count, len(self))
-        numbers = torch.arange(count) * len(self) // count
-        size, sharers = self.data.image_size, self.world.local_size
-        pixels, bad = load(self.source, numbers, size, self.note, sharers)
-        pixels = pixels[~bad] if bad.any() else pixels
-        return Batch(pixels.to(self.world.device), bad).images
+        pixels = load_spread(self.source, count, self.data, self.note, self.world)
+        return pixels.to(self.world.device).permute(0, 3, 1, 2)
 
     def _part(self, order: Tensor, step: int) -> Tensor:
         """This rank's part of batch `step` in the order of its epoch."""
@@ -189,8 +194,8 @@ class TrainData:
         """A gather in pinned host memory."""
         indices, pin = self.indices_at(step), self.world.device.type == "cuda"
         shape = (len(indices), *self.pixels.shape[1:])
-        images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
-        torch.index_select(self.pixels, 0, indices, out=images)
+        images = torch.empty(shape, dtype=self.pixels.dtype, pin_memory=pin)
+        take(self.pixels, indices, out=images)
         labels = self.labels[indices]
         return images, *((labels.pin_memory(), indices.pin_memory()) if pin else (labels, indices))
 
@@ -212,11 +217,12 @@ class EvalData:
         batch_size: int = 0,
         *,
         task: str = ModelConfig.task,
+        mean_std: MeanStd | None = None,
     ) -> None:
         """Open the dataset; the first pass loads its images or starts its workers.
 
         Images are `data.eval_size` pixels wide, in batches of `batch_size`, by default this rank's
-        share of `data.batch_size`.
+        share of `data.batch_size`. `mean_std` is as that of `TrainData`.
 
         Raises:
             UserError: if the split is empty, or there is no memory for a batch.
@@ -228,13 +234,14 @@ class EvalData:
         self.note = open_note(self.source, data, run.dir)
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
+        self.source, _ = settle_mean_std(self.source, data, mean_std, self.note, world)
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
         self.labels = self.source.labels[self.indices].to(world.device)
         self.pixels: Tensor | None = None
         self.loader = None
-        needed = len(self.indices) * data.image_size**2 * 3
+        needed = len(self.indices) * data.image_size**2 * self.source.pixel_bytes
         if data.where == "stream" or not fits_memory(needed, world.device, world):
-            samples = Samples(self.source, data.image_size)
+            samples = Samples(self.source, data.image_size, fit=data.fit)
             data = replace(data, batch_size=self.batch_size * world.size)
             self.loader, _ = open_loader(samples, data, world, self.note, run)
 
@@ -255,9 +262,9 @@ class EvalData:
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
-            side, sharers = self.data.image_size, self.world.local_size
+            side, fit, sharers = self.data.image_size, self.data.fit, self.world.local_size
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
-                pixels, bad = load(self.source, self.indices, side, self.note, sharers)
+                pixels, bad = load(self.source, self.indices, side, self.note, sharers, fit=fit)
                 self.labels[bad.to(self.world.device)] = LEFT_OUT
             self.pixels = pixels.to(self.world.device)
         for start in range(0, len(self.indices), self.batch_size):
@@ -284,6 +291,70 @@ def open_source(data: DataConfig, split: str, world: World, task: str = ModelCon
             f"copy {data.root!a}, and the cache of `prepare` if one of them has it"
         )
     return source
+
+
+def settle_mean_std(
+    source: Source,
+    data: DataConfig,
+    mean_std: MeanStd | None,
+    note: Callable[[int, str], object],
+    world: World,
+) -> tuple[Source, MeanStd | None]:
+    """`source` with the mean and std to normalize by, and these unless they are its own.
+
+    They are `mean_std` or, where the source has none, measured on some of its images.
+
+    Raises:
+        UserError: if none of these can be read.
+    """
+    if mean_std is None and not source.mean:
+        most = max(LEAST_MEASURED, min(MOST_MEASURED, MEASURED_PIXELS // data.image_size**2))
+        pixels = load_spread(source, most, replace(data, fit="squash"), note, world)
+        if not len(pixels):
+            raise UserError("none of the images by which to normalize can be read")
+        mean_std = measure(pixels)
+        shown = (", ".join(f"{value:g}" for value in values) for values in mean_std)
+        line = "mean {}, std {} of the channels, measured on {:,} images"
+        line = line.format(*shown, len(pixels))
+        source = replace(source, notes=(*source.notes, line))
+    if mean_std is None:
+        return source, None
+    return replace(source, mean=mean_std[0], std=mean_std[1]), mean_std
+
+
+def load_spread(
+    source: Source,
+    count: int,
+    data: DataConfig,
+    note: Callable[[int, str], object],
+    world: World,
+) -> Tensor:
+    """Up to `count` evenly spread images that can be read: (count, size, size, channels)."""
+    count = min(count, len(source))
+    numbers = torch.arange(count) * len(source) // count
+    pixels, bad = load(source, numbers, data.image_size, note, world.local_size, fit=data.fit)
+    return take(pixels, (~bad).nonzero()[:, 0]) if bad.any() else pixels
+
+
+def measure(pixels: Tensor) -> MeanStd:
+    """Mean and standard deviation of each channel, from 0 to 1, of (count, side, side, channels).
+
+    Sums of whole numbers are exact, so every machine finds the same. Four digits are kept.
+    """
+    largest, count, channels = (
+        torch.iinfo(pixels.dtype).max,
+        pixels[..., 0].numel(),
+        pixels.shape[3],
+    )
+    sums, squares = [0] * channels, [0] * channels
+    for image in pixels:
+        for channel, numbers in enumerate(image.long().unbind(2)):
+            sums[channel] += int(numbers.sum())
+            squares[channel] += int(numbers.square().sum())
+    means = [total / count for total in sums]
+    stds = [max(s / count - m * m, 1) ** 0.5 for s, m in zip(squares, means, strict=True)]
+    mean, std = ([float(f"{v / largest:.4g}") for v in values] for values in (means, stds))
+    return tuple(mean), tuple(std)
 
 
 def open_note(source: Source, data: DataConfig, folder: str) -> Callable[[int, str], None]:

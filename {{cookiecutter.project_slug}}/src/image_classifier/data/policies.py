@@ -1,8 +1,12 @@
 """TrivialAugment and RandAugment on whole batches, on the device.
 
-An operation is a function of images, (count, side, side, 3) uint8, and of a magnitude for each,
-(count,) float32. It makes of them what torchvision's makes of one image at a time. To add one: a
-function, and its row in `OPERATIONS`.
+An operation is a function of images, (count, side, side, channels) uint8, which it may overwrite,
+and of a magnitude for each, (count,) float32. It makes of them what torchvision's makes of one
+image at a time. To add one: a function, and its row in `OPERATIONS`.
+
+Which images have which operations: `color` needs 3 channels; without them gray is the mean of the
+channels. Those of `OF_BYTES` count or cut levels of 8 bits; images of 16 bits, whole numbers in
+float32 here, have the others: geometry, brightness, color, contrast, sharpness.
 """
 
 import math
@@ -29,23 +33,32 @@ class Policy:
     RandAugment (https://arxiv.org/abs/1909.13719) several of the same strength.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, channels: int = 3, bits: int = 8) -> None:
         """`name` is trivialaugment or, for two operations of strength 9, randaugment-m9-n2."""
         options = dict(re.findall(r"-([mn])(\d+)", name))
         self.is_trivial = name == "trivialaugment"
         self.rounds = 1 if self.is_trivial else int(options.get("n", 2))
         self.strength = int(options.get("m", 9))
         self.num_draws = self.rounds * DRAWS  # for each image
+        self.bits = bits
+        left_out = (color,) * (channels != 3) + OF_BYTES * (bits != 8)
+        numbers = [n for n, (operation, _) in enumerate(OPERATIONS) if operation not in left_out]
+        self.allowed = torch.tensor(numbers)
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Change `images`, (batch, side, side, 3) uint8 or float32; returns uint8.
+        """Change `images`, (batch, side, side, channels) whole numbers or float32.
+
+        Returns uint8 or, of 16 bits, whole numbers in float32.
 
         `draws` is (batch, num_draws), from 0 to 1, on the CPU.
         """
-        images = to_bytes(images.round()) if images.is_floating_point() else images
+        if self.bits == 16:
+            images = images.float().round()
+        elif images.is_floating_point():
+            images = to_bytes(images.round())
         table = magnitude_table(self.is_trivial, images.shape[1])
         for operation, strength, sign in draws.unflatten(1, (-1, DRAWS)).permute(1, 2, 0):
-            which = (operation * len(OPERATIONS)).long()
+            which = self.allowed[(operation * len(self.allowed)).long()]
             bins = (strength * BINS).long() if self.is_trivial else self.strength
             magnitude = table[which, bins]
             is_negative = (sign < 0.5) & torch.tensor(SIGNED)[which]
@@ -122,7 +135,8 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
 
 def brightness(images: Tensor, change: Tensor) -> Tensor:
     """Blend with black; `change` is -1 for black, 0 for the image itself, 1 for twice as bright."""
-    return to_bytes(images.flatten(2).float().mul_(1 + change[:, None, None])).view_as(images)
+    rows = images.flatten(2).float().mul_(1 + change[:, None, None])
+    return whole(rows, images).view_as(images)
 
 
 def color(images: Tensor, change: Tensor) -> Tensor:
@@ -140,14 +154,18 @@ def contrast(images: Tensor, change: Tensor) -> Tensor:
 
 def sharpness(images: Tensor, change: Tensor) -> Tensor:
     """Blend with a smoothed image, whose border is that of the image."""
-    rows = images.flatten(2).short()  # a channel's neighbors in a row are 3 numbers away
+    step = images.shape[3]  # between a channel's neighbors in a row
+    rows = images.flatten(2)
+    rows = rows.short() if rows.dtype == torch.uint8 else rows
     columns = (rows[:, :-2] + rows[:, 1:-1]).add_(rows[:, 2:])
-    smooth = (columns[:, :, :-6] + columns[:, :, 3:-3]).add_(columns[:, :, 6:])
-    middle = rows[:, 1:-1, 3:-3]
+    smooth = (columns[:, :, : -2 * step] + columns[:, :, step:-step]).add_(
+        columns[:, :, 2 * step :]
+    )
+    middle = rows[:, 1:-1, step:-step]
     smooth = smooth.add_(middle, alpha=4).float().mul_(1 / 13).round_()
     middle, changed = middle.float(), images.clone()
     sharper = smooth.sub_(middle).mul_(-change[:, None, None]).add_(middle)
-    changed.flatten(2)[:, 1:-1, 3:-3] = to_bytes(sharper)
+    changed.flatten(2)[:, 1:-1, step:-step] = whole(sharper, images)
     return changed
 
 
@@ -166,8 +184,9 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
 def autocontrast(images: Tensor, _: Tensor) -> Tensor:
     """Stretch each channel to 0 .. 255."""
     rows = images.flatten(2)
-    low = rows.amin(1).unflatten(1, (-1, 3)).amin(1).float()
-    high = rows.amax(1).unflatten(1, (-1, 3)).amax(1).float()
+    pixels = (-1, images.shape[3])
+    low = rows.amin(1).unflatten(1, pixels).amin(1).float()
+    high = rows.amax(1).unflatten(1, pixels).amax(1).float()
     is_flat = low == high
     low = low.masked_fill(is_flat, 0.0)
     scale = ((high - low) * (1 / 255)).masked_fill(is_flat, 1.0)
@@ -177,8 +196,10 @@ def autocontrast(images: Tensor, _: Tensor) -> Tensor:
 
 def equalize(images: Tensor, _: Tensor) -> Tensor:
     """Make the values of each channel equally frequent, as Pillow's `ImageOps.equalize`."""
-    tables = 3 * len(images)
-    first = 256 * torch.arange(tables, dtype=torch.int32, device=images.device).view(-1, 1, 3)
+    channels = images.shape[3]
+    tables = channels * len(images)
+    first = 256 * torch.arange(tables, dtype=torch.int32, device=images.device)
+    first = first.view(-1, 1, channels)
     places = (images.flatten(2).int() + first.repeat(1, 1, images.shape[2])).flatten()
     if images.device.type == "cpu":
         counts = places.bincount(minlength=256 * tables)
@@ -196,13 +217,18 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
 
 
 def blend(images: Tensor, others: Tensor, change: Tensor) -> Tensor:
-    """Return images * (1 + change) - others * change: (count, side, side, 3) uint8.
+    """Return images * (1 + change) - others * change: (count, side, side, channels).
 
-    `others`, which it overwrites, is broadcast to (count, side, 3 * side).
+    `others`, which it overwrites, is broadcast to (count, side, channels * side).
     """
     change = change[:, None, None]
     rows = images.flatten(2).float().mul_(1 + change).sub_(others.mul_(change))
-    return to_bytes(rows).view_as(images)
+    return whole(rows, images).view_as(images)
+
+
+def whole(numbers: Tensor, images: Tensor) -> Tensor:
+    """Numbers cut off to the range of `images`, and of their type."""
+    return to_bytes(numbers) if images.dtype == torch.uint8 else numbers.trunc().clamp_(0, 65535)
 
 
 def to_bytes(numbers: Tensor) -> Tensor:
@@ -212,6 +238,8 @@ def to_bytes(numbers: Tensor) -> Tensor:
 
 def luminance(images: Tensor) -> Tensor:
     """Gray images, as ITU-R BT.601 weights colors: (count, side, side) float32, whole numbers."""
+    if images.shape[3] != 3:
+        return images.float().mean(3).floor_()
     return (images.float() @ color_weights(images.device)).floor_()
 
 
@@ -226,14 +254,15 @@ def move_rows(images: Tensor, rows: Tensor, columns: Tensor | int) -> Tensor:
 
     `rows` and `columns`, broadcast to (count, height) int64, may lie outside.
     """
-    count, height, width, _ = images.shape
+    count, height, width, channels = images.shape
     # Between rows as many black pixels, so that a window on a row may begin outside of it.
-    spaced = images.new_zeros((count * height + 1, 2, width, 3))
+    spaced = images.new_zeros((count * height + 1, 2, width, channels))
     spaced[:-1, 1] = images.flatten(0, 1)
     is_inside = (rows >= 0) & (rows < height)
     columns = torch.where(is_inside, columns, width).clamp(-width, width)
     numbers = torch.arange(count, device=images.device)[:, None] * height + rows % height
-    windows = spaced.view(-1).as_strided((2 * width * count * height + 1, 3 * width), (3, 1))
+    size = (2 * width * count * height + 1, channels * width)
+    windows = spaced.view(-1).as_strided(size, (channels, 1))
     starts = numbers * 2 * width + width + columns
     return windows.index_select(0, starts.flatten()).view_as(images)
 
@@ -243,14 +272,15 @@ def sample(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
 
     They are broadcast to (count, height, width), in pixels from the middle.
     """
-    count, height, width, _ = images.shape
-    framed = images.new_zeros((count, height + 2, width + 2, 3))  # all that is outside is its frame
+    count, height, width, channels = images.shape
+    # All that is outside is the frame.
+    framed = images.new_zeros((count, height + 2, width + 2, channels))
     framed[:, 1:-1, 1:-1] = images
     y = (y + (height / 2 - 0.5)).round_().clamp_(-1, height)
     x = (x + (width / 2 - 0.5)).round_().clamp_(-1, width)
     origins = torch.arange(count, dtype=torch.int32, device=images.device) * (height + 2) + 1
     places = y.mul_(width + 2).add_(x).int() + (origins * (width + 2) + 1)[:, None, None]
-    return framed.view(-1, 3).index_select(0, places.flatten()).view_as(images)
+    return framed.view(-1, channels).index_select(0, places.flatten()).view_as(images)
 
 
 def pixel_centers(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,4 +306,5 @@ OPERATIONS = (
     (autocontrast, ""),
     (equalize, ""),
 )
+OF_BYTES = (posterize, solarize, autocontrast, equalize)
 SIGNED = [kind not in ("", "bits", "threshold") for _, kind in OPERATIONS]

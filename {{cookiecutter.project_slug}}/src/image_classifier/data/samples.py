@@ -6,6 +6,7 @@ workers makes the same.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from ..config import AugmentConfig
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.machine import num_cores
-from .crops import BOX_DRAWS, center_crop, crop, place_box, random_sides
+from .arrays import take
+from .crops import BOX_DRAWS, center_crop, crop, fit_square, place_box, random_sides
 from .datasets.source import Source
 from .decode import BadImageError
 
@@ -25,13 +27,25 @@ LEFT_OUT = -1  # the label of an image that can't be read, which the loss and th
 
 
 class Samples:
-    """Single images as training sees them: decoded, cropped to the model's size, uint8."""
+    """Single images as training sees them: decoded, cropped to the model's size, in whole numbers.
+
+    The numbers are uint8, or uint16 where the source has 16 bits.
+    """
 
     def __init__(
-        self, source: Source, size: int, seed: int = 0, augment: AugmentConfig | None = None
+        self,
+        source: Source,
+        size: int,
+        seed: int = 0,
+        augment: AugmentConfig | None = None,
+        fit: str = "crop",
     ) -> None:
-        """Samples of side `size` in pixels, augmented if `augment` is given."""
+        """Samples of side `size` in pixels, augmented if `augment` is given.
+
+        `fit` is how other images become squares: see `data.fit`.
+        """
         self.source, self.size, self.seed = source, size, seed
+        self.fit = partial(fit_square, fit=fit, mean=source.mean) if fit != "crop" else center_crop
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         crops = augment if augment and augment.crop == "resized" else None
         self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")
@@ -39,7 +53,7 @@ class Samples:
         self.starts_flipped = seeding.sides_at(seed, len(source)).numpy() if alternates else None
 
     def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> dict[int, str]:
-        """Write the images at `indices` as `epoch` has them to `out`, (count, size, size, 3) uint8.
+        """Write the images at `indices` as `epoch` has them to `out`, which `empty` made.
 
         An index may have a multiple of the number of images added to it: then it is an image that
         the epoch has several times, each of them cropped in another way.
@@ -62,11 +76,15 @@ class Samples:
                 place.zero_()
                 continue
             if self.min_area is None:
-                center_crop(pixels, place)
+                self.fit(pixels, place)
             else:
                 box = place_box(box_sizes[row], corners[row], *pixels.shape[:2])
                 crop(pixels, box, place, self.is_mirrored(index, epoch, flips[row]))
         return unreadable
+
+    def empty(self, count: int) -> Tensor:
+        """Memory for images: (count, size, size, channels)."""
+        return self.source.empty(count, self.size)
 
     def is_mirrored(self, index: int, epoch: int, draw: float) -> bool:
         """Whether an image is mirrored in `epoch`; `draw` is from 0 to 1."""
@@ -76,26 +94,33 @@ class Samples:
 
 
 def load_shared(
-    source: Source, side: int, world: World, note: Callable[[int, str], object]
+    source: Source, side: int, world: World, note: Callable[[int, str], object], fit: str
 ) -> tuple[Tensor, Tensor]:
     """All images, of which each rank decodes its part, and which of them are unreadable: `load`."""
     numbers = torch.arange(len(source))
     if source.pixels is not None or world.size == 1:
-        return load(source, numbers, side, note, world.local_size)
-    pixels = torch.zeros((len(source), side, side, 3), dtype=torch.uint8)
+        return load(source, numbers, side, note, world.local_size, fit=fit)
+    pixels = source.empty(len(source), side).zero_()
     bad = torch.zeros(len(source), dtype=torch.int32)
     own = slice(world.rank, None, world.size)
     parts = (tensor.split(SHARED_TOGETHER) for tensor in (numbers, pixels, bad))
     for part, images, is_bad in zip(*parts, strict=True):
-        images[own], is_bad[own] = load(source, part[own], side, note, world.local_size)
-        images.copy_(world.all_reduce_sum(images.to(world.device)))
+        images[own], is_bad[own] = load(source, part[own], side, note, world.local_size, fit=fit)
+        content = images.view(torch.uint8)  # gloo adds no numbers of 16 bits
+        content.copy_(world.all_reduce_sum(content.to(world.device)))
     return pixels, world.all_reduce_sum(bad.to(world.device)).cpu().bool()
 
 
 def load(
-    source: Source, indices: Tensor, side: int, note: Callable[[int, str], object], sharers: int
+    source: Source,
+    indices: Tensor,
+    side: int,
+    note: Callable[[int, str], object],
+    sharers: int,
+    *,
+    fit: str = "crop",
 ) -> tuple[Tensor, Tensor]:
-    """The images at `indices`, their middle squares scaled: (count, side, side, 3) uint8.
+    """The images at `indices`, made squares as `fit` says: (count, side, side, channels).
 
     And which are unreadable, (count,) bool: they are black, and `note` is called with the index of
     each and the reason; it may raise. `sharers` is the number of processes that share the cores.
@@ -103,9 +128,9 @@ def load(
     bad = torch.zeros(len(indices), dtype=torch.bool)
     if source.pixels is not None and source.pixels.shape[1:3] == (side, side):
         whole = len(indices) == len(source)
-        return source.pixels if whole else source.pixels[indices], bad
-    pixels = torch.empty((len(indices), side, side, 3), dtype=torch.uint8)
-    samples = Samples(source, side)
+        return source.pixels if whole else take(source.pixels, indices), bad
+    pixels = source.empty(len(indices), side)
+    samples = Samples(source, side, fit=fit)
 
     def fill(part: Tensor, is_bad: Tensor, numbers: Tensor) -> None:
         for row, reason in samples.fill(part, 0, numbers.numpy()).items():

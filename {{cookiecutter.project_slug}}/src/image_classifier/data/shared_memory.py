@@ -1,6 +1,6 @@
 """Batches of images that the workers of torch's `DataLoader` decode into shared memory.
 
-A worker writes uint8 images straight into the rows of a slot, from which the device copies, and
+A worker writes images straight into the rows of a slot, from which the device copies, and
 returns a few numbers: no image is pickled, collated or copied on the way.
 """
 
@@ -66,7 +66,7 @@ class SlotWriter(Dataset):
     """Decodes images into their rows of a slot."""
 
     def __init__(self, samples: Samples, images: Tensor) -> None:
-        """`images` is (slots, batch, size, size, 3), in shared memory."""
+        """`images` is (slots, batch, size, size, channels), in shared memory."""
         self.samples, self.images = samples, images
 
     def __getitem__(self, part: Part) -> Decoded:
@@ -139,8 +139,8 @@ class SharedMemoryLoader:
         self.samples, self.num_workers, self.pin = samples, workers, pin
         self.note, self.timeout_seconds = note, timeout_seconds
         part_size, self.prefetch_factor, slots = divide(batch_size, workers, prefetch_batches)
-        shape = (slots, batch_size, samples.size, samples.size, 3)
-        self.images = shared(shape, torch.uint8)
+        shape = (slots, batch_size, samples.size, samples.size, samples.source.channels)
+        self.images = shared(shape, samples.source.dtype)
         labels = samples.source.labels
         self.labels = shared((slots, batch_size, *labels.shape[1:]), labels.dtype)
         self.indices = shared((slots, batch_size), torch.int64)
@@ -153,7 +153,7 @@ class SharedMemoryLoader:
     def begin(self, places: Iterable[tuple[int, Tensor]]) -> Iterator[HostBatch]:
         """Begin a pass over the batches of `places`, which are epochs and indices.
 
-        Returns images (batch, size, size, 3) uint8, labels as the source has them, and indices
+        Returns images (batch, size, size, channels), labels as the source has them, and indices
         (batch,) int64 of each batch, in host memory that is overwritten after the next batch is
         asked for. An unreadable image is black and its label is `LEFT_OUT`.
 

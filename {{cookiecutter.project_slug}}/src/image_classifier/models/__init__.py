@@ -2,7 +2,7 @@
 
 To add a network: a function in a file of its own here, and its name in `MODELS`.
 
-    def mine(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+    def mine(model: ModelConfig, num_classes: int, image_size: int, channels: int) -> nn.Module:
         return nn.Sequential(...)
 
 Any other name is looked up among torchvision's classification models, and `timm/NAME` in timm.
@@ -34,7 +34,7 @@ from .weights import (
     saved_steps,
 )
 
-MODELS: dict[str, Callable[[ModelConfig, int, int], nn.Module]] = {
+MODELS: dict[str, Callable[[ModelConfig, int, int, int], nn.Module]] = {
     "resnet9": resnet9,
     "resnet9_gn": resnet9_gn,
     "airbench": airbench,
@@ -49,23 +49,24 @@ def build_model(
     num_classes: int,
     image_size: int,
     sample: Callable[[int], Tensor] | None = None,
+    channels: int = 3,
 ) -> nn.Module:
     """The network that `model` names, with random weights, on the CPU.
 
-    It maps (batch, 3, image_size, image_size) float32 to (batch, num_classes) logits. `sample`
-    returns so many normalized training images, (count, 3, side, side), for a network whose first
-    layer is computed from them; without it, such weights must be loaded.
+    It maps (batch, channels, image_size, image_size) float32 to (batch, num_classes) logits.
+    `sample` returns so many normalized training images, (count, channels, side, side), for a
+    network whose first layer is computed from them; without it, such weights must be loaded.
 
     Raises:
         UserError: if there is no such model, or it can't be built so.
     """
     if model.name.startswith(TIMM):
         networks = need_tool("networks", "timm", model.name)
-        network = networks.build(model, num_classes, image_size)
+        network = networks.build(model, num_classes, image_size, channels)
     elif model.name in MODELS:
-        network = MODELS[model.name](model, num_classes, image_size)
+        network = MODELS[model.name](model, num_classes, image_size, channels)
     else:
-        network = torchvision(model, num_classes, image_size, others=tuple(MODELS))
+        network = torchvision(model, num_classes, image_size, channels, others=tuple(MODELS))
     if model.dropout:
         drop_before_head(network, model.dropout)
     if sample is not None and hasattr(network, "fit"):

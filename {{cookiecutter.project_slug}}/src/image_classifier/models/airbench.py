@@ -22,11 +22,11 @@ LOGIT_SCALE = 1 / 9  # of the last layer, whose inputs are maxima
 class Airbench(nn.Module):
     """A fixed whitening layer, three stages of convolutions and a linear layer."""
 
-    def __init__(self, model: ModelConfig, num_classes: int, num_convs: int) -> None:
+    def __init__(self, model: ModelConfig, num_classes: int, channels: int, num_convs: int) -> None:
         """Stages of `model.width` times 1, 4 and 4 channels, and `num_convs` convolutions each."""
         super().__init__()
-        filters = 2 * 3 * PATCH**2
-        self.whiten = nn.Conv2d(3, filters, PATCH)
+        filters = 2 * channels * PATCH**2
+        self.whiten = nn.Conv2d(channels, filters, PATCH)
         self.whiten.weight.requires_grad_(False)
         self.stages = nn.Sequential(
             nn.GELU(),
@@ -37,22 +37,22 @@ class Airbench(nn.Module):
         self.head = nn.Linear(4 * model.width, num_classes, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 3, height, width) -> (batch, num_classes)."""
+        """(batch, channels, height, width) -> (batch, num_classes)."""
         features = self.stages(self.whiten(images))
         return self.head(largest(features)) * LOGIT_SCALE
 
     @torch.no_grad()
     def fit(self, images: Tensor) -> None:
-        """Compute the whitening filters from `images`, (count, 3, height, width), normalized.
+        """Compute the whitening filters from normalized `images`, (count, channels, height, width).
 
         They are the principal components of the patches, scaled to variance 1, and their negatives:
         https://myrtle.ai/learn/how-to-train-your-resnet-8-bag-of-tricks/.
         """
         # On the CPU in float64: a GPU would round the smallest variances away.
-        patches = unfold(images.cpu(), PATCH).double()  # (count, 3 x PATCH x PATCH, places)
+        patches = unfold(images.cpu(), PATCH).double()  # (count, channels x PATCH x PATCH, places)
         covariance = (patches @ patches.mT).mean(0) / patches.shape[2]
         variances, directions = torch.linalg.eigh(covariance)
-        filters = (directions / (variances + WHITEN_EPS).sqrt()).T.unflatten(1, (3, PATCH, PATCH))
+        filters = (directions / (variances + WHITEN_EPS).sqrt()).T.unflatten(1, (-1, PATCH, PATCH))
         self.whiten.weight.copy_(torch.cat((filters, -filters)))
         self.whiten.bias.zero_()
 
@@ -97,7 +97,7 @@ def norm(channels: int) -> nn.BatchNorm2d:
 
 
 def airbench(
-    model: ModelConfig, num_classes: int, image_size: int, num_convs: int = 2
+    model: ModelConfig, num_classes: int, image_size: int, channels: int, num_convs: int = 2
 ) -> nn.Module:
     """The network of the paper's 94 % recipe, for images of 32 pixels.
 
@@ -108,7 +108,7 @@ def airbench(
         raise UserError(
             f"{model.name} takes a --data.image-size from {SMALLEST_IMAGE} on, not {image_size}"
         )
-    return Airbench(model, num_classes, num_convs)
+    return Airbench(model, num_classes, channels, num_convs)
 
 
 # The deeper, residual network of the paper's 96 % recipe, there with a width of 128.

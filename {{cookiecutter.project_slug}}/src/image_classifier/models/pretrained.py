@@ -47,10 +47,16 @@ class PretrainedWeights:
     mean: Colors | None = None  # None: unknown, so images are normalized by their own
     std: Colors | None = None
 
+    @property
+    def mean_std(self) -> tuple[Colors, Colors] | None:
+        """Mean and standard deviation, where they are known."""
+        return (self.mean, self.std) if self.mean else None
+
     def load_into(self, model: nn.Module, classes: tuple[str, ...]) -> str:
         """Load the weights into `model`, which predicts `classes`; return a note for the log.
 
-        The last layer keeps its random weights if these were trained on other classes.
+        The last layer keeps its random weights if these were trained on other classes. The first
+        is adapted if these are for other channels.
 
         Raises:
             UserError: if the weights are another model's.
@@ -62,6 +68,7 @@ class PretrainedWeights:
         theirs = {name: self.weights[name].shape for name in in_head if name in self.weights}
         is_new = theirs != in_head or self.classes not in ((), classes)
         weights = {n: w for n, w in self.weights.items() if not (is_new and n in in_head)}
+        stems = adapt_channels(weights, model)
         try:
             missing, unexpected = model.load_state_dict(weights, strict=False)
             alone = sorted({*missing, *unexpected} - in_head.keys())
@@ -73,15 +80,43 @@ class PretrainedWeights:
                 "and --data.image-size that they are for"
             ) from error
         new = f"; {head} is new, for other classes" if is_new else ""
+        new += f"; adapted from 3 channels: {', '.join(stems)}" if stems else ""
         return f"{self.note}{new}{'; images are normalized as for them' if self.mean else ''}"
 
 
+def adapt_channels(weights: dict[str, Tensor], model: nn.Module) -> tuple[str, ...]:
+    """Adapt filters for 3 channels to the channels that `model` has in their place, by name.
+
+    As timm does, whose `adapt_input_conv` this is: the sum over colors for one channel, so that
+    gray images give what they gave as colors; else repeated, and scaled so that sums stay.
+    """
+    names = []
+    for name, own in model.state_dict().items():
+        theirs = weights.get(name)
+        if theirs is None or theirs.ndim != 4 or own.ndim != 4 or theirs.shape == own.shape:
+            continue
+        channels = own.shape[1]
+        if theirs.shape[1] == 3 and (theirs[:, :1].shape == own[:, :1].shape):
+            if channels == 1:
+                weights[name] = theirs.float().sum(dim=1, keepdim=True)
+            else:
+                repeated = theirs.float().repeat(1, -(-channels // 3), 1, 1)
+                weights[name] = repeated[:, :channels] * (3 / channels)
+            names.append(name)
+    return tuple(names)
+
+
 def load_pretrained(
-    init_from: str, model: ModelConfig, world: World, saved: dict[str, Any] | None = None
+    init_from: str,
+    model: ModelConfig,
+    world: World,
+    saved: dict[str, Any] | None = None,
+    channels: int = 3,
 ) -> PretrainedWeights:
     """The weights that `--run.init-from` names, in host memory; none if it names none.
 
     `saved` is the checkpoint that the run resumes from: of that, only the normalization counts.
+    That of images of other than `channels` does not.
 
     Raises:
         UserError: if there is no such file, or it holds anything but weights.
@@ -97,7 +132,9 @@ def load_pretrained(
     else:
         found = read_weights(Path(init_from))
     found = replace(found, weights=unwrapped(found.weights))
-    return found if found.mean else replace(found, **usual_normalization(model.name))
+    found = found if found.mean else replace(found, **usual_normalization(model.name))
+    is_for_them = found.mean is None or len(found.mean) == channels
+    return found if is_for_them else replace(found, mean=None, std=None)
 
 
 def read_weights(path: Path) -> PretrainedWeights:

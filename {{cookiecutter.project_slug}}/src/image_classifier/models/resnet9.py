@@ -18,18 +18,18 @@ Norm = Callable[[int], nn.Module]  # a norm of so many channels
 class ResNet9(nn.Module):
     """Eight convolutions, each with a norm and a ReLU, and a linear layer."""
 
-    def __init__(self, model: ModelConfig, num_classes: int, norm: Norm) -> None:
+    def __init__(self, model: ModelConfig, num_classes: int, channels: int, norm: Norm) -> None:
         """Four stages of `model.width` times 1, 2, 4 and 8 channels."""
         super().__init__()
         one, two, four, eight = (model.width * factor for factor in (1, 2, 4, 8))
-        self.stem = conv(3, one, norm)
+        self.stem = conv(channels, one, norm)
         self.stage1 = nn.Sequential(conv(one, two, norm, pool=True), Residual(two, norm))
         self.stage2 = conv(two, four, norm, pool=True)
         self.stage3 = nn.Sequential(conv(four, eight, norm, pool=True), Residual(eight, norm))
         self.head = nn.Linear(eight, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 3, height, width) -> (batch, num_classes)."""
+        """(batch, channels, height, width) -> (batch, num_classes)."""
         features = self.stage3(self.stage2(self.stage1(self.stem(images))))
         return self.head(largest(features)) * LOGIT_SCALE
 
@@ -68,10 +68,14 @@ def conv(inputs: int, outputs: int, norm: Norm, pool: bool = False) -> nn.Sequen
 
 
 def resnet9(
-    model: ModelConfig, num_classes: int, _image_size: int, norm: Norm = nn.BatchNorm2d
+    model: ModelConfig,
+    num_classes: int,
+    _image_size: int,
+    channels: int,
+    norm: Norm = nn.BatchNorm2d,
 ) -> nn.Module:
     """The network; it takes images of any size, and 32 pixels suit it best."""
-    return ResNet9(model, num_classes, norm)
+    return ResNet9(model, num_classes, channels, norm)
 
 
 # The same with GroupNorm, whose result does not depend on how a batch is divided.

@@ -14,9 +14,13 @@ AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in tr
 
 
 def torchvision(
-    model: ModelConfig, num_classes: int, image_size: int, others: tuple[str, ...] = ()
+    model: ModelConfig,
+    num_classes: int,
+    image_size: int,
+    channels: int,
+    others: tuple[str, ...] = (),
 ) -> nn.Module:
-    """Torchvision's model `model.name`, with a head for `num_classes`.
+    """Torchvision's model `model.name`, for images of `channels`, with a head for `num_classes`.
 
     `others` are the names of models that are not torchvision's, for the error message.
 
@@ -43,10 +47,11 @@ def torchvision(
         network = models.get_model(model.name, weights=None, **options)
     except (ValueError, AssertionError) as error:  # a transformer whose patches don't fit the image
         raise UserError(size_misfit(model, image_size, error)) from error
-    return adapted(network, model, image_size)
+    take_channels(network, channels)
+    return adapted(network, model, image_size, channels)
 
 
-def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Module:
+def adapted(network: nn.Module, model: ModelConfig, image_size: int, channels: int) -> nn.Module:
     """A network for photographs, fitted to small images; it is tried on one of that size.
 
     Raises:
@@ -56,7 +61,7 @@ def adapted(network: nn.Module, model: ModelConfig, image_size: int) -> nn.Modul
         keep_resolution(network)
     try:
         with torch.inference_mode():
-            network.eval()(torch.zeros(1, 3, image_size, image_size))
+            network.eval()(torch.zeros(1, channels, image_size, image_size))
     except (RuntimeError, AssertionError) as error:  # halved until nothing is left
         raise UserError(size_misfit(model, image_size, error)) from error
     return network.train()
@@ -66,6 +71,17 @@ def size_misfit(model: ModelConfig, image_size: int, error: Exception) -> str:
     """What to say when a network can't take images of that size."""
     reason = str(error).splitlines()[0]
     return f"{model.name} can't take images of --data.image-size {image_size}: {reason}"
+
+
+def take_channels(network: nn.Module, channels: int) -> None:
+    """Give the first layer, where it sees other channels, new filters that see `channels`."""
+    name, stem = next(pair for pair in network.named_modules() if isinstance(pair[1], nn.Conv2d))
+    if stem.in_channels == channels:
+        return
+    options = {"stride": stem.stride, "padding": stem.padding, "bias": stem.bias is not None}
+    new = nn.Conv2d(channels, stem.out_channels, stem.kernel_size, **options)
+    nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
+    network.set_submodule(name, new)
 
 
 def keep_resolution(network: nn.Module) -> None:

@@ -20,23 +20,26 @@ EPS = 1e-6  # of norms, as in the original
 class ViT(nn.Module):
     """Patch embedding, transformer blocks, global average pooling and a linear head."""
 
-    def __init__(self, num_classes: int, image_size: int) -> None:
+    def __init__(self, num_classes: int, image_size: int, channels: int) -> None:
         """For images of `image_size`; at other sizes the positions are interpolated."""
         super().__init__()
         self.side = image_size // PATCH  # in patches
-        self.patches = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH)
+        self.patches = nn.Conv2d(channels, WIDTH, PATCH, stride=PATCH)
         self.register_buffer("positions", positions(self.side, self.side), persistent=False)
         self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(DEPTH)))
         self.norm = nn.LayerNorm(WIDTH, eps=EPS)
         self.head = nn.Linear(WIDTH, num_classes)
         # LeCun's initialization: embeddings have the variance of a pixel.
-        nn.init.normal_(self.patches.weight, std=(3 * PATCH**2) ** -0.5)
+        nn.init.normal_(self.patches.weight, std=(channels * PATCH**2) ** -0.5)
         nn.init.zeros_(self.patches.bias)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 3, side, side) -> (batch, num_classes); sides are multiples of `PATCH`."""
+        """(batch, channels, side, side) -> (batch, num_classes).
+
+        Sides are multiples of `PATCH`.
+        """
         side, places = images.shape[2] // PATCH, self.positions
         if side * PATCH != images.shape[2]:
             raise UserError(f"vit_s takes images of multiples of {PATCH}, not {images.shape[2]}")
@@ -105,7 +108,7 @@ def positions(side: int, trained_side: int, device: torch.device | str | None = 
     return torch.cat([wave for angle in angles for wave in (angle.sin(), angle.cos())], dim=1)
 
 
-def vit_s(_model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+def vit_s(_model: ModelConfig, num_classes: int, image_size: int, channels: int) -> nn.Module:
     """ViT-S/16: 22 million weights.
 
     Raises:
@@ -113,4 +116,4 @@ def vit_s(_model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     """
     if image_size % PATCH:
         raise UserError(f"vit_s takes a --data.image-size in steps of {PATCH}, not {image_size}")
-    return ViT(num_classes, image_size)
+    return ViT(num_classes, image_size, channels)

@@ -19,7 +19,7 @@ from ..runtime.config_dict import unflatten
 from ..runtime.files import open_plain
 from ..runtime.tools import need_tool
 
-Colors = tuple[float, float, float]  # of red, green and blue, from 0 to 1
+Colors = tuple[float, ...]  # of each channel, from 0 to 1
 
 # What Python and torch raise where a file does not hold what `Checkpoints.save` writes.
 WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
@@ -47,6 +47,11 @@ class Best:
     mean: Colors  # that training images were normalized by
     std: Colors
     decision: Decision  # on the validation images
+
+    @property
+    def bits(self) -> int:
+        """Of each number of an image."""
+        return self.config.data.bits
 
 
 def load_best(path: Path) -> Best:
@@ -116,6 +121,11 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         config = unflatten(saved["config"])
     except (*WRONG_CONTENT, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
+    if len(mean) != config.data.channels:
+        raise UserError(
+            f"{str(path)!a} is not a checkpoint of this project: it has a mean of {len(mean)} "
+            f"channels, for images of {config.data.channels}"
+        )
     return Best(path, digest, weights, config, state["step"], classes, mean, std, decision)
 
 
@@ -153,7 +163,7 @@ def check_images(classes: tuple, mean: list[float], std: list[float]) -> tuple[C
     if not classes or not all(isinstance(name, str) for name in classes):
         raise ValueError("its classes are not names")
     is_possible = all(0 <= m <= 1 for m in mean) and all(0 < s <= 1 for s in std)
-    if len(mean) != 3 or len(std) != 3 or not is_possible:
+    if not mean or len(mean) != len(std) or not is_possible:
         raise ValueError(f"no images have the mean {mean} and the std {std}")
     return tuple(mean), tuple(std)
 

@@ -1,6 +1,7 @@
 """Options of the commands that read the images of a preset."""
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from ..runtime.command_line import take_preset
 
@@ -15,6 +16,8 @@ class PrepareData:
     val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
     fold: int = 0  # which share of the training images that is
     cache: str = ""  # folder to write to; default: ROOT.cache, beside `root`
+    channels: int = 3  # of an image; 1: gray
+    bits: Literal[8, 16] = 8  # of each number
 
 
 def take_images(words: list[str]) -> tuple[str, PrepareData]:

@@ -57,7 +57,8 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
     if world.device.type == "cpu" and name != usual:  # a GPU may have trained it
         name = "fp32"
     precision = Precision(name, compute, config.optim, world.device)
-    model = build_model(config.model, len(best.classes), config.data.image_size)
+    size, channels = config.data.image_size, config.data.channels
+    model = build_model(config.model, len(best.classes), size, channels=channels)
     try:
         model.load_state_dict(best.weights)
     except RuntimeError as error:

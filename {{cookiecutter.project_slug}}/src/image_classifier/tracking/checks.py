@@ -45,7 +45,7 @@ def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
     data, name = config.data, config.model.name
     for size in {data.image_size, data.test_size, config.augment.min_size} - {0}:
         try:
-            shape = tuple(blank_logits(model, size).shape[1:])
+            shape = tuple(blank_logits(model, size, data.channels).shape[1:])
         except (RuntimeError, AssertionError, UserError) as error:
             raise UserError(
                 f"--model.name {name} can't take images of {size} pixels, see --data.image-size, "
@@ -72,9 +72,10 @@ def check_best_by(name: str, val: Source) -> None:
 
 
 @torch.no_grad()  # not inference_mode: training may use what a model keeps of this
-def blank_logits(model: nn.Module, image_size: int) -> Tensor:
+def blank_logits(model: nn.Module, image_size: int, channels: int = 3) -> Tensor:
     """The logits of one blank image in evaluation, (1, classes); `model` stays as it was."""
-    image = torch.zeros(1, 3, image_size, image_size, device=next(model.parameters()).device)
+    device = next(model.parameters()).device
+    image = torch.zeros(1, channels, image_size, image_size, device=device)
     was_training, fastpath = model.training, torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its kernel hides operations from a counter
     try:

@@ -132,7 +132,7 @@ class RunLogger:
         Args:
             step: how many steps are done.
             loss: of this rank's share of the batch, () on the device.
-            images: (batch, 3, size, size) float32, as the model saw them.
+            images: (batch, channels, size, size) float32, as the model saw them.
             labels: as `Augmented` has them.
         """
         self.loss += loss

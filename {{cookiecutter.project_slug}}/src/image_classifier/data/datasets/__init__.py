@@ -6,6 +6,7 @@
     def theirs(data: DataConfig, split: str) -> torch.utils.data.Dataset:
         return torchvision.datasets.Flowers102(data.root, split, download=True)
 
+Pixels in memory and readers that have not 3 x 8 bits say so: `Source(..., channels=5, bits=16)`.
 `split` is train, val or test; raise `UserError` for one that there is not. What the function draws
 from torch, `random` or NumPy is the same for each split, and whichever command asks; what a torch
 `Dataset` draws for an image depends on the seed, the epoch and the number of the image.
@@ -14,6 +15,7 @@ What few need is a tool: `tools/<name>/dataset.py` with such a function, called 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch.utils.data import Dataset
 
@@ -66,12 +68,21 @@ def open_files(data: DataConfig, split: str) -> Source:
     function = table if data.labels else find_dataset(data.name)
     with seeded(DATASET):
         found = function(data, split)
-        source = source_of(found) if isinstance(found, Dataset) else found
+        is_torchs = isinstance(found, Dataset)
+        source = source_of(found, data.channels, data.bits) if is_torchs else found
     if not isinstance(source, Source):
         raise UserError(
             f"dataset {data.name!r} returned a {type(source).__name__}: it should return a torch "
             "Dataset, `Source(labels, classes, pixels=images)`, or one with "
             "`paths=PathList(folder, paths)`"
         )
+    if (source.channels, source.bits) != (data.channels, data.bits):
+        if source.paths is None:
+            raise UserError(
+                f"the images of {data.name} have {source.channels} channels of {source.bits} bits: "
+                f"--data.channels {source.channels} --data.bits {source.bits}"
+            )
+        kind = {"channels": data.channels, "bits": data.bits}  # as which files are read
+        source = replace(source, **kind, mean=None, std=None)
     quarantine = find_tool("quarantine", "check")
     return quarantine.without_quarantine(source, data, split) if quarantine else source

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ...errors import UserError
-from ..decode import rgb_pixels, unreadable
+from ..arrays import channel_axis, fitted
+from ..decode import image_pixels, unreadable
 from .source import Source
 
 
-def source_of(dataset: Dataset) -> Source:
-    """The images and labels of `dataset`.
+def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
+    """The labels of `dataset`, and its images with so many channels of so many bits.
 
     Labels are its `targets`, or are found by one pass over it: a class number each, or, where an
     image may have several, a row of 1 (has it), 0 (has it not) and -1 (unknown). Names of classes
@@ -47,7 +48,9 @@ def source_of(dataset: Dataset) -> Source:
     return Source(
         labels=torch.from_numpy(labels),
         classes=tuple(map(str, classes)),
-        reader=partial(read, dataset),
+        reader=partial(read, dataset, channels, bits),
+        channels=channels,
+        bits=bits,
         notes=notes,
         is_random=True,
     )
@@ -63,31 +66,35 @@ def find_in(dataset: Dataset, name: str) -> Any:  # noqa: ANN401 - whatever a da
     return found
 
 
-def read(dataset: Dataset, index: int) -> Tensor:
-    """Image `index` of `dataset`: (height, width, 3) uint8."""
+def read(dataset: Dataset, channels: int, bits: int, index: int) -> Tensor:
+    """Image `index` of `dataset`: (height, width, channels)."""
     try:
         image, *_ = dataset[index]
     except (OSError, SyntaxError) as error:  # what Pillow raises on damaged files
         raise unreadable(f"image {index}", error) from error
-    return to_pixels(image)
+    return to_pixels(image, channels, bits)
 
 
-def to_pixels(image: Any) -> Tensor:  # noqa: ANN401 - whatever a dataset returns
-    """An image as (height, width, 3) uint8: PIL, or a uint8 tensor or array, color or gray.
+def to_pixels(image: Any, channels: int = 3, bits: int = 8) -> Tensor:  # noqa: ANN401 - any kind
+    """An image as (height, width, channels) of `bits`: PIL, or a tensor or array of whole numbers.
 
-    A tensor is taken for CHW, an array for HWC, where both are possible; other images are refused.
+    These are uint8 or uint16, and converted as those of files are. A tensor is taken for CHW, an
+    array for HWC, where both are possible; other images are refused.
     """
     is_chw = isinstance(image, Tensor) and image.ndim == 3
-    array = rgb_pixels(image) if isinstance(image, Image.Image) else np.asarray(image)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    axes = [axis for axis in ((0, 2) if is_chw else (2, 0)) if array.ndim == 3]
-    channels = next((axis for axis in axes if array.shape[axis] in (1, 3)), None)
-    if channels is None or array.dtype != np.uint8:
+    try:
+        if isinstance(image, Image.Image):
+            array = image_pixels(image, channels, bits)
+        else:
+            array = np.asarray(image)
+            array = array[:, :, None] if array.ndim == 2 else array
+            if array.ndim != 3 or array.dtype not in (np.uint8, np.uint16):
+                raise ValueError(f"it is a {type(image).__name__} {array.shape} {array.dtype}")
+            axis = channel_axis(array.shape, channels, (0, 2) if is_chw else (2, 0))
+            array = np.moveaxis(array, axis, 2)
+        return torch.from_numpy(np.ascontiguousarray(fitted(array, channels, bits)))
+    except ValueError as error:
         raise UserError(
-            "an image of a torch Dataset should be PIL or uint8 (height, width, 3), not a "
-            f"{type(image).__name__} {array.shape} {array.dtype}: leave out ToTensor and "
-            "Normalize, training does both"
-        )
-    pixels = torch.from_numpy(np.moveaxis(array, channels, 2))
-    return pixels.expand(-1, -1, 3).contiguous()
+            f"an image of a torch Dataset should be PIL or uint{bits} (height, width, {channels}), "
+            f"but {error}: leave out ToTensor and Normalize, training does both"
+        ) from error

@@ -13,10 +13,11 @@ from torch.nn.functional import one_hot
 
 from ...errors import UserError
 from ...runtime import seeding
+from ..arrays import dtype_of, take
 from ..decode import read_image
 from .paths import PathList
 
-Color = tuple[float, float, float]  # of red, green and blue
+Color = tuple[float, ...]  # of each channel
 READ_FILES = 64  # files whose contents are compared when a run resumes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -26,16 +27,19 @@ class Source:
     """One split of a dataset. The images are `pixels`, at `paths`, or what `reader` returns.
 
     To read them differently, replace the reader: `dataclasses.replace(source, reader=mine)`.
+    Pixels are uint8 or, where `bits` is 16, uint16.
     """
 
     labels: Tensor  # (count,) int64 numbers of classes; or (count, classes) int8, where an image
     # may have several: 1 if it has the label, 0 if not, -1 if that is unknown
     classes: tuple[str, ...]
-    pixels: Tensor | None = None  # (count, height, width, 3) uint8
+    pixels: Tensor | None = None  # (count, height, width, channels)
     paths: PathList | None = None
-    reader: Callable[[int], Tensor] | None = None  # image `index`: (height, width, 3) uint8
-    mean: Color = IMAGENET_MEAN  # from 0 to 1
-    std: Color = IMAGENET_STD
+    reader: Callable[[int], Tensor] | None = None  # image `index`: (height, width, channels)
+    channels: int = 3
+    bits: int = 8  # of each number: 8 or 16
+    mean: Color | None = None  # from 0 to 1; default: ImageNet's for 3 x 8 bits, else () until
+    std: Color | None = None  # training has measured it
     weights: Tensor | None = None  # (count,) float32: how much each image counts in the loss
     notes: tuple[str, ...] = field(default=(), compare=False)  # lines for the user
     is_test: bool = field(default=False, compare=False)  # whether they are the test images
@@ -57,9 +61,10 @@ class Source:
         is_names = len(names) > 0 and all(type(name) is str for name in names)
         check("classes", self.classes, is_names, "a tuple of str, the name of each class")
         if pixels is not None:
-            is_pixels = isinstance(pixels, Tensor) and pixels.dtype == torch.uint8
-            is_pixels = is_pixels and pixels.ndim == 4 and pixels.shape[3] == 3
-            check("pixels", pixels, is_pixels, "a CPU tensor (count, height, width, 3) uint8")
+            is_pixels = isinstance(pixels, Tensor) and pixels.dtype == self.dtype
+            is_pixels = is_pixels and pixels.ndim == 4 and pixels.shape[3] == self.channels
+            wanted = f"a CPU tensor (count, height, width, {self.channels}) uint{self.bits}"
+            check("pixels", pixels, is_pixels, wanted)
             # Batches gather rows; if the pixels were only permuted, each step would copy them all.
             object.__setattr__(self, "pixels", pixels.contiguous())
         if (weights := self.weights) is not None:
@@ -76,11 +81,16 @@ class Source:
             raise UserError(
                 f"a Source has {len(labels):,} labels, but {len(images):,} images: one label each"
             )
-        for name in ("mean", "std"):
-            numbers = tuple(map(float, getattr(self, name)))
-            is_share = len(numbers) == 3 and all(0 <= value <= 1 for value in numbers)
+        is_usual = (self.channels, self.bits) == (3, 8)
+        for name, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
+            given = getattr(self, name)
+            numbers = tuple(map(float, (usual if is_usual else ()) if given is None else given))
+            is_share = len(numbers) == self.channels and all(0 <= value <= 1 for value in numbers)
             is_share = is_share and (name == "mean" or min(numbers) > 0)
-            check(name, numbers, is_share, "three numbers: red, green and blue, from 0 to 1")
+            wanted = "three numbers: red, green and blue, from 0 to 1"
+            if self.channels != 3:
+                wanted = f"{self.channels} numbers, one for each channel, from 0 to 1"
+            check(name, numbers, is_share or numbers == (), wanted)
             object.__setattr__(self, name, numbers)
 
     def __len__(self) -> int:
@@ -118,8 +128,22 @@ class Source:
         count, known = len(self.classes), self.labels[self.labels >= 0]
         return known.bincount(minlength=count)[:count]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of pixels: uint8 or uint16."""
+        return dtype_of(self.bits)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """The memory that a pixel takes."""
+        return self.channels * self.bits // 8
+
+    def empty(self, count: int, side: int) -> Tensor:
+        """Memory for so many square images: (count, side, side, channels)."""
+        return torch.empty((count, side, side, self.channels), dtype=self.dtype)
+
     def read(self, index: int, *place: int) -> Tensor:
-        """Image `index`: (height, width, 3) uint8.
+        """Image `index`: (height, width, channels) uint8 or uint16.
 
         `place` is seed, epoch and number of the image in it, for a reader that `is_random`.
 
@@ -130,7 +154,8 @@ class Source:
             return self.pixels[index]
         if self.reader is None:
             assert self.paths is not None
-            return read_image(self.paths[index], partial(self.paths.read, index))
+            read = partial(self.paths.read, index)
+            return read_image(self.paths[index], self.channels, self.bits, read)
         if not self.is_random:
             return self.reader(index)
         with seeding.seeded(seeding.SAMPLE, *(place or (0, 0, index)), 2):
@@ -151,7 +176,7 @@ class Source:
             self,
             labels=self.labels[indices],
             weights=None if self.weights is None else self.weights[indices],
-            pixels=None if self.pixels is None else self.pixels[indices],
+            pixels=None if self.pixels is None else take(self.pixels, indices),
             paths=self.paths and self.paths.picked(indices),
             reader=self.reader and partial(read_picked, self.reader, indices.numpy()),
         )

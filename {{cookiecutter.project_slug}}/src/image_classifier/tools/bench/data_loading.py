@@ -86,18 +86,17 @@ class PlainDataset(Dataset):
     """The same images, one by one."""
 
     def __init__(self, samples: Samples, as_float: bool) -> None:
-        """As uint8, or as normalized float32."""
+        """As they are, or as normalized float32."""
         self.samples, self.as_float = samples, as_float
-        self.mean, self.std = (
-            255 * torch.tensor(s) for s in (samples.source.mean, samples.source.std)
-        )
+        largest, source = torch.iinfo(samples.source.dtype).max, samples.source
+        self.mean, self.std = (largest * torch.tensor(s) for s in (source.mean, source.std))
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
         """Image, label and index, by epoch and index."""
         epoch, index = key
-        pixels = torch.empty((1, self.samples.size, self.samples.size, 3), dtype=torch.uint8)
+        pixels = self.samples.empty(1)
         self.samples.fill(pixels, epoch, np.array([index]))
-        image = (pixels[0] - self.mean) / self.std if self.as_float else pixels[0]
+        image = (pixels[0].float() - self.mean) / self.std if self.as_float else pixels[0]
         return image, self.samples.source.labels[index], index
 
 
@@ -148,7 +147,8 @@ def resident(setup: Setup) -> Variants:
     if config.data.where == "stream" and source.pixels is None and count > RESIDENT_IMAGES:
         count = max(RESIDENT_IMAGES, config.data.batch_size)
         config = with_knobs(config, data__limit=count)
-    needed_bytes, where = count * config.data.image_size**2 * 3, config.data.where
+    needed_bytes = count * config.data.image_size**2 * source.pixel_bytes
+    where = config.data.where
     world = setup.world
     can_stay = {
         "host": where == "host" or fits_memory(needed_bytes, torch.device("cpu"), world),
@@ -180,9 +180,10 @@ def prepared(setup: Setup) -> Variants:
     DATASETS[SAMPLE] = lambda *_: source.thinned(count)
     config = with_knobs(config, data__name=SAMPLE, data__limit=0)
     variants = {"files": Variant(with_knobs(config, data__cache="off"), is_choice=False)}
-    for form in ("jpeg", "raw"):
+    kind = data.channels, data.bits
+    for form in ("jpeg", "raw") if kind == (3, 8) else ("raw",):
         cached = with_knobs(config, data__cache=str(Path(config.run.dir, SAMPLE, form)))
-        recipe = Recipe(form, max(Recipe.side, data.image_size))
+        recipe = Recipe(form, max(Recipe.side, data.image_size), Recipe.quality, *kind)
         prepare_images(cached.data, ("train",), recipe)
         variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
     return variants

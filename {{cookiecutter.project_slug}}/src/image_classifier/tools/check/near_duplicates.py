@@ -28,6 +28,8 @@ def find_near_duplicates(grays: np.ndarray, chosen: np.ndarray) -> Tensor:
         chosen: (num_chosen,) int64, in rising order: the images to compare.
     """
     images, numbers = torch.from_numpy(grays), torch.from_numpy(chosen)
+    if not len(numbers):
+        return torch.empty((0, 2), dtype=torch.int64)
     hashes = torch.cat([dhash(images[part].float()) for part in numbers.split(4096)])
     pairs = numbers[nearest_pairs(hashes)]
     if not len(pairs):

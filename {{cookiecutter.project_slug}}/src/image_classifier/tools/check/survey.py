@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from ...config import DataConfig
 from ...data import BadImageError, open_files, read_image, resize
@@ -19,19 +20,23 @@ from ..progress import Progress
 from .near_duplicates import SIDE
 
 CHUNK = 64  # images per task
-GRID = 64  # rows and columns of an image, about, whose colors are counted
+GRID = 64  # rows and columns of an image, about, whose pixels are counted
+TO_WIDE = 257  # 255 becomes 65535
 DARK = 64  # of 255: an image that stays below looks nearly black
 
-STATS = np.dtype(
-    [
-        ("digest", "u8"),  # of the file's bytes
-        ("height", "i4"),  # 0: unreadable
-        ("width", "i4"),
-        ("mean", "f8", 3),  # of each color, from 0 to 255
-        ("square", "f8", 3),  # mean of the squares
-        ("range", "u1"),  # brightest minus darkest, the largest of the colors
-    ]
-)
+
+def stats_of(channels: int) -> np.dtype:
+    """What is kept of an image; numbers of 16 bits count as parts of 255, too."""
+    return np.dtype(
+        [
+            ("digest", "u8"),  # of the file's bytes
+            ("height", "i4"),  # 0: unreadable
+            ("width", "i4"),
+            ("mean", "f8", channels),  # of each channel, from 0 to 255
+            ("square", "f8", channels),  # mean of the squares
+            ("range", "u1"),  # brightest minus darkest, the largest of the channels
+        ]
+    )
 
 
 class Images:
@@ -60,7 +65,7 @@ class Images:
             self.labels = np.concatenate([own[s.labels.numpy()] for own, s in pairs])
 
         count = len(self.labels)
-        self.stats = np.zeros(count, STATS)
+        self.stats = np.zeros(count, stats_of(data.channels))
         self.grays = np.zeros((count, SIDE, SIDE), np.uint8)
         self.kinds = [""] * count  # format and mode of each file
         self.unreadable: dict[int, str] = {}  # reasons by image number
@@ -86,10 +91,13 @@ class Images:
         else:
             path, read = source.paths[number], partial(source.paths.read, number)
             try:
-                pixels, content = read_image(path, read), read()
-                with Image.open(io.BytesIO(content)) as image:
+                pixels = read_image(path, source.channels, source.bits, read)
+                self.kinds[index] = sys.intern(path.suffix[1:].upper())
+                content = read()
+                with suppress(UnidentifiedImageError), Image.open(io.BytesIO(content)) as image:
                     self.kinds[index] = sys.intern(f"{image.format} {image.mode}")
-                    if image.mode.startswith("I"):  # 16-bit gray, which keeps its upper 8 bits
+                    # 16-bit gray, which keeps its upper 8 bits
+                    if image.mode.startswith("I") and source.bits == 8:
                         highest = int(image.convert("I").getextrema()[1])
                         if (highest >> 8 if highest > 255 else highest) < DARK:
                             self.dark[index] = highest
@@ -97,8 +105,10 @@ class Images:
                 self.unreadable[index] = getattr(error, "reason", str(error))
                 return
         height, width = pixels.shape[:2]
-        grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].reshape(-1, 3).numpy()
-        planes = grid.T.astype(np.float64, order="C")  # one per color: a row is fast to sum
+        grid = pixels[:: max(1, height // GRID), :: max(1, width // GRID)].flatten(0, 1).numpy()
+        planes = grid.T.astype(np.float64, order="C")  # one per channel: a row is fast to sum
+        if source.bits == 16:
+            planes /= TO_WIDE
         spread = (planes.max(1) - planes.min(1)).max()
         digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
         mean, square = planes.mean(1), np.square(planes).mean(1)
@@ -140,5 +150,8 @@ class Images:
 
 
 def gray(pixels: np.ndarray) -> np.ndarray:
-    """(height, width, 3) uint8 -> (height, width) uint8, with the weights of JPEG."""
+    """(height, width, channels) -> (height, width) uint8: colors with the weights of JPEG."""
+    pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
+    if pixels.shape[2] != 3:
+        return pixels.mean(2).astype(np.uint8)
     return (pixels @ np.array([77, 150, 29], np.uint32) >> 8).astype(np.uint8)

@@ -63,6 +63,7 @@ def machine_key(config: Config) -> str:
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "all instructions")
     layout = "channels_last" if config.compute.channels_last else "contiguous"
     network = f"{json.dumps(asdict(config.model))} at {config.data.image_size} pixels"
+    network += f" of {config.data.channels} channels" * (config.data.channels != 3)
     return f"{cpu_name()}, {limit}, torch {torch.__version__}, {network}, {layout}"
 
 
@@ -77,10 +78,10 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
 
     In CPU time of one thread: other load on the machine hardly changes that.
     """
-    size, formats = config.data.image_size, []
+    size, channels, formats = config.data.image_size, config.data.channels, []
 
     def once(count: int) -> tuple[float, float]:
-        fp32, bf16 = (step_seconds(*one, count, size) / count for one in formats)
+        fp32, bf16 = (step_seconds(*one, count, size, channels) / count for one in formats)
         return fp32, bf16
 
     def twice(count: int) -> Rounds:
@@ -88,7 +89,7 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
         return rounds if perf_counter() >= ends else [*rounds, once(count)]
 
     with one_thread(), seeded(WEIGHTS, config.seed):  # leaves the random state as it was
-        model = build_model(config.model, num_classes, size).train()
+        model = build_model(config.model, num_classes, size, channels=channels).train()
         for name, network in (("fp32", model), ("bf16", with_small_weights(model))):
             precision = Precision(name, config.compute, config.optim, world.device)
             formats.append((precision, network.to(memory_format=precision.memory_format)))
@@ -118,9 +119,11 @@ def with_small_weights(model: nn.Module) -> nn.Module:
     return model
 
 
-def step_seconds(precision: Precision, model: nn.Module, count: int, size: int) -> float:
+def step_seconds(
+    precision: Precision, model: nn.Module, count: int, size: int, channels: int
+) -> float:
     """CPU seconds of a forward and a backward pass over `count` images of `size` pixels."""
-    images = torch.rand(count, 3, size, size).to(memory_format=precision.memory_format)
+    images = torch.rand(count, channels, size, size).to(memory_format=precision.memory_format)
     began = process_time()
     with precision.autocast():
         loss = model(images).float().square().mean()

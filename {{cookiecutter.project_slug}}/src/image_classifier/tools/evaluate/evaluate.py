@@ -21,8 +21,9 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         loaded = load_model(run, compute, world)
         data = replace(loaded.config.data, root=root or loaded.config.data.root)
         folder = run if Path(run).is_dir() else ""
-        task = loaded.config.model.task
-        images = EvalData(data, split, world, RunConfig(dir=folder), task=task)
+        task, mean_std = loaded.config.model.task, (loaded.mean, loaded.std)
+        own = RunConfig(dir=folder)
+        images = EvalData(data, split, world, own, task=task, mean_std=mean_std)
         loaded.check_images(images.source, split)
         scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
         if world.is_main:

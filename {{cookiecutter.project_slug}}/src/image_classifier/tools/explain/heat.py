@@ -136,8 +136,8 @@ def open_explainer(
 
     def explain(indices: list[int], classes: list[int]) -> Tensor:
         side, device = data.data.image_size, normalize.scale.device
-        pixels = torch.zeros((len(indices), side, side, 3), dtype=torch.uint8)
-        Samples(data.source, side).fill(pixels, 0, np.array(indices))
+        pixels = data.source.empty(len(indices), side)
+        Samples(data.source, side, fit=data.data.fit).fill(pixels, 0, np.array(indices))
         images = normalize(pixels.to(device).permute(0, 3, 1, 2))
         heat = heat_maps(model, images, torch.tensor(classes, device=device))
         return painted(pixels, heat.cpu())

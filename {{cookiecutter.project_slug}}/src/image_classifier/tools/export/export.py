@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...config import ComputeConfig
-from ...data import BadImageError, Source, center_crop, open_dataset
+from ...data import BadImageError, Source, fit_square, open_dataset
 from ...errors import FaultError, UserError
 from ...predictions import answered, told
 from ...runtime.distributed import join_world
@@ -69,7 +69,7 @@ class Reference(NamedTuple):
     """Real images as an exported file takes them, and the predictions of the model itself."""
 
     inputs: list[Tensor]  # of one image each: (1, ...)
-    batch: Tensor  # (BATCH, ...): the first images, cut to squares; repeated if there are fewer
+    batch: Tensor  # (BATCH, ...): the first images as squares; repeated if there are fewer
     probabilities: Tensor  # (count, classes) float32
     score: str  # the fraction of the images that are right, in words
     to_probabilities: Callable[[Tensor], Tensor]  # of logits
@@ -79,7 +79,7 @@ class Reference(NamedTuple):
 @torch.inference_mode()
 def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
     """Predict all images of `source` that can be read with the code of evaluation."""
-    side, model, normalize = trained.config.data.eval_size, trained.model, trained.normalize
+    data, model, normalize = trained.config.data, trained.model, trained.normalize
     inputs, squares, probabilities, kept = [], [], [], []
     task = TASKS[source.task]
     for index in range(len(source)):
@@ -87,14 +87,14 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
             pixels = source.read(index)
         except BadImageError:
             continue
-        square = torch.empty((side, side, 3), dtype=torch.uint8)
-        center_crop(pixels, square)
-        planes = square[None].permute(0, 3, 1, 2)
+        square = source.empty(1, data.eval_size)
+        fit_square(pixels, square[0], data.fit, trained.mean)
+        planes = square.permute(0, 3, 1, 2)
         if is_raw:
             given = crop = normalize(planes)
             logits = model(crop)
         else:
-            given, crop = pixels[None], square[None]
+            given, crop = pixels[None], square
             logits = sum(weight * model(view) for view, weight in normalize.views(planes))
             logits = logits / trained.decision.temperature
         inputs.append(given)

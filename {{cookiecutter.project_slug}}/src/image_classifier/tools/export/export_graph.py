@@ -1,4 +1,4 @@
-"""Evaluation as one graph: uint8 pixels of any size in, probabilities out.
+"""Evaluation as one graph: pixels of any size in, probabilities out.
 
 It resizes by matrix products, which every runtime computes alike; the resize operators of the
 runtimes differ from torch's, and from one another.
@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ...data import reflect
+from ...data import mean_color, reflect
 from ...preprocess import VIEWS
 from ...tasks import TASKS
 from ..loaded_model import LoadedModel
 
 MAX_SIDE = 2**15  # pixels
-# torch resizes uint8 with fixed-point weights, as Pillow does: 16 bits with the sign.
+# torch resizes uint8 with fixed-point weights, as Pillow does: 16 bits with the sign. uint16 is
+# resized as float32.
 LARGEST_WEIGHT, MOST_BITS = 2**15 - 0.5, 22
+SMALLEST_SUM = 1e-9  # of weights, where there is no pixel
 
 
 class ExportModule(nn.Module):
@@ -34,21 +36,30 @@ class ExportModule(nn.Module):
         self.model, self.is_raw = trained.model, is_raw
         task = trained.config.model.task
         self.probabilities = TASKS[task].probabilities  # of logits
-        self.side = side = trained.config.data.eval_size
+        self.data = data = trained.config.data
+        side, channels, bits = data.eval_size, data.channels, data.bits
+        self.dtype = torch.uint8 if bits == 8 else torch.uint16
         self.names = "images", "logits" if is_raw else "probabilities"
         views = VIEWS[trained.normalize.tta]
         self.views = [view for _, *view in views]
         self.register_buffer("weights", torch.tensor([w for w, *_ in views]).view(-1, 1, 1))
         std, mean = (torch.tensor(v, dtype=torch.float64) for v in (trained.std, trained.mean))
-        self.register_buffer("scale", (1 / (255 * std)).float().view(3, 1, 1))
-        self.register_buffer("shift", (-mean / std).float().view(3, 1, 1))
-        pixels = "(batch, height, width, 3) uint8: red, green and blue, of any size"
-        normal = f"(batch, 3, {side}, {side}) float32: (red, green and blue / 255 - mean) / std"
+        largest = 2**bits - 1
+        self.register_buffer("scale", (1 / (largest * std)).float().view(-1, 1, 1))
+        self.register_buffer("shift", (-mean / std).float().view(-1, 1, 1))
+        color = mean_color(trained.mean, self.dtype).float().view(-1, 1, 1)
+        self.register_buffer("color", color)  # of what is padded
+        what = "red, green and blue" if channels == 3 else "all channels"
+        pixels = f"(batch, height, width, {channels}) uint{bits}: {what}, of any size"
+        normal = f"(batch, {channels}, {side}, {side}) float32: ({what} / {largest} - mean) / std"
         self.about: dict[str, Any] = {
             "classes": list(trained.classes),
             "inputs": normal if is_raw else pixels,
             "outputs": f"(batch, classes) float32: {self.names[1]}",
             "side": side,
+            "channels": channels,
+            "bits": bits,
+            "fit": data.fit,
             "mean": list(trained.mean),
             "std": list(trained.std),
             "model": asdict(trained.config.model),
@@ -63,14 +74,16 @@ class ExportModule(nn.Module):
         """Predict.
 
         Args:
-            images: (batch, height, width, 3) uint8; raw: (batch, 3, side, side) float32.
+            images: (batch, height, width, channels) uint8 or uint16; raw: (batch, channels, side,
+                side) float32.
 
         Returns:
             (batch, classes) float32 probabilities; raw: logits.
         """
         if self.is_raw:
             return self.model(images)
-        normal = resized_square(images, self.side) * self.scale + self.shift
+        square = resized_square(images, self.data.eval_size, self.data.fit, self.color)
+        normal = square * self.scale + self.shift
         # All views in one batch, so that the graph holds the model once.
         logits = self.model(torch.cat([shifted(normal, *view) for view in self.views]))
         by_view = logits.unflatten(0, (len(self.views), -1))  # (views, batch, classes)
@@ -81,11 +94,12 @@ class ExportModule(nn.Module):
         """The graph, for batches of any size, and images of any size unless raw."""
         sizes: dict[int, Any] = {0: Dim("batch", min=1)}
         # An example with different sizes in all dimensions: torch takes equal ones for the same.
-        example = torch.zeros(2, 3, self.side, self.side)
+        side, channels = self.data.eval_size, self.data.channels
+        example = torch.zeros(2, channels, side, side)
         if not self.is_raw:
             sizes[1] = Dim("height", min=1, max=MAX_SIDE)
             sizes[2] = Dim("width", min=1, max=MAX_SIDE)
-            example = torch.zeros((2, self.side + 8, self.side + 16, 3), dtype=torch.uint8)
+            example = torch.zeros((2, side + 8, side + 16, channels), dtype=self.dtype)
         with torch.no_grad():
             program = torch.export.export(self, (example,), dynamic_shapes=(sizes,))
         for node in program.graph.nodes:
@@ -93,34 +107,57 @@ class ExportModule(nn.Module):
         return program
 
 
-def resized_square(images: Tensor, side: int) -> Tensor:
-    """`decode.center_crop` of a batch: (batch, 3, side, side) float32, from 0 to 255.
+def resized_square(
+    images: Tensor, side: int, fit: str = "crop", color: Tensor | None = None
+) -> Tensor:
+    """`data.fit_square` of a batch: (batch, channels, side, side) float32, whole numbers.
 
-    It does not branch on the size, so one graph serves all sizes. A value may differ by 1, where
-    torch's float64 weights round otherwise.
+    It does not branch on the size, so one graph serves all sizes. Of uint8 a value may differ by 1,
+    where torch's float64 weights round otherwise. `color`, (channels, 1, 1), is for `fit` pad.
     """
     height, width = images.shape[1:3]
-    square = torch.minimum(scalar(height), scalar(width))
-    pixels = images.permute(0, 3, 1, 2).float()
-    # In two passes, rounded to integers in between, as torch does it.
-    narrow = (pixels @ resize_weights(width, square, side).T + 0.5).floor()
-    return (resize_weights(height, square, side) @ narrow + 0.5).floor()
+    pixels, is_bytes = images.float().permute(0, 3, 1, 2), images.dtype == torch.uint8
+    (rows, has_rows), (columns, has_columns) = (
+        resize_weights(length, other, side, fit, is_bytes)
+        for length, other in ((height, width), (width, height))
+    )
+    # In two passes. Those of uint8 are rounded to integers in between, as torch does it.
+    narrow = pixels @ columns.T
+    if is_bytes:
+        narrow = (narrow + 0.5).floor()
+    square = (rows @ narrow + 0.5).floor()
+    return torch.where(has_rows[:, None] & has_columns, square, color) if fit == "pad" else square
 
 
-def resize_weights(length: int, square: Tensor, side: int) -> Tensor:
+def resize_weights(
+    length: int, other: int, side: int, fit: str, is_bytes: bool
+) -> tuple[Tensor, Tensor]:
     """How much each of `length` pixels adds to each of `side`: (side, length) float32.
 
-    Bilinear and antialiased, of the middle `square` () pixels.
+    And which of `side` are of the image: (side,) bool. Bilinear and antialiased. `other` is the
+    length of the image's other side.
     """
-    start = ((scalar(length) - square) / 2).floor()
-    scale = square / side
-    centers = start + (torch.arange(side)[:, None] + 0.5) * scale
+    extent = scalar(length)  # the pixels of the image that are used
+    if fit == "crop":
+        extent = torch.minimum(extent, scalar(other))
+    start = ((scalar(length) - extent) / 2).floor()
+    count = torch.full((), side)  # the pixels of the square that these fill
+    if fit == "pad":  # as `padded_span`
+        whole = torch.full((), length, dtype=torch.int64)
+        longer = torch.maximum(whole, torch.full((), other, dtype=torch.int64))
+        count = ((2 * side * whole + longer) // (2 * longer)).clamp(min=1)
+    scale = extent / count
+    numbers = torch.arange(side) - (side - count) // 2
+    centers = start + (numbers[:, None] + 0.5) * scale
     places = torch.arange(length) + 0.5
     near = (1 - (places - centers).abs() / scale.clamp(min=1)).clamp(min=0)
-    near = near * ((places > start) & (places < start + square))
-    weights = near / near.sum(1, keepdim=True)
-    one = 2 ** ((LARGEST_WEIGHT / weights.max()).log2().ceil() - 1).clamp(max=MOST_BITS)
-    return (weights * one).round() / one
+    is_inside = (numbers >= 0) & (numbers < count)
+    near = near * ((places > start) & (places < start + extent) & is_inside[:, None])
+    weights = near / near.sum(1, keepdim=True).clamp(min=SMALLEST_SUM)
+    if is_bytes:
+        one = 2 ** ((LARGEST_WEIGHT / weights.max()).log2().ceil() - 1).clamp(max=MOST_BITS)
+        weights = (weights * one).round() / one
+    return weights, is_inside
 
 
 def scalar(length: int) -> Tensor:
@@ -129,7 +166,7 @@ def scalar(length: int) -> Tensor:
 
 
 def shifted(images: Tensor, shift: int, is_mirrored: bool) -> Tensor:
-    """`augment.shift_and_flip` of a whole batch by the same: (batch, 3, side, side) in and out."""
+    """`shift_and_flip` of a whole batch by the same: (batch, channels, side, side) in and out."""
     if not shift and not is_mirrored:
         return images
     side = images.shape[3]

@@ -84,11 +84,10 @@ def geometric_lrs(low: float, high: float, steps: int) -> list[float]:
 
 def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     """Train one step with each of `lrs`, and return the losses up to where it diverges."""
-    data, micro_batch = TrainData(config, world), MicroBatch(config, world)
+    channels = config.data.channels
+    pretrained = load_pretrained(config.run.init_from, config.model, world, channels=channels)
+    data, micro_batch = TrainData(config, world, pretrained.mean_std), MicroBatch(config, world)
     config, _ = settle_precision(config, data, world)
-    pretrained = load_pretrained(config.run.init_from, config.model, world)
-    if pretrained.mean:
-        data.source = replace(data.source, mean=pretrained.mean, std=pretrained.std)
     training = Training(config, world, data)
     training.micro_batch_size = micro_batch.size
     init_note = pretrained.load_into(training.state.model, data.source.classes)

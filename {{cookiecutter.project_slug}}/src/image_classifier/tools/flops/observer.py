@@ -43,7 +43,7 @@ DATASHEETS: dict[str, tuple[float, float]] = {
 def open_observer(setup: Setup) -> Observer:
     """Count the FLOPs of an image of full size; nothing to add where that finds none."""
     full_size = setup.config.data.image_size
-    flops = count_flops(setup.model, full_size)
+    flops = count_flops(setup.model, full_size, setup.config.data.channels)
     if not flops:
         return Observer()
     peak, source = find_peak(setup.precision)
@@ -69,7 +69,7 @@ def open_observer(setup: Setup) -> Observer:
     )
 
 
-def count_flops(model: nn.Module, image_size: int) -> int:
+def count_flops(model: nn.Module, image_size: int, channels: int = 3) -> int:
     """FLOPs of a forward pass of one image; a multiplication and an addition are two."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils import flop_counter
@@ -77,7 +77,7 @@ def count_flops(model: nn.Module, image_size: int) -> int:
     leave_tracer_out(flop_counter._FlopCounterMode)
     # torch 2.11 counts nothing for the CPU's kernel of attention.
     with sdpa_kernel(SDPBackend.MATH), flop_counter.FlopCounterMode(display=False) as counter:
-        blank_logits(model, image_size)
+        blank_logits(model, image_size, channels)
     return counter.get_total_flops()
 
 

@@ -40,7 +40,10 @@ class Images:
             workers=workers if workers == "auto" else min(workers, len(files) // FEW),
         )
         labels = torch.zeros(1, dtype=torch.int64).expand(len(files))  # nobody knows them
-        samples = Samples(Source(labels, trained.classes, paths=files), data.image_size)
+        kind = {"channels": data.channels, "bits": data.bits}
+        kind |= {"mean": trained.mean, "std": trained.std}
+        source = Source(labels, trained.classes, paths=files, **kind)
+        samples = Samples(source, data.image_size, fit=data.fit)
         self.errors: dict[int, str] = {}  # why images cannot be read, by their numbers
         self.loader, _ = open_loader(samples, data, world, self.errors.__setitem__)
 

@@ -34,7 +34,8 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from .prepare import prepare_images
 
-        recipe = Recipe(options.format, options.side, options.quality)
+        kind = data.channels, data.bits
+        recipe = Recipe(options.format, options.side, options.quality, *kind)
         prepare_images(data, options.splits, recipe)
 
     return attempt(work)

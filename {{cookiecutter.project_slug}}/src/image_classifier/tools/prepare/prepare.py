@@ -14,6 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import simplejpeg
 import torch
 from safetensors import SafetensorError, safe_open
@@ -43,6 +44,11 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
     Raises:
         UserError: if the dataset has no files, one can't be read, or these can't be written.
     """
+    if recipe.format == "jpeg" and (recipe.channels, recipe.bits) != (3, 8):
+        raise UserError(
+            f"--format jpeg has 3 channels of 8 bits, not {recipe.channels} of {recipe.bits}: "
+            "--format raw has any"
+        )
     is_tar = recipe.format == "tar"
     for split in splits:
         folder, source = cache_folder(data) / ("tar" if is_tar else split), open_files(data, split)
@@ -108,7 +114,8 @@ def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
 
 def images_per_shard(recipe: Recipe, count: int) -> int:
     """The number of images in a file: a power of 2, so that a few more images do not change it."""
-    image_bytes = 4 * recipe.side**2 // (1 if recipe.format == "raw" else 8)  # of 4:3, about
+    image_bytes = 4 * recipe.side**2 * recipe.channels * recipe.bits // 24  # of 4:3, about
+    image_bytes //= 1 if recipe.format == "raw" else 8
     most = max(1, min(SHARD_BYTES // image_bytes, max(MIN_IMAGES, count // MIN_SHARDS)))
     return 1 << (most.bit_length() - 1)
 
@@ -150,7 +157,8 @@ def encode(
         UserError: if its file can't be read.
     """
     try:
-        pixels = read_image(files[number], partial(files.read, number))
+        read = partial(files.read, number)
+        pixels = read_image(files[number], recipe.channels, recipe.bits, read)
     except BadImageError as error:
         raise UserError(f"{error}; `check --quarantine` leaves out all such files") from error
     height, width = pixels.shape[:2]
@@ -158,7 +166,7 @@ def encode(
     height, width = round(height * scale), round(width * scale)
     rows = resize(pixels, height, width).contiguous().numpy()
     if recipe.format == "raw":
-        return rows.reshape(-1).data, (height, width)
+        return rows.reshape(-1).view(np.uint8).data, (height, width)
     jpeg = simplejpeg.encode_jpeg(
         rows, recipe.quality, colorspace="RGB", colorsubsampling="420", fastdct=False
     )

@@ -50,7 +50,7 @@ class Prepared:
         self.shards: list[np.ndarray | None] = [None] * len(files)
 
     def __call__(self, index: int) -> Tensor:
-        """Image `index`: (height, width, 3) uint8; raw pixels are not copied."""
+        """Image `index`: (height, width, channels); raw pixels are not copied."""
         number, start, stop = self.places[index].tolist()
         shard = self.shards[number]
         if shard is None:
@@ -58,7 +58,8 @@ class Prepared:
         content = shard[start:stop]
         height, width = self.sizes[index].tolist()
         if self.recipe.format == "raw":
-            return torch.from_numpy(content.reshape(height, width, 3))
+            content = content if self.recipe.bits == 8 else content.view(np.uint16)
+            return torch.from_numpy(content.reshape(height, width, self.recipe.channels))
         try:
             return torch.from_numpy(simplejpeg.decode_jpeg(content, "RGB"))
         except ValueError as error:
@@ -103,6 +104,8 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
     recipe, digests, index = read_index(folder / INDEX)
     if recipe is None:
         reason = "`prepare` did not finish, or it is of another version"
+    elif (recipe.channels, recipe.bits) != (source.channels, source.bits):
+        reason = f"its images have {recipe.channels} channels of {recipe.bits} bits"
     elif recipe.side < data.image_size:
         reason = f"its shorter sides, {recipe.side}, are less than --data.image-size"
     else:

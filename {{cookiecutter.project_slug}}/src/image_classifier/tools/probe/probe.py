@@ -14,7 +14,7 @@ from ...config import Config
 from ...data import LEFT_OUT, EvalData, TrainData
 from ...errors import UserError
 from ...evaluate import Scores, evaluate
-from ...models import build_model, find_head, load_pretrained
+from ...models import PretrainedWeights, build_model, find_head, load_pretrained
 from ...optim import build_optimizer
 from ...precision import Precision, settle_precision
 from ...preprocess import Normalize
@@ -22,6 +22,7 @@ from ...runtime.console import some
 from ...runtime.distributed import World, join_world
 from ...runtime.run_dir import clear_run, open_run
 from ...runtime.seeding import WEIGHTS, seed_everything, seeded
+from ...tasks import best_by
 from ...tracking import RunLogger, Setup, blank_logits, check_setup
 from ...train_state import TrainState
 from .features import Features, compute_features
@@ -54,21 +55,21 @@ def probe(config: Config) -> Scores:
     with join_world(config.compute, run.timeout_seconds) as world, open_run(config, world):
         check_run(config, world)
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
-        data = open_images(config, world)
+        channels = config.data.channels
+        pretrained = load_pretrained(run.init_from, config.model, world, channels=channels)
+        data = open_images(config, world, pretrained)
         if data.source.is_multi_label:
             raise UserError("probe needs one label for each image; these may have several")
         config, why_precision = settle_precision(config, data, world)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         train_data, val_data = (
-            EvalData(config.data, name, world, run) for name in ("train", "val")
+            EvalData(config.data, name, world, run, mean_std=data.mean_std)
+            for name in ("train", "val")
         )
-        pretrained = load_pretrained(run.init_from, config.model, world)
-        if pretrained.mean:
-            for part in (data, train_data, val_data):
-                part.source = replace(part.source, mean=pretrained.mean, std=pretrained.std)
         normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
         with seeded(WEIGHTS, config.seed):
-            model = build_model(config.model, data.num_classes, config.data.image_size)
+            size = config.data.image_size
+            model = build_model(config.model, data.num_classes, size, channels=channels)
         init_note = pretrained.load_into(model, data.source.classes)
         model = model.to(world.device, memory_format=precision.memory_format).eval()
         setup = Setup(config, world, data, val_data, model, precision, unfreeze_step=0)
@@ -102,8 +103,10 @@ def probe(config: Config) -> Scores:
             log.write(0, scores.metrics() | metrics_of(top1))
             message = f"probe: only the last layer was fitted: {best[LINEAR]}"
             log.warnings.append(message)  # for the report page
-            state = TrainState(model, build_optimizer(config.optim, model), precision)
-            state.record(scores.top1)
+            optimizer = build_optimizer(config.optim, model)
+            state = TrainState(model, optimizer, precision, best_by=best_by(config))
+            state.record(scores.value(state.best_by))
+            state.decision = scores.decision(run)
             checkpoints.save(state, log.state_dict())
             log.finish(scores, message, model, normalize)
         return scores
@@ -137,10 +140,10 @@ def linear_head(config: Config, model: nn.Module) -> nn.Linear:
     return layer
 
 
-def open_images(config: Config, world: World) -> TrainData:
-    """The training images, of which nothing is read."""
+def open_images(config: Config, world: World, pretrained: PretrainedWeights) -> TrainData:
+    """The training images, of which nothing is read but what is measured to normalize them."""
     unread = replace(config.data, where="stream", workers=0)
-    return TrainData(replace(config, data=unread), world)
+    return TrainData(replace(config, data=unread), world, pretrained.mean_std)
 
 
 def fit_heads(

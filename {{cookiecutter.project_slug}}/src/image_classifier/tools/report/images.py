@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 from torch import Tensor
 
@@ -17,7 +18,7 @@ QUALITY = 80  # of JPEG, beyond that
 class Picture(NamedTuple):
     """An image and its caption."""
 
-    pixels: Tensor | None  # (height, width, 3) uint8 on the host; None if it cannot be read
+    pixels: Tensor | None  # (height, width, channels) on the host; None if it cannot be read
     title: str  # shown under the mouse pointer
     lines: list[tuple[str, str, str]]  # each a class of the style sheet, a name, and a percentage
     heat: Tensor | None = None  # a second image, shown below
@@ -38,8 +39,15 @@ def gallery(pictures: Sequence[Picture]) -> str:
 
 
 def data_uri(pixels: Tensor) -> str:
-    """An image as an address that holds it: (height, width, 3) uint8."""
-    image = Image.fromarray(pixels.numpy())
+    """An image as an address that holds it: (height, width, channels) uint8 or uint16.
+
+    Of 16 bits the upper 8 are shown; of 3 or more channels the first three, else the first.
+    """
+    shown = pixels.numpy()[:, :, : 3 if pixels.shape[2] >= 3 else 1]
+    shown = shown if shown.dtype == np.uint8 else (shown >> 8).astype(np.uint8)
+    image = Image.fromarray(
+        np.ascontiguousarray(shown.squeeze(2) if shown.shape[2] == 1 else shown)
+    )
     image.thumbnail((SIDE, SIDE))  # never larger than it was
     kind = "png" if max(image.size) <= TINY else "jpeg"
     content = io.BytesIO()

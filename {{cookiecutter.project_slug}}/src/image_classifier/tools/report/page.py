@@ -71,7 +71,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
 Rows = list[dict[str, Any]]  # of metrics.jsonl
 Explain = Callable[[list[int], list[int]], Tensor]  # numbers of images, and of classes, to images
 # with heat maps over them: (count, height, width, 3) uint8 on the host
-Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, 3) uint8; labels
+Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, channels); labels
 # (count,) int64, or (count, classes) if they are mixed or several; the step that used them
 
 

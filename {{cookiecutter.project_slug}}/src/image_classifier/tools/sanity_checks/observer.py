@@ -35,7 +35,7 @@ def open_observer(setup: Setup) -> Observer:
         imbalanced_classes(config, train),
         other_normalization(train, val),
         reused_images(config, train, val),
-        random_evaluation(setup.model, config.data.eval_size),
+        random_evaluation(setup.model, config.data.eval_size, config.data.channels),
         data_parallel(setup.model),
     )
     return Observer(warnings=tuple(filter(None, warnings)))
@@ -121,12 +121,14 @@ def are_same(one: Source, other: Source) -> bool:
     return has_same_names and one.file_digests() == other.file_digests()
 
 
-def random_evaluation(model: nn.Module, image_size: int) -> str:
+def random_evaluation(model: nn.Module, image_size: int, channels: int = 3) -> str:
     """`model.eval()` does not reach `F.dropout`, which draws random numbers there, too."""
     device = next(model.parameters()).device
     generators = torch if device.type == "cpu" else torch.get_device_module(device)
     before = generators.get_rng_state()
-    blank_logits(model, image_size)  # its values may be 0, as many a last layer is at first
+    blank_logits(
+        model, image_size, channels
+    )  # its values may be 0, as many a last layer is at first
     is_random = not torch.equal(before, generators.get_rng_state())
     generators.set_rng_state(before)
     return is_random * (

@@ -12,8 +12,8 @@ from ...errors import UserError, did_you_mean
 from ...models import TIMM, adapted, size_misfit
 
 
-def build(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    """Timm's model of the name after `timm/`, with a head for `num_classes`.
+def build(model: ModelConfig, num_classes: int, image_size: int, channels: int) -> nn.Module:
+    """Timm's model of the name after `timm/`, for images of `channels`, with such a head.
 
     Raises:
         UserError: if timm is missing or has no such model, or it can't take such images.
@@ -22,7 +22,7 @@ def build(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     if not library.is_model(name):
         names = [TIMM + other for other in library.list_models()]
         raise UserError(f"timm has no model {name!a}{did_you_mean(model.name, names, most=3)}")
-    options: dict[str, object] = {"num_classes": num_classes}
+    options: dict[str, object] = {"num_classes": num_classes, "in_chans": channels}
     if getattr(pretrained_config(model.name), "fixed_input_size", False):
         options["img_size"] = image_size
     try:
@@ -30,7 +30,7 @@ def build(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     except (ValueError, AssertionError, TypeError) as error:  # patches that don't fit the image
         raise UserError(size_misfit(model, image_size, error)) from error
     network.register_load_state_dict_pre_hook(fit_weights)
-    return adapted(network, model, image_size)
+    return adapted(network, model, image_size, channels)
 
 
 def fit_weights(network: nn.Module, weights: dict[str, Tensor], *_: object) -> None:

@@ -29,7 +29,7 @@ def find_fewest(samples: Samples, counts: list[int], world: World) -> tuple[int,
 def seconds_per_image(samples: Samples) -> float:
     """Decoding time on one core, measured on 8 images spread over the dataset."""
     picked = torch.linspace(0, len(samples.source) - 1, 8).long().numpy()
-    out = torch.empty((len(picked), samples.size, samples.size, 3), dtype=torch.uint8)
+    out = samples.empty(len(picked))
     samples.fill(out[:1], 0, picked[:1])  # imports what decoding needs
     began = time.perf_counter()
     samples.fill(out, 0, picked)

@@ -177,3 +177,18 @@ def test_images_in_memory_are_checked_too_and_a_mistake_is_one_line(root, monkey
     assert "cannot write '/proc/x': No such file" in refusal(*words, root, "--json", "/proc/x")
     assert "has no folder 'test'" in refusal(*words, root, "--splits", "test")
     assert "--data.root 'nowhere': there is no such folder" in refusal(*words, "nowhere")
+
+
+def test_images_of_any_channels_are_surveyed(satellite, tmp_path, capsys):
+    root = Path(shutil.copytree(satellite, tmp_path / "arrays"))
+    shutil.copy(root / "train/ant/0.npy", root / "val/ant/99.npy")
+    words = ("--data.root", str(root), "--data.channels", "5", "--data.bits", "16")
+    assert main(["check", *words]) == 1
+    said = capsys.readouterr().out
+    assert "'train/ant/0.npy' = 'val/ant/99.npy'" in said
+    assert "files: 33 NPY" in said
+    (mean,) = (line for line in said.splitlines() if line.startswith("mean of"))
+    found = [float(share) for share in mean.partition(": ")[2].split(", ")]
+    assert found == pytest.approx([0.061, 0.061, 0.19, 0.061, 0.061], abs=0.005)
+    unreadable = check(root)[1]["findings"]["unreadable"]
+    assert "it has 5 channels, not 3: --data.channels 5" in unreadable[0]["what"]

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed, logged, run_ranks
+from conftest import changed, logged, on_deep, run_ranks
 
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
@@ -33,7 +33,7 @@ def test_it_has_the_averaged_weights_normalization_and_first_layer_of_the_run(co
     monkeypatch.setitem(DATASETS, "shapes", lambda *split: replace(shapes(*split), mean=mean))
     monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())
     again = evaluate_run(config.run.dir, "val", "", config.compute)
-    assert again.predictions.source.mean == mean
+    assert again.predictions.source.mean == scores.predictions.source.mean != mean
     assert again.loss == pytest.approx(scores.loss, rel=1e-5)
 
 
@@ -68,3 +68,11 @@ def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(trained_once,
     torch.save(saved, tmp_path / "old.pt")
     ranks = run_ranks(2, opened_while_saved, tmp_path / "old.pt", new)
     assert ranks == [(saved["state"]["step"], 2)] * 2
+
+
+def test_images_of_any_channels_are_evaluated_as_in_training(config, satellite, capsys):
+    config = on_deep(config, satellite, 5, epochs=1, data__fit="pad")
+    loss = train(config).loss
+    capsys.readouterr()
+    assert main(["evaluate", config.run.dir]) == 0
+    assert f"loss {loss:.4f}" in capsys.readouterr().out

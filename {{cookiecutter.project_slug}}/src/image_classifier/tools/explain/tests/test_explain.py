@@ -62,7 +62,7 @@ def mean_of_patches(monkeypatch):
     for name, value in {"WIDTH": 48, "DEPTH": 2, "HEADS": 3, "PATCH": 4}.items():
         monkeypatch.setattr(vit, name, value)
     torch.manual_seed(0)
-    return vit.ViT(3, SIDE)
+    return vit.ViT(3, SIDE, channels=3)
 
 
 def class_token(_):

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import changed, tiny, untrained_run
+from conftest import changed, on_deep, tiny, untrained_run
 from safetensors.torch import load_file
 
 from image_classifier.cli import main
@@ -23,6 +23,7 @@ from image_classifier.models.resnet9 import LOGIT_SCALE
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.predict import images, output
+from image_classifier.train import train
 
 QUICK = ("--device", "cpu", "--workers", "0", "--batch-size", "4")
 
@@ -244,3 +245,14 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
     ):
         assert expected in refusal("predict", run, photos, *words)
     assert "there is no checkpoint" in refusal("predict", tmp_path, photos)
+
+
+def test_images_of_any_channels_are_predicted_as_in_evaluation(config, satellite, tmp_path):
+    config = on_deep(config, satellite, 5, epochs=1, data__fit="pad")
+    scores = train(config)
+    out = tmp_path / "labels.jsonl"
+    assert main(["predict", config.run.dir, str(satellite / "val"), "--out", str(out)]) == 0
+    shares = [json.loads(line)["probability"] for line in out.read_text().splitlines()]
+    decision, found = scores.decision(config.run), scores.predictions.probabilities
+    expected = decision.calibrated(found, has_several=False).amax(1)
+    assert shares == pytest.approx(expected.tolist(), abs=1e-5)

@@ -214,6 +214,23 @@ def test_a_mistake_in_preparing_is_answered_in_one_line(root, refusal, monkeypat
     assert "by another process" in refusal(*words)
 
 
+def test_images_of_any_channels_and_16_bits_are_prepared_as_they_are(satellite, tmp_path, refusal):
+    root = Path(shutil.copytree(satellite, tmp_path / "photos"))
+    files, words = opened(root, channels=5, bits=16), ["--data.channels", "5", "--data.bits", "16"]
+    assert "jpeg has 3 channels of 8 bits, not 5 of 16: --format raw" in refusal(
+        "prepare", "--data.root", root, *words, "--format", "jpeg"
+    )
+    assert prepare(root, *words) == 0
+    source = opened(root, channels=5, bits=16)
+    assert source.recipe == "raw of 5 channels of 16 bits, shorter side 48"
+    for index in range(24):
+        expected = files.read(index)
+        scale = min(1, 48 / min(expected.shape[:2]))
+        expected = resize(expected, *(round(scale * side) for side in expected.shape[:2]))
+        assert torch.equal(source.read(index), expected)
+    assert "its images have 5 channels of 16 bits" in opened(root, channels=5).notes[-1]
+
+
 def members(path):
     """What a tar file holds, by name."""
     with tarfile.open(path) as shard:

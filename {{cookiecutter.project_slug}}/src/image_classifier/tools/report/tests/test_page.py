@@ -17,6 +17,7 @@ from image_classifier import predictions, tasks
 from image_classifier.config import Config, DataConfig
 from image_classifier.data import LEFT_OUT, Source, open_dataset
 from image_classifier.runtime.config_dict import flatten
+from image_classifier.tools.report import images
 from image_classifier.tools.report import page as report
 from image_classifier.tracking import logger
 from image_classifier.train import train
@@ -193,3 +194,15 @@ def test_training_images_are_shown_as_the_model_saw_them(tmp_path, labels, expec
     assert f" As the model saw them in step 3. {expected} Config " in said
     picture = base64.b64decode(shown.pictures[-1].partition(",")[2], validate=True)
     assert set(Image.open(io.BytesIO(picture)).tobytes()) == {7}
+
+
+@pytest.mark.parametrize(
+    ("channels", "bits", "shown"), [(1, 16, "L"), (2, 8, "L"), (3, 16, "RGB"), (5, 16, "RGB")]
+)
+def test_images_of_any_channels_are_shown(channels, bits, shown):
+    levels = torch.arange(channels, dtype=torch.int32) * 30 + 20
+    pixels = (levels << (bits - 8)).to(torch.uint8 if bits == 8 else torch.uint16).expand(9, 9, -1)
+    content = base64.b64decode(images.data_uri(pixels).partition(",")[2], validate=True)
+    picture = Image.open(io.BytesIO(content))
+    expected = tuple(levels.tolist()[: len(shown)])
+    assert (picture.mode, picture.getpixel((4, 4))) == (shown, expected if shown == "RGB" else 20)

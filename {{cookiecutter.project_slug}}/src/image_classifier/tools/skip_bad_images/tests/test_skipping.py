@@ -55,7 +55,7 @@ def test_labels_of_a_bad_image_are_unknown_if_there_are_several(skipping, where,
     with (tmp_path / "labels.csv").open("a") as file:
         file.write("val/ant/14.jpg,ant,val\n")
     own = {"data__labels": str(tmp_path / "labels.csv"), "data__where": where, "data__workers": 0}
-    data = TrainData(changed(skipping, **own), CPU)
+    data = TrainData(changed(skipping, **own, model__task="multi-label"), CPU)
     for batch in data.batches(0, 3):
         for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True):
             is_bad = index in (2, 5)

@@ -1,0 +1,175 @@
+"""Pixels of any number of channels and of 8 or 16 bits: converted, moved, read from array files."""
+
+import io
+import logging
+import math
+import zlib
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+
+COLORED = (1, 3)  # channels: gray and color, each of which is converted to the other
+TO_WIDE = 257  # 255 becomes 65535
+GRAY_WEIGHTS, GRAY_BITS = np.array([19595, 38470, 7471], np.uint32), 16  # those of Pillow's `L`
+NPY_START = b"\x93NUMPY"
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
+
+PLAIN, DEFLATE = 1, (8, 32946)  # compressions of TIFF files
+
+CheckSize = Callable[[int, int, int], object]  # of height, width, channels; raises ValueError
+
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what matters is an error
+
+
+def dtype_of(bits: int) -> torch.dtype:
+    """The type of numbers of 8 or 16 bits."""
+    return torch.uint8 if bits == 8 else torch.uint16
+
+
+def take(pixels: Tensor, rows: Tensor, dim: int = 0, out: Tensor | None = None) -> Tensor:
+    """`pixels.index_select(dim, rows)`; 16-bit numbers as int16, which every device can move."""
+    if pixels.dtype == torch.uint8:
+        return torch.index_select(pixels, dim, rows, out=out)
+    words = None if out is None else out.view(torch.int16)
+    return torch.index_select(pixels.view(torch.int16), dim, rows, out=words).view(pixels.dtype)
+
+
+def fitted(pixels: np.ndarray, channels: int, bits: int) -> np.ndarray:
+    """(height, width, any) uint8 or uint16 as (height, width, channels) of `bits`.
+
+    Color becomes gray by luminance, gray becomes color; of 16 bits the upper 8 are kept.
+
+    Raises:
+        ValueError: if there are other channels.
+    """
+    found = pixels.shape[2]
+    if found != channels:
+        if not {found, channels} <= {*COLORED}:
+            raise wrong_channels(found, channels)
+        if channels == 1:
+            gray = (pixels @ GRAY_WEIGHTS + (1 << (GRAY_BITS - 1))) >> GRAY_BITS
+            pixels = gray.astype(pixels.dtype)[:, :, None]
+        else:
+            pixels = pixels.repeat(3, axis=2)
+    if bits == 16 and pixels.dtype == np.uint8:
+        return pixels.astype(np.uint16) * np.uint16(TO_WIDE)
+    return (pixels >> 8).astype(np.uint8) if bits == 8 and pixels.dtype != np.uint8 else pixels
+
+
+def wrong_channels(found: int, wanted: int) -> ValueError:
+    """The error for an image with other channels than `data.channels` says."""
+    plural = "s" * (found != 1)
+    return ValueError(f"it has {found} channel{plural}, not {wanted}: --data.channels {found}")
+
+
+def channel_axis(shape: tuple[int, ...], channels: int, order: tuple[int, int] = (2, 0)) -> int:
+    """Which axis of an image's `shape` has the channels; HWC counts before CHW, as `order` says.
+
+    Raises:
+        ValueError: if none has as many as there should be, or as can become as many.
+    """
+    allowed = (channels, *(COLORED if channels in COLORED else ()))
+    for wanted in allowed:
+        for axis in order:
+            if shape[axis] == wanted:
+                return axis
+    raise wrong_channels(min(shape[0], shape[2]), channels)
+
+
+def decode_array(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
+    """The pixels of NumPy's or a TIFF file: (height, width, any).
+
+    They are uint8 or uint16. Sizes are checked before any pixel is decoded.
+
+    Raises:
+        ValueError: if it is damaged, of other channels, too large, or of other numbers.
+        UserError: if a library is missing.
+    """
+    if encoded.startswith(NPY_START):
+        array = read_npy(encoded, channels, check_size)
+    elif encoded.startswith(TIFF_STARTS):
+        array = read_tiff(encoded, channels, check_size)
+    else:
+        raise ValueError("of its 16-bit colors only 8 bits can be read: save it as TIFF or .npy")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.ndim == 2:
+        return array[:, :, None]
+    return np.ascontiguousarray(np.moveaxis(array, channel_axis(array.shape, channels), 2))
+
+
+def check_array(
+    shape: tuple[int, ...], dtype: np.dtype, channels: int, check_size: CheckSize
+) -> None:
+    """Raise ValueError unless an array of `shape` and `dtype` is an image of such a size."""
+    if dtype not in (np.uint8, np.uint16, np.dtype(">u2")):
+        raise ValueError(f"its numbers are {dtype}: save it as uint8 or uint16")
+    if len(shape) not in (2, 3):
+        raise ValueError(f"an array of {len(shape)} dimensions is no image")
+    sides, found = [*shape], 1
+    if len(shape) == 3:
+        found = sides.pop(channel_axis(shape, channels))
+    elif channels not in COLORED:
+        raise wrong_channels(1, channels)
+    if 0 in sides:
+        raise ValueError("it has no pixels")
+    check_size(*sides, found)
+
+
+def read_npy(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
+    """An array that NumPy saved; never a pickle."""
+    file = io.BytesIO(encoded)
+    version = np.lib.format.read_magic(file)
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in headers:
+        raise ValueError(f"NumPy's format {version} is not read")
+    shape, _, dtype = headers[version](file)
+    check_array(shape, dtype, channels, check_size)
+    if math.prod(shape) * dtype.itemsize > len(encoded):  # else they would be allocated
+        raise ValueError("it is truncated")
+    file.seek(0)
+    return np.load(file, allow_pickle=False)
+
+
+def read_tiff(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
+    """A TIFF file by tifffile; one of several pages that are alike has a channel in each."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise UserError(
+            f"a TIFF file of such channels needs a library: pip install tifffile ({error})"
+        ) from error
+    # Never the other files that one may name.
+    with tifffile.TiffFile(io.BytesIO(encoded), _multifile=False) as file:
+        series = file.series[0]
+        check_array(series.shape, series.dtype, channels, check_size)
+        for page in series.pages:
+            check_parts(encoded, page)
+        return series.asarray(maxworkers=1)
+
+
+def check_parts(encoded: bytes, page: Any) -> None:  # noqa: ANN401 - of tifffile
+    """Raise ValueError if a part of a page of a TIFF file unpacks to more than it should.
+
+    The decoders of imagecodecs stop at that size; tifffile's own, of zlib, does not.
+    """
+    whole, compression = page.keyframe, page.keyframe.compression
+    if compression == PLAIN or find_spec("imagecodecs") is not None:
+        return
+    if compression not in DEFLATE:
+        raise ValueError(
+            f"its compression ({compression}) needs a library: pip install imagecodecs"
+        )
+    most = math.prod(whole.chunks) * whole.dtype.itemsize
+    for start, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+        part = zlib.decompressobj().decompress(encoded[start : start + count], most + 1)
+        if len(part) > most:
+            raise ValueError("a part of it unpacks to more than its size")

@@ -1,0 +1,381 @@
+"""Images of any number of channels and of 16 bits: read, fitted, moved, measured and learned."""
+
+import io
+import os
+import signal
+import struct
+import sys
+import zlib
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import changed, on_deep, run_alone, run_ranks, train_until, write_deep
+from PIL import Image
+from safetensors.torch import save_file
+from test_order import opened, seen
+from test_resume import assert_same, final
+from torch import nn
+
+from image_classifier.config import (
+    AugmentConfig,
+    ModelConfig,
+    OptimConfig,
+)
+from image_classifier.data import (
+    Windows,
+    decode,
+    fit_square,
+    policies,
+    shift_and_flip,
+)
+from image_classifier.data.datasets import DATASETS, open_dataset
+from image_classifier.data.datasets.map_style import to_pixels
+from image_classifier.data.datasets.source import Source
+from image_classifier.data.loader import TrainData
+from image_classifier.errors import UserError
+from image_classifier.models import (
+    MODELS,
+    PretrainedWeights,
+    build_model,
+    load_pretrained,
+)
+from image_classifier.optim import build_optimizer
+from image_classifier.preprocess import Normalize
+from image_classifier.runtime.distributed import World
+from image_classifier.train import train
+
+CPU = World(torch.device("cpu"))
+NOISE = np.random.default_rng(0)
+DEEP = NOISE.integers(65536, size=(12, 9, 5), dtype=np.uint16)
+COLOR = Image.fromarray(NOISE.integers(256, size=(4, 3, 3), dtype=np.uint8)).resize((40, 24))
+RGB, GRAY = np.asarray(COLOR), np.asarray(COLOR.convert("L"))[:, :, None]
+RGB16 = RGB.astype(np.uint16) * 256 + 77
+
+
+def saved(image, form, **options):
+    """An image in a file."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def npy(array):
+    """An array in a file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def png16(pixels):
+    """Colors of 16 bits in a PNG file, as other programs write them."""
+    height, width, _ = pixels.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def tiff(array, **options):
+    """Any array in a TIFF file, by the library that reads it."""
+    library, file = pytest.importorskip("tifffile"), io.BytesIO()
+    library.imwrite(file, array, planarconfig="contig", photometric="minisblack", **options)
+    return file.getvalue()
+
+
+def bomb():
+    """A TIFF file of a few pixels, whose one part unpacks to a million bytes."""
+    sound, more = tiff(DEEP, compression="zlib"), zlib.compress(bytes(10**6))
+    page = sys.modules["tifffile"].TiffFile(io.BytesIO(sound)).pages[0]
+    place, start = page.tags["StripByteCounts"].valueoffset, page.dataoffsets[0]
+    return sound[:place] + struct.pack("<I", len(more)) + sound[place + 4 : start] + more
+
+
+GRAY16 = RGB16[:, :, :1]
+GRAY_PNG = saved(Image.fromarray(GRAY16[:, :, 0]), "PNG")
+JPEG = saved(COLOR, "JPEG", quality=95)
+
+
+READ = {
+    "a JPEG in gray": (
+        lambda: JPEG,
+        1,
+        8,
+        np.asarray(Image.open(io.BytesIO(JPEG)).convert("L"))[:, :, None],
+    ),
+    "a PNG in gray": (lambda: saved(COLOR, "PNG"), 1, 8, GRAY),
+    "a PNG in gray and deep": (lambda: saved(COLOR, "PNG"), 1, 16, GRAY.astype(np.uint16) * 257),
+    "a deep PNG of bytes": (lambda: saved(COLOR, "PNG"), 3, 16, RGB.astype(np.uint16) * 257),
+    "gray 16.png": (lambda: GRAY_PNG, 1, 16, GRAY16),
+    "gray 16.png as bytes": (lambda: GRAY_PNG, 1, 8, (GRAY16 >> 8).astype(np.uint8)),
+    "gray 16.png in color": (lambda: GRAY_PNG, 3, 16, GRAY16.repeat(3, axis=2)),
+    "gray 16.tif": (lambda: saved(Image.fromarray(GRAY16[:, :, 0]), "TIFF"), 1, 16, GRAY16),
+    "alpha.png": (
+        lambda: saved(COLOR.convert("RGBA"), "PNG"),
+        4,
+        8,
+        np.asarray(COLOR.convert("RGBA")),
+    ),
+    "array.npy": (lambda: npy(DEEP), 5, 16, DEEP),
+    "big-endian.npy": (lambda: npy(DEEP.astype(">u2")), 5, 16, DEEP),
+    "CHW.npy": (lambda: npy(DEEP.transpose(2, 0, 1)), 5, 16, DEEP),
+    "array.npy as bytes": (lambda: npy(DEEP), 5, 8, (DEEP >> 8).astype(np.uint8)),
+    "plane.npy": (lambda: npy(DEEP[:, :, 0]), 1, 16, DEEP[:, :, :1]),
+    "color.npy in gray": (lambda: npy(RGB), 1, 8, GRAY),
+    "five.tif": (lambda: tiff(DEEP), 5, 16, DEEP),
+    "packed.tif": (lambda: tiff(DEEP, compression="zlib"), 5, 16, DEEP),
+    "five pages.tif": (lambda: tiff(DEEP.transpose(2, 0, 1)), 5, 16, DEEP),
+    "color 16.tif": (lambda: tiff(RGB16), 3, 16, RGB16),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_file_has_the_channels_and_bits_that_are_asked_for(name, tmp_path):
+    file, channels, bits, expected = READ[name]
+    (tmp_path / "x.png").write_bytes(file())
+    pixels = decode.read_image(tmp_path / "x.png", channels, bits).numpy()
+    assert pixels.dtype == expected.dtype
+    if file() == JPEG:  # the luminance itself, which Pillow takes from the colors again
+        assert np.abs(pixels.astype(int) - expected).max() <= 3
+    else:
+        assert np.array_equal(pixels, expected)
+
+
+class Attack:
+    """What would run code where pickles are read."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+HUGE = npy(np.zeros((1, 1), np.uint8)).replace(b"(1, 1), }", b"(9000, 9000), }")
+
+
+REFUSED = {
+    "pickle": (lambda: npy(np.array([Attack()])), 3, "its numbers are object: save it as uint8"),
+    "floats": (lambda: npy(DEEP.astype(np.float32)), 5, "its numbers are float32"),
+    "five": (lambda: npy(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
+    "plane": (lambda: npy(DEEP[:, :, 0]), 5, "it has 1 channel, not 5: --data.channels 1"),
+    "four dimensions": (lambda: npy(DEEP[None]), 5, "an array of 4 dimensions is no image"),
+    "cut": (lambda: npy(DEEP)[:-1], 5, "EOF: reading array data"),
+    "color 16.png": (lambda: png16(RGB16), 3, "of its 16-bit colors only 8 bits can be read"),
+    "bomb": (lambda: HUGE, 1, "9000 x 9000 pixels, more than"),
+    "cut bomb": (lambda: HUGE.replace(b"9000, 9000", b"7000, 7000"), 1, "it is truncated"),
+    "JPEG": (lambda: JPEG, 5, "it has 3 channels, not 5: --data.channels 3"),
+    "five.tif": (lambda: tiff(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
+    "bomb.tif": (bomb, 5, "a part of it unpacks to more than its size"),
+    "cut.tif": (lambda: tiff(DEEP)[:99], 5, ""),
+    "floats.tif": (lambda: tiff(DEEP.astype(np.float32)), 5, "its numbers are float32"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_that_is_no_such_image_is_refused_in_a_line(name, tmp_path):
+    file, channels, message = REFUSED[name]
+    path = tmp_path / "x.npy"
+    path.write_bytes(file())
+    with pytest.raises(decode.BadImageError, match=f"x.npy': .*{message}") as error:
+        decode.read_image(path, channels, 16)
+    assert "\n" not in str(error.value)
+
+
+def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
+    (tmp_path / "x.tif").write_bytes(b"II*\0" + bytes(99))
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(UserError, match="pip install tifffile") as error:
+        decode.read_image(tmp_path / "x.tif", 5)
+    assert not isinstance(error.value, decode.BadImageError)  # no image is skipped for it
+
+
+def test_an_object_at_the_edge_is_seen_unless_it_is_cut_off():
+    wide = torch.full((20, 100, 5), 1000, dtype=torch.uint16)
+    wide[:, 90:] = 60_000
+    squares = {}
+    for fit in ("crop", "squash", "pad"):
+        squares[fit] = torch.zeros(40, 40, 5, dtype=torch.uint16)
+        fit_square(wide, squares[fit], fit, (0.5,) * 5)
+    crop, squash, pad = (square.int() for square in squares.values())
+    assert (crop == 1000).all()
+    assert (squash[:, 37:] == 60_000).all()
+    assert (pad[16:24, 37:] == 60_000).all()
+    bars = torch.cat((pad[:16], pad[24:]))
+    assert ((bars - 0.5 * 65535).abs() <= 0.5).all()  # 0 once it is normalized
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_numbers_of_16_bits_are_moved_as_they_are(channels):
+    images = torch.from_numpy(NOISE.integers(65536, size=(6, 12, 10, channels), dtype=np.uint16))
+    shifts, mirrored = torch.randint(-2, 3, (6, 2)), torch.arange(6) % 2 == 1
+    rows = torch.tensor([5, 0, 3, 3, 1, 2])
+    expected = shift_and_flip(images.int(), shifts, mirrored, rows)
+    for found in (
+        shift_and_flip(images, shifts, mirrored, rows),
+        Windows(images, 2)(rows, shifts, mirrored),
+    ):
+        assert torch.equal(found.int(), expected)
+
+
+def test_operations_on_color_and_bytes_are_left_to_images_that_have_them(monkeypatch):
+    drawn = []
+    record = lambda images, which, _: drawn.append(which.unique().tolist()) or images  # noqa: E731
+    images = torch.from_numpy(NOISE.integers(256, size=(3, 16, 16, 6), dtype=np.uint8))
+    with monkeypatch.context() as patch:
+        patch.setattr(policies, "apply_grouped", record)
+        for channels, bits in ((3, 8), (6, 8), (3, 16), (1, 16)):
+            policy = policies.Policy("trivialaugment", channels, bits)
+            assert policy(images, torch.rand(9999, policy.num_draws)).is_floating_point() == (
+                bits > 8
+            )
+    names = [operation.__name__ for operation, _ in policies.OPERATIONS]
+    left_out = [{name for n, name in enumerate(names) if n not in found} for found in drawn]
+    bytes_only = {"posterize", "solarize", "autocontrast", "equalize"}
+    assert left_out == [set(), {"color"}, bytes_only, {"color"} | bytes_only]
+
+
+@pytest.mark.parametrize("number", range(14))
+def test_an_operation_treats_all_channels_and_16_bits_alike(number):
+    operation, _ = policies.OPERATIONS[number]
+    images = torch.from_numpy(NOISE.integers(40, 180, size=(3, 16, 16, 3), dtype=np.uint8))
+    strength = torch.tensor([0.3, 0.2, 0.25])
+    if operation is not policies.color:
+        six = images.repeat(1, 1, 1, 2)
+        found = operation(six.clone(), strength)
+        if operation is not policies.contrast:  # whose gray is another
+            assert torch.equal(found, operation(images.clone(), strength).repeat(1, 1, 1, 2))
+    if operation not in policies.OF_BYTES:
+        deep = operation(images.float() * 257, strength) / 257
+        assert (deep - operation(images.clone(), strength).float()).abs().max() < 1.1  # rounded
+
+
+@pytest.fixture(scope="module")
+def medical(tmp_path_factory):
+    """Gray PNGs of 16 bits."""
+    save = lambda path, pixels: Image.fromarray(pixels[..., 0]).save(f"{path}.png")  # noqa: E731
+    return write_deep(tmp_path_factory.mktemp("medical"), 1, save)
+
+
+MEDICAL = {"augment__crop": "pad", "data__where": "device", "data__fit": "squash"}
+MEDICAL |= {"augment__min_size": 16, "augment__cutout": 4, "augment__tta": "shift", "epochs": 4}
+SATELLITE = {"augment__crop": "resized", "data__where": "stream", "data__fit": "pad"}
+SATELLITE |= {"augment__policy": "trivialaugment", "augment__mixup": 0.5, "data__workers": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels", "knobs"), [("medical", 1, MEDICAL), ("satellite", 5, SATELLITE)]
+)
+def test_a_run_is_the_same_killed_and_on_two_ranks(
+    kind, channels, knobs, *, config, request, tmp_path
+):
+    config = on_deep(config, request.getfixturevalue(kind), channels, **knobs)
+    unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
+    scores = train(unbroken)
+    assert run_alone(partial(train_until, config, 4))[0] == -signal.SIGKILL
+    train(config)
+    assert_same(final(config), final(unbroken))
+    alone, (first, second) = seen(config, stop=3), run_ranks(2, seen, config, 0, 3)
+    for whole, one, other in zip(alone, first, second, strict=True):
+        assert whole[0] == one[0] + other[0]
+        assert [text[:16] for text in whole[1]] == [text[:16] for text in one[1] + other[1]]
+    assert int(scores.confusion.sum()) == 8
+
+
+def test_tiff_files_are_seen_as_arrays_are(config, satellite, tmp_path):
+    library = pytest.importorskip("tifffile")
+    save = partial(library.imwrite, planarconfig="contig", photometric="minisblack")
+    tiffs = write_deep(tmp_path / "tiffs", 5, lambda path, pixels: save(f"{path}.tif", pixels))
+    config = on_deep(config, satellite, 5, **SATELLITE)
+    of_arrays, of_tiffs = (
+        seen(changed(config, data__root=str(r)), 0, 3) for r in (satellite, tiffs)
+    )
+    assert of_arrays == of_tiffs
+
+
+def test_mean_and_deviation_are_measured_where_none_is_known(config, satellite, capsys):
+    config = on_deep(config, satellite, 5, epochs=1, augment__crop="none")
+    train(config)
+    mean, std = final(config)["mean"], final(config)["std"]
+    line = f"mean {', '.join(f'{value:g}' for value in mean)}, std "
+    assert f"{line}{', '.join(f'{value:g}' for value in std)} of the channels, measured on 24" in (
+        capsys.readouterr().out
+    )
+    data, normalize, _ = opened(config, CPU)
+    images = normalize(next(data.batches(0, 1)).images)
+    assert images.mean((0, 2, 3)).abs().max() < 0.1
+    assert (images.std((0, 2, 3)) - 1).abs().max() < 0.1
+    given = TrainData(config, CPU, ((0.5,) * 5, (0.1,) * 5)).source
+    assert (given.mean, given.std) == ((0.5,) * 5, (0.1,) * 5)
+
+
+def test_images_in_memory_say_what_they_are(monkeypatch, config):
+    labels, pixels = torch.arange(6) % 2, torch.from_numpy(DEEP).repeat(6, 1, 1, 1)
+    source = Source(labels, ("a", "b"), pixels, channels=5, bits=16)
+    monkeypatch.setitem(DATASETS, "mine", lambda *_: source)
+    data = changed(config.data, name="mine", limit=0)
+    with pytest.raises(UserError, match=r"mine have 5 channels of 16 bits: --data.channels 5"):
+        open_dataset(data, "train")
+    assert torch.equal(open_dataset(changed(data, channels=5, bits=16), "val").pixels, pixels)
+    with pytest.raises(UserError, match="5 numbers, one for each channel"):
+        Source(labels, ("a", "b"), pixels, channels=5, bits=16, mean=(0.5,) * 3)
+
+
+def test_a_torch_dataset_may_give_arrays_of_any_channels():
+    for image in (DEEP, torch.from_numpy(DEEP), torch.from_numpy(DEEP).permute(2, 0, 1)):
+        assert np.array_equal(to_pixels(image, 5, 16).numpy(), DEEP)
+    assert np.array_equal(to_pixels(DEEP, 5, 8).numpy(), DEEP >> 8)
+    assert np.array_equal(to_pixels(COLOR, 1, 8).numpy(), GRAY)
+    for wrong in (DEEP[:, :, :2], DEEP / 2, COLOR):
+        with pytest.raises(UserError, match=r"should be PIL or uint16 \(height, width, 5\), but"):
+            to_pixels(wrong, 5, 16)
+
+
+@pytest.mark.parametrize("name", ["convnext_tiny", "vit_b_16", *MODELS])
+def test_a_network_sees_all_channels_and_muon_leaves_its_first_layer(name):
+    sample = lambda count: torch.randn(min(count, 50), 5, 32, 32)  # noqa: E731
+    model = build_model(ModelConfig(name=name, width=8), 3, 32, sample, 5)
+    first = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
+    assert first.in_channels == 5
+    assert model(torch.randn(2, 5, 32, 32)).shape == (2, 3)
+    assert first.weight not in build_optimizer(OptimConfig(name="muon"), model).hidden
+
+
+def test_filters_for_colors_are_adapted_to_other_channels():
+    resnet = ModelConfig(name="resnet9", width=8)
+    weights = PretrainedWeights("weights", build_model(resnet, 2, 32).state_dict())
+    stem, images = weights.weights["stem.0.weight"], torch.randn(2, 1, 8, 8)
+    for channels, seen_before in ((1, images.repeat(1, 3, 1, 1)), (6, images.repeat(1, 3, 1, 1))):
+        model = build_model(resnet, 2, 32, channels=channels)
+        note = weights.load_into(model, ("a", "b"))
+        assert "adapted from 3 channels: stem.0.weight" in note
+        adapted = model.state_dict()["stem.0.weight"]
+        found = nn.functional.conv2d(images.repeat(1, channels, 1, 1), adapted)
+        torch.testing.assert_close(found, nn.functional.conv2d(seen_before, stem))
+
+
+def test_images_of_other_channels_are_not_normalized_as_those_of_the_weights(tmp_path):
+    name, about = ModelConfig(name="resnet9", width=8), {"classes": '["x"]'}
+    about |= {"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]"}
+    path = tmp_path / "w.safetensors"
+    save_file(build_model(name, 2, 32).state_dict(), path, about)
+    found = [load_pretrained(str(path), name, CPU, None, channels) for channels in (3, 1)]
+    assert [weights.mean_std for weights in found] == [((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)), None]
+
+
+def test_deep_images_are_normalized_by_their_range():
+    source = Source(
+        torch.zeros(1).long(), ("a",), torch.from_numpy(DEEP)[None], channels=5, bits=16
+    )
+    mean, std = DEEP.mean((0, 1)) / 65535, DEEP.std((0, 1)) / 65535
+    source = changed(source, mean=mean, std=std)
+    fp32 = type("Fp32", (), {"device": CPU.device, "memory_format": torch.contiguous_format})
+    images = source.pixels.permute(0, 3, 1, 2)
+    (view, _), *_ = Normalize(source, 16, fp32, AugmentConfig(tta="flip")).views(images)
+    torch.testing.assert_close(view.mean((0, 2, 3)), torch.zeros(5), atol=1e-4, rtol=0)
+    torch.testing.assert_close(view.std((0, 2, 3), correction=0), torch.ones(5), atol=1e-3, rtol=0)
