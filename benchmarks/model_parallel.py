@@ -72,7 +72,8 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
     """The training step of each variant, a function of all images and labels."""
     import torch
     from image_classifier.models import build_model
-    from image_classifier.optim import build_loss, build_optimizer
+    from image_classifier.optim import build_optimizer
+    from image_classifier.tasks import class_loss
     from image_classifier.train import train_step, wrap_ddp
 
     spec = importlib.util.spec_from_file_location("example", EXAMPLE)
@@ -94,7 +95,7 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
         return step
 
     def of_train(model: Any) -> Callable[..., None]:  # noqa: ANN401
-        loss_fn, part = build_loss(config.optim, batch // world.size), batch // world.size
+        loss_fn, part = class_loss(config.optim, batch // world.size), batch // world.size
         return updated(
             model,
             lambda images, labels: train_step(
@@ -105,7 +106,7 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
     if world.size == 1:
         split = example.Split(built(), [world.device] * DEVICES)
         return {"one process": of_train(built()), "split": of_train(split)}
-    loss_fn = build_loss(config.optim, batch)
+    loss_fn = class_loss(config.optim, batch)
     pipelines = {
         f"pipeline of {m}": updated(*example.pipeline_step(built(), world, loss_fn, "1f1b", m))
         for m in MICRO_BATCHES

@@ -82,7 +82,7 @@ _LIBRARIES = {
     "hatchling": "hatchling pathspec tomlkit trove_classifiers",
     # Used by these where they are installed.
     "tensorboard, torch and others": """
-        boto3 chardet cupy dill ipython jax matplotlib moviepy pandas psutil pyarrow scipy
+        boto3 chardet cupy dill ipython jax matplotlib moviepy pandas psutil pyarrow
         simplejson tensorflow zstandard
     """,
 }

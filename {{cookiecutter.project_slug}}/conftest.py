@@ -46,7 +46,9 @@ SMOKE += " --run.log-every-steps 1"
 # Processes fork from a server that has imported torch and runs no threads: in milliseconds, where a
 # new interpreter takes seconds.
 SERVER = multiprocessing.get_context("forkserver")
-PRELOADED = "torch._dynamo torchvision.transforms.v2 pytest PIL.PngImagePlugin numpy.ma"
+PRELOADED = (
+    "torch._dynamo torchvision.transforms.v2 pytest PIL.PngImagePlugin numpy.ma sklearn.metrics"
+)
 SERVER.set_forkserver_preload([*PRELOADED.split(), train.__module__])
 
 # One core is faster for images this small; and no test waits for the disk.
@@ -282,14 +284,20 @@ def on_spoilt_photos(on_photos, photos, tmp_path):
     return changed(config, data__where="stream", data__workers=2, augment__crop="resized")
 
 
-def untrained_run(config, photos):
+def untrained_run(config, photos, temperature=1.0, thresholds=()):
     """The folder of a run on photographs, whose model has random weights and is confident."""
     config = changed(config, data__name="folder", data__root=str(photos), data__limit=0)
     torch.manual_seed(0)
     model = build_model(config.model, 2, config.data.image_size)
     torch.nn.init.normal_(model.head.weight)
-    state = {"model": model.state_dict(), "ema": None, "step": 7, "best_top1": 0.5, "best_step": 7}
-    state |= {"num_worse": 0, "optimizer": {"state": {}, "param_groups": []}, "scaler": {}}
+    state = {"model": model.state_dict(), "ema": None, "step": 7, "best_score": 0.5}
+    state |= {
+        "best_step": 7,
+        "num_worse": 0,
+        "optimizer": {"state": {}, "param_groups": []},
+        "scaler": {},
+        "decision": {"temperature": temperature, "thresholds": thresholds},
+    }
     saved = {"state": state, "config": flatten(config), "classes": ["ant", "bee"]}
     saved |= {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.25], "fingerprint": ""}
     path = Path(config.run.dir, "checkpoints", "best.pt")

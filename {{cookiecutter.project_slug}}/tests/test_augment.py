@@ -28,6 +28,7 @@ from image_classifier.errors import UserError
 from image_classifier.precision import Precision
 from image_classifier.preprocess import VIEWS, Normalize
 from image_classifier.runtime.distributed import World
+from image_classifier.tasks import mix_classes
 
 CPU = World(torch.device("cpu"))
 PRECISION = Precision("fp32", Config().compute, Config().optim, CPU.device)
@@ -176,7 +177,8 @@ def test_labels_are_mixed_as_the_images_are(knobs):
     for seed in range(20):
         # An image of class c has the value c everywhere, so the share of a value can be counted.
         labels, images = torch.arange(4), torch.arange(4.0).view(4, 1, 1, 1).repeat(1, 3, 12, 12)
-        mix = partial(augment.mixup_cutmix, augment=AugmentConfig(**knobs), num_classes=4)
+        words = {"mix_labels": mix_classes, "num_classes": 4}
+        mix = partial(augment.mixup_cutmix, augment=AugmentConfig(**knobs), **words)
         batch = augment.Augmented(images.clone(), labels, weights=torch.arange(4.0))
         mixed, targets, weights = mix(batch, chance=random.Random(seed))
         torch.testing.assert_close(weights, targets @ torch.arange(4.0))

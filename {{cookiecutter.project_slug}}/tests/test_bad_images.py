@@ -14,15 +14,15 @@ from image_classifier.data import decode
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError, UserError
-from image_classifier.optim import build_loss
 from image_classifier.runtime.distributed import World
+from image_classifier.tasks import class_loss
 
 CPU = World(torch.device("cpu"))
 
 
 def test_the_loss_ignores_masked_images():
     logits = torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    loss_of = build_loss(OptimConfig(label_smoothing=0.1), 4)
+    loss_of = class_loss(OptimConfig(label_smoothing=0.1), 4)
     labels, weights = torch.tensor([0, LEFT_OUT, 1, LEFT_OUT]), torch.tensor([1.0, 1.0, 3.0, 3.0])
     loss = loss_of(logits, labels, weights)
     loss.backward()

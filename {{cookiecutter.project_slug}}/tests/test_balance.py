@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from image_classifier import train as train_module
 from image_classifier.data.loader import TrainData
-from image_classifier.optim import build_loss
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.seeding import balanced_order_at
+from image_classifier.tasks import class_loss
 
 CPU = World(torch.device("cpu"))
 
@@ -63,7 +63,7 @@ def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
     assert weights.mean() == pytest.approx(1)
     labels, weights = torch.tensor([0, 0, 1, 1, 1, 0]), weights[6:]
     logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    loss_of = build_loss(replace(skewed.optim, label_smoothing=0.1), 6)
+    loss_of = class_loss(replace(skewed.optim, label_smoothing=0.1), 6)
     each = cross_entropy(logits, labels, label_smoothing=0.1, reduction="none")
     expected = pytest.approx(sum(weights * each) / 6)
     for targets in (labels, one_hot(labels, 3).float()):
@@ -74,7 +74,9 @@ def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
 def train_with_planned_scores(config):
     """Train, where the second evaluation is better than the first, and the next two are not."""
     top1, evaluate = iter((0.2, 0.5, 0.4, 0.5, 0.9)), train_module.evaluate
-    train_module.evaluate = lambda *words: replace(evaluate(*words), top1=next(top1))
+    train_module.evaluate = lambda *words: replace(
+        found := evaluate(*words), known=found.known | {"top1": next(top1)}
+    )
     train_module.train(config)
 
 

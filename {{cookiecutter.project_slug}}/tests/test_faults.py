@@ -49,7 +49,7 @@ def plant(monkeypatch, fault):
 
     def build_faulty(*arguments):
         loss_of, calls = build(*arguments), iter(range(1, 1000))
-        return lambda logits, labels: fault(next(calls), loss_of(logits, labels))
+        return lambda *given: fault(next(calls), loss_of(*given))
 
     monkeypatch.setattr(train_module, "build_loss", build_faulty)
 

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from image_classifier import predictions
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
-from image_classifier.evaluate import Scores, evaluate
+from image_classifier.evaluate import Scores, evaluate, metric_names
 from image_classifier.models import build_model
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.precision import Precision
@@ -58,7 +58,7 @@ def test_every_image_counts_once_on_any_number_of_ranks(config):
     for rank in run_ranks(3, evaluated_on_sets, config) + run_ranks(2, evaluated_on_sets, streamed):
         for size, one, other in zip(SIZES, alone, rank, strict=True):
             assert int(other.confusion.sum()) == size
-            assert (other.loss, other.top5) == (pytest.approx(one.loss, rel=1e-6), one.top5)
+            assert other.known == pytest.approx(one.known, rel=1e-6)
             assert_close(answers(other.predictions), answers(one.predictions), rtol=1e-5, atol=1e-6)
 
 
@@ -76,7 +76,7 @@ def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
     labels, ranked = source.labels, logits.argsort(dim=1, descending=True)
     shares = [(ranked == labels[:, None])[:, :k].any(1).float().mean().item() for k in (1, 5)]
     loss = nn.functional.cross_entropy(logits, labels).item()
-    assert [scores.top1, scores.top5, scores.loss] == pytest.approx([*shares, loss])
+    assert scores.known == pytest.approx({"loss": loss, "top1": shares[0], "top5": shares[1]})
     assert int(scores.confusion[labels[0], ranked[0, 0]]) >= 1
     sure = logits.softmax(1)
     assert torch.equal(found.predicted, ranked[:, 0])
@@ -88,15 +88,18 @@ def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
 
 def test_classes_are_listed_from_the_worst_and_top5_of_more_than_five():
     for num_classes, is_told in ((5, False), (6, True)):
-        confusion, classes = torch.eye(num_classes).long(), tuple("abcdef"[:num_classes])
-        metrics = Scores(0.5, 1.0, 1.0, confusion, answers_of(classes, confusion)).metrics()
-        assert ("val/top5" in metrics) == is_told
-        assert ("top-5" in predictions.scores_text(metrics, confusion, classes)) == is_told
+        answers = answers_of(tuple("abcdef"[:num_classes]), torch.eye(num_classes).long())
+        assert ("top5" in metric_names(answers.source)) == is_told
     confusion = torch.tensor([[2, 1, 0], [0, 0, 1], [0, 0, 0]])
-    metrics = {"val/loss": 0.5, "val/top1": 0.75}
-    text = predictions.scores_text(metrics, confusion, ("ant", "bee", "cat"))
+    answers = answers_of(("ant", "bee", "cat"), confusion)
+    text = Scores(answers, {"loss": 0.5, "top1": 0.75}).text("top1")
     # Nothing is known of cats.
-    assert text.splitlines() == ["  bee   0.00%", "  ant  66.67%", "top-1 75.00%, loss 0.5000"]
+    assert text.splitlines()[1:] == [
+        "  bee   0.00%",
+        "  ant  66.67%",
+        "balanced accuracy 33.33%, macro F1 40.00%, ECE 25.00%",
+        "top-1 75.00%, loss 0.5000",
+    ]
 
 
 def test_the_first_step_is_not_in_the_speed_as_it_compiles(config, monkeypatch, capsys):

@@ -15,8 +15,8 @@ from image_classifier.config import (
     OptimConfig,
 )
 from image_classifier.models import build_model
-from image_classifier.optim import build_loss
 from image_classifier.runtime.distributed import join_world
+from image_classifier.tasks import class_loss
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 IMAGES = 8
@@ -56,14 +56,14 @@ def gradients_of(model):
 def whole():
     """Loss and gradients of the network on one device."""
     model, (images, labels) = network(), batch()
-    loss = build_loss(OptimConfig(), IMAGES)(model(images), labels)
+    loss = class_loss(OptimConfig(), IMAGES)(model(images), labels)
     loss.backward()
     return loss.item(), gradients_of(model)
 
 
 def of_rank(schedule, micro_batches):
     """Loss, or None, and gradients of this rank's half."""
-    loss_fn = build_loss(OptimConfig(), IMAGES)
+    loss_fn = class_loss(OptimConfig(), IMAGES)
     with join_world(ComputeConfig(device="cpu")) as world:
         half, step = example().pipeline_step(network(), world, loss_fn, schedule, micro_batches)
         loss = step(*batch())
@@ -74,7 +74,7 @@ def of_rank(schedule, micro_batches):
 def test_a_split_network_has_the_gradients_of_the_whole(micro_batches):
     model, (images, labels) = network(), batch()
     split = example().Split(model, [torch.device("cpu")] * 2, micro_batches)
-    loss = build_loss(OptimConfig(), IMAGES)(split(images), labels)
+    loss = class_loss(OptimConfig(), IMAGES)(split(images), labels)
     loss.backward()
     torch.testing.assert_close((loss.item(), gradients_of(model)), whole())
     assert [*split.first.state_dict(), *split.second.state_dict()] == [*model.state_dict()]

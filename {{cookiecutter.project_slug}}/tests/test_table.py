@@ -243,7 +243,7 @@ def labelled(on_photos, tmp_path):
     put(tmp_path, rows)
     config = changed(on_photos, data__labels=str(tmp_path / "labels.csv"), data__limit=0)
     os.makedirs(config.run.dir)
-    return changed(config, augment__crop="resized")
+    return changed(config, augment__crop="resized", model__task="multi-label")
 
 
 def number_of(source, index):
@@ -276,7 +276,8 @@ def evaluated(config):
     with join_world(config.compute) as world:
         found = []
         for where in ("stream", "auto"):
-            data = EvalData(changed(config, data__where=where).data, "val", world)
+            own = changed(config, data__where=where)
+            data = EvalData(own.data, "val", world, task=own.model.task)
             labels = torch.cat([batch.labels.clone() for batch in data.batches()])
             names = [data.source.name(int(index)) for index in data.indices]
             found.append(dict(zip(names, labels.tolist(), strict=True)))

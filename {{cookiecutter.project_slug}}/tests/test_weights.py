@@ -26,7 +26,7 @@ def put(saved, place, value):
     [
         ("state", ["model"], f"{OTHER}TypeError"),
         ("state/step", -7, f"{OTHER}ValueError('step is -7')"),
-        ("state/best_top1", None, f"{OTHER}TypeError('best_top1 is None, not of type float')"),
+        ("state/best_score", None, f"{OTHER}TypeError('best_score is None, not of type float')"),
         ("report", {"loss": 0.0}, f"{OTHER}KeyError('step')"),
         ("state/model", {0: torch.zeros(4)}, "0 is not a dense tensor"),
         ("state/model", {}, f"{OTHER}ValueError('there are no weights')"),

@@ -26,16 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from image_classifier.augment import build_augment
 from image_classifier.config import Config, ModelConfig
 from image_classifier.data import TrainData
-from image_classifier.optim import (
-    build_loss,
-    build_optimizer,
-    build_schedule,
-    set_lr,
-)
+from image_classifier.optim import build_optimizer, build_schedule, set_lr
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.presets import smoke
 from image_classifier.runtime.distributed import World, join_world
+from image_classifier.tasks import build_loss
 from image_classifier.train import init_model, train_step
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -153,7 +149,7 @@ def train(config: Config, options: argparse.Namespace, ranks: World | None) -> N
     precision = Precision("fp32", config.compute, config.optim, world.device)
     normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
-    loss_fn = build_loss(config.optim, options.batch)
+    loss_fn = build_loss(config, data.source, options.batch)
     model = init_model(config, data, normalize).to(memory_format=precision.memory_format)
     if ranks:
         how = options.schedule, options.micro_batches

@@ -22,6 +22,7 @@ from .preprocess import Normalize
 from .runtime import seeding
 from .runtime.distributed import World
 from .runtime.phases import phase
+from .tasks import TASKS
 
 # Progressive resizing has few sizes, as each is compiled and tuned anew: multiples of 4 or, for
 # images of 128 pixels or more, of 32, which most networks halve five times.
@@ -36,7 +37,8 @@ class Augmented(NamedTuple):
     """This rank's part of a batch, as the model learns from it."""
 
     images: Tensor  # (batch, 3, size, size) float32
-    labels: Tensor  # as `Batch` has them; with mixup or CutMix (batch, classes) float32 shares
+    labels: Tensor  # as `Batch` has them; with mixup or CutMix (batch, classes) float32 shares, of
+    # several labels -1 where one is unknown
     weights: Tensor | None = None  # (batch,) float32: how much each image counts; None: all alike
 
 
@@ -75,7 +77,8 @@ def build_augment(
             if mixes:
                 place = seeding.seed_at(seeding.BATCH, seed, step, 1)
                 chance = random.Random(place)  # noqa: S311 - reproducible
-                return mixup_cutmix(found, augment, data.num_classes, chance)
+                mix_labels = TASKS[data.source.task].mix_labels
+                return mixup_cutmix(found, augment, mix_labels, data.num_classes, chance)
             return found
 
     return apply
@@ -165,12 +168,16 @@ def cutout(images: Tensor, draws: Tensor, side: int) -> None:
 
 
 def mixup_cutmix(
-    batch: Augmented, augment: AugmentConfig, num_classes: int, chance: random.Random
+    batch: Augmented,
+    augment: AugmentConfig,
+    mix_labels: Callable[[Tensor, Tensor, float, int], Tensor],
+    num_classes: int,
+    chance: random.Random,
 ) -> Augmented:
     """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899).
 
-    Mixes neighboring images of a rank, their labels and weights. If both are on, each step picks
-    one.
+    Mixes neighboring images of a rank, their labels as their task does, and weights. If both are
+    on, each step picks one.
     """
     images, labels, weights = batch
     count, _, height, width = images.shape
@@ -189,12 +196,9 @@ def mixup_cutmix(
     else:
         kept = chance.betavariate(augment.mixup, augment.mixup)
         images = torch.lerp(others, images, kept)
-    targets = torch.zeros((count, num_classes), device=images.device)
-    is_read = (labels >= 0).float()[:, None]  # an image that could not be read has no class
-    targets.scatter_(1, labels.clamp(min=0)[:, None], is_read)
     if weights is not None:
         weights = torch.lerp(weights[partner], weights, kept)
-    return Augmented(images, torch.lerp(targets[partner], targets, kept), weights)
+    return Augmented(images, mix_labels(labels, partner, kept, num_classes), weights)
 
 
 def build_size(

@@ -130,7 +130,7 @@ class Checkpoints(AbstractContextManager):
         known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
         for knob, value in self.identity["config"].items():
             was = known[knob]
-            is_free = knob.startswith(FREE_TO_CHANGE)
+            is_free = knob.startswith(FREE_TO_CHANGE) and knob != "run.best_by"
             if knob == "data.where":  # workers crop differently from the device
                 is_free = self.identity["config"]["augment.crop"] != "resized"
             if was != value and not is_free:

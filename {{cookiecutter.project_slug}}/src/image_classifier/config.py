@@ -51,7 +51,8 @@ class DataConfig:
     on_bad_image: Literal["stop", "skip"] = "stop"  # an unreadable image ends the run; skip: the
     # loss ignores it, and it is counted and listed in bad_images.txt in the run folder
     balance: Literal["none", "sampling", "loss"] = "none"  # for imbalanced classes. sampling: see
-    # each class equally often; loss: weight the loss by inverse class frequency
+    # each class equally often; loss: weight the loss by inverse class frequency; of several
+    # labels, positives by negatives / positives of their class
 
     @property
     def eval_size(self) -> int:
@@ -93,6 +94,8 @@ class ModelConfig:
     # layers of torchvision's keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
+    task: Literal["single-label", "multi-label"] = "single-label"  # whether an image has exactly
+    # one of the classes, or any number of them
     lora_rank: int = within(0, 0, 1024)  # fine-tune only the last layer and, beside each matrix, a
     # product of two of this rank (LoRA): https://arxiv.org/abs/2106.09685; 0: all weights
 
@@ -102,12 +105,16 @@ class OptimConfig:
     """Loss, optimizer and learning-rate schedule."""
 
     name: Literal["sgd", "adamw", "muon"] = "sgd"  # sgd: with Nesterov momentum
+    loss: Literal["entropy", "focal", "asymmetric"] = "entropy"  # entropy: cross entropy, with
+    # several labels binary for each. Only there: focal (https://arxiv.org/abs/1708.02002) and
+    # asymmetric (https://arxiv.org/abs/2009.14119), in which easy negatives count less
     lr: float = within(0.5, 0)  # peak learning rate, for the given data.batch_size
     momentum: float = within(0.9, 0, 0.9999)  # momentum, or beta1 of AdamW
     weight_decay: float = within(5e-4, 0)  # of weight matrices and filters; never of biases, norms
     schedule: Literal["cosine", "linear"] = "cosine"  # how the learning rate decays to 0
     warmup_epochs: float = within(1.0, 0)  # length of the linear warm-up
-    label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes
+    label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes; with
+    # several labels, over yes and no
     clip_norm: float = within(0.0, 0)  # gradient clipping by global norm; 0: off
     accumulate: int = within(1, 1)  # gradient accumulation: micro-batches per batch. BatchNorm
     # takes its statistics from each micro-batch
@@ -152,7 +159,14 @@ class RunConfig:
     log_every_steps: int = within(50, 1)  # between progress lines and rows of metrics.jsonl
     evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
     # followed by a checkpoint, as are 10 minutes without one
-    patience: int = within(0, 0)  # early stopping: evaluations without a better top-1; 0: off
+    best_by: str = "auto"  # the metric that decides which weights are in best.pt, and whether
+    # patience is at its end: any of `evaluate`'s; auto: top1, with several labels average_precision
+    min_precision: float = within(0.0, 0, 1)  # "I don't know": the share of predictions that should
+    # be right, which decides from which probability on they count; chosen on the validation images.
+    # With several labels, of each label; 0: all count
+    error_cost: float = within(0.0, 0)  # likewise: what a wrong prediction costs, if none at all
+    # costs 1; 0: all count
+    patience: int = within(0, 0)  # early stopping: evaluations without a better `best_by`; 0: off
     trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
     # tensorboard, and of tools/ trackio, wandb; the flag with nothing after it: nobody
     max_minutes: float = within(0.0, 0)  # time limit, from the start of the command: the run saves
@@ -205,6 +219,8 @@ class Config:
         ):
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
+        check_task(self)
+        check_decision(self.run)
         if optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
@@ -224,6 +240,28 @@ class Config:
                     f"--{flag(knob)} {value:g} trains only some layers, on top of pretrained "
                     "weights: --run.init-from FILE or pretrained"
                 )
+
+
+def check_task(config: Config) -> None:
+    """Check that the loss is for the task.
+
+    Raises:
+        UserError: if it is not.
+    """
+    loss, balance = config.optim.loss, config.data.balance
+    if config.model.task == "single-label" and loss != "entropy":
+        raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
+    if balance == "loss" and loss != "entropy":
+        raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")
+
+
+def check_decision(run: RunConfig) -> None:
+    """Raise `UserError` for two wishes at once, or a wish for errors."""
+    if run.error_cost and (run.min_precision or run.error_cost < 1):
+        raise UserError(
+            f"--run.error-cost {run.error_cost:g} is 1 or more, as an abstention costs 1, and "
+            "without --run.min-precision: one of the two decides"
+        )
 
 
 def check_ranges(config: object) -> None:

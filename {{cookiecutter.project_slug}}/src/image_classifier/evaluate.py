@@ -1,41 +1,116 @@
 """Evaluation: every image of a split counts exactly once, on any number of processes."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
 
-from .data import LEFT_OUT, EvalData
+from .config import RunConfig
+from .data import LEFT_OUT, EvalData, Source
+from .decision import NO_DECISION, Decision, choose_decision
 from .errors import UserError
 from .precision import Precision
-from .predictions import Predictions, calibrate, calibration_error
+from .predictions import Predictions, answered, scores_text
 from .preprocess import Normalize
 from .runtime.distributed import World
+from .tasks import TASKS, WHOLE, ImageResult, Task
+
+MOST_KEPT = 2**26  # probabilities of all images and classes, which each rank keeps: 256 MB
 
 
 @dataclass(frozen=True)
 class Scores:
     """The result of an evaluation, over all ranks."""
 
-    loss: float  # mean cross entropy, without label smoothing
-    top1: float  # fraction of the images whose most probable class is right
-    top5: float  # fraction of the images whose class is among the five most probable
-    confusion: Tensor  # (classes, classes) int64 on the CPU: row target, column prediction
     predictions: Predictions  # for each image
+    known: dict[str, float]  # metrics that were computed: `loss`, without label smoothing; of one
+    # label `top1` and, with more than five classes, `top5`; of several `exact`: all are right
     left_out: int = 0  # unreadable images, which do not count
 
-    def metrics(self) -> dict[str, float]:
-        """The numbers to log; top-5 for more than five classes. To add a metric: a line here."""
-        top5 = {"val/top5": self.top5} if len(self.confusion) > 5 else {}
+    @property
+    def loss(self) -> float:
+        """The mean cross entropy, binary with several labels."""
+        return self.known["loss"]
+
+    @property
+    def top1(self) -> float:
+        """The fraction of the images whose class is right, or all of whose labels are."""
+        return next(self.known[name] for name in ("top1", "exact") if name in self.known)
+
+    @property
+    def confusion(self) -> Tensor:
+        """With one label, (classes, classes) int64 on the CPU: row target, column prediction."""
+        return self.predictions.confusion()
+
+    @property
+    def task(self) -> Task:
+        """What the labels are for."""
+        return TASKS[self.predictions.source.task]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all metrics that there are."""
+        names, has_all = metric_names(self.predictions.source), self.predictions.probabilities
+        return [name for name in names if name not in WHOLE or has_all is not None]
+
+    def value(self, name: str) -> float:
+        """A metric of `names`, which is computed once."""
+        if name not in self.known:
+            self.known[name] = self.task.metrics[name](self.predictions)
+        return self.known[name]
+
+    def metrics(self, *wanted: str) -> dict[str, float]:
+        """The numbers to log: those that are known, the calibration error, and what is wanted."""
+        values = {name: self.value(name) for name in (*self.known, *wanted, "ece")}
         left_out = {"val/bad_images": self.left_out} if self.left_out else {}
-        return {
-            "val/loss": self.loss,
-            "val/top1": self.top1,
-            **top5,
-            "val/ece": calibration_error(calibrate(self.predictions)),
-            **left_out,
-        }
+        finite = {f"val/{name}": value for name, value in values.items() if isfinite(value)}
+        return finite | left_out
+
+    def decision(self, run: RunConfig) -> Decision:
+        """The temperature and the thresholds that these images choose."""
+        found = self.predictions
+        if found.probabilities is None:
+            return NO_DECISION
+        labels = found.source.labels.masked_fill(found.predicted == LEFT_OUT, LEFT_OUT)
+        wishes = run.min_precision, run.error_cost
+        return choose_decision(found.probabilities, labels, *wishes)
+
+    def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
+        """All metrics, what is told of each class, and what `decision` means, as lines."""
+        shares = self.task.by_class(self.predictions).tolist()
+        classes = self.predictions.source.classes
+        text = scores_text(self.metrics(*self.names), shares, classes, best_by)
+        if self.predictions.probabilities is not None:
+            return f"{text}\n{self.account(decision)}"
+        return f"too many images x classes for {', '.join(sorted(WHOLE))}\n{text}"
+
+    def account(self, decision: Decision) -> str:
+        """What a decision means for these images, in words."""
+        found, labels = self.predictions, self.predictions.source.labels
+        shares = decision.calibrated(found.probabilities, found.source.is_multi_label)
+        calibration = f"calibrated by a temperature of {decision.temperature:.2f}"
+        if not decision.thresholds:
+            return calibration
+        if found.source.is_multi_label:
+            known, is_there = found.is_counted, decision.has_label(shares)
+            right, chosen = (
+                (table & known).sum() for table in (is_there & (labels == 1), is_there)
+            )
+            recall = right / max(1, int(((labels == 1) & known).sum()))
+            low, high = (f"{of(decision.thresholds):.1%}" for of in (min, max))
+            return (
+                f"{calibration}; labels count from {low} .. {high} on: precision "
+                f"{right / max(1, int(chosen)):.2%}, recall {recall:.2%}"
+            )
+        known, is_sure = found.is_counted, decision.is_sure(shares)
+        chosen = int((is_sure & known).sum())
+        right = int((is_sure & known & found.is_correct).sum())
+        return (
+            f"{calibration}; predictions count from {decision.thresholds[0]:.1%} on: "
+            f"{chosen / int(known.sum()):.2%} of the images, {right / max(1, chosen):.2%} of them "
+            "right"
+        )
 
 
 def evaluate(
@@ -54,61 +129,54 @@ def evaluate(
         UserError: if an image cannot be read and `--data.on_bad_image` is stop, or none can.
         FaultError: if too many cannot be read, or a data worker was killed.
     """
+    task, num_classes = TASKS[data.source.task], len(data.source.classes)
+    is_whole = keeps_all(data.source)
     training = [layer for layer in model.modules() if layer.training]
     world.broadcast_buffers(model)
     model.eval()
-    # A row for each field of ImageResult, a column for each image; each rank fills its own columns.
-    table = torch.zeros((len(ImageResult._fields), len(data)), device=world.device)
+    # A row for each field of ImageResult, and for each class if its probabilities are kept; a
+    # column for each image. Each rank fills its own columns.
+    num_rows = len(ImageResult._fields) + num_classes * is_whole
+    table = torch.zeros((num_rows, len(data)), device=world.device)
     parts = []
     with torch.inference_mode():
         for batch in data.batches():
             logits = predict_logits(model, batch.images, normalize, precision)
-            parts.append(torch.stack(image_results(logits, batch.labels)))
+            rows = torch.stack(task.results(logits, batch.labels))
+            shares = task.probabilities(logits).T if is_whole else rows[:0]
+            parts.append(torch.cat([rows, shares]))
     for layer in training:  # not `model.train()`, as frozen BatchNorm layers stay as they are
         layer.training = True
     if parts:
         table[:, world.rank :: world.size] = torch.cat(parts, dim=1)
-    found = ImageResult(*world.all_reduce_sum(table).cpu())
-    predictions = Predictions(
-        source=data.source,
-        predicted=found.predicted.long(),
-        probability=found.log_probability.exp(),
-        target_probability=found.log_target_probability.exp(),
-    )
-    count = int(predictions.is_counted.sum())
+    table = world.all_reduce_sum(table).cpu()
+    found = ImageResult(*table[: len(ImageResult._fields)])
+    shares = table[len(ImageResult._fields) :].T if is_whole else None
+    predictions = task.predictions(data.source, found, shares)
+    counted, right = answered(predictions.predicted, data.source.labels)
+    count, num_answers = int(counted.sum()), int(predictions.is_counted.sum())
     if not count:
         raise UserError(f"none of the {len(data):,} images to evaluate on can be read")
-    return Scores(
-        loss=-float(found.log_target_probability.double().sum()) / count,
-        top1=int(predictions.is_correct.sum()) / count,
-        top5=int(found.is_in_five.sum()) / count,
-        confusion=predictions.confusion(),
-        predictions=predictions,
-        left_out=len(data) - count,
-    )
+    known = {"loss": -float(found.log_target_probability.double().sum()) / num_answers}
+    known["exact" if data.source.is_multi_label else "top1"] = int(right.sum()) / count
+    if not data.source.is_multi_label and num_classes > 5:
+        known["top5"] = int(found.is_in_five.sum()) / count
+    labels = data.source.labels
+    has_label, _ = answered(labels.clamp(min=0), labels)
+    return Scores(predictions, known, left_out=int(has_label.sum()) - count)
 
 
-class ImageResult(NamedTuple):
-    """What an evaluation knows of images: each (count,) float32."""
+def metric_names(source: Source) -> list[str]:
+    """The metrics that there are of the images of `source`."""
+    counted = ["top5"] if len(source.classes) > 5 else []
+    counted = ["exact"] if source.is_multi_label else ["top1", *counted]
+    left_out = () if keeps_all(source) else WHOLE
+    return ["loss", *counted, *(n for n in TASKS[source.task].metrics if n not in left_out)]
 
-    predicted: Tensor  # class, which float32 holds exactly; LEFT_OUT for an unreadable image
-    log_probability: Tensor  # of the predicted class; 0 for an unreadable image
-    log_target_probability: Tensor  # likewise, of the target
-    is_in_five: Tensor  # 1 if the target is among the five most probable classes
 
-
-def image_results(logits: Tensor, labels: Tensor) -> ImageResult:
-    """The results of a batch, of (batch, classes) float32 logits and (batch,) int64 labels."""
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # (batch, 5)
-    logs = logits.log_softmax(dim=1)
-    target = labels.clamp(min=0)[:, None]
-    counts = labels != LEFT_OUT  # masked: selecting them would wait for the device
-    return ImageResult(
-        predicted=torch.where(counts, best[:, 0], LEFT_OUT).float(),
-        log_probability=torch.where(counts, logs.gather(1, best[:, :1])[:, 0], 0.0),
-        log_target_probability=torch.where(counts, logs.gather(1, target)[:, 0], 0.0),
-        is_in_five=((best == target).any(dim=1) & counts).float(),
-    )
+def keeps_all(source: Source) -> bool:
+    """Whether an evaluation keeps the probabilities of all classes, on every rank."""
+    return source.is_multi_label or len(source) * len(source.classes) <= MOST_KEPT
 
 
 def predict_logits(

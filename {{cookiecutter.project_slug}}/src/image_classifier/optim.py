@@ -31,28 +31,6 @@ def untraced(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimiz
 SGD, AdamW = untraced(torch.optim.SGD), untraced(torch.optim.AdamW)
 
 
-def build_loss(optim: OptimConfig, batch_size: int) -> Callable[..., Tensor]:
-    """Cross entropy of (count, classes) logits with labels or with probabilities of each class.
-
-    For a micro-batch it returns its share of the mean over all `batch_size` images of the rank, so
-    that micro-batches of any size add up. An image that could not be read has the label -1, or no
-    probability of any class, and adds nothing. Weights are (count,) float32: how much each image
-    counts; None: all alike.
-    """
-    smoothing = optim.label_smoothing
-    total = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum", ignore_index=-1)
-    single = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="none", ignore_index=-1)
-
-    def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        if weights is not None:
-            return (single(logits, targets) * weights).sum() / batch_size
-        if total.weight is None:  # equal weights: a division would be two operations more
-            total.weight = torch.full(logits.shape[1:], 1 / batch_size, device=logits.device)
-        return total(logits, targets)
-
-    return loss_of
-
-
 def build_schedule(
     optim: OptimConfig, steps_per_epoch: int, total_steps: int
 ) -> Callable[[int], float]:

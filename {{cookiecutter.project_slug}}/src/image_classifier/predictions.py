@@ -1,6 +1,7 @@
 """What a model predicts for each image of a split, how confident it is, and whether it is right."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -14,6 +15,14 @@ from .runtime.console import printable
 from .runtime.files import write_whole
 
 BINS = 15  # of the confidence, as in https://arxiv.org/abs/1706.04599
+MOST_SAVED = 2**24  # probabilities in a file, of all images and classes
+
+# Metrics that are better the lower they are, and those that are no shares of 1; names in words.
+LOWER = {"loss", "brier", "ece"}
+NUMBERS = {"loss", "brier"}
+MAIN = ("top1", "exact", "top5", "loss")  # in each line on an evaluation
+TITLES = {"top1": "top-1", "top5": "top-5", "exact": "all labels right", "macro_f1": "macro F1"}
+TITLES |= {"micro_f1": "micro F1", "auroc": "AUROC", "brier": "Brier score", "ece": "ECE"}
 
 
 @dataclass(frozen=True)
@@ -24,31 +33,41 @@ class Predictions:
     predicted: Tensor  # (count,) int64: the most probable class; LEFT_OUT for an unreadable image
     probability: Tensor  # (count,) float32: of the predicted class, the confidence
     target_probability: Tensor  # (count,) float32: of the true class
+    # If images may have several labels, each of these is (count, classes): `predicted` is int8, as
+    # labels are, and the probabilities are those of yes or no.
+    probabilities: Tensor | None = None  # (count, classes) float32; None: too many to keep
 
     @property
     def is_counted(self) -> Tensor:
-        """Which images could be read: (count,) bool."""
-        return self.predicted != LEFT_OUT
+        """Which predictions count, as the image could be read and the label is known: bool."""
+        return (self.predicted != LEFT_OUT) & (self.source.labels != LEFT_OUT)
 
     @property
     def is_correct(self) -> Tensor:
-        """Which predictions are correct: (count,) bool."""
+        """Which predictions are correct: bool."""
         return self.predicted == self.source.labels
 
     def confusion(self) -> Tensor:
-        """The confusion matrix, (classes, classes) int64: row target, column prediction."""
-        classes, counted = len(self.source.classes), self.is_counted
-        cells = self.source.labels[counted] * classes + self.predicted[counted]
-        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+        """With one label, `confusion_of` the predictions."""
+        return confusion_of(self.predicted, self.source.labels, len(self.source.classes))
 
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for `compare` and for other programs."""
+        shares = {
+            "probability": self.probability,
+            "target_probability": self.target_probability,
+            "probabilities": self.probabilities,
+        }
+        if self.probabilities is None or self.probabilities.numel() > MOST_SAVED:
+            del shares["probabilities"]
+        if self.source.is_multi_label:  # they are those of `probabilities`
+            del shares["probability"], shares["target_probability"]
+        kind = torch.int8 if self.source.is_multi_label else torch.int32
         content = save(
             {
-                "predicted": self.predicted.int(),
-                "target": self.source.labels.int(),
-                "probability": self.probability.half(),
-                "target_probability": self.target_probability.half(),
+                "predicted": self.predicted.to(kind),
+                "target": self.source.labels.to(kind),
+                **{name: share.half().contiguous() for name, share in shares.items()},
             },
             metadata={
                 "step": str(step),
@@ -60,8 +79,28 @@ class Predictions:
         write_whole(path, lambda file: file.write(content))
 
 
+def confusion_of(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The confusion matrix, (classes, classes) int64: row target, column prediction."""
+    counted = predicted != LEFT_OUT
+    cells = labels[counted] * classes + predicted[counted]
+    return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+
+
+def answered(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which images count, and which are right, as all of their known labels are: (count,) bool."""
+    counted, right = (predicted != LEFT_OUT) & (labels != LEFT_OUT), predicted == labels
+    if labels.ndim == 2:
+        return counted.any(1), counted.any(1) & (right | ~counted).all(1)
+    return counted, counted & right
+
+
+def better(name: str) -> int:
+    """1 if more of a metric is better, -1 if less is."""
+    return -1 if name in LOWER else 1
+
+
 def calibrate(predictions: Predictions) -> Tensor:
-    """Images, their mean confidence and their accuracy, by confidence: (3, BINS) float64.
+    """Predictions, their mean confidence and their accuracy, by confidence: (3, BINS) float64.
 
     The bins have equal width. Unreadable images do not count; where a bin is empty, all are 0.
     """
@@ -80,27 +119,54 @@ def calibration_error(bins: Tensor) -> float:
     return sum((counts * (confidence - accuracy).abs()).tolist()) / max(1, int(counts.sum()))
 
 
-def phrase(metrics: dict[str, float]) -> str:
-    """The metrics of an evaluation in a line."""
-    top5 = f"top-5 {metrics['val/top5']:.2%}, " if "val/top5" in metrics else ""
+def title_of(name: str) -> str:
+    """A metric's name in words."""
+    return TITLES.get(name, name.replace("_", " "))
+
+
+def number_of(name: str, value: float, digits: int = 2) -> str:
+    """A metric's value: a percentage, unless it is no share of 1."""
+    return f"{value:.4f}" if name in NUMBERS else f"{value:.{digits}%}"
+
+
+def told(name: str, value: float, digits: int = 2) -> str:
+    """A metric in words: `top-1 93.20%`."""
+    return f"{title_of(name)} {number_of(name, value, digits)}"
+
+
+def phrase(metrics: dict[str, float], best_by: str = "top1") -> str:
+    """The most important metrics of an evaluation in a line; `best_by` is the first."""
+    names = dict.fromkeys((best_by, *MAIN))
     left_out = metrics.get("val/bad_images", 0)
     without = f", without {left_out} that could not be read" if left_out else ""
-    return f"top-1 {metrics['val/top1']:.2%}, {top5}loss {metrics['val/loss']:.4f}{without}"
+    return words(metrics, names) + without
+
+
+def words(metrics: dict[str, float], names: Iterable[str]) -> str:
+    """Those of the metrics `names` that are there."""
+    found = ((name, metrics.get(f"val/{name}")) for name in names)
+    return ", ".join(told(name, value) for name, value in found if value is not None)
 
 
 def scores_text(
-    metrics: dict[str, float], confusion: Tensor, classes: tuple[str, ...], most: int = 20
+    metrics: dict[str, float],
+    shares: Sequence[float],
+    classes: tuple[str, ...],
+    best_by: str = "top1",
+    most: int = 20,
 ) -> str:
-    """The accuracy of up to `most` classes, worst first, and the metrics of an evaluation.
+    """What is told of up to `most` classes, worst first, and the metrics of an evaluation.
 
-    `confusion` is (classes, classes): row is the target, column the prediction.
+    `shares` are from 0 to 1, one for each class, nan if nothing is known of it; or none at all.
     """
-    recall = (confusion.diagonal() / confusion.sum(1)).tolist()  # nan without images
     names = [printable(name) for name in classes]
-    pairs = zip(recall, names, strict=True)
+    pairs = zip(shares, names, strict=False)
     ranked = sorted((share, name) for share, name in pairs if not isnan(share))
     width = max(map(len, names))
     lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]
     if len(ranked) > most:
-        lines.append(f"  and {len(ranked) - most} classes with higher accuracy")
-    return "\n".join([*lines, phrase(metrics)])
+        lines.append(f"  and {len(ranked) - most} classes with higher values")
+    main = phrase(metrics, best_by)
+    names = [name.removeprefix("val/") for name in metrics]
+    lines.append(words(metrics, [n for n in names if n not in (best_by, *MAIN, "bad_images")]))
+    return "\n".join([*filter(None, lines), main])

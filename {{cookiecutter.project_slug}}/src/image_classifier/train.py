@@ -16,14 +16,7 @@ from .config import ComputeConfig, Config
 from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
 from .models import build_model, load_pretrained
-from .optim import (
-    build_loss,
-    build_optimizer,
-    build_schedule,
-    freeze_backbone,
-    set_frozen,
-    set_lr,
-)
+from .optim import build_optimizer, build_schedule, freeze_backbone, set_frozen, set_lr
 from .precision import Precision, settle_precision
 from .preprocess import Normalize
 from .runtime.consensus import AsyncConsensus
@@ -35,6 +28,7 @@ from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
 from .runtime.time_limit import TimeLimit
 from .runtime.tools import need_tool
+from .tasks import best_by, build_loss
 from .tracking import RunLogger, Setup, check_setup, open_observers, watchers
 from .train_state import TrainState
 
@@ -61,7 +55,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
         sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
-        val_data = EvalData(train_data.data, "val", world, run, micro_batch.size)
+        task = config.model.task
+        val_data = EvalData(train_data.data, "val", world, run, micro_batch.size, task=task)
 
         # Pretrained weights want images normalized as those that they were trained on.
         pretrained = load_pretrained(run.init_from, config.model, world, saved)
@@ -98,9 +93,10 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         if sharding:
             sharding.step_on_parts(optimizer)
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
-        loss_fn = build_loss(config.optim, micro_batch.share)
+        loss_fn = build_loss(config, train_data.source, micro_batch.share)
 
-        state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
+        ema_decay, decides = config.optim.ema_decay, best_by(config)
+        state = TrainState(model, optimizer, precision, ema, ema_decay, decides)
         kind = sharding.ShardedCheckpoints if sharding else Checkpoints
         checkpoints = kind(config, world, train_data.source, teacher.digest if teacher else "")
         checkpoints.resume(state, saved)
@@ -150,9 +146,10 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                     log.progress(state.step, lr)
                 if is_evaluated := is_due(evaluate_every) or limit.message != "":
                     scores = evaluate_best()
-                    state.record(scores.top1)
+                    state.record(scores.value(decides))
+                    state.decision = scores.decision(run) if world.is_main else state.decision
                     stop_early = state.early_stop(run.patience) or limit.message
-                    log.scores(state.step, scores)
+                    log.scores(state.step, scores, is_last=stop_early != "")
                 # All ranks learn of a signal, the clock, or that a save is due, at the same step.
                 pause, spent = limit.read()
                 told = signals.number or pause, state.step if checkpoints.are_old else 0, spent

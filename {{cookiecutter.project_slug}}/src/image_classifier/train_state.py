@@ -1,17 +1,20 @@
 """What changes from step to step, and is saved. Randomness is not: see `runtime/seeding.py`."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
+from math import isnan
 from typing import Any
 
 import torch
 from torch import nn
 
+from .decision import NO_DECISION, Decision
 from .models import check_weights
 from .precision import Precision
+from .predictions import better, told
 from .runtime.distributed import local_part
 
-NUMBERS = ("step", "best_top1", "best_step", "num_worse", "seconds")  # of a state, as it is saved
+NUMBERS = ("step", "best_score", "best_step", "num_worse", "seconds")  # of a state, as it is saved
 
 
 @dataclass
@@ -23,10 +26,12 @@ class TrainState:
     precision: Precision
     ema: nn.Module | None = None  # exponential moving average of the weights, if there is one
     ema_decay: float = 0.0
+    best_by: str = "top1"  # the metric that decides
     step: int = 0  # steps done
-    best_top1: float = -1.0  # of all evaluations so far
+    best_score: float = float("nan")  # the best value of that metric so far
     best_step: int = -1  # when it was reached
     num_worse: int = 0  # evaluations since then
+    decision: Decision = NO_DECISION  # of the last evaluation, on rank 0
     seconds: float = 0.0  # that a run took which finishes in time, all its starts together
 
     @property
@@ -36,14 +41,15 @@ class TrainState:
 
     @property
     def is_best(self) -> bool:
-        """Whether these weights reached the best top-1 so far."""
+        """Whether these weights reached the best score so far."""
         return self.step == self.best_step
 
-    def record(self, top1: float) -> None:
-        """Take note of the top-1 of these weights."""
+    def record(self, score: float) -> None:
+        """Take note of the score of these weights."""
         self.num_worse += 1
-        if top1 > self.best_top1:
-            self.best_top1, self.best_step, self.num_worse = top1, self.step, 0
+        best, sign = self.best_score, better(self.best_by)
+        if self.best_step < 0 or isnan(best) or sign * score > sign * best:
+            self.best_score, self.best_step, self.num_worse = score, self.step, 0
 
     def early_stop(self, patience: int) -> str:
         """Why to stop early, once `patience` evaluations in a row were not better; else nothing."""
@@ -51,7 +57,7 @@ class TrainState:
             return ""
         return (
             f"stopped early: no evaluation of {self.num_worse} was better than that of step "
-            f"{self.best_step}, top-1 {self.best_top1:.2%}, whose weights are in best.pt"
+            f"{self.best_step}, {told(self.best_by, self.best_score)}, whose weights are in best.pt"
         )
 
     def advance(self) -> None:
@@ -76,11 +82,19 @@ class TrainState:
         """Tensors and plain values only, so that it loads with `weights_only=True`."""
         return {
             **{name: getattr(self, name) for name in NUMBERS},
+            "decision": asdict(self.decision),
             "model": dict(self.model.state_dict()),
             "ema": None if self.ema is None else dict(self.ema.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.precision.scaler.state_dict(),  # empty but for fp16
         }
+
+    def load_numbers(self, saved: dict[str, Any]) -> None:
+        """Restore what is no tensor; `seconds` and `decision` are younger than the others."""
+        for name in saved.keys() & NUMBERS:
+            setattr(self, name, saved[name])
+        if "decision" in saved:
+            self.decision = Decision.parsed(saved["decision"])
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore what was saved.
@@ -89,8 +103,7 @@ class TrainState:
             LookupError, TypeError, ValueError, AttributeError, RuntimeError: if it is of another
                 model or optimizer.
         """
-        for name in saved.keys() & NUMBERS:  # `seconds` is younger than other numbers
-            setattr(self, name, saved[name])
+        self.load_numbers(saved)
         self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))

@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ..config import Config, DataConfig, RunConfig
+from ..config import Config, DataConfig, ModelConfig, RunConfig
 from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
@@ -58,7 +58,7 @@ class TrainData:
         """
         data, augment = config.data, config.augment
         self.data, self.world, self.seed = data, world, config.seed
-        self.source = open_source(data, "train", world)
+        self.source = open_source(data, "train", world, config.model.task)
         self.note = open_note(self.source, data, config.run.dir)
         self.batch_size = data.batch_size
         if data.balance == "sampling" and self.source.is_multi_label:
@@ -210,6 +210,8 @@ class EvalData:
         world: World,
         run: RunConfig | None = None,
         batch_size: int = 0,
+        *,
+        task: str = ModelConfig.task,
     ) -> None:
         """Open the dataset; the first pass loads its images or starts its workers.
 
@@ -222,7 +224,7 @@ class EvalData:
         data, run = replace(data, image_size=data.eval_size), run or RunConfig()
         self.data, self.world = data, world
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
-        self.source = open_source(data, split, world)
+        self.source = open_source(data, split, world, task)
         self.note = open_note(self.source, data, run.dir)
         if len(self.source) == 0:
             raise UserError(f"{split}: there are no images to evaluate on")
@@ -268,14 +270,14 @@ class EvalData:
             self.loader.close()
 
 
-def open_source(data: DataConfig, split: str, world: World) -> Source:
+def open_source(data: DataConfig, split: str, world: World, task: str = ModelConfig.task) -> Source:
     """A split of the dataset; one process opens it before the others, as it may download it.
 
     Raises:
-        UserError: if another machine has other images.
+        UserError: if another machine has other images, or their labels are not for the task.
     """
     with world.local_main_first():
-        source = open_dataset(data, split)
+        source = open_dataset(data, split).fitted(task, split)
     if world.size > world.local_size and not world.is_same(crc32(source.fingerprint().encode())):
         raise UserError(
             f"{split}: the {len(source):,} images on {gethostname()} are not those of another: "

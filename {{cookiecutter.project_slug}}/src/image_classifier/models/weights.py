@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..decision import NO_DECISION, Decision
 from ..errors import UserError
 from ..runtime.config_dict import unflatten
 from ..runtime.files import open_plain
@@ -23,7 +24,7 @@ Colors = tuple[float, float, float]  # of red, green and blue, from 0 to 1
 # What Python and torch raise where a file does not hold what `Checkpoints.save` writes.
 WRONG_CONTENT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 # The types of what a checkpoint holds; those of its weights are checked one by one.
-STATE = {"step": int, "best_top1": float, "best_step": int, "num_worse": int}
+STATE = {"step": int, "best_score": float, "best_step": int, "num_worse": int}
 STATE |= {"model": dict, "optimizer": dict, "scaler": dict}
 KINDS = {"state": STATE, "report": {"loss": float, "step": int}, "config": dict, "files": dict}
 KINDS |= {"fingerprint": str, "classes": list, "mean": list, "std": list}
@@ -45,6 +46,7 @@ class Best:
     classes: tuple[str, ...]
     mean: Colors  # that training images were normalized by
     std: Colors
+    decision: Decision  # on the validation images
 
 
 def load_best(path: Path) -> Best:
@@ -95,6 +97,8 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         UserError: if it is something else, or of another version of this project.
     """
     try:
+        if "best_top1" in saved["state"]:  # as it was called when nothing else could decide
+            saved["state"]["best_score"] = saved["state"].pop("best_top1")
         check_kinds(saved, KINDS)
         state, classes = saved["state"], tuple(saved["classes"])
         mean, std = check_images(classes, saved["mean"], saved["std"])
@@ -104,6 +108,7 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         weights = dict(state["model"] if state["ema"] is None else state["ema"])
         check_weights(state["model"])
         check_weights(weights)
+        decision = Decision.parsed(state["decision"]) if "decision" in state else NO_DECISION
         weights = plain_weights(weights, saved["config"])
     except WRONG_CONTENT as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error
@@ -111,7 +116,7 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         config = unflatten(saved["config"])
     except (*WRONG_CONTENT, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
-    return Best(path, digest, weights, config, state["step"], classes, mean, std)
+    return Best(path, digest, weights, config, state["step"], classes, mean, std, decision)
 
 
 def plain_weights(weights: dict[str, Tensor], knobs: dict[str, Any]) -> dict[str, Tensor]:

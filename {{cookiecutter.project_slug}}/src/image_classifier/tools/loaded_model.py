@@ -27,8 +27,8 @@ class LoadedModel(Best):
     normalize: Normalize
     precision: Precision
 
-    def check_images(self, source: Source, split: str) -> None:
-        """Check that images have labels, and the classes of the model.
+    def check_images(self, source: Source, split: str) -> Source:
+        """The images, if they have labels for the task of the model, and its classes.
 
         Raises:
             UserError: if not.
@@ -39,6 +39,7 @@ class LoadedModel(Best):
                 f"not those of the images: {some(source.classes)}"
             )
         source.check_labels(split)
+        return source.fitted(self.config.model.task, split)
 
 
 def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:

@@ -16,6 +16,7 @@ import torch
 
 from ..config import FREE_TO_CHANGE
 from ..errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
+from ..predictions import NUMBERS, number_of, title_of
 from ..runtime.config_dict import flatten
 from ..runtime.console import clock, say
 from ..runtime.files import read_object
@@ -29,7 +30,6 @@ from .statistics import CONFIDENCE, Mean
 POLL_SECONDS = 0.1  # between two looks at the runs
 Knobs = dict[str, Any]  # options by their dotted names
 Place = dict[str, str]  # the environment variables that give a run its GPUs and its cores
-HEADS = ("top-1", "best", "loss", "training")
 
 
 def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
@@ -108,7 +108,8 @@ def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
     if recipe.config.precision == "auto":  # `config.json` has what it chose
         free.append("precision")
     wanted = flatten(recipe.config) | each[name]
-    same = (was.get(k) == v for k, v in wanted.items() if not k.startswith(tuple(free)))
+    fixed = {k: v for k, v in wanted.items() if not k.startswith(tuple(free)) or k == "run.best_by"}
+    same = (was.get(k, "auto" if k == "run.best_by" else None) == v for k, v in fixed.items())
     return status.get("state") == "done" and all(same)
 
 
@@ -149,31 +150,42 @@ def ended(folder: Path, code: int) -> Run | None:
 
 def phrase(run: Run) -> str:
     """A run's results, in words."""
-    return ", ".join(f"{head} {cell}" for head, cell in zip(HEADS, results(run), strict=True))
+    return ", ".join(f"{head} {cell}" for head, cell in zip(heads(run), results(run), strict=True))
+
+
+def heads(run: Run) -> tuple[str, ...]:
+    """What `results` are."""
+    return title_of(run.metric), "best", "loss", "training"
 
 
 def results(run: Run) -> tuple[str, ...]:
     """A run's results, as columns of a table."""
-    return f"{run.top1:.2%}", f"{run.best_top1:.2%}", f"{run.loss:.4f}", clock(run.seconds)
+    scores = (number_of(run.metric, value) for value in (run.score, run.best_score))
+    return *scores, f"{run.loss:.4f}", clock(run.seconds)
 
 
 def as_json(run: Run) -> dict[str, Any]:
     """A run's results, for other programs."""
-    names = ("state", "top1", "best_top1", "loss", "seconds")
-    return {"folder": str(run.folder)} | {name: getattr(run, name) for name in names}
+    scores = {run.metric: run.score, f"best_{run.metric}": run.best_score}
+    others = {name: getattr(run, name) for name in ("loss", "seconds")}
+    return {"folder": str(run.folder), "state": run.state} | scores | others
 
 
 def print_table(head: str, names: list[object], runs: list[Run]) -> None:
     """Print the results of runs in columns; `head` is what `names` are."""
-    rows = [(head, *HEADS)]
+    rows = [(head, *heads(runs[0]))]
     rows += [(str(name), *results(run)) for name, run in zip(names, runs, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("\n".join("  ".join(map(str.rjust, row, widths)) for row in rows))
 
 
-def mean_text(found: Mean, over: str) -> str:
-    """The mean of shares, in words; `over` is what it is the mean of."""
+def mean_text(found: Mean, over: str, metric: str) -> str:
+    """The mean of a metric, in words; `over` is what it is the mean of."""
+    unit, digits = (1, 4) if metric in NUMBERS else (100, 2)
+    deviation, low, high = (
+        f"{unit * value:.{digits}f}" for value in (found.deviation, found.low, found.high)
+    )
     return (
-        f"{found.mean:.2%} ± {100 * found.deviation:.2f} (standard deviation over {over}), "
-        f"{CONFIDENCE:.0%} interval of the mean: {100 * found.low:.2f} .. {100 * found.high:.2f}"
+        f"{number_of(metric, found.mean)} ± {deviation} (standard deviation over {over}), "
+        f"{CONFIDENCE:.0%} interval of the mean: {low} .. {high}"
     )

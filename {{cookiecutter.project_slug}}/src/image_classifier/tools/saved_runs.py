@@ -10,7 +10,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UserError
+from ..predictions import better
 from ..runtime.files import read_object, read_rows
+from ..tasks import named
 
 # Knobs in which the runs of a recipe may differ, and the exception.
 FREE_KNOBS, FIXED_KNOBS = ("seed", "run."), ("run.init_from",)
@@ -20,8 +22,8 @@ FREE_KNOBS, FIXED_KNOBS = ("seed", "run."), ("run.init_from",)
 class SavedPredictions:
     """What `Predictions.save` wrote."""
 
-    predicted: Tensor  # (count,) int32; LEFT_OUT for an unreadable image
-    target: Tensor  # (count,) int32
+    predicted: Tensor  # (count,) int32; LEFT_OUT for an unreadable image; or with several labels
+    target: Tensor  # both (count, classes) int8
     images: str  # their fingerprint
     files: dict[str, str]  # their digests
     classes: tuple[str, ...]
@@ -36,8 +38,9 @@ class Run:
     seed: int
     state: str  # running, done, interrupted or failed
     knobs: dict[str, Any]  # of the config, without those in which a group may differ
-    top1: float  # of the last evaluation
-    best_top1: float  # of the best evaluation
+    metric: str  # that decides which evaluation is the best
+    score: float  # its value in the last evaluation
+    best_score: float  # in the best evaluation
     loss: float  # of the last evaluation
     images_per_second: float  # median, in training
     seconds: float  # of training, without evaluating and saving
@@ -56,7 +59,8 @@ def read_run(folder: Path) -> Run:
     try:
         config = read_object(folder / "config.json")
         rows = read_rows(folder / "metrics.jsonl")
-        scored = [row for row in rows if isinstance(row.get("val/top1"), float)]
+        metric = metric_of(config)
+        scored = evaluations(rows, metric)
         if not scored:
             raise LookupError("it has no evaluation yet")
         predictions = read_predictions(folder / "predictions.safetensors")
@@ -77,8 +81,9 @@ def read_run(folder: Path) -> Run:
                 for name, value in config.items()
                 if name in FIXED_KNOBS or not name.startswith(FREE_KNOBS)
             },
-            top1=scored[-1]["val/top1"],
-            best_top1=max(row["val/top1"] for row in scored),
+            metric=metric,
+            score=scored[-1][f"val/{metric}"],
+            best_score=(max if better(metric) > 0 else min)(row[f"val/{metric}"] for row in scored),
             loss=float(scored[-1]["val/loss"]),
             images_per_second=median(rates or [0.0]),
             seconds=seconds,
@@ -86,6 +91,16 @@ def read_run(folder: Path) -> Run:
         )
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise UserError(f"{str(folder)!a} can't be read as a run: {error}") from error
+
+
+def metric_of(config: dict[str, Any]) -> str:
+    """The metric that decides in a run of this config, as `config.json` has it."""
+    return named(config.get("run.best_by", "auto"), config.get("model.task", "single-label"))
+
+
+def evaluations(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl` that have a value of `metric`."""
+    return [row for row in rows if isinstance(row.get(f"val/{metric}"), float)]
 
 
 def read_predictions(path: Path) -> SavedPredictions | None:
@@ -103,7 +118,7 @@ def read_predictions(path: Path) -> SavedPredictions | None:
             images, step = about["images"], int(about["step"])
             files = dict(json.loads(about.get("files", "{}")))
             classes = tuple(map(str, json.loads(about["classes"])))
-        if predicted.ndim != 1 or predicted.shape != target.shape:
+        if predicted.ndim > 2 or predicted.shape != target.shape:
             raise ValueError("predictions and targets differ in number")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{str(path)!a} can't be read: {error}") from error

@@ -39,7 +39,7 @@ class Mean:
 
 
 def mean_of(shares: Sequence[float], grain: float, overlap: float = 0.0) -> Mean:
-    """The mean of shares, such as accuracies, that two runs or more reach.
+    """The mean of shares, such as accuracies, or of losses, that two runs or more reach.
 
     They come in steps of `grain`, so they are taken to vary by that much at the least. Folds share
     training images: their results depend on each other, so their deviation is too small for the
@@ -48,7 +48,8 @@ def mean_of(shares: Sequence[float], grain: float, overlap: float = 0.0) -> Mean
     """
     mean, deviation, count = fmean(shares), stdev(shares), len(shares)
     reach = t_quantile(count - 1) * max(deviation, grain) * math.sqrt(1 / count + overlap)
-    return Mean(mean, deviation, max(0.0, mean - reach), min(1.0, mean + reach))
+    high = mean + reach
+    return Mean(mean, deviation, max(0.0, mean - reach), min(1.0, high) if mean <= 1 else high)
 
 
 def by_seeds(first: Sequence[float], second: Sequence[float], grain: float) -> Difference:

@@ -8,11 +8,12 @@ from ..augment import build_augment
 from ..config import Config
 from ..data import Batch, TrainData
 from ..errors import UserError
-from ..optim import build_loss, build_optimizer, set_lr
+from ..optim import build_optimizer, set_lr
 from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.distributed import World
 from ..runtime.seeding import seed_everything, seed_layers
+from ..tasks import build_loss
 from ..train import find_teacher, init_model, train_step, wrap_ddp
 from ..train_state import TrainState
 
@@ -44,7 +45,7 @@ class Training:
             model.compile()
         share = config.data.batch_size // world.size
         self.micro_batch_size = share // config.optim.accumulate
-        self.loss_fn = build_loss(config.optim, share)
+        self.loss_fn = build_loss(config, data.source, share)
         optimizer = build_optimizer(config.optim, model)
         self.state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
         self.ddp_model = wrap_ddp(model, world, config.compute)

@@ -2,12 +2,15 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from ..config import Config
 from ..data import Source
 from ..errors import UserError
+from ..evaluate import metric_names
 from ..runtime.console import some
 from ..runtime.tools import need_tool
+from ..tasks import AGAINST, best_by
 from .observers import Setup
 from .trackers import check_trackers
 
@@ -23,6 +26,7 @@ def check_setup(setup: Setup) -> None:
     check_trackers(setup.config.run.trackers)
     check_classes(setup.train_data.source, setup.val_data.source)
     check_logits(setup.config, setup.model, setup.train_data.num_classes)
+    check_best_by(best_by(setup.config), setup.val_data.source)
 
 
 def check_classes(train: Source, val: Source) -> None:
@@ -52,6 +56,19 @@ def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
                 f"--model.name {name} gives {shape} values for an image, but there are "
                 f"{num_classes} classes: its last layer needs one output per class"
             )
+
+
+def check_best_by(name: str, val: Source) -> None:
+    """There is a metric `name` of the validation images."""
+    names = metric_names(val)
+    if name not in names:
+        raise UserError(f"--run.best-by {name!a} is none of: {', '.join(['auto', *names])}")
+    labels = val.labels if val.is_multi_label else one_hot(val.labels)
+    if name in AGAINST and not ((labels == 1).any(0) & (labels == 0).any(0)).any():
+        raise UserError(
+            f"--run.best-by {name}: no class has validation images with it and without it; "
+            "loss is a metric that does without"
+        )
 
 
 @torch.no_grad()  # not inference_mode: training may use what a model keeps of this

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import FaultError
 from ..evaluate import Scores
-from ..predictions import phrase, scores_text
+from ..predictions import phrase, told
 from ..preprocess import Normalize, denormalize
 from ..runtime import console
 from ..runtime.config_dict import flatten
@@ -30,6 +30,7 @@ from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tool
+from ..tasks import best_by
 from .observers import Observer, Setup, Speed
 from .trackers import Trackers, confusion_image
 
@@ -59,7 +60,8 @@ class RunLogger:
         self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
         self.image_size = 0  # of the last step
-        self.top1: float | None = None  # of the last evaluation
+        self.best_by = best_by(self.config)
+        self.score = ""  # of the last evaluation, in words
         self.message = ""  # why the run ended early
         self.began = self.page_written = time.monotonic()
         self.epoch = [0.0, 0.0, 0.0]  # steps, seconds, seconds waited for data since a verdict
@@ -131,7 +133,7 @@ class RunLogger:
             step: how many steps are done.
             loss: of this rank's share of the batch, () on the device.
             images: (batch, 3, size, size) float32, as the model saw them.
-            labels: (batch,) int64 or (batch, classes) float32.
+            labels: as `Augmented` has them.
         """
         self.loss += loss
         self.step_done, self.image_size = step, images.shape[-1]
@@ -164,9 +166,8 @@ class RunLogger:
             metrics |= observer.metrics(speed)
         self.write(step, metrics)
         left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
-        top1 = "" if self.top1 is None else f"  top-1 {self.top1:.1%}"
         line = (
-            f"{self.place(step)}  loss {loss:.4f}{top1}  lr {lr:.1e}  {rates}"
+            f"{self.place(step)}  loss {loss:.4f}{self.score}  lr {lr:.1e}  {rates}"
             f"{memory / 2**30:.1f} GB  ETA {clock(left)}"
         )
         is_live = sys.stdout.isatty()  # on a terminal the next line replaces this one
@@ -189,12 +190,16 @@ class RunLogger:
         rate = steps * self.train_data.batch_size / seconds
         return Speed(self.step_done, self.image_size, rate, waited / seconds)
 
-    def scores(self, step: int, scores: Scores) -> None:
-        """Log an evaluation, and rewrite the report page if the last writing is a while ago."""
-        metrics = scores.metrics()
-        self.top1 = scores.top1
+    def scores(self, step: int, scores: Scores, is_last: bool) -> None:
+        """Log an evaluation, and rewrite the report page if the last writing is a while ago.
+
+        Some metrics take seconds, of many images and classes: the last evaluation has all.
+        """
+        has_all = self.world.is_main and (is_last or step == self.total_steps)
+        metrics = scores.metrics(*(scores.names if has_all else [self.best_by]))
+        self.score = "  " + told(self.best_by, scores.value(self.best_by), digits=1)
         self.write(step, metrics)
-        self.say(f"{self.place(step)}  validation: {phrase(metrics)}")
+        self.say(f"{self.place(step)}  validation: {phrase(metrics, self.best_by)}")
         if step < self.total_steps and time.monotonic() - self.page_written >= PAGE_SECONDS:
             self.write_page(scores)
         self.restart_clock(step)
@@ -211,7 +216,7 @@ class RunLogger:
         explain = tool.open_explainer(model, normalize, self.setup.val_data) if tool else None
         self.write_page(scores, explain)
         if self.world.is_main:
-            if self.trackers.open:
+            if self.trackers.open and not scores.predictions.source.is_multi_label:
                 image = confusion_image(scores.confusion)
                 self.trackers.tell("image", self.step_done, "confusion", image)
             path = self.folder / "predictions.safetensors"
@@ -219,8 +224,7 @@ class RunLogger:
                 scores.predictions.save(path, self.step_done)
             except OSError as error:
                 self.say(f"cannot write {path}: {error.strerror}")
-        classes = scores.predictions.source.classes
-        self.say(scores_text(scores.metrics(), scores.confusion, classes))
+            self.say(scores.text(self.best_by, scores.decision(self.config.run)))
         if message and self.step_done < self.total_steps:
             self.message = message
             self.say(message)

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ...errors import UserError
 from ...runtime import seeding
@@ -89,6 +90,26 @@ class Source:
     def is_multi_label(self) -> bool:
         """Whether an image may have several labels."""
         return self.labels.ndim == 2
+
+    @property
+    def task(self) -> str:
+        """The `model.task` that its labels are for."""
+        return "multi-label" if self.is_multi_label else "single-label"
+
+    def fitted(self, task: str, split: str) -> "Source":
+        """With labels as the task has them: with several labels, one becomes a row of the table.
+
+        Raises:
+            UserError: if images have several labels, but the task is one of each.
+        """
+        if task == self.task:
+            return self
+        if self.is_multi_label:
+            raise UserError(
+                f"{split}: an image may have several labels there: set --model.task multi-label"
+            )
+        self.check_labels(split)
+        return replace(self, labels=one_hot(self.labels, len(self.classes)).to(torch.int8))
 
     def class_counts(self) -> Tensor:
         """The number of images that have each label: (classes,) int64."""

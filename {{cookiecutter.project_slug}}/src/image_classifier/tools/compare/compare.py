@@ -7,14 +7,14 @@ image.
 from collections.abc import Sequence
 from statistics import median
 
-from ...data import LEFT_OUT, are_replaced
+from ...data import are_replaced
 from ...errors import UserError
+from ...predictions import NUMBERS, answered, better, number_of, title_of
 from ...runtime.console import clock, printable
 from ..saved_runs import Run
 from ..statistics import CONFIDENCE, Difference, by_images, by_seeds, mcnemar
 from .runs import Group, open_groups
 
-HEADS = ("", "run", "seed", "top-1", "best", "loss", "training", "images/s")
 Pairs = list[tuple[Run, Run]]  # runs of two groups
 
 
@@ -50,6 +50,11 @@ def compare_groups(first: Group, second: Group) -> list[str]:
         )
     for one, other in pairs:
         check_images(one, other)
+        if one.metric != other.metric:
+            raise UserError(
+                f"the best of {first.name} is the best by {one.metric}, of {second.name} by "
+                f"{other.metric}: compare runs with the same --run.best-by"
+            )
     was, now = (run.knobs for run in pairs[0])
     names = (name for name in was | now if was.get(name) != now.get(name))
     arrows = (f"{name} {shown(was.get(name))} -> {shown(now.get(name))}" for name in names)
@@ -74,12 +79,15 @@ def compare_recipes(first: str, second: str, pairs: Pairs) -> list[str]:
     """Compare two recipes, by two seeds or more; `first` and `second` are names of groups."""
     known = [run.predictions for pair in pairs for run in pair if run.predictions]
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
-    sentences = []
-    for what, name in (("final top-1", "top1"), ("best top-1", "best_top1")):
-        columns = ([getattr(run, name) for run in column] for column in zip(*pairs, strict=True))
-        found = by_seeds(*columns, grain)
-        text = difference_text(first, second, found, f"{len(pairs)} seeds", found.is_real)
-        sentences.append(f"{what}: {text}")
+    metric, sentences = pairs[0][0].metric, []
+    for what, name in (("final", "score"), ("best", "best_score")):
+        columns = (
+            [better(metric) * getattr(run, name) for run in column]
+            for column in zip(*pairs, strict=True)
+        )
+        found, basis = by_seeds(*columns, grain), f"{len(pairs)} seeds"
+        text = difference_text(first, second, found, basis, found.is_real, metric)
+        sentences.append(f"{what} {title_of(metric)}: {text}")
     return sentences
 
 
@@ -96,8 +104,10 @@ def compare_models(first: str, second: str, pairs: Pairs) -> list[str]:
                 "a run writes at its end: two models cannot be compared without it"
             )
     one, other = (run.predictions for run in pairs[0])
-    counted = (one.predicted != LEFT_OUT) & (other.predicted != LEFT_OUT)
-    right, other_right = one.predicted == one.target, other.predicted == other.target
+    (counted, right), (other_counted, other_right) = (
+        answered(found.predicted, found.target) for found in (one, other)
+    )
+    counted = counted & other_counted
     count = int(counted.sum())
     only_first = int((right & ~other_right & counted).sum())
     only_second = int((other_right & ~right & counted).sum())
@@ -106,7 +116,7 @@ def compare_models(first: str, second: str, pairs: Pairs) -> list[str]:
     basis = f"{count:,} images, McNemar's p {p_value:.2g}"
     text = difference_text(first, second, found, basis, p_value < 1 - CONFIDENCE)
     return [
-        f"final top-1: {text}",
+        f"final {title_of('top1' if one.target.ndim == 1 else 'exact')}: {text}",
         f"only {first} is right on {only_first:,} images, only {second} on {only_second:,}",
         "one seed of each: this compares two models, not two recipes; for recipes, train both "
         "with the same three seeds or more",
@@ -131,29 +141,38 @@ def check_images(one: Run, other: Run) -> None:
         )
 
 
-def difference_text(
-    first: str, second: str, found: Difference, basis: str, is_significant: bool
+def difference_text(  # noqa: PLR0917
+    first: str,
+    second: str,
+    found: Difference,
+    basis: str,
+    is_significant: bool,
+    metric: str = "top1",
 ) -> str:
-    """A difference of two fractions in words; `first` and `second` are names of groups."""
+    """How much better one of two is, in words; `first` and `second` are names of groups."""
     sign = 1 if found.mean >= 0 else -1
-    better = second if sign > 0 else first
-    mean, *ends = (100 * sign * value for value in (found.mean, found.low, found.high))
+    ahead = second if sign > 0 else first
+    unit, points, digits = (1, "", 4) if metric in NUMBERS else (100, " points", 2)
+    mean, *ends = (unit * sign * value for value in (found.mean, found.low, found.high))
     low, high = sorted(ends)
-    interval = f"({CONFIDENCE:.0%} interval: {low:.2f} .. {high:.2f}, {basis})"
+    interval = f"({CONFIDENCE:.0%} interval: {low:.{digits}f} .. {high:.{digits}f}, {basis})"
+    by = f"by {mean:.{digits}f}{points} {interval}"
     if is_significant:
-        return f"{better} is better by {mean:.2f} points {interval}: significant"
-    return f"no significant difference: {better} is ahead by {mean:.2f} points {interval}"
+        return f"{ahead} is better {by}: significant"
+    return f"no significant difference: {ahead} is ahead {by}"
 
 
 def table_of_runs(groups: list[Group]) -> list[str]:
     """All runs in columns."""
-    rows = [HEADS] + [
+    metric = next(iter(groups[0].runs.values())).metric
+    heads = ("", "run", "seed", title_of(metric), "best", "loss", "training", "images/s")
+    rows = [heads] + [
         (
             group.name,
             printable(f"{run.folder}{'' if run.state == 'done' else f' ({run.state})'}"),
             str(seed),
-            f"{run.top1:.2%}",
-            f"{run.best_top1:.2%}",
+            number_of(run.metric, run.score),
+            number_of(run.metric, run.best_score),
             f"{run.loss:.4f}",
             clock(run.seconds),
             f"{run.images_per_second:,.0f}",

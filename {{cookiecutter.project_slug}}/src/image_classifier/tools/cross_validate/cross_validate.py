@@ -3,12 +3,11 @@
 from dataclasses import asdict, replace
 
 import torch
-from torch import Tensor
 
-from ...config import Config, DataConfig
-from ...data import LEFT_OUT, Source, open_dataset
+from ...config import Config, DataConfig, ModelConfig
+from ...data import Source, open_dataset
 from ...errors import UserError
-from ...predictions import scores_text
+from ...predictions import answered, confusion_of, scores_text, title_of
 from ...runtime.files import write_json
 from ..many_runs import as_json, mean_text, print_table, train_all
 from ..recipe_options import Recipe
@@ -29,39 +28,48 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     each = {
         f"fold-{fold}": {"data.val_fraction": 1 / count, "data.fold": fold} for fold in range(count)
     }
-    folds = open_folds(recipe.config.data, count)
+    folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
     predictions = [predictions_of(run, fold) for run, fold in zip(runs, folds, strict=True)]
-    confusion, classes = sum(map(confusion_of, predictions)), predictions[0].classes
-    num_counted, num_right = int(confusion.sum()), int(confusion.trace())
-    num_images = sum(map(len, folds))
+    classes, metric = predictions[0].classes, runs[0].metric
+    tables = (
+        torch.cat([getattr(p, name) for p in predictions]) for name in ("predicted", "target")
+    )
+    predicted, target = (table.long() for table in tables)
+    counted, right = answered(predicted, target)
+    num_counted, num_right, num_images = int(counted.sum()), int(right.sum()), len(target)
     # A fold's validation images are 1 / (K - 1) of its training images.
-    found = mean_of([run.top1 for run in runs], count / num_images, 1 / (count - 1))
+    found = mean_of([run.score for run in runs], count / num_images, 1 / (count - 1))
     loss = sum(run.loss * len(fold) for run, fold in zip(runs, folds, strict=True)) / num_images
-    scores = {"val/top1": num_right / num_counted, "val/loss": loss}
+    share = num_right / num_counted
+    scores = {"val/top1" if target.ndim == 1 else "val/exact": share, "val/loss": loss}
     if num_counted < num_images:
         scores["val/bad_images"] = num_images - num_counted
     content = {
         "preset": recipe.preset,
         "images": num_images,
         "runs": [{"fold": fold} | as_json(run) for fold, run in enumerate(runs)],
-        "pooled_top1": scores["val/top1"],
-        "top1": asdict(found),
+        "pooled_top1" if target.ndim == 1 else "pooled_exact": share,
+        metric: asdict(found),
         "classes": list(classes),
-        "confusion": confusion.tolist(),
     }
+    recall = ()
+    if target.ndim == 1:
+        confusion = confusion_of(predicted, target, len(classes))
+        recall = (confusion.diagonal() / confusion.sum(1)).tolist()
+        content["confusion"] = confusion.tolist()
     write_json(recipe.folder / "results.json", content)
     print_table("fold", [*range(count)], runs)
     print(f"{num_images:,} images, each validated once by the run that did not train on it:")
-    print(scores_text(scores, confusion, classes))
-    print(f"by folds: top-1 {mean_text(found, f'{count} folds')}")
+    print(scores_text(scores, recall, classes))
+    print(f"by folds: {title_of(metric)} {mean_text(found, f'{count} folds', metric)}")
     print(
         "folds share training images, so their standard deviation is too small for an interval: "
         "this one has the correction of Nadeau and Bengio (2003)"
     )
 
 
-def open_folds(data: DataConfig, count: int) -> list[Source]:
+def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> list[Source]:
     """The validation images of each fold: together all of the images, each of them once.
 
     Raises:
@@ -71,7 +79,7 @@ def open_folds(data: DataConfig, count: int) -> list[Source]:
     folds, names, num_images = [], set(), 0
     for fold in range(count):
         own = Config(data=replace(data, val_fraction=1 / count, fold=fold)).data
-        folds.append(open_dataset(own, "val"))
+        folds.append(open_dataset(own, "val").fitted(task, "val"))
         paths = folds[-1].paths
         if paths is None:
             raise UserError(
@@ -107,10 +115,3 @@ def predictions_of(run: Run, fold: Source) -> SavedPredictions:
             "--run.fresh, or take another --run.dir"
         )
     return saved
-
-
-def confusion_of(saved: SavedPredictions) -> Tensor:
-    """The confusion matrix, (classes, classes) int64: row target, column prediction."""
-    counted, classes = saved.predicted != LEFT_OUT, len(saved.classes)
-    cells = saved.target[counted].long() * classes + saved.predicted[counted]
-    return torch.bincount(cells, minlength=classes**2).view(classes, classes)

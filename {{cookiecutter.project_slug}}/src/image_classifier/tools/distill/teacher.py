@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from ...config import ComputeConfig
-from ...data import TrainData
+from ...data import LEFT_OUT, TrainData
 from ...errors import UserError
 from ...runtime.console import some
+from ...tasks import TASKS
 from ..loaded_model import load_model
 
 
@@ -39,6 +40,8 @@ class Teacher(nn.Module):
             )
         self.digest = trained.digest
         self.model, self.side = trained.model, trained.config.data.image_size
+        self.of_logits = TASKS[trained.config.model.task].probabilities
+        self.has_several = data.source.is_multi_label
         self.share, self.temperature = share, temperature
         if compute.compile:
             self.model.compile()
@@ -55,8 +58,11 @@ class Teacher(nn.Module):
 
         Args:
             images: (batch, 3, side, side) float32, augmented and normalized as for the student.
-            labels: (batch,) int64, or (batch, classes) float32 where images are mixed.
+            labels: as `Augmented` has them; what is unknown of several stays unknown.
         """
+        if self.has_several:
+            mixed = labels.float().lerp(self.probabilities(images), self.share)
+            return mixed.masked_fill(labels < 0, LEFT_OUT)
         if not labels.is_floating_point():
             numbers = torch.arange(len(self.outputs), device=labels.device)
             labels = (labels[:, None] == numbers).float()
@@ -71,4 +77,4 @@ class Teacher(nn.Module):
             size = self.side, self.side
             images = interpolate(images, size, mode="bilinear", antialias=True)
         logits = self.model(images).index_select(1, self.outputs)
-        return (logits.float() / self.temperature).softmax(dim=1)
+        return self.of_logits(logits.float() / self.temperature)

@@ -6,8 +6,8 @@ from pathlib import Path
 from ...config import ComputeConfig, RunConfig
 from ...data import EvalData
 from ...evaluate import Scores, evaluate
-from ...predictions import scores_text
 from ...runtime.distributed import join_world
+from ...tasks import best_by
 from ..loaded_model import load_model
 
 
@@ -21,13 +21,14 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         loaded = load_model(run, compute, world)
         data = replace(loaded.config.data, root=root or loaded.config.data.root)
         folder = run if Path(run).is_dir() else ""
-        images = EvalData(data, split, world, RunConfig(dir=folder))
+        task = loaded.config.model.task
+        images = EvalData(data, split, world, RunConfig(dir=folder), task=task)
         loaded.check_images(images.source, split)
         scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
         if world.is_main:
             for note in images.source.notes:
                 print(note)
-            print(scores_text(scores.metrics(), scores.confusion, loaded.classes))
+            print(scores.text(best_by(loaded.config), loaded.decision))
             print(
                 f"{len(images):,} {split} images, weights of step {loaded.step} "
                 f"from {str(loaded.path)!a}"

@@ -1,5 +1,6 @@
 """Write a trained model as files that do not need this package, each verified against the model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +11,10 @@ from torch import Tensor
 from ...config import ComputeConfig
 from ...data import BadImageError, Source, center_crop, open_dataset
 from ...errors import FaultError, UserError
+from ...predictions import answered, told
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
+from ...tasks import TASKS
 from ..loaded_model import LoadedModel, load_model
 from .command import ExportOptions
 from .export_graph import ExportModule
@@ -36,7 +39,7 @@ def export(options: ExportOptions) -> None:
     torch.set_float32_matmul_precision("highest")  # some processors round on the way otherwise
     data = replace(trained.config.data, root=options.root or trained.config.data.root)
     source = open_dataset(data, options.split)
-    trained.check_images(source, options.split)
+    source = trained.check_images(source, options.split)
     run = Path(options.run)
     folder = Path(options.out or (run if run.is_dir() else run.parent) / "export")
     try:
@@ -47,8 +50,8 @@ def export(options: ExportOptions) -> None:
     source = source.thinned(min(options.images, len(source)))
     reference = predict_with_model(trained, source, options.raw)
     print(
-        f"weights of step {trained.step} from {str(trained.path)!a}, in float32: top-1 "
-        f"{reference.top1:.2%} of {len(reference.inputs):,} {options.split} images"
+        f"weights of step {trained.step} from {str(trained.path)!a}, in float32: "
+        f"{reference.score} of {len(reference.inputs):,} {options.split} images"
     )
     module = ExportModule(trained, options.raw).eval().requires_grad_(False)
     for name in dict.fromkeys(options.format):
@@ -68,7 +71,8 @@ class Reference(NamedTuple):
     inputs: list[Tensor]  # of one image each: (1, ...)
     batch: Tensor  # (BATCH, ...): the first images, cut to squares; repeated if there are fewer
     probabilities: Tensor  # (count, classes) float32
-    top1: float  # fraction of the images whose most probable class is right
+    score: str  # the fraction of the images that are right, in words
+    to_probabilities: Callable[[Tensor], Tensor]  # of logits
     is_raw: bool  # the inputs are normalized, and the file is to give logits
 
 
@@ -76,8 +80,9 @@ class Reference(NamedTuple):
 def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
     """Predict all images of `source` that can be read with the code of evaluation."""
     side, model, normalize = trained.config.data.eval_size, trained.model, trained.normalize
-    inputs, squares, probabilities, num_right = [], [], [], 0
-    for index, label in enumerate(source.labels.tolist()):
+    inputs, squares, probabilities, kept = [], [], [], []
+    task = TASKS[source.task]
+    for index in range(len(source)):
         try:
             pixels = source.read(index)
         except BadImageError:
@@ -91,14 +96,22 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         else:
             given, crop = pixels[None], square[None]
             logits = sum(weight * model(view) for view, weight in normalize.views(planes))
+            logits = logits / trained.decision.temperature
         inputs.append(given)
         squares.append(crop)
-        probabilities.append(logits.softmax(1))
-        num_right += int(logits.argmax()) == label
+        probabilities.append(task.probabilities(logits))
+        kept.append(index)
     if not inputs:
         raise UserError("there are no images that can be read, to verify the files with")
     batch = torch.cat([squares[n % len(squares)] for n in range(BATCH)])
-    return Reference(inputs, batch, torch.cat(probabilities), num_right / len(inputs), is_raw)
+    shares, labels = torch.cat(probabilities), source.labels[kept]
+    if source.is_multi_label:
+        counted, right = answered(trained.decision.has_label(shares).to(torch.int8), labels)
+    else:
+        counted, right = answered(shares.argmax(1), labels)
+    share = float(right.sum() / counted.sum())
+    score = told("exact" if source.is_multi_label else "top1", share)
+    return Reference(inputs, batch, shares, score, task.probabilities, is_raw)
 
 
 @torch.inference_mode()
@@ -110,7 +123,7 @@ def verify(predict: Predict, reference: Reference, tolerance: float) -> str:
     """
     expected = reference.probabilities
     found = torch.cat([*map(predict, reference.inputs), predict(reference.batch)])
-    found = found.softmax(1) if reference.is_raw else found
+    found = reference.to_probabilities(found) if reference.is_raw else found
     wanted = torch.cat([expected, expected[torch.arange(BATCH) % len(expected)]])
     largest = (found - wanted).abs().max()
     num_same = int((found[: len(expected)].argmax(1) == expected.argmax(1)).sum())

@@ -14,6 +14,7 @@ from torch.export import Dim, ExportedProgram
 
 from ...data import reflect
 from ...preprocess import VIEWS
+from ...tasks import TASKS
 from ..loaded_model import LoadedModel
 
 MAX_SIDE = 2**15  # pixels
@@ -28,9 +29,11 @@ class ExportModule(nn.Module):
     """
 
     def __init__(self, trained: LoadedModel, is_raw: bool = False) -> None:
-        """Export `trained`; `is_raw` leaves preprocessing and softmax out of the graph."""
+        """Export `trained`; `is_raw` leaves preprocessing and probabilities out of the graph."""
         super().__init__()
         self.model, self.is_raw = trained.model, is_raw
+        task = trained.config.model.task
+        self.probabilities = TASKS[task].probabilities  # of logits
         self.side = side = trained.config.data.eval_size
         self.names = "images", "logits" if is_raw else "probabilities"
         views = VIEWS[trained.normalize.tta]
@@ -50,7 +53,11 @@ class ExportModule(nn.Module):
             "std": list(trained.std),
             "model": asdict(trained.config.model),
             "step": trained.step,
+            "task": task,
         }
+        self.temperature = trained.decision.temperature
+        # From which probability on a prediction counts, or with several labels that of each class.
+        self.about |= asdict(trained.decision)
 
     def forward(self, images: Tensor) -> Tensor:
         """Predict.
@@ -67,7 +74,7 @@ class ExportModule(nn.Module):
         # All views in one batch, so that the graph holds the model once.
         logits = self.model(torch.cat([shifted(normal, *view) for view in self.views]))
         by_view = logits.unflatten(0, (len(self.views), -1))  # (views, batch, classes)
-        return (self.weights * by_view).sum(0).softmax(dim=1)
+        return self.probabilities((self.weights * by_view).sum(0) / self.temperature)
 
     @cached_property
     def program(self) -> ExportedProgram:

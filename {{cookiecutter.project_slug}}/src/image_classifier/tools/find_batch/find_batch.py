@@ -64,7 +64,7 @@ class Trial:
         self.device, self.training = world.device, Training(config, world, data)
         pixels = data.sample(min(DISTINCT, config.data.batch_size))
         self.images = self.training.normalize(pixels)
-        self.labels = torch.arange(len(pixels), device=world.device) % data.num_classes
+        self.labels = data.source.labels[: len(pixels)].to(world.device)
         self.sizes: dict[int, Size] = {}  # that fit, by their images
         self.forget_peak()
         self.total_bytes = self.total_memory()
@@ -120,7 +120,7 @@ class Trial:
         repeats = math.ceil(count / len(self.images))
         layout = self.training.state.precision.memory_format
         images = self.images.repeat(repeats, 1, 1, 1)[:count].contiguous(memory_format=layout)
-        labels = self.labels.repeat(repeats)[:count]
+        labels = torch.cat([self.labels] * repeats)[:count]
         seconds: list[float] = []
         while sum(seconds[2:]) < ROUND_SECONDS or len(seconds) < 2 + MIN_STEPS:
             began = perf_counter()

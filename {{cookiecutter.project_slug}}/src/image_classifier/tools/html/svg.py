@@ -28,6 +28,7 @@ def line_chart(
     x_label: str = "epoch",
     is_log: bool = False,
     main: str | None = None,
+    has_colors: bool = False,
 ) -> str:
     """Lines, each with its last value; empty where there are no finite points.
 
@@ -39,6 +40,7 @@ def line_chart(
         x_label: what x is.
         is_log: whether the x axis is logarithmic; else it begins at 0.
         main: the line to show among many, the only one with a label; None: all but `train`.
+        has_colors: lines that end at the same place: each has a color, and no value.
     """
     finite = {name: [p for p in lines[name] if all(map(math.isfinite, p))] for name in lines}
     finite = {name: thinned(points) for name, points in finite.items() if points}
@@ -60,6 +62,7 @@ def line_chart(
         {f"{short(level)}{unit}": down(level) for level in levels},
         x_label,
     )
+    named: list[str] = []
     free = BOTTOM + 18.0  # labels go from the lowest up, each above the one before
     for name, points in sorted(finite.items(), key=lambda pair: pair[1][-1][1]):
         x, y = across(points[-1][0]), down(points[-1][1])
@@ -69,9 +72,14 @@ def line_chart(
         if is_main or not main:
             free = min(free - 14, y + 4)
             label = f"{name} " * (len(lines) > 1) + short(points[-1][1]) + unit
+            if has_colors:  # a legend, from the top
+                label, free = name, TOP + 4 + 14.0 * len(named)
+            named.append(name)
             text = f'<text x="{RIGHT + 8}" y="{free}">{escape(label)}</text>'
+        hue = f"hsl({360 * len(named) // len(finite)} 60% 50%)"
+        color = f' style="stroke:{hue};fill:{hue}"' if has_colors else ""
         parts.append(
-            f'<g class="{"val" if is_main else "train"}"><polyline points="{path}"/>'
+            f'<g class="{"val" if is_main else "train"}"{color}><polyline points="{path}"/>'
             f'<circle cx="{x}" cy="{y}" r="2.5"/>{text}</g>'
         )
     return figure(title, parts)

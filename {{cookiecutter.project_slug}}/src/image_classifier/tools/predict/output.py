@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,12 @@ from ...runtime.files import open_plain, parse_object, remove_leftovers, write_w
 
 FORMULA = re.compile(r"[=+@-](?![\d.]+$)")  # how one begins in a spreadsheet; a number is none
 
-Row = dict[str, Any]  # path, label, probability, top: a list of these two, error; None: unknown
+SEPARATOR = "|"  # between the labels of an image in a table
+
+Row = dict[str, Any]  # path, label, probability, top: a list of these two, error; None: unknown; of
+# models that know several labels also `labels`, those that the image has; of models with a
+# threshold also `decision`: the label, or that it abstains
+EXTRA = {"labels", "decision"}
 NO_ROW: Row = {"path": "", "label": None, "probability": None, "top": [], "error": None}
 
 
@@ -51,7 +57,7 @@ class Output:
                 size = end = file.tell()
                 for count, line in enumerate(file, 1):
                     row = parse_object(line)
-                    if row.keys() != NO_ROW.keys():  # cut by a kill, or damaged
+                    if row.keys() - EXTRA != NO_ROW.keys():  # cut by a kill, or damaged
                         break
                     size, bad = size + len(line), bad + (row["label"] is None)
                     if count % batch_size == 0:
@@ -100,7 +106,12 @@ def check_out(path: Path, fresh: bool) -> None:
 
 def flat(row: Row, top_k: int) -> dict[str, Any]:
     """A row by the columns of a table: text in one line, which moves no cursor."""
-    found = {"path": row["path"], "label": row["label"], "probability": row["probability"]}
+    found = {"path": row["path"]}
+    if "labels" in row:
+        found["labels"] = SEPARATOR.join(row["labels"] or ())
+    if "decision" in row:
+        found["decision"] = row["decision"]
+    found |= {"label": row["label"], "probability": row["probability"]}
     for number, pair in enumerate(row["top"] or [NO_ROW] * top_k, 1):
         found |= {f"class_{number}": pair["label"], f"probability_{number}": pair["probability"]}
     found["error"] = row["error"]
@@ -114,8 +125,10 @@ def write_csv(rows: Iterable[Row], file: BinaryIO, top_k: int) -> None:
     """
     text = io.TextIOWrapper(file, "utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(flat(NO_ROW, top_k))
-    for row in rows:
+    rows = iter(rows)
+    first = next(rows)
+    writer.writerow(flat(first, top_k))
+    for row in chain((first,), rows):
         path, *others = flat(row, top_k).values()
         safe = (f"'{c}" if isinstance(c, str) and FORMULA.match(c) else c for c in others)
         writer.writerow([f"./{path}" if FORMULA.match(path) else path, *safe])

@@ -10,10 +10,12 @@ import torch
 
 from ...config import ComputeConfig
 from ...data import PathList
+from ...decision import ABSTAIN
 from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
 from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
+from ...tasks import TASKS
 from ..features import predict_features
 from ..loaded_model import LoadedModel, load_model
 from ..progress import Progress
@@ -21,7 +23,7 @@ from .command import PredictOptions
 from .embeddings import Embeddings
 from .heat_maps import begin_heat_maps, write_heat_maps
 from .images import Images, list_files
-from .output import NO_ROW, Output, Row, check_out
+from .output import NO_ROW, SEPARATOR, Output, Row, check_out
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def predictions(
     trained: LoadedModel, images: Images, wanted: Wanted, first: int = 0
 ) -> Iterator[list[Row]]:
     """The rows of the images from number `first` on, a batch at a time."""
+    decision, has_several = trained.decision, trained.config.model.task == "multi-label"
     network = trained.normalize, trained.precision
     for start, batch in images.batches(first):
         if wanted.embeddings:
@@ -119,10 +122,13 @@ def predictions(
             wanted.embeddings.add(start, features, images.errors)
         else:
             logits = predict_logits(trained.model, batch.images, *network)
-        best = logits.softmax(1).topk(wanted.top_k)
+        logits = logits / decision.temperature
+        probabilities = TASKS[trained.config.model.task].probabilities(logits)
+        best = probabilities.topk(wanted.top_k)
         rows: list[Row] = []
-        found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        for index, (shares, classes) in enumerate(found, start):
+        chosen = (decision.has_label if has_several else decision.is_sure)(probabilities)
+        found = zip(best.values.tolist(), best.indices.tolist(), chosen.tolist(), strict=True)
+        for index, (shares, classes, own) in enumerate(found, start):
             path = images.files.relative(index).decode("utf-8", "backslashreplace")
             row: Row = NO_ROW | {"path": path, "error": images.errors.pop(index, None)}
             if not row["error"]:
@@ -130,6 +136,12 @@ def predictions(
                 pairs = zip((trained.classes[n] for n in classes), shares, strict=True)
                 top = [{"label": name, "probability": float(f"{p:.9g}")} for name, p in pairs]
                 row |= {"top": top, **top[0]}
+            if has_several:
+                pairs = zip(trained.classes, own, strict=True)
+                labels = [name for name, is_there in pairs if is_there]
+                row["labels"] = None if row["error"] else labels
+            elif decision.thresholds:
+                row["decision"] = row["label"] if own else ABSTAIN
             rows.append(row)
         if wanted.explain:
             write_heat_maps(wanted.explain, trained, batch.images, best.indices[:, 0], rows, start)
@@ -142,9 +154,14 @@ def print_rows(trained: LoadedModel, images: Images, wanted: Wanted) -> int:
     for rows in predictions(trained, images, wanted):
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
-            label, share = pairs[0] if pairs else ("", "")
+            label, share = pairs.pop(0) if pairs else ("", "")
+            if row.get("decision") == ABSTAIN and pairs:
+                pairs, label, share = [(label, share), *pairs], ABSTAIN, ""
+            if row.get("labels") is not None:
+                pairs, label = [(label, share), *pairs], printable(SEPARATOR.join(row["labels"]))
+                share = ""
             more = row["error"] and f"cannot be read: {printable(row['error'])}"
-            more = more or ", ".join(map(" ".join, pairs[1:]))
+            more = more or ", ".join(map(" ".join, pairs))
             print(f"{label:<{width}} {share:>6}  {printable(row['path'])}  {more}".rstrip())
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)

@@ -22,6 +22,7 @@ from ...runtime.console import some
 from ...runtime.distributed import World, join_world
 from ...runtime.run_dir import clear_run, open_run
 from ...runtime.seeding import WEIGHTS, seed_everything, seeded
+from ...tasks import best_by
 from ...tracking import RunLogger, Setup, blank_logits, check_setup
 from ...train_state import TrainState
 from .features import Features, compute_features
@@ -99,11 +100,13 @@ def probe(config: Config) -> Scores:
             scores = evaluate(layer, val, val, precision, world)
             top1 = {best[LINEAR]: scores.top1, best[NEIGHBORS]: knn_top1}
             log.say(table(heads, top1))
-            log.write(0, scores.metrics() | metrics_of(top1))
+            log.write(0, scores.metrics(*scores.names) | metrics_of(top1))
             message = f"probe: only the last layer was fitted: {best[LINEAR]}"
             log.warnings.append(message)  # for the report page
-            state = TrainState(model, build_optimizer(config.optim, model), precision)
-            state.record(scores.top1)
+            optimizer, decides = build_optimizer(config.optim, model), best_by(config)
+            state = TrainState(model, optimizer, precision, best_by=decides)
+            state.record(scores.value(decides))
+            state.decision = scores.decision(run)
             checkpoints.save(state, log.state_dict())
             log.finish(scores, message, model, normalize)
         return scores

@@ -2,12 +2,11 @@
 
 from dataclasses import asdict
 
+from ...predictions import title_of
 from ...runtime.files import write_json
 from ..many_runs import as_json, mean_text, print_table, train_all
 from ..recipe_options import Recipe
 from ..statistics import mean_of
-
-RESULTS = {"top1": "top-1", "best_top1": "best top-1"}
 
 
 def repeat(recipe: Recipe, count: int) -> None:
@@ -21,7 +20,12 @@ def repeat(recipe: Recipe, count: int) -> None:
     runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
     known = [run.predictions for run in runs if run.predictions]
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
-    means = {name: mean_of([getattr(run, name) for run in runs], grain) for name in RESULTS}
+    metric = runs[0].metric
+    scores = {metric: "score", f"best_{metric}": "best_score"}
+    means = {
+        name: mean_of([getattr(run, score) for run in runs], grain)
+        for name, score in scores.items()
+    }
     content = {
         "preset": recipe.preset,
         "runs": [{"seed": run.seed} | as_json(run) for run in runs],
@@ -29,5 +33,5 @@ def repeat(recipe: Recipe, count: int) -> None:
     }
     write_json(recipe.folder / "results.json", content)
     print_table("seed", [*seeds], runs)
-    for name, title in RESULTS.items():
-        print(f"{title} {mean_text(means[name], f'{count} seeds')}")
+    for name, text in zip(means, (title_of(metric), f"best {title_of(metric)}"), strict=True):
+        print(f"{text} {mean_text(means[name], f'{count} seeds', metric)}")

@@ -13,20 +13,35 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ...config import Config
 from ...data import Source
+from ...decision import choose_decision, risk_by_coverage
 from ...errors import FaultError, UserError
-from ...predictions import Predictions, calibrate, calibration_error
+from ...predictions import (
+    NUMBERS,
+    Predictions,
+    answered,
+    better,
+    calibrate,
+    calibration_error,
+    number_of,
+    title_of,
+)
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
+from ...tasks import against_the_rest
 from ..html import PAGE, line_chart, reliability_diagram
+from ..saved_runs import metric_of
 from .images import Picture, gallery
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
 
 PICTURES = 24  # wrong predictions that are shown
 MOST_CLASSES = 20  # of a confusion matrix that can be read
+MOST_LINES = 6  # of a chart
+MOST_SHARES = 2**23  # probabilities of which curves are drawn, as that takes seconds
 HEAT = (
     "The gray image is what the model saw; in color, the places that raise the score of the "
     "predicted class. They say where, roughly, but not what was recognized there, nor whether it "
@@ -36,8 +51,10 @@ HEAT = (
 
 # The numbers of the summary: name, metric, format, and what is shown of all values.
 FACTS: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
-    ("best top-1", "val/top1", "{:.2%}", max),
     ("top-5", "val/top5", "{:.2%}", itemgetter(-1)),
+    ("macro F1", "val/macro_f1", "{:.1%}", itemgetter(-1)),
+    ("AUROC", "val/auroc", "{:.1%}", itemgetter(-1)),
+    ("average precision", "val/average_precision", "{:.1%}", itemgetter(-1)),
     ("validation loss", "val/loss", "{:.4f}", itemgetter(-1)),
     ("images per second", "train/images_per_second", "{:,.0f}", median),
     ("waiting for data", "train/waited_fraction", "{:.1%}", fmean),
@@ -46,7 +63,6 @@ FACTS: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
 # The charts: title, metrics, options of `line_chart`.
 CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
     ("Loss", ("train/loss", "val/loss"), {}),
-    ("Validation top-1", ("val/top1",), {"unit": "%"}),
     ("Learning rate", ("train/lr",), {}),
     ("Images per second", ("train/images_per_second",), {"low": 0}),
     ("Waiting for data", ("train/waited_fraction",), {"unit": "%", "low": 0}),
@@ -56,7 +72,7 @@ Rows = list[dict[str, Any]]  # of metrics.jsonl
 Explain = Callable[[list[int], list[int]], Tensor]  # numbers of images, and of classes, to images
 # with heat maps over them: (count, height, width, 3) uint8 on the host
 Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, 3) uint8; labels
-# (count,) int64, or (count, classes) float32 if they are mixed; the step that used them
+# (count,) int64, or (count, classes) if they are mixed or several; the step that used them
 
 
 def write_page(
@@ -83,11 +99,9 @@ def write_page(
     """
     rows = read_rows(folder / "metrics.jsonl")
     config, environment = (read_object(folder / f"{n}.json") for n in ("config", "environment"))
-    classes, confusion = predictions.source.classes, predictions.confusion()
-    heading, confusions = "Confusion matrix", confusion_matrix
-    if len(classes) > MOST_CLASSES:
-        heading, confusions = "Most confused classes", confused_pairs
-    calibration = calibrate(predictions)
+    classes, metric = predictions.source.classes, metric_of(config)
+    shares, calibration = predictions.probabilities, calibrate(predictions)
+    is_quick = shares is not None and shares.numel() <= MOST_SHARES
     name = escape(folder.resolve().name)
     about = f"{config['model.name']} on {config['data.name']}, {config['epochs']:g} epochs; "
     about += f"{environment['device']}; {state}"
@@ -96,15 +110,16 @@ def write_page(
     body = [
         f"<h1>{name}</h1><p>{escape(about)}</p>",
         *(f'<p class="warning">{escape(line)}</p>' for line in warnings),
-        f'<dl class="facts">{summary(rows, confusion, calibration)}</dl>',
-        f'<div class="curves">{curves(rows)}</div>',
+        f'<dl class="facts">{summary(rows, predictions, metric, calibration)}</dl>',
+        f'<div class="curves">{curves(rows, metric)}</div>',
         '<div class="beside">',
-        f"<section><h2>{heading}</h2>{confusions(classes, confusion)}</section>",
-        f"<section><h2>Classes</h2>{class_table(classes, confusion)}</section>",
+        confusion_section(predictions),
+        f"<section><h2>Classes</h2>{class_table(predictions, is_quick)}</section>",
         "</div>",
+        f'<div class="curves">{answer_curves(predictions) if is_quick else ""}</div>',
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
-        "<h2>Most confident mistakes</h2><p>In color the predicted class, below it the true one. "
-        f"Some may be wrong labels.</p>{mistakes(predictions, explain)}",
+        coverage_section(predictions, config),
+        f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
         f'<dl class="list">{definitions(config, changed)}</dl>',
@@ -121,10 +136,15 @@ def curve(rows: Rows, metric: str, unit: float = 1.0) -> list[tuple[float, float
     return [(x, y / unit) for x, y in pairs if isinstance(x, float) and isinstance(y, float)]
 
 
-def summary(rows: Rows, confusion: Tensor, calibration: Tensor) -> str:
+def summary(rows: Rows, predictions: Predictions, best_by: str, calibration: Tensor) -> str:
     """The result in a few numbers, the most important first."""
-    right, count = int(confusion.diagonal().sum()), int(confusion.sum())
-    found = {f"top-1: {right:,} of {count:,} validation images": f"{right / count:.2%}"}
+    counted, right = answered(predictions.predicted, predictions.source.labels)
+    right, count = int(right.sum()), int(counted.sum())
+    what = title_of("exact" if predictions.source.is_multi_label else "top1")
+    found = {f"{what}: {right:,} of {count:,} validation images": f"{right / count:.2%}"}
+    if values := [value for _, value in curve(rows, f"val/{best_by}")]:
+        best = (max if better(best_by) > 0 else min)(values)
+        found[f"best {title_of(best_by)}"] = number_of(best_by, best)
     for name, metric, form, of in FACTS:
         if values := [value for _, value in curve(rows, metric)]:
             found[name] = form.format(of(values))
@@ -132,13 +152,57 @@ def summary(rows: Rows, confusion: Tensor, calibration: Tensor) -> str:
     return "".join(f"<div><dd>{value}</dd><dt>{what}</dt></div>" for what, value in found.items())
 
 
-def curves(rows: Rows) -> str:
-    """Charts of loss, accuracy, learning rate and throughput."""
+def curves(rows: Rows, metric: str) -> str:
+    """Charts of loss, the metric that decides, learning rate and throughput."""
+    options = {} if metric in NUMBERS else {"unit": "%"}
+    own = (f"Validation {title_of(metric)}", (f"val/{metric}",), options)
     charts = []
-    for title, metrics, options in CHARTS:
+    for title, metrics, options in (CHARTS[0], own, *CHARTS[1:]):
         unit = 0.01 if "unit" in options else 1.0
         lines = {metric.partition("/")[0]: curve(rows, metric, unit) for metric in metrics}
         charts.append(line_chart(title, lines, **options))
+    return "".join(charts)
+
+
+def confusion_section(predictions: Predictions) -> str:
+    """Which classes are taken for which; with several labels that is no question."""
+    if predictions.source.is_multi_label:
+        return ""
+    classes, confusion = predictions.source.classes, predictions.confusion()
+    if len(classes) > MOST_CLASSES:
+        heading, found = "Most confused classes", confused_pairs(classes, confusion)
+    else:
+        heading, found = "Confusion matrix", confusion_matrix(classes, confusion)
+    return f"<section><h2>{heading}</h2>{found}</section>"
+
+
+def answer_curves(predictions: Predictions) -> str:
+    """Precision over recall, and ROC: of each class; of many, the mean and all taken together."""
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    names = predictions.source.classes
+    pairs = {names[n]: pair for n, *pair in against_the_rest(predictions)}
+    if not pairs:
+        return ""
+    precisions, rocs = {}, {}
+    has_few, grid = len(names) <= MOST_LINES, np.linspace(0, 1, 101)
+    together = [np.concatenate(column) for column in zip(*pairs.values(), strict=True)]
+    for name, pair in (pairs if has_few else pairs | {"micro average": together}).items():
+        precision, recall, _ = precision_recall_curve(*pair)
+        precisions[name] = recall[::-1], precision[::-1]
+        rocs[name] = roc_curve(*pair)[:2]
+    charts = []
+    for title, x_label, lines in (
+        ("Precision over recall", "recall", precisions),
+        ("ROC: true over false positives", "false", rocs),
+    ):
+        if not has_few:
+            of_classes = [np.interp(grid, *lines.pop(name)) for name in pairs]
+            lines["macro average"] = grid, np.mean(of_classes, axis=0)
+        points = {
+            name: [*zip(*map(np.ndarray.tolist, xy), strict=True)] for name, xy in lines.items()
+        }
+        charts.append(line_chart(title, points, x_label=x_label, low=0, has_colors=True))
     return "".join(charts)
 
 
@@ -162,29 +226,71 @@ def calibration_section(calibration: Tensor) -> str:
     )
 
 
+def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
+    """How many images are predicted, and how many wrongly, if it may abstain from the others."""
+    found = predictions.probabilities
+    if found is None or predictions.source.is_multi_label:
+        return ""
+    known = predictions.is_counted
+    wishes = (config.get(f"run.{name}", 0.0) for name in ("min_precision", "error_cost"))
+    decision = choose_decision(found[known], predictions.source.labels[known], *wishes)
+    shares = decision.calibrated(found[known], has_several=False)
+    points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
+    chart = line_chart(
+        "Errors among the predicted, by their share of the images",
+        {"errors": [(100 * coverage, 100 * error) for coverage, error in points]},
+        unit="%",
+        low=0,
+        x_label="% of the images",
+    )
+    told = "No threshold was asked for: every prediction counts (--run.min-precision)."
+    if decision.thresholds:
+        share = float(decision.is_sure(shares).double().mean())
+        error = next(error for coverage, error in points if coverage >= share - 1e-9)
+        told = (
+            f"From a calibrated probability of {decision.thresholds[0]:.1%} on predictions count: "
+            f"{share:.1%} of the images, {1 - error:.1%} of them right; it abstains from others."
+        )
+    return (
+        f"<h2>I don't know</h2><p>{told} Temperature "
+        f"{decision.temperature:.2f}: the checkpoint has both.</p>{chart}"
+    )
+
+
 def mistakes(predictions: Predictions, explain: Explain | None) -> str:
-    """The wrong predictions with the highest confidence: image, predicted and true class."""
-    source, pictures = predictions.source, []
-    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero().flatten()
-    surest = predictions.probability[wrong].argsort(descending=True, stable=True)
-    shown = wrong[surest][:PICTURES].tolist()
-    note, heats = "", [None] * len(shown)
-    if explain and shown:
+    """The wrong predictions with the highest confidence: image, predicted and true class.
+
+    With several labels, the wrong decisions on one of them.
+    """
+    source, pictures, has_several = predictions.source, [], predictions.source.is_multi_label
+    wrong = (predictions.is_counted & ~predictions.is_correct).nonzero()  # (count, 1 or 2)
+    surest = predictions.probability[*wrong.T].argsort(descending=True, stable=True)
+    shown = wrong[surest][:PICTURES]
+    indices = shown[:, 0].tolist()
+    classes = (shown[:, 1] if has_several else predictions.predicted[shown[:, 0]]).tolist()
+    notes = ["In color the predicted class, below it the true one. Some may be wrong labels."]
+    if has_several:
+        notes = ["In color labels that the image has not, others it has. Some may be wrong labels."]
+    heats = [None] * len(indices)
+    if explain and indices:
         try:
-            note, heats = HEAT, explain(shown, predictions.predicted[shown].tolist())
+            heats = explain(indices, classes)
+            notes.append(HEAT)
         except Exception as error:  # a network without a feature map, or too little memory
-            note = f"No heat maps: {error}"
-    for index, heat in zip(shown, heats, strict=True):
-        predicted, target = int(predictions.predicted[index]), int(source.labels[index])
-        lines = [
-            ("wrong-class", source.classes[predicted], f"{predictions.probability[index]:.1%}"),
-            ("true", source.classes[target], f"{predictions.target_probability[index]:.1%}"),
-        ]
+            notes.append(f"No heat maps: {error}")
+    for index, number, heat in zip(indices, classes, heats, strict=True):
+        if has_several:
+            style = "true" if source.labels[index, number] else "wrong-class"
+            found = [(style, number, predictions.probabilities[index, number])]
+        else:
+            target = int(source.labels[index]), predictions.target_probability[index]
+            found = [("wrong-class", number, predictions.probability[index]), ("true", *target)]
+        lines = [(style, source.classes[n], f"{share:.1%}") for style, n, share in found]
         title = f"image {index}"
         if source.paths is not None:
             title = source.paths.relative(index).decode("utf-8", "backslashreplace")
         pictures.append(Picture(read_image(source, index), title, lines, heat))
-    return (note and f"<p>{escape(note)}</p>") + gallery(pictures)
+    return "".join(f"<p>{escape(note)}</p>" for note in notes) + gallery(pictures)
 
 
 def augmented(samples: Samples, classes: tuple[str, ...]) -> str:
@@ -193,7 +299,8 @@ def augmented(samples: Samples, classes: tuple[str, ...]) -> str:
     pictures = []
     for image, label in zip(pixels.cpu(), labels.cpu(), strict=True):
         if label.ndim:
-            shares = sorted(((float(label[n]), int(n)) for n in label.nonzero()), reverse=True)
+            present = (label > 0).nonzero()
+            shares = sorted(((float(label[n]), int(n)) for n in present), reverse=True)
             lines = [("true", classes[n], f"{share:.1%}") for share, n in shares]
         else:
             lines = [("true", classes[int(label)], "")]

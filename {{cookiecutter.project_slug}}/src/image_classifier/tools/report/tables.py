@@ -9,6 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ...predictions import Predictions
+from ...tasks import average_precisions, class_scores
+
 MOST_CLASSES, MOST_PAIRS = 1000, 30  # rows of a table
 
 
@@ -46,16 +49,23 @@ def confused_pairs(classes: tuple[str, ...], confusion: Tensor) -> str:
     return table(("class", "predicted as", "times", "share"), pairs) if pairs else "<p>None.</p>"
 
 
-def class_table(classes: tuple[str, ...], confusion: Tensor) -> str:
-    """Recall and precision of each class, the lowest recall first, those without images last."""
-    right, images = confusion.diagonal(), confusion.sum(1)
-    times, predicted = errors(confusion).max(1)
-    confused = [classes[n] if count else "" for n, count in zip(predicted, times, strict=True)]
-    tensors = (right / images, right / confusion.sum(0), images)
-    columns = (classes, *(tensor.tolist() for tensor in tensors), confused, times.tolist())
-    rows = sorted(zip(*columns, strict=True), key=lambda row: (row[3] == 0, row[1], row[0]))
-    heads = ("class", "recall", "precision", "images", "most often predicted as", "times")
-    return table(heads, rows[:MOST_CLASSES])
+def class_table(predictions: Predictions, has_all: bool) -> str:
+    """Scores of each class, the lowest recall first, those without images last.
+
+    `has_all`: the average precision too, which takes a while for many images and classes.
+    """
+    classes = predictions.source.classes
+    precision, recall, f1, images = (row.tolist() for row in class_scores(predictions))
+    average = average_precisions(predictions) if has_all else [math.nan] * len(classes)
+    columns = [classes, recall, precision, f1, average, map(int, images)]
+    heads = ["class", "recall", "precision", "F1", "average precision", "images"]
+    if not predictions.source.is_multi_label:
+        times, predicted = errors(predictions.confusion()).max(1)
+        pairs = zip(predicted, times, strict=True)
+        columns += [[classes[n] if count else "" for n, count in pairs], times.tolist()]
+        heads += ["most often predicted as", "times"]
+    rows = sorted(zip(*columns, strict=True), key=lambda row: (row[5] == 0, row[1], row[0]))
+    return table(tuple(heads), rows[:MOST_CLASSES])
 
 
 def errors(confusion: Tensor) -> Tensor:

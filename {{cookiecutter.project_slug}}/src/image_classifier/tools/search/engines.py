@@ -18,7 +18,7 @@ from .spaces import Space
 
 Knobs = dict[str, Any]  # that a trial changes
 FIXED = ("epochs", "seed", "run.")  # of all trials
-GOAL = {"metric": "top1", "mode": "max"}
+GOAL = {"metric": "score", "mode": "max"}  # the metric that decides, negative if less is better
 
 
 class Listed(Searcher):

@@ -37,7 +37,7 @@ class PausingASHA(FIFOScheduler):
         is_reached = False
         for time, scores in self.rungs:
             if result["units"] >= time and trial not in scores:
-                scores[trial], is_reached = result["top1"], True
+                scores[trial], is_reached = result["score"], True
         search = tune_controller.search_alg
         if not is_reached or trial in self.promotable(tune_controller):
             return TrialScheduler.CONTINUE

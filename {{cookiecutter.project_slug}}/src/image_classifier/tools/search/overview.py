@@ -10,6 +10,7 @@ from html import escape
 import optuna
 from ray.tune.search.optuna import OptunaSearch
 
+from ...predictions import NUMBERS, number_of, title_of
 from ..html import PAGE, line_chart, parallel_coordinates
 from .engines import Knobs, ends
 from .results import Trial, table_of
@@ -26,26 +27,29 @@ def page_of(  # noqa: PLR0917 - what is on it
     names = [f"{trial.number:03}" for trial in evaluated]
     knobs = list(dict.fromkeys(knob for trial in evaluated for knob in trial.knobs))
     axes = {knob: [trial.knobs.get(knob, "") for trial in evaluated] for knob in knobs}
-    axes["top-1, %"] = [100 * trial.top1 for trial in evaluated]
+    unit, percent = (1, "") if best.metric in NUMBERS else (100, "%")
+    what = title_of(best.metric)
+    axes[f"{what}, {percent}".strip(", ")] = [unit * trial.value for trial in evaluated]
     main = evaluated.index(best)
-    top1s, losses = (
+    scores, losses = (
         {
             f"{trial.number:03}": [(row["epoch"], unit * row[metric]) for row in trial.rows]
             for trial in evaluated
         }
-        for metric, unit in (("val/top1", 100), ("val/loss", 1))
+        for metric, unit in ((f"val/{best.metric}", unit), ("val/loss", 1))
     )
     head, *rows = table_of(trials)
     heads = row_of(head, "th").replace(".", ".<wbr>")  # the names of knobs are long
     body = [
         f"<h1>{escape(title)}</h1><p>{escape(about)}</p>",
-        f'<dl class="facts"><div><dd>{best.top1:.2%}</dd><dt>top-1 of trial {best.number:03}, '
+        f'<dl class="facts"><div><dd>{number_of(best.metric, best.value)}</dd><dt>{what} of trial '
+        f"{best.number:03}, "
         f"the best: {escape(command)}</dt></div></dl>",
         "<h2>Trials</h2><p>In color the best. A line is a trial; trials that were ended early "
-        "stand at their last top-1.</p>",
+        "stand at their last value.</p>",
         parallel_coordinates("Knobs and result", axes, names, main),
         '<div class="curves">',
-        line_chart("Validation top-1", top1s, unit="%", main=names[main]),
+        line_chart(f"Validation {what}", scores, unit=percent, main=names[main]),
         line_chart("Validation loss", losses, main=names[main]),
         "</div>",
         "<h2>Importance</h2>",
@@ -77,7 +81,7 @@ def importance_of(trials: Sequence[Trial], space: Space) -> dict[str, float]:
             if not isinstance(found, optuna.distributions.CategoricalDistribution):
                 knobs[knob] = min(max(knobs[knob], found.low), found.high)
         study.add_trial(
-            optuna.trial.create_trial(params=knobs, distributions=distributions, value=trial.top1)
+            optuna.trial.create_trial(params=knobs, distributions=distributions, value=trial.score)
         )
     with warnings.catch_warnings():  # it is marked as experimental
         warnings.simplefilter("ignore")

@@ -5,8 +5,10 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
+from ...predictions import better, told
 from ...runtime.console import say
 from ...runtime.files import write_json
+from ...tasks import best_by
 from .engines import GOAL, tidy
 from .job import Job
 from .results import read_record, trial_folder
@@ -74,8 +76,9 @@ class Proposals(Searcher):
     def tell(self, trial_id: str, result: dict[str, Any], end: str) -> None:
         """Print an evaluation, unless an earlier search did."""
         if result["evaluations"] > self.known[trial_id]:
-            top1 = f"top-1 {result['top1']:.2%}"
-            say(f"{self.name(trial_id)}  epoch {result['epoch']:5.2f}  {top1}{end}")
+            metric = best_by(self.job.config)
+            score = told(metric, better(metric) * result["score"])
+            say(f"{self.name(trial_id)}  epoch {result['epoch']:5.2f}  {score}{end}")
 
     def name(self, trial_id: str) -> str:
         """How a line names a trial."""

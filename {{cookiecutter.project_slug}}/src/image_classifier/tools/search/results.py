@@ -1,5 +1,6 @@
 """What a search found: its trials as their folders have them, the table, and the best of them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -7,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FaultError, UserError
+from ...predictions import NUMBERS, better, number_of, title_of
 from ...runtime.console import printable
 from ...runtime.files import read_object
 from ..saved_runs import read_predictions
 from ..statistics import CONFIDENCE, by_seeds
 from .engines import Knobs
-from .trial import Row, evaluations, status_of
+from .trial import Row, evaluations, metric_in, status_of
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,20 @@ class Trial:
     number: int
     state: str  # done, stopped or failed
     knobs: Knobs
+    metric: str  # that decides
     rows: list[Row]  # its evaluations
     steps: int  # that it trained
     failed: str  # why, if it failed
 
     @property
-    def top1(self) -> float:
-        """Of its last evaluation; below all others without any."""
-        return self.rows[-1]["val/top1"] if self.rows else -1.0
+    def value(self) -> float:
+        """Of the metric in the last evaluation."""
+        return self.rows[-1][f"val/{self.metric}"]
+
+    @property
+    def score(self) -> float:
+        """The higher the better; below all others without an evaluation."""
+        return better(self.metric) * self.value if self.rows else -math.inf
 
 
 def trial_folder(folder: Path, number: int) -> Path:
@@ -67,12 +75,12 @@ def read_trials(folder: Path) -> list[Trial]:
         status, failed = status_of(place), read_record(place).get("failed", "")
         state = "failed" if failed else "done" if status.get("state") == "done" else "stopped"
         rows, steps = evaluations(place), status.get("step", 0)
-        trials.append(Trial(number, state, knobs, rows, steps, failed))
+        trials.append(Trial(number, state, knobs, metric_in(place), rows, steps, failed))
     return trials
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
-    """The trial with the highest last top-1, among those trained to the end if there are any.
+    """The trial with the best last score, among those trained to the end if there are any.
 
     Raises:
         FaultError: if none was evaluated.
@@ -81,20 +89,21 @@ def best_of(trials: Sequence[Trial]) -> Trial:
     if not evaluated:
         raise FaultError(f"no trial was evaluated; the first one: {trials[0].failed}")
     done = [trial for trial in evaluated if trial.state == "done"]
-    return max(done or evaluated, key=lambda trial: trial.top1)
+    return max(done or evaluated, key=lambda trial: trial.score)
 
 
 def table_of(trials: Sequence[Trial]) -> list[list[str]]:
     """All trials, the best first: a row of heads, and a row for each."""
     knobs = list(dict.fromkeys(knob for trial in trials for knob in trial.knobs))
-    rows = [["trial", "", "epoch", "top-1", "loss", *knobs]]
+    rows = [["trial", "", "epoch", title_of(trials[0].metric), "loss", *knobs]]
     for trial in sorted(
-        trials, key=lambda trial: (trial.state == "done", trial.top1), reverse=True
+        trials, key=lambda trial: (trial.state == "done", trial.score), reverse=True
     ):
         scores = ["", "", ""]
         if trial.rows:
             row = trial.rows[-1]
-            scores = [f"{row['epoch']:.2f}", f"{trial.top1:.2%}", f"{row['val/loss']:.4f}"]
+            score = number_of(trial.metric, trial.value)
+            scores = [f"{row['epoch']:.2f}", score, f"{row['val/loss']:.4f}"]
         values = [shown(trial.knobs.get(knob, "")) for knob in knobs]
         rows.append([f"{trial.number:03}", trial.state, *scores, *values])
     return rows
@@ -124,12 +133,14 @@ def confirmed(folder: Path) -> str:
     place = trial_folder(folder / "best", pairs[0][1].number)
     saved = read_predictions(place / "predictions.safetensors")
     grain = 1 / len(saved.predicted) if saved else 0.0  # the share of one image
-    found = by_seeds([a.top1 for a, _ in pairs], [b.top1 for _, b in pairs], grain)
-    mean, low, high = (100 * value for value in (found.mean, found.low, found.high))
+    found = by_seeds([a.score for a, _ in pairs], [b.score for _, b in pairs], grain)
+    metric = pairs[0][0].metric
+    unit, points = (1, "") if metric in NUMBERS else (100, " points")
+    mean, low, high = (unit * value for value in (found.mean, found.low, found.high))
     verdict = "no more than chance explains"
     if found.is_real:
         verdict = "better" if found.mean > 0 else "worse"
     return (
-        f"best against preset: {mean:+.2f} points of top-1 ({CONFIDENCE:.0%} interval: {low:.2f} "
-        f".. {high:.2f}, {len(pairs)} fresh seeds): {verdict}"
+        f"best against preset: {mean:+.2f}{points} of {title_of(metric)} ({CONFIDENCE:.0%} "
+        f"interval: {low:.2f} .. {high:.2f}, {len(pairs)} fresh seeds): {verdict}"
     )

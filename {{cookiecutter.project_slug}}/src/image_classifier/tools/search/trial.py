@@ -9,7 +9,9 @@ from typing import Any
 from ray.tune import Trainable
 
 from ...errors import EXIT_RESTART, UserError
+from ...predictions import better
 from ...runtime.files import lock_file, read_object, read_rows, write_json
+from .. import saved_runs
 from ..child_runs import end_run, last_line, start_run
 
 POLL_SECONDS = 0.1  # between two looks at a run
@@ -30,7 +32,7 @@ class RunTrial(Trainable):
         Args:
             config: `folder`, of the run; `words`, of its command line; `threads`; `epochs`, in all;
                 `every`, epochs between evaluations; `unit`, epochs in a unit of the scheduler's
-                time.
+                time; `metric`, which decides.
         """
         self.run = config
         self.folder = Path(config["folder"])
@@ -98,7 +100,7 @@ class RunTrial(Trainable):
         is_full = is_done and self.is_last(row)
         epochs = self.run["epochs"] if is_full else self.told * self.run["every"]
         return {
-            "top1": row["val/top1"],
+            "score": better(self.run["metric"]) * row[f"val/{self.run['metric']}"],
             "loss": row["val/loss"],
             "epoch": row["epoch"],
             "evaluations": self.told,
@@ -129,7 +131,13 @@ def evaluations(folder: Path) -> list[Row]:
         rows = read_rows(folder / "metrics.jsonl")
     except OSError:
         return []
-    return [row for row in rows if isinstance(row.get("val/top1"), float)]
+    return saved_runs.evaluations(rows, metric_in(folder))
+
+
+def metric_in(folder: Path) -> str:
+    """The metric that decides in a run; before it has begun, the usual one."""
+    path = folder / "config.json"
+    return saved_runs.metric_of(read_object(path) if path.exists() else {})
 
 
 def status_of(folder: Path) -> Row:

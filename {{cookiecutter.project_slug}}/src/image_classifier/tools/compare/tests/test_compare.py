@@ -12,14 +12,15 @@ from conftest import answers_of, changed
 
 from image_classifier.cli import main
 from image_classifier.config import Config
-from image_classifier.data import PathList
+from image_classifier.data import PathList, Source
+from image_classifier.predictions import Predictions
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools import statistics
 
 COUNT = 1000  # validation images
 
 
-def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", files=None, **knobs):
+def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", files=None, loss=0.4, **knobs):
     """A run that ended with its last `right` images right; its folder."""
     folder.mkdir(parents=True)
     config = changed(Config(), optim__lr=lr, data__batch_size=100, run__dir=str(folder), **knobs)
@@ -27,7 +28,7 @@ def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", files=None, **
         {"step": 1, "train/images_per_second": 0.0},
         {"step": 50, "train/images_per_second": rate},
         {"step": 50, "val/top1": right / COUNT - 0.002, "val/loss": 0.5},
-        {"step": 100, "train/images_per_second": rate, "val/top1": right / COUNT, "val/loss": 0.4},
+        {"step": 100, "train/images_per_second": rate, "val/top1": right / COUNT, "val/loss": loss},
     ]
     (folder / "config.json").write_text(json.dumps(flatten(config)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -53,6 +54,39 @@ def test_intervals_and_p_values_are_those_of_the_tables():
     assert mcnemar(0, 0) == mcnemar(5, 5) == mcnemar(6, 5) == 1
     assert not by_seeds([0.5, 0.6], [0.501, 0.601], grain=0.001).is_real  # less than an image
     assert by_seeds([0.5, 0.6], [0.52, 0.62], grain=0.001).is_real
+
+
+def test_the_metric_that_decides_is_compared_and_less_loss_is_better(tmp_path, capsys, refusal):
+    by_loss = [
+        [
+            write_run(
+                tmp_path / f"{lr}/{seed}", 850, lr=lr, seed=seed, loss=loss, run__best_by="loss"
+            )
+            for seed, loss in enumerate(losses)
+        ]
+        for lr, losses in ((0.5, (0.41, 0.4, 0.42)), (0.3, (0.311, 0.3, 0.319)))
+    ]
+    lines = said(capsys, *by_loss[0], *by_loss[1])
+    assert lines[0].split() == ["run", "seed", "loss", "best", "loss", "training", "images/s"]
+    assert any("final loss: B is better by 0.1000 (95% interval: 0.09" in line for line in lines)
+    other = write_run(tmp_path / "other", 850, lr=0.1, seed=0)
+    assert "the best of A is the best by loss, of B by top1" in refusal(
+        "compare", by_loss[0][0], other
+    )
+
+
+def test_of_several_labels_all_must_be_right(tmp_path, capsys):
+    labels, runs = torch.tensor([[1, 0], [1, -1], [0, 1]] * 8, dtype=torch.int8), []
+    for lr, wrong in ((0.1, [0, 3, 6, 9, 12, 15, 18]), (0.2, [1])):
+        runs.append(write_run(tmp_path / str(lr), 3, lr=lr))
+        predicted = labels.clamp(min=0)
+        predicted[wrong, 0] = 0
+        source = Source(labels, ("ant", "bee"), reader=len)
+        answers = Predictions(source, predicted, *[torch.ones(24, 2)] * 3)
+        answers.save(Path(runs[-1], "predictions.safetensors"), step=100)
+    lines = said(capsys, *runs)
+    assert any("final all labels right: no significant" in line for line in lines)
+    assert "  only A is right on 1 images, only B on 7" in lines
 
 
 def test_recipes_or_folders_of_runs_are_paired_seed_by_seed(tmp_path, capsys):

@@ -70,9 +70,10 @@ def test_a_student_of_random_labels_learns_what_its_teacher_knows(config, tmp_pa
 IMAGES = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}  # that students learn from
 
 
-def teacher_of(folder, classes, share, temperature=1.0):
+def teacher_of(folder, classes, share, temperature=1.0, has_several=False):
     """The run in `folder` as the teacher of students of these classes."""
-    data = Namespace(world=CPU, source=Namespace(classes=classes, **IMAGES))
+    source = Namespace(classes=classes, is_multi_label=has_several, **IMAGES)
+    data = Namespace(world=CPU, source=source)
     return Teacher(str(folder), share, temperature, ComputeConfig(), data)
 
 
@@ -102,6 +103,15 @@ def test_targets_lie_between_labels_and_the_teachers_probabilities(finished):
     torch.testing.assert_close(teacher(images, mixed), expected, rtol=1e-4, atol=1e-5)
     teacher.share = 0.0
     assert torch.equal(teacher(images, labels), hard)
+
+
+def test_of_several_labels_what_is_unknown_stays_unknown(finished):
+    teacher = teacher_of(finished.run.dir, ("star", "disc"), 0.5, has_several=True)
+    images, labels = torch.rand(3, 3, 32, 32), torch.tensor([[1, 0], [0, -1], [-1, -1]])
+    shares, targets = teacher.probabilities(images), teacher(images, labels.to(torch.int8))
+    assert torch.equal(targets[labels < 0], torch.tensor([-1.0] * 3))
+    known = labels >= 0
+    torch.testing.assert_close(targets[known], (labels[known] + shares[known]) / 2)
 
 
 def test_an_interrupted_student_ends_as_an_unbroken_one(taught, tmp_path):

@@ -64,7 +64,7 @@ def opened_while_saved(old, new):
 def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(trained_once, tmp_path):
     new = trained_once / "checkpoints" / "best.pt"
     saved = read_checkpoint(new)
-    saved["state"]["best_top1"] = 0.0
+    saved["state"]["best_score"] = 0.0
     torch.save(saved, tmp_path / "old.pt")
     ranks = run_ranks(2, opened_while_saved, tmp_path / "old.pt", new)
     assert ranks == [(saved["state"]["step"], 2)] * 2

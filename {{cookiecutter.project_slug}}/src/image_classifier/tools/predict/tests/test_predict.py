@@ -41,6 +41,51 @@ def rows_of(path):
     return list(csv.DictReader(path.read_text("utf-8").splitlines(), strict=True))
 
 
+def test_images_with_several_labels_have_a_column_of_them(config, photos, tmp_path, capsys):
+    config, out = changed(config, model__task="multi-label"), tmp_path / "o.csv"
+    plain = untrained_run(changed(config, run__dir=str(tmp_path / "plain")), photos)
+    assert predict(plain, photos / "val", "--out", out) == 0
+    highest = max(float(row["probability_1"]) for row in rows_of(out))
+    run = untrained_run(config, photos, 1.0, (highest - 1e-6, highest - 1e-6))
+    assert predict(run, photos / "val", "--out", out, "--fresh") == 0
+    assert predict(run, photos / "val", "--out", tmp_path / "out.jsonl") == 0
+    rows = rows_of(out)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, line in zip(rows, lines, strict=True):
+        shares = {row[f"class_{n}"]: float(row[f"probability_{n}"]) for n in (1, 2)}
+        assert line["labels"] == [n for n in ("ant", "bee") if shares[n] >= highest - 1e-6]
+        assert row["labels"] == "|".join(line["labels"])
+    assert len({row["labels"] for row in rows}) > 1
+    capsys.readouterr()
+    assert predict(run, photos / "val") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == [
+        row["labels"] for row in rows if row["labels"]
+    ]
+
+
+def test_it_abstains_below_the_threshold_that_validation_chose(config, photos, tmp_path, capsys):
+    out = tmp_path / "out.csv"
+    plain = untrained_run(changed(config, run__dir=str(tmp_path / "plain")), photos)
+    assert predict(plain, photos / "val", "--out", out) == 0
+    sure = rows_of(out)
+    assert "decision" not in sure[0]
+    middle = sorted(float(row["probability"]) for row in sure)[len(sure) // 2]
+    odds = (middle / (1 - middle)) ** (1 / 2)  # two classes, at a temperature of 2
+    run = untrained_run(config, photos, 2.0, (odds / (1 + odds) - 1e-6,))
+    assert predict(run, photos / "val", "--out", out, "--fresh") == 0
+    rows = rows_of(out)
+    assert [row["label"] for row in rows] == [row["label"] for row in sure]
+    is_sure = [float(row["probability"]) >= middle for row in sure]
+    assert 0 < sum(is_sure) < len(rows)
+    assert [row["decision"] for row in rows] == [
+        row["label"] if known else "abstain" for row, known in zip(rows, is_sure, strict=True)
+    ]
+    capsys.readouterr()
+    assert predict(run, photos / "val") == 0
+    said = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == [row["decision"] for row in rows]
+
+
 def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
     out, world = tmp_path / "out.csv", World(torch.device("cpu"))
     assert predict(run, photos / "val", "--out", out, "--workers", 2) == 0

@@ -13,9 +13,9 @@ import torch
 from conftest import HOSTILE, Shown, answers_of, changed, write_photo
 from PIL import Image
 
-from image_classifier import predictions
+from image_classifier import predictions, tasks
 from image_classifier.config import Config, DataConfig
-from image_classifier.data import LEFT_OUT, open_dataset
+from image_classifier.data import LEFT_OUT, Source, open_dataset
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.report import page as report
 from image_classifier.tracking import logger
@@ -29,6 +29,7 @@ ROWS = [
 ]
 MIXED = torch.tensor([(0.63, 0.37), (0.002, 0.998)])
 ANIMALS = ("ant", "bee", "cow", "dog")
+HEADS = ["class", "recall", "precision", "F1", "average precision", "images"]
 
 
 def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, **knobs):
@@ -72,17 +73,47 @@ def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_fi
     assert matrix[1::2] == [["ant", "8", "", "", ""], ["cow", "", "", "", ""]]
     assert matrix[2::2] == [["bee", "3", "6", "1", ""], ["dog", "", "1,000", "", "1,000"]]
     assert classes == [
-        ["class", "recall", "precision", "images", "most often predicted as", "times"],
-        ["dog", "50.0%", "100.0%", "2,000", "bee", "1,000"],
-        ["bee", "60.0%", "0.6%", "10", "ant", "3"],
-        ["ant", "100.0%", "72.7%", "8", "", "0"],
-        ["cow", "", "0.0%", "0", "", "0"],
+        [*HEADS, "most often predicted as", "times"],
+        ["dog", "50.0%", "100.0%", "66.7%", "", "2,000", "bee", "1,000"],
+        ["bee", "60.0%", "0.6%", "1.2%", "", "10", "ant", "3"],
+        ["ant", "100.0%", "72.7%", "84.2%", "", "8", "", "0"],
+        ["cow", "", "0.0%", "0.0%", "", "0", "", "0"],
     ]
     many = counts(50)
     many[7, 3] = 5
     pairs, classes = page(tmp_path, answers_of(tuple(f"class {n}" for n in range(50)), many)).tables
     assert pairs[1] == ["class 7", "class 3", "5", f"{5 / 15:.1%}"]
     assert (len(pairs), len(classes)) == (31, 51)
+
+
+def answers_on_several(names):
+    """Answers to four images of any number of labels, of which all have or miss some."""
+    labels = torch.tensor([[1, 1, 0], [1, 0, -1], [1, 0, 0], [0, 1, 0]], dtype=torch.int8)
+    shares = torch.tensor([[0.9, 0.8, 0.7], [0.6, 0.3, 0.9], [0.2, 0.7, 0.1], [0.1, 0.9, 0.4]])
+    pixels = torch.full((4, 2, 2, 3), 128, dtype=torch.uint8)
+    found = tasks.ImageResult(*torch.zeros(4, 4))
+    return tasks.label_predictions(Source(labels, names, pixels), found, shares)
+
+
+def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels(tmp_path):
+    config = {"model__task": "multi-label", "run__best_by": "loss"}
+    labels = torch.tensor([[1, 0, -1], [1, 1, 0]], dtype=torch.int8)
+    shown = page(tmp_path, answers_on_several(ANIMALS[:3]), labels=labels, **config)
+    (classes,) = shown.tables
+    assert classes[0] == HEADS
+    assert classes[1:] == [
+        ["ant", "66.7%", "100.0%", "80.0%", "100.0%", "3"],
+        ["bee", "100.0%", "66.7%", "80.0%", "100.0%", "2"],
+        ["cow", "", "0.0%", "0.0%", "", "0"],
+    ]
+    said = " ".join(" ".join(shown.words).split())
+    assert "all labels right: 2 of 4 validation images" in said
+    assert "1.9000 best loss" in said
+    assert "Precision over recall" in said
+    assert "Some may be wrong labels. ant 20.0% cow 70.0% bee 70.0% " in said
+    assert "As the model saw them in step 3. ant 100.0% bee 100.0% ant 100.0% Config" in said
+    hostile = page(tmp_path, answers_on_several(HOSTILE[:3]), labels=labels, **config)
+    assert (hostile.tags, hostile.attributes) == (shown.tags, shown.attributes)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 0.0, 1e30])

@@ -158,7 +158,7 @@ class FakeController:
             for one in running:
                 one.units += 1
                 score = self.curve(one.number, one.units)
-                result = {"units": one.units, "top1": score}
+                result = {"units": one.units, "score": score}
                 decision = self.scheduler.on_trial_result(self, one, result)
                 if one.units == units:
                     one.status = "TERMINATED"

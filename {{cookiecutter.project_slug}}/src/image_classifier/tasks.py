@@ -1,0 +1,309 @@
+"""All that depends on the task: one class for each image, or any number of labels.
+
+Both have the same functions, in `TASKS`. To add a metric: a function of `Predictions`, and its name
+in `METRICS`, or in a task of its own. Classes without an image, or which all images have, are left
+out of means over classes, and labels that are unknown are left out everywhere.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, one_hot, softplus
+
+from .config import Config, OptimConfig
+from .data import LEFT_OUT, Source
+from .decision import THRESHOLD
+from .predictions import Predictions, calibrate, calibration_error
+
+MOST_WEIGHT = 100.0  # of a rare label
+AGAINST = {"auroc", "average_precision"}  # metrics of classes against the rest
+WHOLE = {*AGAINST, "brier"}  # metrics that need all probabilities
+
+LossFn = Callable[..., Tensor]  # logits, targets, weights of images or None -> ()
+Metric = Callable[[Predictions], float]
+
+
+class ImageResult(NamedTuple):
+    """What an evaluation knows of images: each (count,) float32."""
+
+    predicted: Tensor  # class, which float32 holds exactly; LEFT_OUT for an unreadable image
+    log_probability: Tensor  # of the predicted class; 0 for an unreadable image
+    log_target_probability: Tensor  # likewise, of the target; the sum over the labels of an image
+    is_in_five: Tensor  # 1 if the target is among the five most probable classes
+
+
+@dataclass(frozen=True)
+class Task:
+    """The functions of a task; logits are (count, classes) float32."""
+
+    loss: Callable[[OptimConfig, int, Tensor | None], LossFn]  # see `build_loss`
+    probabilities: Callable[[Tensor], Tensor]  # of logits: (count, classes)
+    mix_labels: Callable[[Tensor, Tensor, float, int], Tensor]  # labels, the other image of each,
+    # the share that stays, and the number of classes -> (count, classes) float32
+    results: Callable[[Tensor, Tensor], ImageResult]  # of logits and labels
+    predictions: Callable[[Source, ImageResult, Tensor | None], Predictions]  # the last are
+    # probabilities, (count, classes)
+    metrics: dict[str, Metric]  # all but the loss and what `Scores` counts
+    by_class: Callable[[Predictions], np.ndarray]  # what is told of each class: (classes,)
+    best_by: str  # the metric that decides unless `run.best_by` says otherwise
+
+
+def build_loss(config: Config, source: Source, batch_size: int) -> LossFn:
+    """The loss of (count, classes) logits with labels or with shares of them.
+
+    For a micro-batch it returns its share of the mean over all `batch_size` images of the rank, so
+    that micro-batches of any size add up. An image that could not be read has the label -1, or no
+    probability of any class, and adds nothing. Weights are (count,) float32: how much each image
+    counts; None: all alike.
+    """
+    weight = None
+    if config.data.balance == "loss" and source.is_multi_label:
+        positives, negatives = source.class_counts(), (source.labels == 0).sum(0)
+        weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
+    return TASKS[config.model.task].loss(config.optim, batch_size, weight)
+
+
+def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:
+    """Cross entropy with labels or with probabilities of each class."""
+    smoothing = optim.label_smoothing
+    total = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum", ignore_index=-1)
+    single = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="none", ignore_index=-1)
+
+    def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is not None:
+            return (single(logits, targets) * weights).sum() / batch_size
+        if total.weight is None:  # equal weights: a division would be two operations more
+            total.weight = torch.full(logits.shape[1:], 1 / batch_size, device=logits.device)
+        return total(logits, targets)
+
+    return loss_of
+
+
+def label_loss(optim: OptimConfig, batch_size: int, weight: Tensor | None = None) -> LossFn:
+    """Binary cross entropy and its kin: the mean over an image's known labels.
+
+    `weight` is (classes,): how much more positives of a class count.
+    """
+    smoothing = optim.label_smoothing
+    on = cache(lambda device: weight if weight is None else weight.to(device))
+
+    def cost(logits: Tensor, targets: Tensor) -> Tensor:
+        if optim.loss == "focal":
+            from torchvision.ops import sigmoid_focal_loss  # with the constants of the paper
+
+            return sigmoid_focal_loss(logits, targets)
+        if optim.loss == "asymmetric":  # gamma 0 and 4, margin 0.05
+            of_no = (logits.sigmoid() - 0.05).clamp(min=0)
+            return targets * softplus(-logits) - (1 - targets) * of_no**4 * (-of_no).log1p()
+        given = {"reduction": "none", "pos_weight": on(logits.device)}
+        return binary_cross_entropy_with_logits(logits, targets, **given)
+
+    def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        known = targets >= 0
+        smooth = targets.clamp(min=0) * (1.0 - smoothing) + smoothing / 2
+        each = cost(logits.float(), smooth).where(known, 0.0)
+        of_images = each.sum(1) / known.sum(1).clamp(min=1)
+        return (of_images if weights is None else of_images * weights).sum() / batch_size
+
+    return loss_of
+
+
+def mix_classes(labels: Tensor, partner: Tensor, kept: float, num_classes: int) -> Tensor:
+    """Shares of (count,) classes; an image that could not be read has none."""
+    targets = torch.zeros((len(labels), num_classes), device=labels.device)
+    targets.scatter_(1, labels.clamp(min=0)[:, None], (labels >= 0).float()[:, None])
+    return torch.lerp(targets[partner], targets, kept)
+
+
+def mix_several(labels: Tensor, partner: Tensor, kept: float, _: int) -> Tensor:
+    """Shares of (count, classes) labels; what is unknown of one image stays unknown."""
+    targets = labels.float()
+    mixed = torch.lerp(targets[partner], targets, kept)
+    return mixed.masked_fill((labels < 0) | (labels[partner] < 0), LEFT_OUT)
+
+
+def class_results(logits: Tensor, labels: Tensor) -> ImageResult:
+    """The results of a batch with (batch,) int64 labels."""
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # (batch, 5)
+    logs = logits.log_softmax(dim=1)
+    target = labels.clamp(min=0)[:, None]
+    counts = labels != LEFT_OUT  # masked: selecting them would wait for the device
+    return ImageResult(
+        predicted=torch.where(counts, best[:, 0], LEFT_OUT).float(),
+        log_probability=torch.where(counts, logs.gather(1, best[:, :1])[:, 0], 0.0),
+        log_target_probability=torch.where(counts, logs.gather(1, target)[:, 0], 0.0),
+        is_in_five=((best == target).any(dim=1) & counts).float(),
+    )
+
+
+def label_results(logits: Tensor, labels: Tensor) -> ImageResult:
+    """The results of a batch with (batch, classes) int8 labels."""
+    known = labels != LEFT_OUT
+    logs = logsigmoid(torch.where(labels == 1, logits, -logits)).where(known, 0.0)
+    none = torch.zeros_like(logs[:, 0])
+    return ImageResult(none.where(known.any(1), LEFT_OUT), none, logs.sum(1), none)
+
+
+def class_predictions(
+    source: Source, found: ImageResult, probabilities: Tensor | None
+) -> Predictions:
+    """What is predicted of images of one class each."""
+    return Predictions(
+        source=source,
+        predicted=found.predicted.long(),
+        probability=found.log_probability.exp(),
+        target_probability=found.log_target_probability.exp(),
+        probabilities=probabilities,
+    )
+
+
+def label_predictions(source: Source, found: ImageResult, probabilities: Tensor) -> Predictions:
+    """What is predicted of images with any number of labels."""
+    unread, refuted = (found.predicted == LEFT_OUT)[:, None], 1 - probabilities
+    return Predictions(
+        source=source,
+        predicted=(probabilities >= THRESHOLD).to(torch.int8).masked_fill(unread, LEFT_OUT),
+        probability=torch.where(probabilities >= THRESHOLD, probabilities, refuted),
+        target_probability=torch.where(source.labels == 1, probabilities, refuted),
+        probabilities=probabilities,
+    )
+
+
+def truth_of(predictions: Predictions) -> np.ndarray:
+    """Which labels images have, (count, classes) int8: LEFT_OUT where that does not count."""
+    labels, counted = predictions.source.labels, predictions.is_counted
+    if labels.ndim == 1:
+        truth = one_hot(labels, len(predictions.source.classes)).to(torch.int8)
+        return truth.masked_fill(~counted[:, None], LEFT_OUT).numpy()
+    return labels.masked_fill(~counted, LEFT_OUT).numpy()
+
+
+def against_the_rest(predictions: Predictions) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The number of a class, which images have it, bool, and its probabilities, float32.
+
+    Classes that no image has, or all have, are left out.
+    """
+    truth, shares = truth_of(predictions), predictions.probabilities.numpy()
+    for number, (own, share) in enumerate(zip(truth.T, shares.T, strict=True)):
+        known = (own != LEFT_OUT) & np.isfinite(share)
+        if 0 < (own[known] == 1).sum() < known.sum():
+            yield number, own[known] == 1, share[known]
+
+
+def by_class(
+    score: Callable[[np.ndarray, np.ndarray], float], predictions: Predictions
+) -> np.ndarray:
+    """A score of each class against the rest, (classes,) float64; nan where it is not defined."""
+    found = np.full(len(predictions.source.classes), np.nan)
+    if predictions.probabilities is not None:
+        for number, is_class, shares in against_the_rest(predictions):
+            found[number] = score(is_class, shares)
+    return found
+
+
+def average_precisions(predictions: Predictions) -> np.ndarray:
+    """The average precision of each class, (classes,) float64."""
+    from sklearn.metrics import average_precision_score
+
+    return by_class(average_precision_score, predictions)
+
+
+def areas(predictions: Predictions) -> np.ndarray:
+    """The area under the ROC curve of each class, (classes,) float64."""
+    from sklearn.metrics import roc_auc_score
+
+    return by_class(roc_auc_score, predictions)
+
+
+def class_scores(predictions: Predictions, average: str | None = None) -> np.ndarray:
+    """Precision, recall, F1 and images of each class: (4, classes); or a mean of them, (4,)."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    source, counted = predictions.source, predictions.is_counted
+    truth, found = source.labels[counted], predictions.predicted[counted]
+    if source.is_multi_label:  # an empty column, or a single class would be taken for two
+        both = ((table == 1) & counted for table in (source.labels, predictions.predicted))
+        truth, found = (np.pad(table.numpy(), ((0, 0), (0, 1))) for table in both)
+    return np.array(
+        precision_recall_fscore_support(
+            np.asarray(truth),
+            np.asarray(found),
+            labels=range(len(source.classes)),
+            average=average,
+            zero_division=np.nan,
+        ),
+        dtype=float,
+    )
+
+
+def recalls(predictions: Predictions) -> np.ndarray:
+    """The recall of each class: (classes,) float64."""
+    confusion = predictions.confusion().double()
+    return (confusion.diagonal() / confusion.sum(1)).numpy()
+
+
+def macro_f1(predictions: Predictions) -> float:
+    """The mean F1 of the classes that have images."""
+    _, _, f1, images = class_scores(predictions)
+    return mean(f1[images > 0])
+
+
+def brier(predictions: Predictions) -> float:
+    """The squared error of probabilities: of all classes of an image together, or of a label."""
+    truth, shares = truth_of(predictions), predictions.probabilities.numpy()
+    known = truth != LEFT_OUT
+    errors = np.square(shares[known] - truth[known], dtype=np.float64)
+    return float(errors.mean()) * (1 if predictions.source.is_multi_label else truth.shape[1])
+
+
+def mean(values: np.ndarray) -> float:
+    """The mean of those that are numbers; nan if none is."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+METRICS: dict[str, Metric] = {
+    "macro_f1": macro_f1,
+    "auroc": lambda predictions: mean(areas(predictions)),
+    "average_precision": lambda predictions: mean(average_precisions(predictions)),
+    "brier": brier,
+    "ece": lambda predictions: calibration_error(calibrate(predictions)),
+}
+
+TASKS = {
+    "single-label": Task(
+        loss=class_loss,
+        probabilities=lambda logits: logits.softmax(dim=1),
+        mix_labels=mix_classes,
+        results=class_results,
+        predictions=class_predictions,
+        metrics={"balanced_accuracy": lambda found: mean(class_scores(found)[1])} | METRICS,
+        by_class=recalls,
+        best_by="top1",
+    ),
+    "multi-label": Task(
+        loss=label_loss,
+        probabilities=torch.sigmoid,
+        mix_labels=mix_several,
+        results=label_results,
+        predictions=label_predictions,
+        metrics={"micro_f1": lambda found: float(class_scores(found, "micro")[2])} | METRICS,
+        by_class=average_precisions,
+        best_by="average_precision",
+    ),
+}
+
+
+def best_by(config: Config) -> str:
+    """The metric that decides which weights are the best."""
+    return named(config.run.best_by, config.model.task)
+
+
+def named(metric: str, task: str) -> str:
+    """The metric that `run.best_by` means."""
+    return TASKS[task].best_by if metric == "auto" else metric

@@ -1,0 +1,253 @@
+"""One label or several: the loss, the metrics and what decides are those of the task."""
+
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import changed, logged, run_ranks, train_until
+from safetensors import safe_open
+from sklearn import metrics as sklearn
+from test_resume import assert_same, final, rows
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+from torch.testing import assert_close
+
+from image_classifier.config import Config, DataConfig, OptimConfig
+from image_classifier.data import LEFT_OUT, EvalData, Source
+from image_classifier.data.datasets import DATASETS
+from image_classifier.data.decode import BadImageError
+from image_classifier.errors import UserError
+from image_classifier.evaluate import evaluate
+from image_classifier.models import read_checkpoint
+from image_classifier.precision import Precision
+from image_classifier.preprocess import Normalize
+from image_classifier.runtime.distributed import join_world
+from image_classifier.tasks import TASKS, build_loss, label_loss, mix_several
+from image_classifier.train import train
+
+COUNT, CLASSES, UNREADABLE = 23, 7, 4
+
+
+def read(index):
+    """An image of noise; one cannot be read."""
+    if index == UNREADABLE:
+        raise BadImageError("4.png", "planted")
+    generator = torch.Generator().manual_seed(index)
+    return torch.randint(0, 256, (32, 32, 3), dtype=torch.uint8, generator=generator)
+
+
+def of_one_label(*_):
+    """Images of one class each; the last class has none."""
+    classes = tuple(map(str, range(CLASSES)))
+    return Source(torch.arange(COUNT) * 5 % (CLASSES - 1), classes, reader=read)
+
+
+def of_several(*_):
+    """Images with any number of labels, some unknown, of one all; no image has the last."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(-1, 2, (COUNT, CLASSES), dtype=torch.int8, generator=generator)
+    labels[:, -1], labels[9] = labels[:, -1].clamp(max=0), LEFT_OUT
+    return replace(of_one_label(), labels=labels)
+
+
+def evaluated():
+    """The scores and the metrics of both tasks, of a network with random weights."""
+    with join_world(Config().compute) as world:
+        return [evaluated_on(task, world) for task in TASKS]
+
+
+def evaluated_on(task, world):
+    """Scores, and all metrics."""
+    DATASETS["noise"] = of_several if task == "multi-label" else of_one_label
+    config = Config(data=DataConfig(name="noise"))
+    data = EvalData(config.data, "val", world, batch_size=3, task=task)
+    data.note = lambda *_: None  # as with `data.on_bad_image` skip
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32**2, CLASSES))
+    precision = Precision("fp32", config.compute, config.optim, world.device)
+    scores = evaluate(model, data, Normalize(data.source, 32, precision), precision, world)
+    return scores, scores.metrics(*scores.names)
+
+
+def by_sklearn(found):
+    """The metrics of gathered probabilities."""
+    labels, shares = found.predictions.source.labels.numpy(), found.predictions.probabilities
+    kept = np.arange(COUNT) != UNREADABLE
+    labels, shares, guesses = labels[kept], shares.numpy()[kept], shares.numpy()[kept].argmax(1)
+    if found.predictions.source.task == "single-label":
+        table, present = one_hot(torch.tensor(labels), CLASSES).numpy(), range(CLASSES - 1)
+        own, every = [*present], range(CLASSES)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a class without images is predicted
+            balanced = sklearn.balanced_accuracy_score(labels, guesses)
+        return {
+            "loss": sklearn.log_loss(labels, shares, labels=every),
+            "top1": sklearn.accuracy_score(labels, guesses),
+            "top5": sklearn.top_k_accuracy_score(labels, shares, k=5, labels=every),
+            "balanced_accuracy": balanced,
+            "macro_f1": sklearn.f1_score(labels, guesses, labels=own, average="macro"),
+            "auroc": sklearn.roc_auc_score(table[:, own], shares[:, own]),
+            "average_precision": sklearn.average_precision_score(table[:, own], shares[:, own]),
+            "brier": np.square(shares - table).sum(1).mean(),
+        }
+    known, right, yes = labels >= 0, (shares >= 0.5) == labels, shares >= 0.5
+    own = [n for n in range(CLASSES) if (labels[:, n] == 1).any()]
+
+    def mean(score, guesses):
+        pairs = ((labels[known[:, n], n], guesses[known[:, n], n]) for n in own)
+        return np.mean([score(*pair) for pair in pairs])
+
+    return {
+        "loss": sklearn.log_loss(labels[known], shares[known]),
+        "exact": np.mean([right[n][known[n]].all() for n in range(COUNT - 1) if known[n].any()]),
+        "micro_f1": sklearn.f1_score(labels[known], yes[known]),
+        "macro_f1": mean(sklearn.f1_score, yes),
+        "auroc": mean(sklearn.roc_auc_score, shares),
+        "average_precision": mean(sklearn.average_precision_score, shares),
+        "brier": sklearn.brier_score_loss(labels[known], shares[known]),
+    }
+
+
+def test_metrics_are_those_of_scikit_learn_on_any_number_of_ranks():
+    alone = evaluated()
+    for scores, metrics in alone:
+        expected = {f"val/{name}": value for name, value in by_sklearn(scores).items()}
+        expected |= {"val/bad_images": 1, "val/ece": metrics["val/ece"]}
+        assert metrics == pytest.approx(expected)
+    for rank in run_ranks(2, evaluated) + run_ranks(3, evaluated):
+        for (scores, metrics), (one, expected) in zip(rank, alone, strict=True):
+            assert_close(scores.predictions.probabilities, one.predictions.probabilities)
+            assert metrics == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss", ["entropy", "focal", "asymmetric"])
+def test_the_loss_of_several_labels_ignores_unknown_ones_and_its_parts_add_up(loss):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 4, generator=generator).requires_grad_()
+    labels = torch.randint(-1, 2, (6, 4), dtype=torch.int8, generator=generator)
+    labels[2] = LEFT_OUT
+    weights = torch.rand(6, generator=generator)
+    loss_of = label_loss(OptimConfig(loss=loss, label_smoothing=0.1), 6)
+    parts = [slice(4), slice(4, 6)]
+    found = sum(loss_of(logits[part], labels[part], weights[part]) for part in parts)
+    assert_close(found, loss_of(logits, labels, weights))
+    found.backward()
+    assert torch.equal(logits.grad != 0, labels >= 0)
+    # As its paper says, for one label of which nothing is smoothed.
+    logit, loss_of = torch.tensor([[1.5]]), label_loss(OptimConfig(loss=loss), 1)
+    share, no = logit.sigmoid().item(), logit.sigmoid().item() - 0.05
+    expected = {
+        "entropy": (-np.log(share), -np.log(1 - share)),
+        "focal": (
+            -0.25 * (1 - share) ** 2 * np.log(share),
+            -0.75 * share**2 * np.log(1 - share),
+        ),
+        "asymmetric": (-np.log(share), -(no**4) * np.log(1 - no)),
+    }[loss]
+    found = [loss_of(logit, torch.tensor([[label]])).item() for label in (1, 0)]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_rare_labels_count_for_more_and_mixed_ones_stay_unknown():
+    labels = torch.tensor([[1, 0], [0, 0], [0, -1], [0, 1]], dtype=torch.int8)
+    source = Source(labels, ("ant", "bee"), reader=read)
+    config = changed(Config(), model__task="multi-label", data__balance="loss")
+    logits, weight = torch.randn(4, 2), torch.tensor([3.0, 2.0])
+    each = binary_cross_entropy_with_logits(
+        logits, labels.clamp(min=0).float(), reduction="none", pos_weight=weight
+    )
+    known = labels >= 0
+    expected = ((each * known).sum(1) / known.sum(1)).mean()
+    assert build_loss(config, source, 4)(logits, labels) == pytest.approx(expected.item())
+    mixed = mix_several(labels, torch.arange(4) ^ 1, 0.75, 2)
+    assert mixed.tolist() == [[0.75, 0], [0.25, 0], [0, -1], [0, -1]]
+
+
+def marks(data, split):  # noqa: ARG001 - it has no knobs
+    """Images on which marks of four kinds are, in any combination; some labels are unknown."""
+    generator = torch.Generator().manual_seed(len(split))
+    count = 480 if split == "train" else 161
+    labels = torch.randint(0, 2, (count, 4), dtype=torch.int8, generator=generator)
+    pixels = torch.randint(0, 90, (count, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    corners = torch.randint(0, 24, (count, 4, 2), generator=generator).tolist()
+    for image, own, places in zip(pixels, labels.tolist(), corners, strict=True):
+        for kind, (top, left) in enumerate(places):
+            if own[kind]:
+                height, width = ((8, 8), (8, 3), (3, 8), (6, 6))[kind]
+                image[top : top + height, left : left + width, kind % 3] = 250
+    hidden = torch.rand(labels.shape, generator=generator) < 0.1
+    classes = ("square", "bar", "beam", "tile")
+    return Source(labels.masked_fill(hidden, LEFT_OUT), classes, pixels)
+
+
+def train_on_marks(config, last_step=None):
+    """Train on them, until a step after which this process is killed."""
+    DATASETS["marks"] = marks
+    return train(config).metrics() if last_step is None else train_until(config, last_step)
+
+
+def test_several_labels_are_learned_and_a_killed_run_ends_as_an_unbroken_one(config, tmp_path):
+    config = changed(config, data__name="marks", data__limit=0, data__batch_size=48, epochs=6)
+    config = changed(config, model__task="multi-label", model__name="resnet9", augment__mixup=0.2)
+    unbroken = changed(config, optim__lr=0.1, run__dir=str(tmp_path / "unbroken"))
+    (metrics, _), config = run_ranks(2, train_on_marks, unbroken), changed(config, optim__lr=0.1)
+    assert metrics["val/average_precision"] > 0.9
+    with suppress(EOFError):
+        run_ranks(2, train_on_marks, config, 25)
+    assert run_ranks(2, train_on_marks, config)[0] == metrics
+    assert_same(final(config), final(unbroken))
+    assert rows(config) == rows(unbroken)
+    assert rows(config)[-1]["val/exact"] == metrics["val/exact"]
+    with safe_open(Path(config.run.dir, "predictions.safetensors"), "pt") as file:
+        assert file.get_tensor("probabilities").shape == (161, 4)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"model__task": "single-label"}, "several labels there: set --model.task multi-label"),
+        ({"run__best_by": "top1"}, "--run.best-by 'top1' is none of: auto, loss, exact, micro_f1"),
+        (
+            {"data__balance": "loss", "optim__loss": "focal"},
+            "weights --optim.loss entropy, not focal",
+        ),
+    ],
+)
+def test_what_the_task_has_not_is_refused_before_training(config, monkeypatch, knobs, words):
+    monkeypatch.setitem(DATASETS, "marks", marks)
+    config = changed(config, data__name="marks", model__task="multi-label")
+    with pytest.raises(UserError, match=words):
+        train(changed(config, **knobs))
+    assert not Path(config.run.dir, "checkpoints").exists()
+
+
+def test_a_metric_that_is_defined_for_no_class_can_not_decide(config, monkeypatch):
+    def one_class(*_):
+        return replace(marks(*_), labels=torch.zeros(480, dtype=torch.int64))
+
+    monkeypatch.setitem(DATASETS, "marks", lambda data, _: one_class(data, "train"))
+    config = changed(config, data__name="marks", run__best_by="auroc")
+    with pytest.raises(UserError, match=r"--run.best-by auroc: no class has validation images"):
+        train(config)
+
+
+def test_the_best_by_loss_is_the_lowest_and_old_checkpoints_count(finished, tmp_path):
+    config = changed(finished, epochs=3, run__best_by="loss", run__dir=str(tmp_path / "by-loss"))
+    train(config)
+    found = [row for row in logged(config.run.dir) if "val/loss" in row]
+    saved = read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["state"]
+    best = min(found, key=lambda row: row["val/loss"])
+    assert (saved["best_score"], saved["step"]) == (best["val/loss"], best["step"])
+    with pytest.raises(UserError, match=r"--run.best-by was loss, is auto"):
+        train(changed(config, run__best_by="auto"))
+    # A run of an earlier version.
+    last = Path(finished.run.dir, "checkpoints", "last.pt")
+    saved = read_checkpoint(last)
+    score = saved["state"].pop("best_score")
+    torch.save(saved | {"state": saved["state"] | {"best_top1": score}}, last)
+    assert read_checkpoint(last)["state"]["best_score"] == score
+    train(finished)
