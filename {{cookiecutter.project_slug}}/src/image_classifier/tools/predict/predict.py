@@ -141,7 +141,7 @@ def predictions(
                 labels = [name for name, is_there in pairs if is_there]
                 row["labels"] = None if row["error"] else labels
             elif decision.thresholds:
-                row["decision"] = row["label"] if own else ABSTAIN
+                row["decision"] = row["label"] if own or row["error"] else ABSTAIN
             rows.append(row)
         if wanted.explain:
             write_heat_maps(wanted.explain, trained, batch.images, best.indices[:, 0], rows, start)
