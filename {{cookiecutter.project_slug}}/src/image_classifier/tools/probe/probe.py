@@ -100,12 +100,12 @@ def probe(config: Config) -> Scores:
             scores = evaluate(layer, val, val, precision, world)
             top1 = {best[LINEAR]: scores.top1, best[NEIGHBORS]: knn_top1}
             log.say(table(heads, top1))
-            log.write(0, scores.metrics() | metrics_of(top1))
+            log.write(0, scores.metrics(*scores.names) | metrics_of(top1))
             message = f"probe: only the last layer was fitted: {best[LINEAR]}"
             log.warnings.append(message)  # for the report page
-            optimizer = build_optimizer(config.optim, model)
-            state = TrainState(model, optimizer, precision, best_by=best_by(config))
-            state.record(scores.value(state.best_by))
+            optimizer, decides = build_optimizer(config.optim, model), best_by(config)
+            state = TrainState(model, optimizer, precision, best_by=decides)
+            state.record(scores.value(decides))
             state.decision = scores.decision(run)
             checkpoints.save(state, log.state_dict())
             log.finish(scores, message, model, normalize)
