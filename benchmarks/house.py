@@ -80,6 +80,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "log_every_steps": 10,
         "evaluate_every_epochs": 1e6,
         "best_by": "auto",
+        "min_precision": 0.0,
+        "error_cost": 0.0,
         "patience": 0,
         "trackers": (),
         "max_minutes": 0.0,

@@ -33,7 +33,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     from image_classifier.tools.loaded_model import load_model
     from image_classifier.tools.predict.images import Images, list_files
     from image_classifier.tools.predict.output import Output
-    from image_classifier.tools.predict.predict import write_rows
+    from image_classifier.tools.predict.predict import Wanted, write_rows
 
     compute = house.build_config().compute
     files = list_files(options.paths, sys.stdin.buffer, b"\n")
@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         def whole(images: Any) -> None:  # noqa: ANN401
             output = Output(Path(folder, "labels.csv"), {}, CHUNK, fresh=True)
             with contextlib.redirect_stdout(io.StringIO()):
-                write_rows(output, trained, images, 5)
+                write_rows(output, trained, images, Wanted(5))
 
         def seconds(work: Callable[[Any], None]) -> tuple[float, float]:
             images = Images(files, trained, CHUNK, options.workers, world)

@@ -47,5 +47,6 @@ if [ -n "${FLOWERS:-}" ]; then
     compare recipes --only folder --flowers "$FLOWERS"
     [ -z "${CIFAR:-}" ] \
         || compare recipes --only finetune scratch --flowers "$FLOWERS" --cifar "$CIFAR"
+    [ -z "${CIFAR:-}" ] || compare probe --flowers "$FLOWERS" --cifar "$CIFAR"
 fi
 "$PEERS/bin/python" benchmarks/figures.py

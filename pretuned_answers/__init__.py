@@ -29,7 +29,7 @@ _LIBRARIES = {
     "numpy": "f2py numpy numpy_config",
     "pillow": "pil pillow",
     "safetensors": "safetensors",
-    "scikit-learn": "cloudpickle joblib scikit_learn scipy sklearn threadpoolctl",
+    "scikit-learn": "cloudpickle joblib narwhals scikit_learn scipy sklearn threadpoolctl",
     "simplejpeg": "simplejpeg",
     "tensorboard": """
         absl absl_py google grpc grpcio markdown markdown_py markupsafe packaging protobuf

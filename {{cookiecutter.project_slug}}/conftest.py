@@ -284,7 +284,7 @@ def on_spoilt_photos(on_photos, photos, tmp_path):
     return changed(config, data__where="stream", data__workers=2, augment__crop="resized")
 
 
-def untrained_run(config, photos):
+def untrained_run(config, photos, temperature=1.0, thresholds=()):
     """The folder of a run on photographs, whose model has random weights and is confident."""
     config = changed(config, data__name="folder", data__root=str(photos), data__limit=0)
     torch.manual_seed(0)
@@ -296,6 +296,7 @@ def untrained_run(config, photos):
         "num_worse": 0,
         "optimizer": {"state": {}, "param_groups": []},
         "scaler": {},
+        "decision": {"temperature": temperature, "thresholds": thresholds},
     }
     saved = {"state": state, "config": flatten(config), "classes": ["ant", "bee"]}
     saved |= {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.25], "fingerprint": ""}

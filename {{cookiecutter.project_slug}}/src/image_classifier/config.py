@@ -161,6 +161,11 @@ class RunConfig:
     # followed by a checkpoint, as are 10 minutes without one
     best_by: str = "auto"  # the metric that decides which weights are in best.pt, and whether
     # patience is at its end: any of `evaluate`'s; auto: top1, with several labels average_precision
+    min_precision: float = within(0.0, 0, 1)  # "I don't know": the share of predictions that should
+    # be right, which decides from which probability on they count; chosen on the validation images.
+    # With several labels, of each label; 0: all count
+    error_cost: float = within(0.0, 0)  # likewise: what a wrong prediction costs, if none at all
+    # costs 1; 0: all count
     patience: int = within(0, 0)  # early stopping: evaluations without a better `best_by`; 0: off
     trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
     # tensorboard, and of tools/ trackio, wandb; the flag with nothing after it: nobody
@@ -215,6 +220,7 @@ class Config:
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
         check_task(self)
+        check_decision(self.run)
         if optim.warmup_epochs > self.epochs:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
@@ -247,6 +253,15 @@ def check_task(config: Config) -> None:
         raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
     if balance == "loss" and loss != "entropy":
         raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")
+
+
+def check_decision(run: RunConfig) -> None:
+    """Raise `UserError` for two wishes at once, or a wish for errors."""
+    if run.error_cost and (run.min_precision or run.error_cost < 1):
+        raise UserError(
+            f"--run.error-cost {run.error_cost:g} is 1 or more, as an abstention costs 1, and "
+            "without --run.min-precision: one of the two decides"
+        )
 
 
 def check_ranges(config: object) -> None:

@@ -6,7 +6,9 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from .data import EvalData, Source
+from .config import RunConfig
+from .data import LEFT_OUT, EvalData, Source
+from .decision import NO_DECISION, Decision, choose_decision
 from .errors import UserError
 from .precision import Precision
 from .predictions import Predictions, answered, scores_text
@@ -65,14 +67,50 @@ class Scores:
         finite = {f"val/{name}": value for name, value in values.items() if isfinite(value)}
         return finite | left_out
 
-    def text(self, best_by: str) -> str:
-        """All metrics, and what is told of each class, as lines."""
+    def decision(self, run: RunConfig) -> Decision:
+        """The temperature and the thresholds that these images choose."""
+        found = self.predictions
+        if found.probabilities is None:
+            return NO_DECISION
+        labels = found.source.labels.masked_fill(found.predicted == LEFT_OUT, LEFT_OUT)
+        wishes = run.min_precision, run.error_cost
+        return choose_decision(found.probabilities, labels, *wishes)
+
+    def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
+        """All metrics, what is told of each class, and what `decision` means, as lines."""
         shares = self.task.by_class(self.predictions).tolist()
         classes = self.predictions.source.classes
         text = scores_text(self.metrics(*self.names), shares, classes, best_by)
         if self.predictions.probabilities is not None:
-            return text
+            return f"{text}\n{self.account(decision)}"
         return f"too many images x classes for {', '.join(sorted(WHOLE))}\n{text}"
+
+    def account(self, decision: Decision) -> str:
+        """What a decision means for these images, in words."""
+        found, labels = self.predictions, self.predictions.source.labels
+        shares = decision.calibrated(found.probabilities, found.source.is_multi_label)
+        calibration = f"calibrated by a temperature of {decision.temperature:.2f}"
+        if not decision.thresholds:
+            return calibration
+        if found.source.is_multi_label:
+            known, is_there = found.is_counted, decision.has_label(shares)
+            right, chosen = (
+                (table & known).sum() for table in (is_there & (labels == 1), is_there)
+            )
+            recall = right / max(1, int(((labels == 1) & known).sum()))
+            low, high = (f"{of(decision.thresholds):.1%}" for of in (min, max))
+            return (
+                f"{calibration}; labels count from {low} .. {high} on: precision "
+                f"{right / max(1, int(chosen)):.2%}, recall {recall:.2%}"
+            )
+        known, is_sure = found.is_counted, decision.is_sure(shares)
+        chosen = int((is_sure & known).sum())
+        right = int((is_sure & known & found.is_correct).sum())
+        return (
+            f"{calibration}; predictions count from {decision.thresholds[0]:.1%} on: "
+            f"{chosen / int(known.sum()):.2%} of the images, {right / max(1, chosen):.2%} of them "
+            "right"
+        )
 
 
 def evaluate(

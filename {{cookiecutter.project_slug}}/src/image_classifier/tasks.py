@@ -17,9 +17,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, on
 
 from .config import Config, OptimConfig
 from .data import LEFT_OUT, Source
+from .decision import THRESHOLD
 from .predictions import Predictions, calibrate, calibration_error
 
-THRESHOLD = 0.5  # probability from which on an image has a label
 MOST_WEIGHT = 100.0  # of a rare label
 AGAINST = {"auroc", "average_precision"}  # metrics of classes against the rest
 WHOLE = {*AGAINST, "brier"}  # metrics that need all probabilities
@@ -63,7 +63,7 @@ def build_loss(config: Config, source: Source, batch_size: int) -> LossFn:
     """
     weight = None
     if config.data.balance == "loss" and source.is_multi_label:
-        positives, negatives = ((source.labels == value).sum(0) for value in (1, 0))
+        positives, negatives = source.class_counts(), (source.labels == 0).sum(0)
         weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
     return TASKS[config.model.task].loss(config.optim, batch_size, weight)
 

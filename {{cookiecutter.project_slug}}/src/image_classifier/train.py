@@ -147,6 +147,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 if is_evaluated := is_due(evaluate_every) or limit.message != "":
                     scores = evaluate_best()
                     state.record(scores.value(decides))
+                    state.decision = scores.decision(run) if world.is_main else state.decision
                     stop_early = state.early_stop(run.patience) or limit.message
                     log.scores(state.step, scores, is_last=stop_early != "")
                 # All ranks learn of a signal, the clock, or that a save is due, at the same step.

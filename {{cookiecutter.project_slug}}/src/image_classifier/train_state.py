@@ -1,6 +1,6 @@
 """What changes from step to step, and is saved. Randomness is not: see `runtime/seeding.py`."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from math import isnan
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .decision import NO_DECISION, Decision
 from .models import check_weights
 from .precision import Precision
 from .predictions import better, told
@@ -30,6 +31,7 @@ class TrainState:
     best_score: float = float("nan")  # the best value of that metric so far
     best_step: int = -1  # when it was reached
     num_worse: int = 0  # evaluations since then
+    decision: Decision = NO_DECISION  # of the last evaluation, on rank 0
     seconds: float = 0.0  # that a run took which finishes in time, all its starts together
 
     @property
@@ -80,11 +82,19 @@ class TrainState:
         """Tensors and plain values only, so that it loads with `weights_only=True`."""
         return {
             **{name: getattr(self, name) for name in NUMBERS},
+            "decision": asdict(self.decision),
             "model": dict(self.model.state_dict()),
             "ema": None if self.ema is None else dict(self.ema.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.precision.scaler.state_dict(),  # empty but for fp16
         }
+
+    def load_numbers(self, saved: dict[str, Any]) -> None:
+        """Restore what is no tensor; `seconds` and `decision` are younger than the others."""
+        for name in saved.keys() & NUMBERS:
+            setattr(self, name, saved[name])
+        if "decision" in saved:
+            self.decision = Decision.parsed(saved["decision"])
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore what was saved.
@@ -93,8 +103,7 @@ class TrainState:
             LookupError, TypeError, ValueError, AttributeError, RuntimeError: if it is of another
                 model or optimizer.
         """
-        for name in saved.keys() & NUMBERS:  # `seconds` is younger than other numbers
-            setattr(self, name, saved[name])
+        self.load_numbers(saved)
         self.model.load_state_dict(dict(saved["model"]))
         if self.ema is not None:
             self.ema.load_state_dict(dict(saved["ema"]))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..decision import NO_DECISION, Decision
 from ..errors import UserError
 from ..runtime.config_dict import unflatten
 from ..runtime.files import open_plain
@@ -45,6 +46,7 @@ class Best:
     classes: tuple[str, ...]
     mean: Colors  # that training images were normalized by
     std: Colors
+    decision: Decision  # on the validation images
 
 
 def load_best(path: Path) -> Best:
@@ -106,6 +108,7 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         weights = dict(state["model"] if state["ema"] is None else state["ema"])
         check_weights(state["model"])
         check_weights(weights)
+        decision = Decision.parsed(state["decision"]) if "decision" in state else NO_DECISION
         weights = plain_weights(weights, saved["config"])
     except WRONG_CONTENT as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error
@@ -113,7 +116,7 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         config = unflatten(saved["config"])
     except (*WRONG_CONTENT, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
-    return Best(path, digest, weights, config, state["step"], classes, mean, std)
+    return Best(path, digest, weights, config, state["step"], classes, mean, std, decision)
 
 
 def plain_weights(weights: dict[str, Tensor], knobs: dict[str, Any]) -> dict[str, Tensor]:

@@ -59,13 +59,14 @@ def compare_groups(first: Group, second: Group) -> list[str]:
     names = (name for name in was | now if was.get(name) != now.get(name))
     arrows = (f"{name} {shown(was.get(name))} -> {shown(now.get(name))}" for name in names)
     changes = ", ".join(arrows)
-    ratios = [b.images_per_second / a.images_per_second for a, b in pairs if a.images_per_second]
-    speed = median(ratios or [float("nan")])
+    speeds = [(a.images_per_second, b.images_per_second) for a, b in pairs]
+    ratios = [b / a for a, b in speeds if a and b]  # a probe made no step
+    speed = f"{median(ratios):.2f} x the images/s of {first.name}" if ratios else "not measured"
     compare_pairs = compare_models if len(pairs) == 1 else compare_recipes
     return [
         f"{second.name} against {first.name}: {changes or 'the same config'}",
         *compare_pairs(first.name, second.name, pairs),
-        f"speed: {speed:.2f} x the images/s of {first.name}; `bench` measures in turns",
+        f"speed: {speed}; `bench` measures in turns",
     ]
 
 

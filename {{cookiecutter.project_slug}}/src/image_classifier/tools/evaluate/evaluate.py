@@ -28,7 +28,7 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         if world.is_main:
             for note in images.source.notes:
                 print(note)
-            print(scores.text(best_by(loaded.config)))
+            print(scores.text(best_by(loaded.config), loaded.decision))
             print(
                 f"{len(images):,} {split} images, weights of step {loaded.step} "
                 f"from {str(loaded.path)!a}"

@@ -14,7 +14,7 @@ from ...errors import FaultError, UserError
 from ...predictions import answered, told
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
-from ...tasks import TASKS, THRESHOLD
+from ...tasks import TASKS
 from ..loaded_model import LoadedModel, load_model
 from .command import ExportOptions
 from .export_graph import ExportModule
@@ -96,6 +96,7 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         else:
             given, crop = pixels[None], square[None]
             logits = sum(weight * model(view) for view, weight in normalize.views(planes))
+            logits = logits / trained.decision.temperature
         inputs.append(given)
         squares.append(crop)
         probabilities.append(task.probabilities(logits))
@@ -105,7 +106,7 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
     batch = torch.cat([squares[n % len(squares)] for n in range(BATCH)])
     shares, labels = torch.cat(probabilities), source.labels[kept]
     if source.is_multi_label:
-        counted, right = answered((shares >= THRESHOLD).to(torch.int8), labels)
+        counted, right = answered(trained.decision.has_label(shares).to(torch.int8), labels)
     else:
         counted, right = answered(shares.argmax(1), labels)
     share = float(right.sum() / counted.sum())

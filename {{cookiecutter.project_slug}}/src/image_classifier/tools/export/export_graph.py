@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram
 
 from ...data import reflect
 from ...preprocess import VIEWS
-from ...tasks import TASKS, THRESHOLD
+from ...tasks import TASKS
 from ..loaded_model import LoadedModel
 
 MAX_SIDE = 2**15  # pixels
@@ -55,8 +55,9 @@ class ExportModule(nn.Module):
             "step": trained.step,
             "task": task,
         }
-        if task == "multi-label":  # an image has the labels of at least this probability
-            self.about["threshold"] = THRESHOLD
+        self.temperature = trained.decision.temperature
+        # From which probability on a prediction counts, or with several labels that of each class.
+        self.about |= asdict(trained.decision)
 
     def forward(self, images: Tensor) -> Tensor:
         """Predict.
@@ -73,7 +74,7 @@ class ExportModule(nn.Module):
         # All views in one batch, so that the graph holds the model once.
         logits = self.model(torch.cat([shifted(normal, *view) for view in self.views]))
         by_view = logits.unflatten(0, (len(self.views), -1))  # (views, batch, classes)
-        return self.probabilities((self.weights * by_view).sum(0))
+        return self.probabilities((self.weights * by_view).sum(0) / self.temperature)
 
     @cached_property
     def program(self) -> ExportedProgram:

@@ -62,8 +62,7 @@ class ShardedCheckpoints(Checkpoints):
         else:
             for name, tensor in tensors.items():
                 copy_part(found[name], tensor)
-        for name in values.keys() & NUMBERS:
-            setattr(state, name, values[name])
+        state.load_numbers(values)
 
     def save(self, state: TrainState, log: dict[str, float]) -> None:
         """Save `state` and the state of the log; training waits until all of it is on the disk.
@@ -80,7 +79,7 @@ class ShardedCheckpoints(Checkpoints):
         squares = torch.stack(torch._foreach_norm(parts)).square().sum()
         self.world.all_reduce_sum(squares)
         saved = {
-            "state": {name: values[name] for name in NUMBERS}
+            "state": {name: values[name] for name in (*NUMBERS, "decision")}
             | {"optimizer": {"param_groups": values["optimizer"]["param_groups"]}, "scaler": {}},
             **self.identity,
             "report": log,

@@ -24,7 +24,9 @@ FORMULA = re.compile(r"[=+@-](?![\d.]+$)")  # how one begins in a spreadsheet; a
 SEPARATOR = "|"  # between the labels of an image in a table
 
 Row = dict[str, Any]  # path, label, probability, top: a list of these two, error; None: unknown; of
-# models that know several labels also `labels`, those that the image has
+# models that know several labels also `labels`, those that the image has; of models with a
+# threshold also `decision`: the label, or that it abstains
+EXTRA = {"labels", "decision"}
 NO_ROW: Row = {"path": "", "label": None, "probability": None, "top": [], "error": None}
 
 
@@ -55,7 +57,7 @@ class Output:
                 size = end = file.tell()
                 for count, line in enumerate(file, 1):
                     row = parse_object(line)
-                    if row.keys() - {"labels"} != NO_ROW.keys():  # cut by a kill, or damaged
+                    if row.keys() - EXTRA != NO_ROW.keys():  # cut by a kill, or damaged
                         break
                     size, bad = size + len(line), bad + (row["label"] is None)
                     if count % batch_size == 0:
@@ -107,6 +109,8 @@ def flat(row: Row, top_k: int) -> dict[str, Any]:
     found = {"path": row["path"]}
     if "labels" in row:
         found["labels"] = SEPARATOR.join(row["labels"] or ())
+    if "decision" in row:
+        found["decision"] = row["decision"]
     found |= {"label": row["label"], "probability": row["probability"]}
     for number, pair in enumerate(row["top"] or [NO_ROW] * top_k, 1):
         found |= {f"class_{number}": pair["label"], f"probability_{number}": pair["probability"]}

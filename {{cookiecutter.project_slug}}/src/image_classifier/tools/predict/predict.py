@@ -3,23 +3,36 @@
 import hashlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ...config import ComputeConfig
 from ...data import PathList
+from ...decision import ABSTAIN
 from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
 from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
-from ...tasks import TASKS, THRESHOLD
+from ...tasks import TASKS
+from ..features import predict_features
 from ..loaded_model import LoadedModel, load_model
 from ..progress import Progress
 from .command import PredictOptions
+from .embeddings import Embeddings
 from .heat_maps import begin_heat_maps, write_heat_maps
 from .images import Images, list_files
 from .output import NO_ROW, SEPARATOR, Output, Row, check_out
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to find out about each image."""
+
+    top_k: int  # most probable classes
+    explain: Path | None = None  # folder for PNGs of what the model looked at
+    embeddings: Embeddings | None = None  # gets the features
 
 
 def predict(options: PredictOptions, compute: ComputeConfig) -> int:
@@ -29,40 +42,43 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         The number of images that could be read.
 
     Raises:
-        UserError: if there is no such model, nothing at a path, or no way to write `--out`.
+        UserError: if there is no such model, nothing at a path, or no way to write `--out` or
+            `--embeddings`.
         FaultError: if a worker or the disk fails; the rows that are written are kept.
     """
     out = Path(options.out) if options.out else None
     if out:
         check_out(out, options.fresh)
     files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n")
-    explain = Path(options.explain) if options.explain else None
-    if explain:
-        begin_heat_maps(explain, len(files))
+    wanted = begin(options, files)
     with join_world(compute) as world:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
         trained = load_model(options.run, compute, world)
         if options.tta != "as-trained":
             trained.normalize.tta = options.tta
-        top_k = min(options.top_k, len(trained.classes))
+        wanted = replace(wanted, top_k=min(options.top_k, len(trained.classes)))
         images = Images(files, trained, options.batch_size, options.workers, world)
         try:
             if not out:
-                num_bad = print_rows(trained, images, top_k, explain)
+                num_bad = print_rows(trained, images, wanted)
             else:
                 command = {
                     "weights": trained.digest,
                     "images": digest(files),
                     "precision": trained.precision.name,
-                    "--top-k": top_k,
+                    "--top-k": wanted.top_k,
                     "--batch-size": options.batch_size,
                     "--tta": trained.normalize.tta,
                 }
-                if explain:  # rows that are there have their PNG, too
+                if wanted.explain:  # rows that are there have their PNG, too
                     command["--explain"] = options.explain
-                output = Output(out, command, options.batch_size, options.fresh)
-                num_bad = write_rows(output, trained, images, top_k, explain)
+                # Features are written at the end, so those of rows from before a kill are lost.
+                fresh = options.fresh or wanted.embeddings is not None
+                output = Output(out, command, options.batch_size, fresh)
+                num_bad = write_rows(output, trained, images, wanted)
+            if wanted.embeddings:
+                save_embeddings(wanted.embeddings)
         except torch.OutOfMemoryError as error:
             raise FaultError(
                 f"out of memory: give a smaller --batch-size than {options.batch_size}"
@@ -75,6 +91,17 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     return len(files) - num_bad
 
 
+def begin(options: PredictOptions, files: PathList) -> Wanted:
+    """What the options ask for; UserError if there is no way to write it."""
+    explain = Path(options.explain) if options.explain else None
+    if explain:
+        begin_heat_maps(explain, len(files))
+    embeddings = None
+    if options.embeddings:
+        embeddings = Embeddings(Path(options.embeddings), files, options.fresh)
+    return Wanted(options.top_k, explain, embeddings)
+
+
 def digest(files: PathList) -> str:
     """A digest of all names in their order."""
     found = hashlib.blake2b(files.bytes.numpy(), digest_size=16)
@@ -84,18 +111,24 @@ def digest(files: PathList) -> str:
 
 @torch.inference_mode()
 def predictions(
-    trained: LoadedModel, images: Images, top_k: int, explain: Path | None, first: int = 0
+    trained: LoadedModel, images: Images, wanted: Wanted, first: int = 0
 ) -> Iterator[list[Row]]:
     """The rows of the images from number `first` on, a batch at a time."""
+    decision, has_several = trained.decision, trained.config.model.task == "multi-label"
+    network = trained.normalize, trained.precision
     for start, batch in images.batches(first):
-        logits = predict_logits(trained.model, batch.images, trained.normalize, trained.precision)
+        if wanted.embeddings:
+            logits, features = predict_features(trained.model, batch.images, *network)
+            wanted.embeddings.add(start, features, images.errors)
+        else:
+            logits = predict_logits(trained.model, batch.images, *network)
+        logits = logits / decision.temperature
         probabilities = TASKS[trained.config.model.task].probabilities(logits)
-        best = probabilities.topk(top_k)
+        best = probabilities.topk(wanted.top_k)
         rows: list[Row] = []
-        found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        has_several = trained.config.model.task == "multi-label"
-        are_there = (probabilities >= THRESHOLD).tolist()
-        for (index, (shares, classes)), own in zip(enumerate(found, start), are_there, strict=True):
+        chosen = (decision.has_label if has_several else decision.is_sure)(probabilities)
+        found = zip(best.values.tolist(), best.indices.tolist(), chosen.tolist(), strict=True)
+        for index, (shares, classes, own) in enumerate(found, start):
             path = images.files.relative(index).decode("utf-8", "backslashreplace")
             row: Row = NO_ROW | {"path": path, "error": images.errors.pop(index, None)}
             if not row["error"]:
@@ -105,22 +138,25 @@ def predictions(
                 row |= {"top": top, **top[0]}
             if has_several:
                 pairs = zip(trained.classes, own, strict=True)
-                row["labels"] = (
-                    None if row["error"] else [name for name, is_there in pairs if is_there]
-                )
+                labels = [name for name, is_there in pairs if is_there]
+                row["labels"] = None if row["error"] else labels
+            elif decision.thresholds:
+                row["decision"] = row["label"] if own or row["error"] else ABSTAIN
             rows.append(row)
-        if explain:
-            write_heat_maps(explain, trained, batch.images, best.indices[:, 0], rows, start)
+        if wanted.explain:
+            write_heat_maps(wanted.explain, trained, batch.images, best.indices[:, 0], rows, start)
         yield rows
 
 
-def print_rows(trained: LoadedModel, images: Images, top_k: int, explain: Path | None) -> int:
+def print_rows(trained: LoadedModel, images: Images, wanted: Wanted) -> int:
     """Print a line for each image; returns how many cannot be read."""
     num_bad, width = 0, max(len(printable(name)) for name in trained.classes)
-    for rows in predictions(trained, images, top_k, explain):
+    for rows in predictions(trained, images, wanted):
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
             label, share = pairs.pop(0) if pairs else ("", "")
+            if row.get("decision") == ABSTAIN and pairs:
+                pairs, label, share = [(label, share), *pairs], ABSTAIN, ""
             if row.get("labels") is not None:
                 pairs, label = [(label, share), *pairs], printable(SEPARATOR.join(row["labels"]))
                 share = ""
@@ -130,14 +166,14 @@ def print_rows(trained: LoadedModel, images: Images, top_k: int, explain: Path |
         sys.stdout.flush()
         num_bad += sum(row["label"] is None for row in rows)
         # A reader such as `head` has seen enough.
-        if isinstance(getattr(sys.stdout, "error", None), BrokenPipeError):
+        if not wanted.embeddings and isinstance(
+            getattr(sys.stdout, "error", None), BrokenPipeError
+        ):
             break
     return num_bad
 
 
-def write_rows(
-    output: Output, trained: LoadedModel, images: Images, top_k: int, explain: Path | None
-) -> int:
+def write_rows(output: Output, trained: LoadedModel, images: Images, wanted: Wanted) -> int:
     """Write the output file, after the rows that are there; returns how many cannot be read.
 
     Raises:
@@ -148,10 +184,10 @@ def write_rows(
         print(f"{out}: {output.num_done:,} of {count:,} rows are there", flush=True)
     progress = Progress(count, output.num_done)
     try:
-        for rows in predictions(trained, images, top_k, explain, output.num_done):
+        for rows in predictions(trained, images, wanted, output.num_done):
             output.add(rows)
             progress.show(output.num_done)
-        output.finish(top_k)
+        output.finish(wanted.top_k)
     except OSError as error:
         raise FaultError(
             f"cannot write {out}: {error.strerror}; {output.num_done:,} rows are kept; "
@@ -160,3 +196,17 @@ def write_rows(
     step, weights = trained.step, ascii(str(trained.path))
     say(f"{out}: {count:,} rows, with the weights of step {step} from {weights}")
     return output.num_bad
+
+
+def save_embeddings(kept: Embeddings) -> None:
+    """Write the file of features.
+
+    Raises:
+        FaultError: if it cannot be written.
+    """
+    name, (count, width) = ascii(str(kept.path)), kept.rows.shape
+    try:
+        kept.save()
+    except OSError as error:
+        raise FaultError(f"cannot write {name}: {error.strerror}") from error
+    say(f"{name}: {count:,} rows of {width:,} features; NaN where a file cannot be read")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...config import Config
 from ...data import Source
+from ...decision import choose_decision, risk_by_coverage
 from ...errors import FaultError, UserError
 from ...predictions import (
     NUMBERS,
@@ -117,6 +118,7 @@ def write_page(
         "</div>",
         f'<div class="curves">{answer_curves(predictions) if is_quick else ""}</div>',
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
+        coverage_section(predictions, config),
         f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
@@ -221,6 +223,37 @@ def calibration_section(calibration: Tensor) -> str:
         f'<div class="reliability">{reliability_diagram(calibration)}<p>Mean confidence '
         f"{said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error (ECE): "
         f"{calibration_error(calibration):.1%}.</p></div>"
+    )
+
+
+def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
+    """How many images are predicted, and how many wrongly, if it may abstain from the others."""
+    found = predictions.probabilities
+    if found is None or predictions.source.is_multi_label:
+        return ""
+    known = predictions.is_counted
+    wishes = (config.get(f"run.{name}", 0.0) for name in ("min_precision", "error_cost"))
+    decision = choose_decision(found[known], predictions.source.labels[known], *wishes)
+    shares = decision.calibrated(found[known], has_several=False)
+    points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
+    chart = line_chart(
+        "Errors among the predicted, by their share of the images",
+        {"errors": [(100 * coverage, 100 * error) for coverage, error in points]},
+        unit="%",
+        low=0,
+        x_label="% of the images",
+    )
+    told = "No threshold was asked for: every prediction counts (--run.min-precision)."
+    if decision.thresholds:
+        share = float(decision.is_sure(shares).double().mean())
+        error = next(error for coverage, error in points if coverage >= share - 1e-9)
+        told = (
+            f"From a calibrated probability of {decision.thresholds[0]:.1%} on predictions count: "
+            f"{share:.1%} of the images, {1 - error:.1%} of them right; it abstains from others."
+        )
+    return (
+        f"<h2>I don't know</h2><p>{told} Temperature "
+        f"{decision.temperature:.2f}: the checkpoint has both.</p>{chart}"
     )
 
 

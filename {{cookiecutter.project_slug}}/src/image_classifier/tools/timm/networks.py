@@ -1,10 +1,11 @@
 """The models of timm by name, with that library installed: `timm/convnext_atto`."""
 
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...config import ModelConfig
 from ...errors import UserError, did_you_mean
@@ -28,7 +29,20 @@ def build(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
         network = library.create_model(name, pretrained=False, **options)
     except (ValueError, AssertionError, TypeError) as error:  # patches that don't fit the image
         raise UserError(size_misfit(model, image_size, error)) from error
+    network.register_load_state_dict_pre_hook(fit_weights)
     return adapted(network, model, image_size)
+
+
+def fit_weights(network: nn.Module, weights: dict[str, Tensor], *_: object) -> None:
+    """Make `weights` fit the network as timm does: its names, and positions of its image size.
+
+    Position embeddings are interpolated, as of DINOv2 from 518 pixels to --data.image-size.
+    """
+    family = sys.modules[type(network).__module__]
+    if fit := getattr(family, "checkpoint_filter_fn", None):
+        fitting = fit(dict(weights), network)
+        weights.clear()
+        weights.update(fitting)
 
 
 def pretrained_config(name: str) -> Any:  # noqa: ANN401 - timm's own

@@ -54,12 +54,14 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
 def test_a_file_for_several_labels_has_the_threshold_and_probabilities_of_each(
     config, photos, capsys
 ):
-    run = untrained_run(changed(config, model__task="multi-label"), photos)
+    config = changed(config, model__task="multi-label")
+    run = untrained_run(config, photos, temperature=1.5, thresholds=(0.25, 0.5))
     assert main(["export", run, "--format", "safetensors", "pt2"]) == 0
     assert "in float32: all labels right " in capsys.readouterr().out
     with safe_open(Path(run, "export", "model.safetensors"), "pt") as file:
         about = {key: json.loads(text) for key, text in file.metadata().items()}
-    assert (about["task"], about["threshold"]) == ("multi-label", 0.5)
+    assert (about["task"], about["thresholds"]) == ("multi-label", [0.25, 0.5])
+    assert about["temperature"] == 1.5
     graph = torch.export.load(Path(run, "export", "model.pt2")).module()
     shares = graph(torch.randint(0, 256, (5, 50, 60, 3), dtype=torch.uint8))
     assert not torch.allclose(shares.sum(1), torch.ones(5), atol=0.05)

@@ -8,19 +8,21 @@ import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from conftest import changed, tiny, untrained_run
+from safetensors.torch import load_file
 
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
 from image_classifier.data import EvalData
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
+from image_classifier.models.resnet9 import LOGIT_SCALE
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.predict import images, output
-from image_classifier.tools.predict import predict as module
 
 QUICK = ("--device", "cpu", "--workers", "0", "--batch-size", "4")
 
@@ -39,22 +41,19 @@ def rows_of(path):
     return list(csv.DictReader(path.read_text("utf-8").splitlines(), strict=True))
 
 
-def test_images_with_several_labels_have_a_column_of_them(
-    config, photos, tmp_path, monkeypatch, capsys
-):
-    run, out = untrained_run(changed(config, model__task="multi-label"), photos), tmp_path / "o.csv"
-    assert predict(run, photos / "val", "--out", out) == 0
-    threshold = max(float(row["probability_2"]) for row in rows_of(out))
-    monkeypatch.setattr(module, "THRESHOLD", threshold - 1e-6)
+def test_images_with_several_labels_have_a_column_of_them(config, photos, tmp_path, capsys):
+    config, out = changed(config, model__task="multi-label"), tmp_path / "o.csv"
+    plain = untrained_run(changed(config, run__dir=str(tmp_path / "plain")), photos)
+    assert predict(plain, photos / "val", "--out", out) == 0
+    highest = max(float(row["probability_1"]) for row in rows_of(out))
+    run = untrained_run(config, photos, 1.0, (highest - 1e-6, highest - 1e-6))
     assert predict(run, photos / "val", "--out", out, "--fresh") == 0
     assert predict(run, photos / "val", "--out", tmp_path / "out.jsonl") == 0
     rows = rows_of(out)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     for row, line in zip(rows, lines, strict=True):
         shares = {row[f"class_{n}"]: float(row[f"probability_{n}"]) for n in (1, 2)}
-        assert line["labels"] == [
-            name for name in ("ant", "bee") if shares[name] >= module.THRESHOLD
-        ]
+        assert line["labels"] == [n for n in ("ant", "bee") if shares[n] >= highest - 1e-6]
         assert row["labels"] == "|".join(line["labels"])
     assert len({row["labels"] for row in rows}) > 1
     capsys.readouterr()
@@ -62,6 +61,29 @@ def test_images_with_several_labels_have_a_column_of_them(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == [
         row["labels"] for row in rows if row["labels"]
     ]
+
+
+def test_it_abstains_below_the_threshold_that_validation_chose(config, photos, tmp_path, capsys):
+    out = tmp_path / "out.csv"
+    plain = untrained_run(changed(config, run__dir=str(tmp_path / "plain")), photos)
+    assert predict(plain, photos / "val", "--out", out) == 0
+    sure = rows_of(out)
+    assert "decision" not in sure[0]
+    middle = sorted(float(row["probability"]) for row in sure)[len(sure) // 2]
+    odds = (middle / (1 - middle)) ** (1 / 2)  # two classes, at a temperature of 2
+    run = untrained_run(config, photos, 2.0, (odds / (1 + odds) - 1e-6,))
+    assert predict(run, photos / "val", "--out", out, "--fresh") == 0
+    rows = rows_of(out)
+    assert [row["label"] for row in rows] == [row["label"] for row in sure]
+    is_sure = [float(row["probability"]) >= middle for row in sure]
+    assert 0 < sum(is_sure) < len(rows)
+    assert [row["decision"] for row in rows] == [
+        row["label"] if known else "abstain" for row, known in zip(rows, is_sure, strict=True)
+    ]
+    capsys.readouterr()
+    assert predict(run, photos / "val") == 0
+    said = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == [row["decision"] for row in rows]
 
 
 def test_predictions_are_those_of_an_evaluation(run, photos, tmp_path):
@@ -132,6 +154,39 @@ def test_unreadable_files_are_rows_with_an_error(run, photos, tmp_path, capsys):
     assert "cut.jpg  cannot be read: image file is truncated" in capsys.readouterr().out
 
 
+def test_embeddings_are_what_the_last_layer_gets_in_the_order_of_the_rows(run, photos, tmp_path):
+    cut, npy = tmp_path / "cut é.jpg", tmp_path / "x.npy"
+    cut.write_bytes(b"no image")
+    words = (photos / "val", cut, "--tta", "none", "--out", tmp_path / "x.csv")
+    assert predict(run, *words, "--embeddings", npy) == 0
+    found, rows = torch.from_numpy(np.load(npy)), rows_of(tmp_path / "x.csv")
+    trained = load_model(run, ComputeConfig(device="cpu"), World(torch.device("cpu")))
+    logits = trained.model.head(found) * LOGIT_SCALE
+    assert [trained.classes[n] for n in logits[:4].argmax(1)] == [r["label"] for r in rows[:4]]
+    shares = logits.softmax(1).amax(1)[:4]
+    assert [float(r["probability"]) for r in rows[:4]] == pytest.approx(shares.tolist(), abs=1e-5)
+    assert rows[4]["error"]
+    assert found[4].isnan().all()
+    both = tmp_path / "x.safetensors"
+    assert predict(run, *words[:2], "--tta", "flip", "--embeddings", both) == 0  # and no --out
+    saved = load_file(both)
+    names = bytes(saved["paths"].numpy()).decode().split("\0")
+    assert names == [row["path"] for row in rows]
+    mean = saved["features"][:4]
+    assert mean.shape == found[:4].shape
+    assert not torch.allclose(mean, found[:4])
+
+
+def test_a_killed_command_leaves_no_embeddings(run, photos, tmp_path, monkeypatch):
+    words = (photos / "val", "--out", tmp_path / "x.csv", "--embeddings", tmp_path / "x.npy")
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Output, "finish", Mock(side_effect=KeyboardInterrupt))
+        assert predict(run, *words) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv.partial"]
+    assert predict(run, *words) == 0
+    assert not np.isnan(np.load(tmp_path / "x.npy")).any()  # those before the kill are there, too
+
+
 def test_hostile_names_break_no_file_and_no_screen(run, photos, tmp_path, capsys):
     hostile = ("a\nb.jpg", 'q",.jpg', "\x1b[2J.jpg", os.fsdecode(b"\xff.jpg"), "é 名.jpg", " .jpg")
     for name in hostile:
@@ -181,6 +236,8 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
     for words, expected in (
         (["--out", "x.txt"], "'x.txt' ends in none of .csv, .jsonl"),
         (["--out", tmp_path / "there.csv"], "there.csv' exists already: --fresh replaces it"),
+        (["--embeddings", "x.txt"], "'x.txt' ends in none of .npy, .safetensors"),
+        (["--embeddings", tmp_path / "no/x.npy"], "there is no folder"),
         (["--out", "/proc/x/y.csv"], "cannot write '/proc/x/y.csv.partial'"),
         (["--top-k", "0"], "--top-k 0 is not in 1 .. "),
         (["nowhere"], "there is no file or folder 'nowhere'"),

@@ -1,11 +1,15 @@
 """Models of timm by name, where that library is installed."""
 
+from functools import partial
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import build_model
+from image_classifier.models import build_model, find_blocks, find_head, load_pretrained
+from image_classifier.runtime.distributed import World
 from image_classifier.tools.timm import networks
 
 
@@ -26,3 +30,35 @@ def test_without_timm_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(networks, "import_module", missing)
     with pytest.raises(UserError, match=r"^models of timm need it: pip install timm \(No module"):
         build_model(ModelConfig(name="timm/test_resnet"), 5, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "mean"),
+    [
+        ("vit_small_patch14_dinov2.lvd142m", 28, 0.485),  # its own is 518
+        ("vit_small_patch16_dinov3.lvd1689m", 32, 0.485),
+        ("convnext_tiny.in12k_ft_in1k", 96, 0.485),
+        ("vit_base_patch16_siglip_224.v2_webli", 32, 0.5),
+    ],
+)
+def test_weights_of_well_known_networks_fit_at_any_size_and_their_blocks_are_found(
+    name, size, mean, tmp_path, monkeypatch
+):
+    timm = pytest.importorskip("timm")
+    small = {"depths": (1,) * 4} if "convnext" in name else {"depth": 4}  # as many blocks
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, **small))
+    published = timm.create_model(name).state_dict()
+    file, model = tmp_path / "model.safetensors", ModelConfig(name=f"timm/{name}")
+    save_file(published, file, {"format": "pt"})
+    network = build_model(model, 5, size)
+    weights = load_pretrained(str(file), model, World(torch.device("cpu")))
+    assert "is new" in weights.load_into(network, ("ant", "bee", "cat", "dog", "elk"))
+    assert weights.mean == pytest.approx([mean] * 3, abs=0.08)
+    loaded, (head, layer) = network.state_dict(), find_head(network)
+    alike = [name for name, weight in published.items() if weight.equal(loaded[name])]
+    assert len(alike) >= len(loaded) - 3  # but the new head's two, and positions
+    assert head.startswith("head")
+    assert layer.out_features == 5
+    assert len(find_blocks(network)) >= 4 + 1
+    network.load_state_dict(loaded)  # as a run that resumes does
+    assert all(weight.equal(loaded[name]) for name, weight in network.state_dict().items())

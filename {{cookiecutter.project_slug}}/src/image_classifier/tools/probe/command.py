@@ -1,0 +1,27 @@
+"""`probe`: the last layer of a trained network, fitted to new images."""
+
+from dataclasses import replace
+
+from ...config import Config
+from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.launch import attempt
+
+RESULT_IS_IN_FILES = True
+OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
+
+
+def main(words: list[str]) -> int:
+    """Fit only a new last layer, in seconds: `probe [PRESET] --data.root FOLDER [--FLAG VALUE]`."""
+    is_named = words and not words[0].startswith("-")
+    words = list(words) if is_named else [OTHERWISE, *words]
+    name, preset = take_preset(words, OTHERWISE)
+    preset = replace(preset, run=replace(preset.run, dir=f"runs/probe/{name}"))
+    prog = f"{command('probe')} {name}"
+    config = parse(Config, words, prog=prog, about=summary(main), default=preset)
+
+    def work() -> None:
+        from .probe import probe
+
+        probe(config)
+
+    return attempt(work)

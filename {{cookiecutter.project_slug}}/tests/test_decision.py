@@ -1,0 +1,81 @@
+"""When a prediction counts: the temperature and the thresholds that validation images choose."""
+
+import pytest
+import torch
+
+from image_classifier.decision import choose_decision, choose_threshold, risk_by_coverage
+
+COUNT = 4000
+
+
+def drawn(temperature, classes=5, seed=0):
+    """Labels drawn from probabilities, and the same probabilities made too sure of themselves."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(COUNT, classes, generator=generator)
+    labels = logits.softmax(1).multinomial(1, generator=generator)[:, 0]
+    return (logits * temperature).softmax(1), labels
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_undoes_over_and_underconfidence(temperature):
+    decision = choose_decision(*drawn(temperature))
+    assert decision.temperature == pytest.approx(temperature, rel=0.05)
+    assert decision.thresholds == ()  # every prediction counts
+
+
+def test_the_temperature_of_several_labels_is_found_too():
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(COUNT, 5, generator=generator)
+    labels = torch.bernoulli(logits.sigmoid(), generator=generator).to(torch.int8)
+    labels[::7, 2] = -1  # unknown
+    decision = choose_decision((3 * logits).sigmoid(), labels)
+    assert decision.temperature == pytest.approx(3, rel=0.05)
+    assert len(decision.thresholds) == 5
+
+
+def covered(decision, probabilities, labels):
+    """The share of images above the threshold, and the share of them that is right."""
+    calibrated = (probabilities.log() / decision.temperature).softmax(1)
+    scores, predicted = calibrated.max(1)
+    above = scores >= decision.thresholds[0]
+    return float(above.double().mean()), float((predicted == labels)[above].double().mean())
+
+
+@pytest.mark.parametrize("wanted", [0.8, 0.9, 0.97])
+def test_the_threshold_gives_the_wanted_precision_and_no_lower_one_does(wanted):
+    images = drawn(3.0)
+    coverage, precision = covered(choose_decision(*images, min_precision=wanted), *images)
+    assert wanted <= precision < wanted + 0.01
+    other, _ = covered(choose_decision(*images, min_precision=wanted + 0.01), *images)
+    assert other < coverage
+
+
+def test_dear_errors_make_it_abstain_as_chow_says():
+    images = drawn(3.0)
+    for cost in (2, 4, 10):
+        threshold = choose_decision(*images, error_cost=cost).thresholds[0]
+        assert threshold == pytest.approx(1 - 1 / cost, abs=0.06)
+
+
+def test_out_of_reach_means_the_highest_precision_that_there_is():
+    scores, is_right = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([False, True, True, False])
+    assert choose_threshold(scores, is_right, min_precision=0.99) == pytest.approx(0.65)
+
+
+def test_equal_scores_are_predicted_together():
+    scores, is_right = torch.tensor([0.9, 0.5, 0.5, 0.5]), torch.tensor([True, True, False, False])
+    assert choose_threshold(scores, is_right, min_precision=0.9) == pytest.approx(0.7)
+
+
+def test_without_a_wish_a_label_has_the_threshold_of_the_highest_f1():
+    scores = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.05])
+    is_right = torch.tensor([True, True, False, False, False])
+    assert choose_threshold(scores, is_right) == pytest.approx(0.225)
+    assert choose_threshold(scores, ~(scores > 0)) == 0.5  # nobody knows
+
+
+def test_errors_among_the_predicted_by_their_share():
+    scores, is_right = torch.tensor([0.9, 0.5, 0.7, 0.6]), torch.tensor([True, False, True, False])
+    coverage, error = zip(*risk_by_coverage(scores, is_right), strict=True)
+    assert coverage == (0.25, 0.5, 0.75, 1)
+    assert error == pytest.approx((0, 0, 1 / 3, 1 / 2))
