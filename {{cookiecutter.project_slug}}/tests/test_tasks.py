@@ -225,6 +225,14 @@ def test_what_the_task_has_not_is_refused_before_training(config, monkeypatch, k
     assert not Path(config.run.dir, "checkpoints").exists()
 
 
+def test_a_metric_of_ones_own_decides_and_its_number_can_be_saved(config, monkeypatch):
+    metrics = TASKS["single-label"].metrics
+    monkeypatch.setitem(metrics, "mine", lambda found: found.probability.numpy().mean())
+    train(changed(config, run__best_by="mine", epochs=1))
+    best = read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["state"]["best_score"]
+    assert logged(config.run.dir)[-1]["val/mine"] == best
+
+
 def test_a_metric_that_is_defined_for_no_class_can_not_decide(config, monkeypatch):
     def one_class(*_):
         return replace(marks(*_), labels=torch.zeros(480, dtype=torch.int64))
