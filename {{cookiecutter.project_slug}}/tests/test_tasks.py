@@ -178,7 +178,8 @@ def marks(data, split):  # noqa: ARG001 - it has no knobs
         for kind, (top, left) in enumerate(places):
             if own[kind]:
                 height, width = ((8, 8), (8, 3), (3, 8), (6, 6))[kind]
-                image[top : top + height, left : left + width, kind % 3] = 250
+                channels = slice(None) if kind == 3 else kind  # the last is white
+                image[top : top + height, left : left + width, channels] = 250
     hidden = torch.rand(labels.shape, generator=generator) < 0.1
     classes = ("square", "bar", "beam", "tile")
     return Source(labels.masked_fill(hidden, LEFT_OUT), classes, pixels)
@@ -191,7 +192,7 @@ def train_on_marks(config, last_step=None):
 
 
 def test_several_labels_are_learned_and_a_killed_run_ends_as_an_unbroken_one(config, tmp_path):
-    config = changed(config, data__name="marks", data__limit=0, data__batch_size=48, epochs=6)
+    config = changed(config, data__name="marks", data__limit=0, data__batch_size=48, epochs=8)
     config = changed(config, model__task="multi-label", model__name="resnet9", augment__mixup=0.2)
     unbroken = changed(config, optim__lr=0.1, run__dir=str(tmp_path / "unbroken"))
     (metrics, _), config = run_ranks(2, train_on_marks, unbroken), changed(config, optim__lr=0.1)
@@ -223,6 +224,14 @@ def test_what_the_task_has_not_is_refused_before_training(config, monkeypatch, k
     with pytest.raises(UserError, match=words):
         train(changed(config, **knobs))
     assert not Path(config.run.dir, "checkpoints").exists()
+
+
+def test_a_metric_of_ones_own_decides_and_its_number_can_be_saved(config, monkeypatch):
+    metrics = TASKS["single-label"].metrics
+    monkeypatch.setitem(metrics, "mine", lambda found: found.probability.numpy().mean())
+    train(changed(config, run__best_by="mine", epochs=1))
+    best = read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["state"]["best_score"]
+    assert logged(config.run.dir)[-1]["val/mine"] == best
 
 
 def test_a_metric_that_is_defined_for_no_class_can_not_decide(config, monkeypatch):

@@ -57,7 +57,8 @@ class Scores:
     def value(self, name: str) -> float:
         """A metric of `names`, which is computed once."""
         if name not in self.known:
-            self.known[name] = self.task.metrics[name](self.predictions)
+            # Not NumPy's: a checkpoint with a number of theirs could not be read.
+            self.known[name] = float(self.task.metrics[name](self.predictions))
         return self.known[name]
 
     def metrics(self, *wanted: str) -> dict[str, float]:

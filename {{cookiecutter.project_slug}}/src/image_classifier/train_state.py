@@ -28,7 +28,7 @@ class TrainState:
     ema_decay: float = 0.0
     best_by: str = "top1"  # the metric that decides
     step: int = 0  # steps done
-    best_score: float = float("nan")  # the best value of that metric so far
+    best_score: float = 0.0  # the best value of that metric so far, if there is one
     best_step: int = -1  # when it was reached
     num_worse: int = 0  # evaluations since then
     decision: Decision = NO_DECISION  # of the last evaluation, on rank 0
