@@ -11,7 +11,6 @@ from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import PART_NAMES, VAL_NAMES, has_suffix, is_junk, is_val, walk
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
-from .datasets.table import has_test_rows
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
 from .loader import Batch, EvalData, TrainData, prefetched

@@ -22,17 +22,17 @@ from torch.utils.data import Dataset
 from ...config import DataConfig
 from ...errors import UserError, choose
 from ...runtime.seeding import DATASET, seeded
-from ...runtime.tools import find_tool, find_tools
+from ...runtime.tools import find_tool, find_tools, need_tool
 from .cifar import cifar10, cifar100
 from .folder import folder
 from .map_style import source_of
 from .shapes import shapes
 from .source import Source
-from .table import check_files, table
 
 DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
     dataset.__name__: dataset for dataset in (shapes, cifar10, cifar100, folder)
 }
+TABLE = "labels", "label-table", "--data.labels"  # the module of the tool that reads it
 
 
 def open_dataset(data: DataConfig, split: str) -> Source:
@@ -47,7 +47,7 @@ def open_dataset(data: DataConfig, split: str) -> Source:
         source = prepared.with_prepared(source, data, split)
     source = source.thinned(data.limit) if 0 < data.limit < len(source) else source
     if data.labels and data.on_bad_image == "stop":
-        check_files(source, data)
+        need_tool(*TABLE).check_files(source, data)
     return source
 
 
@@ -65,7 +65,7 @@ def open_files(data: DataConfig, split: str) -> Source:
 
     Files that `check --quarantine` listed are left out.
     """
-    function = table if data.labels else find_dataset(data.name)
+    function = need_tool(*TABLE).table if data.labels else find_dataset(data.name)
     with seeded(DATASET):
         found = function(data, split)
         is_torchs = isinstance(found, Dataset)

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from ...config import DataConfig
-from ...data import has_suffix, has_test_rows
+from ...data import has_suffix
 from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_text
+from ...runtime.tools import need_tool
 from .near_duplicates import connected_components, find_near_duplicates
 from .quarantine import quarantine_path, read_quarantine
 from .survey import Images
@@ -54,7 +55,7 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     is_folder = data.name == "folder" and Path(data.root).is_dir()
     has_test = is_folder and Path(data.root, "test").is_dir()
     if data.labels:
-        has_test = has_test_rows(data)
+        has_test = need_tool("labels", "label-table", "--data.labels").has_test_rows(data)
     splits = splits or ("train", "val", "test")[: 2 + has_test]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's: they are findings here, or do not matter

@@ -47,6 +47,7 @@ def test_a_clean_dataset_has_no_findings(root, capsys):
 
 
 def test_images_of_a_table_may_have_several_labels(root, capsys):
+    pytest.importorskip("image_classifier.tools.label_table")
     shutil.copy(root / PICTURE, root / "copy.jpg")
     shutil.copy(root / "train/bee/1.jpg", root / "same.jpg")
     rows = [f"{PICTURE},ant|dark,train", "copy.jpg,ant,train", "train/bee/1.jpg,bee,train"]

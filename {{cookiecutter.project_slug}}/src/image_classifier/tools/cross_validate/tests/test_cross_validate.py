@@ -68,6 +68,7 @@ def test_what_cannot_be_divided_is_refused(validate, photos, monkeypatch, refusa
 
 
 def test_folds_may_be_a_column_of_a_table(photos, tmp_path):
+    pytest.importorskip("image_classifier.tools.label_table")
     names = [f"{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(12)]
     rows = (f"{name},{name[:3]},{n // 2 % 3}\n" for n, name in enumerate(names))
     (tmp_path / "labels.csv").write_text("path,label,fold\n" + "".join(rows))

@@ -161,6 +161,7 @@ def test_all_folds_are_read_from_the_prepared_images_of_both_splits(root):
 
 
 def test_images_of_a_table_are_prepared_by_split(root, tmp_path):
+    pytest.importorskip("image_classifier.tools.label_table")
     names = [f"train/{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(8)]
     names[0] = str(root / names[0])
     rows = (f"{name},{n % 2},{('train', 'val')[n // 2 % 2]}\n" for n, name in enumerate(names))

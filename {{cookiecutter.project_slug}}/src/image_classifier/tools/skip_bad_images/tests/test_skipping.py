@@ -49,6 +49,7 @@ def test_a_bad_image_is_masked_in_its_place(skipping, where, workers, method, mo
 
 @pytest.mark.parametrize("where", ["stream", "device"])
 def test_labels_of_a_bad_image_are_unknown_if_there_are_several(skipping, where, tmp_path):
+    pytest.importorskip("image_classifier.tools.label_table")
     names = [f"train/{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(12)]  # 2 is bad, 5 is missing
     rows = "".join(f"{name},{name[6:9]}|all\n" for name in names)
     (tmp_path / "labels.csv").write_text("path,label,split\n" + rows.replace("\n", ",train\n"))

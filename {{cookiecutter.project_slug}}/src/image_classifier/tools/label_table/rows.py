@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from ...errors import UserError
 from ...runtime.console import printable
 
+BLOCK = 1 << 20  # bytes of lines that are read at once
+
 
 class Table(NamedTuple):
     """A table whose rows can be read, any number of times."""
@@ -121,8 +123,16 @@ def lines_of(file: Path) -> Iterator[str]:
     Raises:
         UserError: naming the first line that is in another encoding.
     """
-    with file.open("rb") as content:
-        for number, line in enumerate(content, 1):
+    number = place = 0
+    while True:
+        with file.open("rb") as content:  # closed again before anyone may stop reading
+            content.seek(place)
+            lines = content.readlines(BLOCK)
+            place = content.tell()
+        if not lines:
+            return
+        for line in lines:
+            number += 1
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:

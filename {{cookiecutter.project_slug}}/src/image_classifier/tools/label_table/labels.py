@@ -22,12 +22,10 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
+from ...data import VAL_NAMES, PathList, Source, is_val
 from ...errors import UserError
 from ...runtime.console import printable, some
-from .folder import VAL_NAMES, is_val
-from .paths import PathList
-from .source import Source
-from .table_rows import Table, open_table, text_of
+from .rows import Table, open_table, text_of
 
 COLUMNS = ("path", "label", "split", "fold", "weight")
 TRAIN, VAL, TEST = range(3)

@@ -1,0 +1,1 @@
+"""Labels of your own images from a table."""
