@@ -4,7 +4,6 @@ import io
 import os
 import signal
 import struct
-import sys
 import zlib
 from functools import partial
 
@@ -84,21 +83,6 @@ def png16(pixels):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def tiff(array, **options):
-    """Any array in a TIFF file, by the library that reads it."""
-    library, file = pytest.importorskip("tifffile"), io.BytesIO()
-    library.imwrite(file, array, planarconfig="contig", photometric="minisblack", **options)
-    return file.getvalue()
-
-
-def bomb():
-    """A TIFF file of a few pixels, whose one part unpacks to a million bytes."""
-    sound, more = tiff(DEEP, compression="zlib"), zlib.compress(bytes(10**6))
-    page = sys.modules["tifffile"].TiffFile(io.BytesIO(sound)).pages[0]
-    place, start = page.tags["StripByteCounts"].valueoffset, page.dataoffsets[0]
-    return sound[:place] + struct.pack("<I", len(more)) + sound[place + 4 : start] + more
-
-
 GRAY16 = RGB16[:, :, :1]
 GRAY_PNG = saved(Image.fromarray(GRAY16[:, :, 0]), "PNG")
 JPEG = saved(COLOR, "JPEG", quality=95)
@@ -130,10 +114,6 @@ READ = {
     "array.npy as bytes": (lambda: npy(DEEP), 5, 8, (DEEP >> 8).astype(np.uint8)),
     "plane.npy": (lambda: npy(DEEP[:, :, 0]), 1, 16, DEEP[:, :, :1]),
     "color.npy in gray": (lambda: npy(RGB), 1, 8, GRAY),
-    "five.tif": (lambda: tiff(DEEP), 5, 16, DEEP),
-    "packed.tif": (lambda: tiff(DEEP, compression="zlib"), 5, 16, DEEP),
-    "five pages.tif": (lambda: tiff(DEEP.transpose(2, 0, 1)), 5, 16, DEEP),
-    "color 16.tif": (lambda: tiff(RGB16), 3, 16, RGB16),
 }
 
 
@@ -170,10 +150,6 @@ REFUSED = {
     "bomb": (lambda: HUGE, 1, "9000 x 9000 pixels, more than"),
     "cut bomb": (lambda: HUGE.replace(b"9000, 9000", b"7000, 7000"), 1, "it is truncated"),
     "JPEG": (lambda: JPEG, 5, "it has 3 channels, not 5: --data.channels 3"),
-    "five.tif": (lambda: tiff(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
-    "bomb.tif": (bomb, 5, "a part of it unpacks to more than its size"),
-    "cut.tif": (lambda: tiff(DEEP)[:99], 5, ""),
-    "floats.tif": (lambda: tiff(DEEP.astype(np.float32)), 5, "its numbers are float32"),
 }
 
 
@@ -185,14 +161,6 @@ def test_a_file_that_is_no_such_image_is_refused_in_a_line(name, tmp_path):
     with pytest.raises(decode.BadImageError, match=f"x.npy': .*{message}") as error:
         decode.read_image(path, channels, 16)
     assert "\n" not in str(error.value)
-
-
-def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
-    (tmp_path / "x.tif").write_bytes(b"II*\0" + bytes(99))
-    monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(UserError, match="pip install tifffile") as error:
-        decode.read_image(tmp_path / "x.tif", 5)
-    assert not isinstance(error.value, decode.BadImageError)  # no image is skipped for it
 
 
 def test_an_object_at_the_edge_is_seen_unless_it_is_cut_off():
@@ -285,17 +253,6 @@ def test_a_run_is_the_same_killed_and_on_two_ranks(
         assert whole[0] == one[0] + other[0]
         assert [text[:16] for text in whole[1]] == [text[:16] for text in one[1] + other[1]]
     assert int(scores.confusion.sum()) == 8
-
-
-def test_tiff_files_are_seen_as_arrays_are(config, satellite, tmp_path):
-    library = pytest.importorskip("tifffile")
-    save = partial(library.imwrite, planarconfig="contig", photometric="minisblack")
-    tiffs = write_deep(tmp_path / "tiffs", 5, lambda path, pixels: save(f"{path}.tif", pixels))
-    config = on_deep(config, satellite, 5, **SATELLITE)
-    of_arrays, of_tiffs = (
-        seen(changed(config, data__root=str(r)), 0, 3) for r in (satellite, tiffs)
-    )
-    assert of_arrays == of_tiffs
 
 
 def test_mean_and_deviation_are_measured_where_none_is_known(config, satellite, capsys):

@@ -1,18 +1,15 @@
 """Pixels of any number of channels and of 8 or 16 bits: converted, moved, read from array files."""
 
 import io
-import logging
 import math
-import zlib
 from collections.abc import Callable
-from importlib.util import find_spec
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..runtime.tools import need_tool
 
 COLORED = (1, 3)  # channels: gray and color, each of which is converted to the other
 TO_WIDE = 257  # 255 becomes 65535
@@ -20,11 +17,9 @@ GRAY_WEIGHTS, GRAY_BITS = np.array([19595, 38470, 7471], np.uint32), 16  # those
 NPY_START = b"\x93NUMPY"
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 
-PLAIN, DEFLATE = 1, (8, 32946)  # compressions of TIFF files
-
-CheckSize = Callable[[int, int, int], object]  # of height, width, channels; raises ValueError
-
-logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what matters is an error
+# Both raise ValueError: of height, width, channels; and of the shape and the type of an array.
+CheckSize = Callable[[int, int, int], object]
+CheckArray = Callable[[tuple[int, ...], np.dtype], object]
 
 
 def dtype_of(bits: int) -> torch.dtype:
@@ -89,12 +84,13 @@ def decode_array(encoded: bytes, channels: int, check_size: CheckSize) -> np.nda
 
     Raises:
         ValueError: if it is damaged, of other channels, too large, or of other numbers.
-        UserError: if a library is missing.
+        UserError: if a library or the tool that reads TIFF files is missing.
     """
+    check = partial(check_array, channels=channels, check_size=check_size)
     if encoded.startswith(NPY_START):
-        array = read_npy(encoded, channels, check_size)
+        array = read_npy(encoded, check)
     elif encoded.startswith(TIFF_STARTS):
-        array = read_tiff(encoded, channels, check_size)
+        array = need_tool("pages", "tiff", "a TIFF file of such channels").read_tiff(encoded, check)
     else:
         raise ValueError("of its 16-bit colors only 8 bits can be read: save it as TIFF or .npy")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -121,7 +117,7 @@ def check_array(
     check_size(*sides, found)
 
 
-def read_npy(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
+def read_npy(encoded: bytes, check: CheckArray) -> np.ndarray:
     """An array that NumPy saved; never a pickle."""
     file = io.BytesIO(encoded)
     version = np.lib.format.read_magic(file)
@@ -132,44 +128,8 @@ def read_npy(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray
     if version not in headers:
         raise ValueError(f"NumPy's format {version} is not read")
     shape, _, dtype = headers[version](file)
-    check_array(shape, dtype, channels, check_size)
+    check(shape, dtype)
     if math.prod(shape) * dtype.itemsize > len(encoded):  # else they would be allocated
         raise ValueError("it is truncated")
     file.seek(0)
     return np.load(file, allow_pickle=False)
-
-
-def read_tiff(encoded: bytes, channels: int, check_size: CheckSize) -> np.ndarray:
-    """A TIFF file by tifffile; one of several pages that are alike has a channel in each."""
-    try:
-        import tifffile
-    except ImportError as error:
-        raise UserError(
-            f"a TIFF file of such channels needs a library: pip install tifffile ({error})"
-        ) from error
-    # Never the other files that one may name.
-    with tifffile.TiffFile(io.BytesIO(encoded), _multifile=False) as file:
-        series = file.series[0]
-        check_array(series.shape, series.dtype, channels, check_size)
-        for page in series.pages:
-            check_parts(encoded, page)
-        return series.asarray(maxworkers=1)
-
-
-def check_parts(encoded: bytes, page: Any) -> None:  # noqa: ANN401 - of tifffile
-    """Raise ValueError if a part of a page of a TIFF file unpacks to more than it should.
-
-    The decoders of imagecodecs stop at that size; tifffile's own, of zlib, does not.
-    """
-    whole, compression = page.keyframe, page.keyframe.compression
-    if compression == PLAIN or find_spec("imagecodecs") is not None:
-        return
-    if compression not in DEFLATE:
-        raise ValueError(
-            f"its compression ({compression}) needs a library: pip install imagecodecs"
-        )
-    most = math.prod(whole.chunks) * whole.dtype.itemsize
-    for start, count in zip(page.dataoffsets, page.databytecounts, strict=True):
-        part = zlib.decompressobj().decompress(encoded[start : start + count], most + 1)
-        if len(part) > most:
-            raise ValueError("a part of it unpacks to more than its size")

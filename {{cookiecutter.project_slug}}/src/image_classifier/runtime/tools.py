@@ -9,6 +9,7 @@
 - `tools/prepare/prepared.py` reads what `prepare` wrote: `with_prepared`.
 - `tools/check/quarantine.py` leaves out what `check` listed: `without_quarantine`.
 - `tools/label_table/labels.py` reads labels from a table: `table`, `check_files`, `has_test_rows`.
+- `tools/tiff/pages.py` reads TIFF files that Pillow does not: `read_tiff`.
 - `tools/skip_bad_images/bad_images.py` skips unreadable images, counts and lists them.
 - `tools/cpu_precision/probe.py` measures which precision is faster on a CPU: `find_gain`.
 - `tools/timm/networks.py` builds the models of timm: `build`, `pretrained_config`.

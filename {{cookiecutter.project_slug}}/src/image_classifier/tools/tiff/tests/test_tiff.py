@@ -1,0 +1,97 @@
+"""TIFF files of many channels and of 16-bit colors: as they were saved, or refused in a line."""
+
+import io
+import struct
+import sys
+import zlib
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import changed, on_deep, write_deep
+
+from image_classifier.data import (
+    BadImageError,
+    open_dataset,
+    read_image,
+)
+from image_classifier.errors import UserError
+from image_classifier.runtime import tools
+
+NOISE = np.random.default_rng(0)
+DEEP = NOISE.integers(65536, size=(12, 9, 5), dtype=np.uint16)
+RGB16 = NOISE.integers(65536, size=(24, 40, 3), dtype=np.uint16)
+
+
+def tiff(array, **options):
+    """Any array in a TIFF file, by the library that reads it."""
+    library, file = pytest.importorskip("tifffile"), io.BytesIO()
+    library.imwrite(file, array, planarconfig="contig", photometric="minisblack", **options)
+    return file.getvalue()
+
+
+def bomb():
+    """A TIFF file of a few pixels, whose one part unpacks to a million bytes."""
+    sound, more = tiff(DEEP, compression="zlib"), zlib.compress(bytes(10**6))
+    page = sys.modules["tifffile"].TiffFile(io.BytesIO(sound)).pages[0]
+    place, start = page.tags["StripByteCounts"].valueoffset, page.dataoffsets[0]
+    return sound[:place] + struct.pack("<I", len(more)) + sound[place + 4 : start] + more
+
+
+READ = {
+    "five": (lambda: tiff(DEEP), DEEP),
+    "packed": (lambda: tiff(DEEP, compression="zlib"), DEEP),
+    "five pages": (lambda: tiff(DEEP.transpose(2, 0, 1)), DEEP),
+    "color": (lambda: tiff(RGB16), RGB16),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_file_has_the_pixels_that_were_saved(name, tmp_path):
+    file, expected = READ[name]
+    (tmp_path / "x.tif").write_bytes(file())
+    pixels = read_image(tmp_path / "x.tif", expected.shape[2], 16).numpy()
+    assert pixels.dtype == expected.dtype
+    assert np.array_equal(pixels, expected)
+
+
+REFUSED = {
+    "five": (lambda: tiff(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
+    "bomb": (bomb, 5, "a part of it unpacks to more than its size"),
+    "cut": (lambda: tiff(DEEP)[:99], 5, ""),
+    "floats": (lambda: tiff(DEEP.astype(np.float32)), 5, "its numbers are float32"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_that_is_no_such_image_is_refused_in_a_line(name, tmp_path):
+    file, channels, message = REFUSED[name]
+    (tmp_path / "x.tif").write_bytes(file())
+    with pytest.raises(BadImageError, match=f"x.tif': .*{message}") as error:
+        read_image(tmp_path / "x.tif", channels, 16)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_missing_is_named_and_no_image_is_skipped_for_it(tmp_path, monkeypatch):
+    (tmp_path / "x.tif").write_bytes(b"II*\0" + bytes(99))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tifffile", None)
+        with pytest.raises(UserError, match="pip install tifffile") as no_library:
+            read_image(tmp_path / "x.tif", 5)
+    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
+    with pytest.raises(UserError, match="needs tools/tiff, which was deleted") as no_tool:
+        read_image(tmp_path / "x.tif", 5)
+    assert not {no_library.type, no_tool.type} & {BadImageError}
+
+
+def test_files_are_the_images_that_arrays_are(config, satellite, tmp_path):
+    library = pytest.importorskip("tifffile")
+    save = partial(library.imwrite, planarconfig="contig", photometric="minisblack")
+    tiffs = write_deep(tmp_path / "tiffs", 5, lambda path, pixels: save(f"{path}.tif", pixels))
+    config = on_deep(config, satellite, 5)
+    of_arrays = open_dataset(config.data, "val")
+    of_tiffs = open_dataset(changed(config, data__root=str(tiffs)).data, "val")
+    assert torch.equal(of_arrays.labels, of_tiffs.labels)
+    for index in range(8):
+        assert torch.equal(of_arrays.read(index), of_tiffs.read(index))
