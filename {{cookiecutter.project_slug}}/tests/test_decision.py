@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from image_classifier.decision import choose_decision, choose_threshold, risk_by_coverage
+from image_classifier.decision import choose_decision, choose_threshold
 
 COUNT = 4000
 
@@ -72,10 +72,3 @@ def test_without_a_wish_a_label_has_the_threshold_of_the_highest_f1():
     is_right = torch.tensor([True, True, False, False, False])
     assert choose_threshold(scores, is_right) == pytest.approx(0.225)
     assert choose_threshold(scores, ~(scores > 0)) == 0.5  # nobody knows
-
-
-def test_errors_among_the_predicted_by_their_share():
-    scores, is_right = torch.tensor([0.9, 0.5, 0.7, 0.6]), torch.tensor([True, False, True, False])
-    coverage, error = zip(*risk_by_coverage(scores, is_right), strict=True)
-    assert coverage == (0.25, 0.5, 0.75, 1)
-    assert error == pytest.approx((0, 0, 1 / 3, 1 / 2))

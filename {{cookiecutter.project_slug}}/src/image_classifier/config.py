@@ -249,11 +249,7 @@ class Config:
 
 
 def check_task(config: Config) -> None:
-    """Check that the loss is for the task.
-
-    Raises:
-        UserError: if it is not.
-    """
+    """Raise `UserError` for a loss that is not for the task or for `data.balance`."""
     loss, balance = config.optim.loss, config.data.balance
     if config.model.task == "single-label" and loss != "entropy":
         raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")

@@ -12,7 +12,6 @@ MOST_NUMBERS = 2**22  # probabilities from which a temperature is fitted
 LIMITS = 0.05, 20.0  # of a temperature
 EPS = 1e-6  # how far from 0 and 1 the probability of a label is taken to be, at least
 THRESHOLD = 0.5  # from which on an image has a label, unless another was chosen
-ABSTAIN = "abstain"  # what a tool says of an image whose prediction does not count
 
 
 @dataclass(frozen=True)
@@ -132,15 +131,3 @@ def choose_threshold(
     place = int(worth.masked_fill(~is_last, -math.inf).argmax())
     below = scores[place + 1] if place + 1 < len(scores) else 0.0
     return float(scores[place] + below) / 2
-
-
-def risk_by_coverage(scores: Tensor, is_right: Tensor) -> list[tuple[float, float]]:
-    """Shares of the images that are predicted, and of errors among them, at each threshold.
-
-    https://arxiv.org/abs/1705.08500
-    """
-    order = scores.argsort(descending=True)
-    num_wrong = (~is_right[order]).double().cumsum(0)
-    num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
-    shares = zip(num_above / len(scores), num_wrong / num_above, strict=True)
-    return [(float(coverage), float(error)) for coverage, error in shares]

@@ -90,28 +90,21 @@ class Scores:
         """What a decision means for these images, in words."""
         found, labels = self.predictions, self.predictions.source.labels
         shares = decision.calibrated(found.probabilities, found.source.is_multi_label)
-        calibration = f"calibrated by a temperature of {decision.temperature:.2f}"
+        text, known = f"calibrated by a temperature of {decision.temperature:.2f}", found.is_counted
         if not decision.thresholds:
-            return calibration
+            return text
         if found.source.is_multi_label:
-            known, is_there = found.is_counted, decision.has_label(shares)
-            right, chosen = (
-                (table & known).sum() for table in (is_there & (labels == 1), is_there)
-            )
-            recall = right / max(1, int(((labels == 1) & known).sum()))
+            chosen, own = known & decision.has_label(shares), known & (labels == 1)
+            right = int((chosen & own).sum())
+            precision, recall = (right / max(1, int(part.sum())) for part in (chosen, own))
             low, high = (f"{of(decision.thresholds):.1%}" for of in (min, max))
-            return (
-                f"{calibration}; labels count from {low} .. {high} on: precision "
-                f"{right / max(1, int(chosen)):.2%}, recall {recall:.2%}"
-            )
-        known, is_sure = found.is_counted, decision.is_sure(shares)
-        chosen = int((is_sure & known).sum())
-        right = int((is_sure & known & found.is_correct).sum())
-        return (
-            f"{calibration}; predictions count from {decision.thresholds[0]:.1%} on: "
-            f"{chosen / int(known.sum()):.2%} of the images, {right / max(1, chosen):.2%} of them "
-            "right"
-        )
+            text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
+            return f"{text}, recall {recall:.2%}"
+        chosen = known & decision.is_sure(shares)
+        count, right = int(chosen.sum()), int((chosen & found.is_correct).sum())
+        text += f"; predictions count from {decision.thresholds[0]:.1%} on: "
+        share = count / int(known.sum())
+        return f"{text}{share:.2%} of the images, {right / max(1, count):.2%} of them right"
 
 
 def evaluate(

@@ -70,9 +70,8 @@ def build_loss(config: Config, source: Source, batch_size: int) -> LossFn:
 
 def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:
     """Cross entropy with labels or with probabilities of each class."""
-    smoothing = optim.label_smoothing
-    total = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum", ignore_index=-1)
-    single = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="none", ignore_index=-1)
+    given = {"label_smoothing": optim.label_smoothing, "ignore_index": LEFT_OUT}
+    total, single = (nn.CrossEntropyLoss(reduction=how, **given) for how in ("sum", "none"))
 
     def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         if weights is not None:

@@ -69,8 +69,7 @@ def channel_axis(shape: tuple[int, ...], channels: int, order: tuple[int, int] =
     Raises:
         ValueError: if none has as many as there should be, or as can become as many.
     """
-    allowed = (channels, *(COLORED if channels in COLORED else ()))
-    for wanted in allowed:
+    for wanted in (channels, *COLORED) if channels in COLORED else (channels,):
         for axis in order:
             if shape[axis] == wanted:
                 return axis

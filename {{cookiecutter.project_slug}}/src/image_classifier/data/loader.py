@@ -341,18 +341,13 @@ def measure(pixels: Tensor) -> MeanStd:
 
     Sums of whole numbers are exact, so every machine finds the same. Four digits are kept.
     """
-    largest, count, channels = (
-        torch.iinfo(pixels.dtype).max,
-        pixels[..., 0].numel(),
-        pixels.shape[3],
-    )
-    sums, squares = [0] * channels, [0] * channels
+    largest, count = torch.iinfo(pixels.dtype).max, pixels[..., 0].numel()
+    sums = torch.zeros(2, pixels.shape[3], dtype=torch.int64)  # of numbers and of their squares
     for image in pixels:
-        for channel, numbers in enumerate(image.long().unbind(2)):
-            sums[channel] += int(numbers.sum())
-            squares[channel] += int(numbers.square().sum())
-    means = [total / count for total in sums]
-    stds = [max(s / count - m * m, 1) ** 0.5 for s, m in zip(squares, means, strict=True)]
+        numbers = image.long()
+        sums += torch.stack((numbers, numbers.square())).sum((1, 2))
+    means, squares = ([total / count for total in totals] for totals in sums.tolist())
+    stds = [max(s - m * m, 1) ** 0.5 for s, m in zip(squares, means, strict=True)]
     mean, std = ([float(f"{v / largest:.4g}") for v in values] for values in (means, stds))
     return tuple(mean), tuple(std)
 

@@ -158,9 +158,8 @@ def sharpness(images: Tensor, change: Tensor) -> Tensor:
     rows = images.flatten(2)
     rows = rows.short() if rows.dtype == torch.uint8 else rows
     columns = (rows[:, :-2] + rows[:, 1:-1]).add_(rows[:, 2:])
-    smooth = (columns[:, :, : -2 * step] + columns[:, :, step:-step]).add_(
-        columns[:, :, 2 * step :]
-    )
+    smooth = columns[:, :, : -2 * step] + columns[:, :, step:-step]
+    smooth += columns[:, :, 2 * step :]
     middle = rows[:, 1:-1, step:-step]
     smooth = smooth.add_(middle, alpha=4).float().mul_(1 / 13).round_()
     middle, changed = middle.float(), images.clone()

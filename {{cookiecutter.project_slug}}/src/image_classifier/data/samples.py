@@ -17,7 +17,7 @@ from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.machine import num_cores
 from .arrays import take
-from .crops import BOX_DRAWS, center_crop, crop, fit_square, place_box, random_sides
+from .crops import BOX_DRAWS, crop, fit_square, place_box, random_sides
 from .datasets.source import Source
 from .decode import BadImageError
 
@@ -45,7 +45,7 @@ class Samples:
         `fit` is how other images become squares: see `data.fit`.
         """
         self.source, self.size, self.seed = source, size, seed
-        self.fit = partial(fit_square, fit=fit, mean=source.mean) if fit != "crop" else center_crop
+        self.fit = partial(fit_square, fit=fit, mean=source.mean)
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         crops = augment if augment and augment.crop == "resized" else None
         self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")

@@ -92,17 +92,16 @@ def adapt_channels(weights: dict[str, Tensor], model: nn.Module) -> tuple[str, .
     """
     names = []
     for name, own in model.state_dict().items():
+        outputs, channels, *side = own.shape if own.ndim == 4 else (0, 3)
         theirs = weights.get(name)
-        if theirs is None or theirs.ndim != 4 or own.ndim != 4 or theirs.shape == own.shape:
+        if theirs is None or channels == 3 or theirs.shape != (outputs, 3, *side):
             continue
-        channels = own.shape[1]
-        if theirs.shape[1] == 3 and (theirs[:, :1].shape == own[:, :1].shape):
-            if channels == 1:
-                weights[name] = theirs.float().sum(dim=1, keepdim=True)
-            else:
-                repeated = theirs.float().repeat(1, -(-channels // 3), 1, 1)
-                weights[name] = repeated[:, :channels] * (3 / channels)
-            names.append(name)
+        if channels == 1:
+            weights[name] = theirs.float().sum(dim=1, keepdim=True)
+        else:
+            repeated = theirs.float().repeat(1, -(-channels // 3), 1, 1)
+            weights[name] = repeated[:, :channels] * (3 / channels)
+        names.append(name)
     return tuple(names)
 
 

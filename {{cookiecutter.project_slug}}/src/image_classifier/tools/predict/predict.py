@@ -10,7 +10,6 @@ import torch
 
 from ...config import ComputeConfig
 from ...data import PathList
-from ...decision import ABSTAIN
 from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
 from ...runtime.console import printable, say
@@ -24,6 +23,8 @@ from .embeddings import Embeddings
 from .heat_maps import begin_heat_maps, write_heat_maps
 from .images import Images, list_files
 from .output import NO_ROW, SEPARATOR, Output, Row, check_out
+
+ABSTAIN = "abstain"  # in the place of a prediction that does not count
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...config import Config
 from ...data import Source
-from ...decision import choose_decision, risk_by_coverage
+from ...decision import choose_decision
 from ...errors import FaultError, UserError
 from ...predictions import (
     NUMBERS,
@@ -255,6 +256,18 @@ def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
         f"<h2>I don't know</h2><p>{told} Temperature "
         f"{decision.temperature:.2f}: the checkpoint has both.</p>{chart}"
     )
+
+
+def risk_by_coverage(scores: Tensor, is_right: Tensor) -> list[tuple[float, float]]:
+    """Shares of the images that are predicted, and of errors among them, at each threshold.
+
+    https://arxiv.org/abs/1705.08500
+    """
+    order = scores.argsort(descending=True)
+    num_wrong = (~is_right[order]).double().cumsum(0)
+    num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
+    shares = zip(num_above / len(scores), num_wrong / num_above, strict=True)
+    return [(float(coverage), float(error)) for coverage, error in shares]
 
 
 def mistakes(predictions: Predictions, explain: Explain | None) -> str:
