@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from image_classifier.decision import choose_decision, choose_threshold
+from image_classifier.decision import (
+    choose_decision,
+    choose_threshold,
+)
 
 COUNT = 4000
 

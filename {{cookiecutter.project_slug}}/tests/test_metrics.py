@@ -17,7 +17,11 @@ from torch.testing import assert_close
 from image_classifier import predictions
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
-from image_classifier.evaluate import Scores, evaluate, metric_names
+from image_classifier.evaluate import (
+    Scores,
+    evaluate,
+    metric_names,
+)
 from image_classifier.models import build_model
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.precision import Precision

@@ -16,7 +16,11 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from torch.testing import assert_close
 
-from image_classifier.config import Config, DataConfig, OptimConfig
+from image_classifier.config import (
+    Config,
+    DataConfig,
+    OptimConfig,
+)
 from image_classifier.data import LEFT_OUT, EvalData, Source
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.decode import BadImageError
@@ -26,7 +30,12 @@ from image_classifier.models import read_checkpoint
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import join_world
-from image_classifier.tasks import TASKS, build_loss, label_loss, mix_several
+from image_classifier.tasks import (
+    TASKS,
+    build_loss,
+    label_loss,
+    mix_several,
+)
 from image_classifier.train import train
 
 COUNT, CLASSES, UNREADABLE = 23, 7, 4

@@ -26,7 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from image_classifier.augment import build_augment
 from image_classifier.config import Config, ModelConfig
 from image_classifier.data import TrainData
-from image_classifier.optim import build_optimizer, build_schedule, set_lr
+from image_classifier.optim import (
+    build_optimizer,
+    build_schedule,
+    set_lr,
+)
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.presets import smoke

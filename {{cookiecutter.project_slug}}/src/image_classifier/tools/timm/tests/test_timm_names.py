@@ -8,7 +8,12 @@ from safetensors.torch import save_file
 
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import build_model, find_blocks, find_head, load_pretrained
+from image_classifier.models import (
+    build_model,
+    find_blocks,
+    find_head,
+    load_pretrained,
+)
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.timm import networks
 
