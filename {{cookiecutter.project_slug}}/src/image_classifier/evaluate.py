@@ -11,7 +11,7 @@ from .data import LEFT_OUT, EvalData, Source
 from .decision import NO_DECISION, Decision, choose_decision
 from .errors import UserError
 from .precision import Precision
-from .predictions import Predictions, answered, scores_text
+from .predictions import Predictions, counted_and_correct, scores_text
 from .preprocess import Normalize
 from .runtime.distributed import World
 from .tasks import TASKS, WHOLE, ImageResult, Task
@@ -147,7 +147,7 @@ def evaluate(
     found = ImageResult(*table[: len(ImageResult._fields)])
     shares = table[len(ImageResult._fields) :].T if is_whole else None
     predictions = task.predictions(data.source, found, shares)
-    counted, right = answered(predictions.predicted, data.source.labels)
+    counted, right = counted_and_correct(predictions.predicted, data.source.labels)
     count, num_answers = int(counted.sum()), int(predictions.is_counted.sum())
     if not count:
         raise UserError(f"none of the {len(data):,} images to evaluate on can be read")
@@ -156,7 +156,7 @@ def evaluate(
     if not data.source.is_multi_label and num_classes > 5:
         known["top5"] = int(found.is_in_five.sum()) / count
     labels = data.source.labels
-    has_label, _ = answered(labels.clamp(min=0), labels)
+    has_label, _ = counted_and_correct(labels.clamp(min=0), labels)
     return Scores(predictions, known, left_out=int(has_label.sum()) - count)
 
 

@@ -86,7 +86,7 @@ def confusion_of(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(cells, minlength=classes**2).view(classes, classes)
 
 
-def answered(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def counted_and_correct(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Which images count, and which are right, as all of their known labels are: (count,) bool."""
     counted, right = (predicted != LEFT_OUT) & (labels != LEFT_OUT), predicted == labels
     if labels.ndim == 2:
@@ -119,19 +119,19 @@ def calibration_error(bins: Tensor) -> float:
     return sum((counts * (confidence - accuracy).abs()).tolist()) / max(1, int(counts.sum()))
 
 
-def title_of(name: str) -> str:
+def metric_title(name: str) -> str:
     """A metric's name in words."""
     return TITLES.get(name, name.replace("_", " "))
 
 
-def number_of(name: str, value: float, digits: int = 2) -> str:
+def metric_number(name: str, value: float, digits: int = 2) -> str:
     """A metric's value: a percentage, unless it is no share of 1."""
     return f"{value:.4f}" if name in NUMBERS else f"{value:.{digits}%}"
 
 
-def told(name: str, value: float, digits: int = 2) -> str:
+def metric_text(name: str, value: float, digits: int = 2) -> str:
     """A metric in words: `top-1 93.20%`."""
-    return f"{title_of(name)} {number_of(name, value, digits)}"
+    return f"{metric_title(name)} {metric_number(name, value, digits)}"
 
 
 def phrase(metrics: dict[str, float], best_by: str = "top1") -> str:
@@ -145,7 +145,7 @@ def phrase(metrics: dict[str, float], best_by: str = "top1") -> str:
 def words(metrics: dict[str, float], names: Iterable[str]) -> str:
     """Those of the metrics `names` that are there."""
     found = ((name, metrics.get(f"val/{name}")) for name in names)
-    return ", ".join(told(name, value) for name, value in found if value is not None)
+    return ", ".join(metric_text(name, value) for name, value in found if value is not None)
 
 
 def scores_text(

@@ -11,7 +11,7 @@ from torch import nn
 from .decision import NO_DECISION, Decision
 from .models import check_weights
 from .precision import Precision
-from .predictions import better, told
+from .predictions import better, metric_text
 from .runtime.distributed import local_part
 
 NUMBERS = ("step", "best_score", "best_step", "num_worse", "seconds")  # of a state, as it is saved
@@ -57,7 +57,8 @@ class TrainState:
             return ""
         return (
             f"stopped early: no evaluation of {self.num_worse} was better than that of step "
-            f"{self.best_step}, {told(self.best_by, self.best_score)}, whose weights are in best.pt"
+            f"{self.best_step}, {metric_text(self.best_by, self.best_score)}, whose weights are in "
+            "best.pt"
         )
 
     def advance(self) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from ..config import FREE_TO_CHANGE
 from ..errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
-from ..predictions import NUMBERS, number_of, title_of
+from ..predictions import NUMBERS, metric_number, metric_title
 from ..runtime.config_dict import flatten
 from ..runtime.console import clock, say
 from ..runtime.files import read_object
@@ -155,12 +155,12 @@ def phrase(run: Run) -> str:
 
 def heads(run: Run) -> tuple[str, ...]:
     """What `results` are."""
-    return title_of(run.metric), "best", "loss", "training"
+    return metric_title(run.metric), "best", "loss", "training"
 
 
 def results(run: Run) -> tuple[str, ...]:
     """A run's results, as columns of a table."""
-    scores = (number_of(run.metric, value) for value in (run.score, run.best_score))
+    scores = (metric_number(run.metric, value) for value in (run.score, run.best_score))
     return *scores, f"{run.loss:.4f}", clock(run.seconds)
 
 
@@ -186,6 +186,6 @@ def mean_text(found: Mean, over: str, metric: str) -> str:
         f"{unit * value:.{digits}f}" for value in (found.deviation, found.low, found.high)
     )
     return (
-        f"{number_of(metric, found.mean)} ± {deviation} (standard deviation over {over}), "
+        f"{metric_number(metric, found.mean)} ± {deviation} (standard deviation over {over}), "
         f"{CONFIDENCE:.0%} interval of the mean: {low} .. {high}"
     )

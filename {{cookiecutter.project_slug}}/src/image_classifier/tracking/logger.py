@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import FaultError
 from ..evaluate import Scores
-from ..predictions import phrase, told
+from ..predictions import metric_text, phrase
 from ..preprocess import Normalize, denormalize
 from ..runtime import console
 from ..runtime.config_dict import flatten
@@ -197,7 +197,7 @@ class RunLogger:
         """
         has_all = self.world.is_main and (is_last or step == self.total_steps)
         metrics = scores.metrics(*(scores.names if has_all else [self.best_by]))
-        self.score = "  " + told(self.best_by, scores.value(self.best_by), digits=1)
+        self.score = "  " + metric_text(self.best_by, scores.value(self.best_by), digits=1)
         self.write(step, metrics)
         self.say(f"{self.place(step)}  validation: {phrase(metrics, self.best_by)}")
         if step < self.total_steps and time.monotonic() - self.page_written >= PAGE_SECONDS:

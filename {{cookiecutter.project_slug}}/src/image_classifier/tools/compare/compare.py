@@ -9,7 +9,7 @@ from statistics import median
 
 from ...data import are_replaced
 from ...errors import UserError
-from ...predictions import NUMBERS, answered, better, number_of, title_of
+from ...predictions import NUMBERS, better, counted_and_correct, metric_number, metric_title
 from ...runtime.console import clock, printable
 from ..saved_runs import Run
 from ..statistics import CONFIDENCE, Difference, by_images, by_seeds, mcnemar
@@ -87,7 +87,7 @@ def compare_recipes(first: str, second: str, pairs: Pairs) -> list[str]:
         )
         found, basis = by_seeds(*columns, grain), f"{len(pairs)} seeds"
         text = difference_text(first, second, found, basis, found.is_real, metric)
-        sentences.append(f"{what} {title_of(metric)}: {text}")
+        sentences.append(f"{what} {metric_title(metric)}: {text}")
     return sentences
 
 
@@ -105,7 +105,7 @@ def compare_models(first: str, second: str, pairs: Pairs) -> list[str]:
             )
     one, other = (run.predictions for run in pairs[0])
     (counted, right), (other_counted, other_right) = (
-        answered(found.predicted, found.target) for found in (one, other)
+        counted_and_correct(found.predicted, found.target) for found in (one, other)
     )
     counted = counted & other_counted
     count = int(counted.sum())
@@ -116,7 +116,7 @@ def compare_models(first: str, second: str, pairs: Pairs) -> list[str]:
     basis = f"{count:,} images, McNemar's p {p_value:.2g}"
     text = difference_text(first, second, found, basis, p_value < 1 - CONFIDENCE)
     return [
-        f"final {title_of('top1' if one.target.ndim == 1 else 'exact')}: {text}",
+        f"final {metric_title('top1' if one.target.ndim == 1 else 'exact')}: {text}",
         f"only {first} is right on {only_first:,} images, only {second} on {only_second:,}",
         "one seed of each: this compares two models, not two recipes; for recipes, train both "
         "with the same three seeds or more",
@@ -165,14 +165,14 @@ def difference_text(  # noqa: PLR0917
 def table_of_runs(groups: list[Group]) -> list[str]:
     """All runs in columns."""
     metric = next(iter(groups[0].runs.values())).metric
-    heads = ("", "run", "seed", title_of(metric), "best", "loss", "training", "images/s")
+    heads = ("", "run", "seed", metric_title(metric), "best", "loss", "training", "images/s")
     rows = [heads] + [
         (
             group.name,
             printable(f"{run.folder}{'' if run.state == 'done' else f' ({run.state})'}"),
             str(seed),
-            number_of(run.metric, run.score),
-            number_of(run.metric, run.best_score),
+            metric_number(run.metric, run.score),
+            metric_number(run.metric, run.best_score),
             f"{run.loss:.4f}",
             clock(run.seconds),
             f"{run.images_per_second:,.0f}",

@@ -7,7 +7,7 @@ import torch
 from ...config import Config, DataConfig, ModelConfig
 from ...data import Source, open_dataset
 from ...errors import UserError
-from ...predictions import answered, confusion_of, scores_text, title_of
+from ...predictions import confusion_of, counted_and_correct, metric_title, scores_text
 from ...runtime.files import write_json
 from ..many_runs import as_json, mean_text, print_table, train_all
 from ..recipe_options import Recipe
@@ -36,7 +36,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
         torch.cat([getattr(p, name) for p in predictions]) for name in ("predicted", "target")
     )
     predicted, target = (table.long() for table in tables)
-    counted, right = answered(predicted, target)
+    counted, right = counted_and_correct(predicted, target)
     num_counted, num_right, num_images = int(counted.sum()), int(right.sum()), len(target)
     # A fold's validation images are 1 / (K - 1) of its training images.
     found = mean_of([run.score for run in runs], count / num_images, 1 / (count - 1))
@@ -62,7 +62,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     print_table("fold", [*range(count)], runs)
     print(f"{num_images:,} images, each validated once by the run that did not train on it:")
     print(scores_text(scores, recall, classes))
-    print(f"by folds: {title_of(metric)} {mean_text(found, f'{count} folds', metric)}")
+    print(f"by folds: {metric_title(metric)} {mean_text(found, f'{count} folds', metric)}")
     print(
         "folds share training images, so their standard deviation is too small for an interval: "
         "this one has the correction of Nadeau and Bengio (2003)"

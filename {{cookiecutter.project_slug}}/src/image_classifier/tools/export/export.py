@@ -11,7 +11,7 @@ from torch import Tensor
 from ...config import ComputeConfig
 from ...data import BadImageError, Source, fit_square, open_dataset
 from ...errors import FaultError, UserError
-from ...predictions import answered, told
+from ...predictions import counted_and_correct, metric_text
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
 from ...tasks import TASKS
@@ -106,11 +106,13 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
     batch = torch.cat([squares[n % len(squares)] for n in range(BATCH)])
     shares, labels = torch.cat(probabilities), source.labels[kept]
     if source.is_multi_label:
-        counted, right = answered(trained.decision.has_label(shares).to(torch.int8), labels)
+        counted, right = counted_and_correct(
+            trained.decision.has_label(shares).to(torch.int8), labels
+        )
     else:
-        counted, right = answered(shares.argmax(1), labels)
+        counted, right = counted_and_correct(shares.argmax(1), labels)
     share = float(right.sum() / counted.sum())
-    score = told("exact" if source.is_multi_label else "top1", share)
+    score = metric_text("exact" if source.is_multi_label else "top1", share)
     return Reference(inputs, batch, shares, score, task.probabilities, is_raw)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from ...predictions import title_of
+from ...predictions import metric_title
 from ...runtime.files import write_json
 from ..many_runs import as_json, mean_text, print_table, train_all
 from ..recipe_options import Recipe
@@ -33,5 +33,7 @@ def repeat(recipe: Recipe, count: int) -> None:
     }
     write_json(recipe.folder / "results.json", content)
     print_table("seed", [*seeds], runs)
-    for name, text in zip(means, (title_of(metric), f"best {title_of(metric)}"), strict=True):
+    for name, text in zip(
+        means, (metric_title(metric), f"best {metric_title(metric)}"), strict=True
+    ):
         print(f"{text} {mean_text(means[name], f'{count} seeds', metric)}")

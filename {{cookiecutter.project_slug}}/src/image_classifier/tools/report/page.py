@@ -24,12 +24,12 @@ from ...errors import FaultError, UserError
 from ...predictions import (
     NUMBERS,
     Predictions,
-    answered,
     better,
     calibrate,
     calibration_error,
-    number_of,
-    title_of,
+    counted_and_correct,
+    metric_number,
+    metric_title,
 )
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
@@ -117,7 +117,7 @@ def write_page(
         confusion_section(predictions),
         f"<section><h2>Classes</h2>{class_table(predictions, is_quick)}</section>",
         "</div>",
-        f'<div class="curves">{answer_curves(predictions) if is_quick else ""}</div>',
+        f'<div class="curves">{ranking_curves(predictions) if is_quick else ""}</div>',
         f"<h2>Calibration</h2>{calibration_section(calibration)}",
         coverage_section(predictions, config),
         f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
@@ -139,13 +139,13 @@ def curve(rows: Rows, metric: str, unit: float = 1.0) -> list[tuple[float, float
 
 def summary(rows: Rows, predictions: Predictions, best_by: str, calibration: Tensor) -> str:
     """The result in a few numbers, the most important first."""
-    counted, right = answered(predictions.predicted, predictions.source.labels)
+    counted, right = counted_and_correct(predictions.predicted, predictions.source.labels)
     right, count = int(right.sum()), int(counted.sum())
-    what = title_of("exact" if predictions.source.is_multi_label else "top1")
+    what = metric_title("exact" if predictions.source.is_multi_label else "top1")
     found = {f"{what}: {right:,} of {count:,} validation images": f"{right / count:.2%}"}
     if values := [value for _, value in curve(rows, f"val/{best_by}")]:
         best = (max if better(best_by) > 0 else min)(values)
-        found[f"best {title_of(best_by)}"] = number_of(best_by, best)
+        found[f"best {metric_title(best_by)}"] = metric_number(best_by, best)
     for name, metric, form, of in FACTS:
         if values := [value for _, value in curve(rows, metric)]:
             found[name] = form.format(of(values))
@@ -156,7 +156,7 @@ def summary(rows: Rows, predictions: Predictions, best_by: str, calibration: Ten
 def curves(rows: Rows, metric: str) -> str:
     """Charts of loss, the metric that decides, learning rate and throughput."""
     options = {} if metric in NUMBERS else {"unit": "%"}
-    own = (f"Validation {title_of(metric)}", (f"val/{metric}",), options)
+    own = (f"Validation {metric_title(metric)}", (f"val/{metric}",), options)
     charts = []
     for title, metrics, options in (CHARTS[0], own, *CHARTS[1:]):
         unit = 0.01 if "unit" in options else 1.0
@@ -177,7 +177,7 @@ def confusion_section(predictions: Predictions) -> str:
     return f"<section><h2>{heading}</h2>{found}</section>"
 
 
-def answer_curves(predictions: Predictions) -> str:
+def ranking_curves(predictions: Predictions) -> str:
     """Precision over recall, and ROC: of each class; of many, the mean and all taken together."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
@@ -254,7 +254,7 @@ def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
         )
     return (
         f"<h2>I don't know</h2><p>{told} Temperature "
-        f"{decision.temperature:.2f}: the checkpoint has both.</p>{chart}"
+        f"{decision.temperature:.2f}. Each checkpoint has those of its last evaluation.</p>{chart}"
     )
 
 

@@ -10,7 +10,7 @@ from html import escape
 import optuna
 from ray.tune.search.optuna import OptunaSearch
 
-from ...predictions import NUMBERS, number_of, title_of
+from ...predictions import NUMBERS, metric_number, metric_title
 from ..html import PAGE, line_chart, parallel_coordinates
 from .engines import Knobs, ends
 from .results import Trial, table_of
@@ -28,7 +28,7 @@ def page_of(  # noqa: PLR0917 - what is on it
     knobs = list(dict.fromkeys(knob for trial in evaluated for knob in trial.knobs))
     axes = {knob: [trial.knobs.get(knob, "") for trial in evaluated] for knob in knobs}
     unit, percent = (1, "") if best.metric in NUMBERS else (100, "%")
-    what = title_of(best.metric)
+    what = metric_title(best.metric)
     axes[f"{what}, {percent}".strip(", ")] = [unit * trial.value for trial in evaluated]
     main = evaluated.index(best)
     scores, losses = (
@@ -42,9 +42,8 @@ def page_of(  # noqa: PLR0917 - what is on it
     heads = row_of(head, "th").replace(".", ".<wbr>")  # the names of knobs are long
     body = [
         f"<h1>{escape(title)}</h1><p>{escape(about)}</p>",
-        f'<dl class="facts"><div><dd>{number_of(best.metric, best.value)}</dd><dt>{what} of trial '
-        f"{best.number:03}, "
-        f"the best: {escape(command)}</dt></div></dl>",
+        f'<dl class="facts"><div><dd>{metric_number(best.metric, best.value)}</dd><dt>{what} of '
+        f"trial {best.number:03}, the best: {escape(command)}</dt></div></dl>",
         "<h2>Trials</h2><p>In color the best. A line is a trial; trials that were ended early "
         "stand at their last value.</p>",
         parallel_coordinates("Knobs and result", axes, names, main),

@@ -5,7 +5,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from ...predictions import better, told
+from ...predictions import better, metric_text
 from ...runtime.console import say
 from ...runtime.files import write_json
 from ...tasks import best_by
@@ -77,7 +77,7 @@ class Proposals(Searcher):
         """Print an evaluation, unless an earlier search did."""
         if result["evaluations"] > self.known[trial_id]:
             metric = best_by(self.job.config)
-            score = told(metric, better(metric) * result["score"])
+            score = metric_text(metric, better(metric) * result["score"])
             say(f"{self.name(trial_id)}  epoch {result['epoch']:5.2f}  {score}{end}")
 
     def name(self, trial_id: str) -> str:

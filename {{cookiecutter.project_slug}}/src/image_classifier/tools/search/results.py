@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FaultError, UserError
-from ...predictions import NUMBERS, better, number_of, title_of
+from ...predictions import NUMBERS, better, metric_number, metric_title
 from ...runtime.console import printable
 from ...runtime.files import read_object
 from ..saved_runs import read_predictions
@@ -95,14 +95,14 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 def table_of(trials: Sequence[Trial]) -> list[list[str]]:
     """All trials, the best first: a row of heads, and a row for each."""
     knobs = list(dict.fromkeys(knob for trial in trials for knob in trial.knobs))
-    rows = [["trial", "", "epoch", title_of(trials[0].metric), "loss", *knobs]]
+    rows = [["trial", "", "epoch", metric_title(trials[0].metric), "loss", *knobs]]
     for trial in sorted(
         trials, key=lambda trial: (trial.state == "done", trial.score), reverse=True
     ):
         scores = ["", "", ""]
         if trial.rows:
             row = trial.rows[-1]
-            score = number_of(trial.metric, trial.value)
+            score = metric_number(trial.metric, trial.value)
             scores = [f"{row['epoch']:.2f}", score, f"{row['val/loss']:.4f}"]
         values = [shown(trial.knobs.get(knob, "")) for knob in knobs]
         rows.append([f"{trial.number:03}", trial.state, *scores, *values])
@@ -141,6 +141,6 @@ def confirmed(folder: Path) -> str:
     if found.is_real:
         verdict = "better" if found.mean > 0 else "worse"
     return (
-        f"best against preset: {mean:+.2f}{points} of {title_of(metric)} ({CONFIDENCE:.0%} "
+        f"best against preset: {mean:+.2f}{points} of {metric_title(metric)} ({CONFIDENCE:.0%} "
         f"interval: {low:.2f} .. {high:.2f}, {len(pairs)} fresh seeds): {verdict}"
     )

@@ -87,7 +87,7 @@ def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_fi
     assert (len(pairs), len(classes)) == (31, 51)
 
 
-def answers_on_several(names):
+def predictions_of_several(names):
     """Answers to four images of any number of labels, of which all have or miss some."""
     labels = torch.tensor([[1, 1, 0], [1, 0, -1], [1, 0, 0], [0, 1, 0]], dtype=torch.int8)
     shares = torch.tensor([[0.9, 0.8, 0.7], [0.6, 0.3, 0.9], [0.2, 0.7, 0.1], [0.1, 0.9, 0.4]])
@@ -99,7 +99,7 @@ def answers_on_several(names):
 def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels(tmp_path):
     config = {"model__task": "multi-label", "run__best_by": "loss"}
     labels = torch.tensor([[1, 0, -1], [1, 1, 0]], dtype=torch.int8)
-    shown = page(tmp_path, answers_on_several(ANIMALS[:3]), labels=labels, **config)
+    shown = page(tmp_path, predictions_of_several(ANIMALS[:3]), labels=labels, **config)
     (classes,) = shown.tables
     assert classes[0] == HEADS
     assert classes[1:] == [
@@ -113,7 +113,7 @@ def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels
     assert "Precision over recall" in said
     assert "Some may be wrong labels. ant 20.0% cow 70.0% bee 70.0% " in said
     assert "As the model saw them in step 3. ant 100.0% bee 100.0% ant 100.0% Config" in said
-    hostile = page(tmp_path, answers_on_several(HOSTILE[:3]), labels=labels, **config)
+    hostile = page(tmp_path, predictions_of_several(HOSTILE[:3]), labels=labels, **config)
     assert (hostile.tags, hostile.attributes) == (shown.tags, shown.attributes)
 
 
