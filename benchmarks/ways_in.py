@@ -26,7 +26,8 @@ import pictures
 import record
 import rounds
 
-ABOUT = "data/datasets data/decode data/samples tools/tar tools/huggingface tools/prepare"
+ABOUT = "data/datasets data/decode data/samples tools/tar tools/huggingface tools/label_table"
+ABOUT += " tools/prepare"
 
 SIDE, BATCH = 32, 64  # of the run
 CLASSES = pictures.CLASSES
