@@ -34,7 +34,11 @@ from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.config import Config
 from image_classifier.data import loader
-from image_classifier.errors import EXIT_OUT_OF_MEMORY, UserError
+from image_classifier.errors import (
+    EXIT_OUT_OF_MEMORY,
+    UserError,
+    is_peer_failure,
+)
 from image_classifier.models import pretrained
 from image_classifier.runtime import (
     consensus,
@@ -162,7 +166,7 @@ def opened(folder):
     assert not dist.is_initialized()
     job = os.environ["TORCHELASTIC_RUN_ID"]
     assert world.rank or not [*Path(tempfile.gettempdir()).glob(f"store-{job}*")]
-    return found, error.type, distributed.is_peer_failure(error.value)
+    return found, error.type, is_peer_failure(error.value)
 
 
 def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path):

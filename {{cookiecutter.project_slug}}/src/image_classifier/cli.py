@@ -13,8 +13,7 @@ from pathlib import Path
 
 from .config import Config
 from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, UserError, choose
-from .presets import PRESETS
-from .runtime.command_line import HELP, command, parse, summary, take_preset
+from .runtime.command_line import HELP, all_presets, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable
 from .runtime.launch import is_restart, run_in_processes
 from .runtime.tools import find_tools
@@ -63,9 +62,10 @@ def train(words: list[str]) -> int:
     """Train: `train [PRESET] [--FLAG VALUE ...]`; the same command continues a run."""
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
-    width = max(map(len, PRESETS))
-    presets = "\n".join(f"  {key:<{width}}  {summary(make)}" for key, make in PRESETS.items())
-    about = f"Train. Presets, of which this is `{name}`:\n\n{presets}"
+    presets = all_presets()
+    width = max(map(len, presets))
+    lines = "\n".join(f"  {key:<{width}}  {summary(make)}" for key, make in presets.items())
+    about = f"Train. Presets, of which this is `{name}`:\n\n{lines}"
     config = parse(Config, words, prog=f"{command('train')} {name}", about=about, default=preset)
 
     def work() -> None:

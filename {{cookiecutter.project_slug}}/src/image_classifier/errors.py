@@ -22,6 +22,13 @@ class FaultError(RuntimeError):
     code = EXIT_FAULT  # exit code of the process
 
 
+def is_peer_failure(error: Exception) -> bool:
+    """Whether `error` only says that another rank is gone, which reports the reason itself."""
+    # By the name of torch's class, as torch takes seconds to import.
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return "DistError" in kinds or "gloo/transport" in str(error)
+
+
 def choose(what: str, name: str, table: Mapping[str, T]) -> T:
     """The entry `name` of a table of `what`: models, datasets, commands.
 

@@ -195,9 +195,11 @@ def download(name: str, world: World) -> Path:
     """
     published = published_weights(name)
     if published is None:
+        instead = "the file of some, or take one of its models, such as resnet50"
+        if name.startswith(TIMM):
+            instead = f"model.safetensors of huggingface.co/{name}"
         raise UserError(
-            f"--run.init-from {PUBLISHED}: torchvision has no weights of {name}; "
-            "give the file of some, or take one of its models, such as resnet50"
+            f"--run.init-from {PUBLISHED}: torchvision has no weights of {name}; give {instead}"
         )
     path = Path(torch.hub.get_dir(), "checkpoints", Path(published.url).name)
     checksum = path.stem.rpartition("-")[2]

@@ -17,6 +17,7 @@ import tyro
 from ..config import Config, check_ranges, flag
 from ..errors import UserError, choose
 from ..presets import PRESETS, shortened
+from .tools import find_tools
 
 HELP = {"-h", "--help"}
 COMMENT = re.compile(r"^    (\w+): [^#\n]*((?:# .*)?(?:\n    # .*)*)", re.MULTILINE)  # of a field
@@ -118,10 +119,16 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
     else:
         is_own = value_of(words, "--data.root") or value_of(words, "--data.labels")
         name = "folder" if is_own and not value_of(words, "--data.name") else otherwise
-    preset = choose("preset", name, PRESETS)()
+    preset = choose("preset", name, all_presets())()
     with contextlib.suppress(ValueError):  # `parse` rejects what is no number
         preset = shortened(preset, float(value_of(words, "--epochs")))
     return name, preset
+
+
+def all_presets() -> dict[str, Callable[[], Config]]:
+    """`PRESETS`, and those of the tools that are there."""
+    tools = find_tools("presets").values()
+    return PRESETS | {preset.__name__: preset for tool in tools for preset in tool.PRESETS}
 
 
 def value_of(words: list[str], name: str) -> str:

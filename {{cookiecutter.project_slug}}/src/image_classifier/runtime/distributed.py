@@ -190,8 +190,3 @@ def open_store(rank: int, size: int, local_size: int, patience: timedelta) -> di
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that FSDP shards; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def is_peer_failure(error: Exception) -> bool:
-    """Whether `error` only says that another rank is gone, which reports the reason itself."""
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

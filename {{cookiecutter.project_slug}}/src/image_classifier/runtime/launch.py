@@ -24,6 +24,7 @@ from ..errors import (
     EXIT_PEER_LOST,
     FaultError,
     UserError,
+    is_peer_failure,
 )
 from . import platform
 from .console import printable
@@ -100,8 +101,6 @@ def attempt(work: Callable[[], None]) -> int:
     except UserError:
         raise
     except Exception as error:
-        from .distributed import is_peer_failure
-
         failed = f"failed on rank {rank}" if rank else "failed"
         if is_peer_failure(error):
             time.sleep(GRACE_SECONDS)  # the rank that failed reports why, and this one is stopped

@@ -5,7 +5,7 @@ import signal
 import threading
 from types import FrameType
 
-from ..errors import EXIT_RESTART, FaultError
+from ..errors import EXIT_RESTART, FaultError, is_peer_failure
 from .platform import STOP_SIGNALS
 
 TIME_LIMIT = 1000  # stands among signals, of which no system has so many
@@ -47,8 +47,6 @@ class Signals:
             StoppedError: in place of an error that only says that another rank is gone, if this one
                 was told to end: the other rank reports why.
         """
-        from .distributed import is_peer_failure  # torch, without which `launch` can be imported
-
         for number, handler in self.before.items():
             signal.signal(number, handler)
         if self.number and isinstance(error, Exception) and is_peer_failure(error):

@@ -3,6 +3,7 @@
 - `tools/<name>/command.py` is the command of that name: `main(words) -> exit code`. With
   `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
 - `tools/<name>/dataset.py` is the dataset of that name: a function called as the tool.
+- `tools/<name>/presets.py` adds presets: `PRESETS`, functions that return a `Config`.
 - `tools/<name>/tracker.py` is the tracker of that name: `open_tracker`, and perhaps `LIBRARY`.
 - `tools/<name>/observer.py` adds warnings, metrics and sentences to the log: `open_observer`.
 - `tools/<name>/watcher.py` surrounds the steps of a run, and is told of each: `watch`.

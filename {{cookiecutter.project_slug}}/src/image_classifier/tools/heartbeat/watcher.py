@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import EXIT_PEER_LOST, FaultError
-from ...runtime.distributed import World, is_peer_failure
+from ...errors import EXIT_PEER_LOST, FaultError, is_peer_failure
+from ...runtime.distributed import World
 from ...runtime.files import open_plain, parse_object
 from ...tracking import Setup
 from ...train_state import TrainState

@@ -14,8 +14,10 @@ from image_classifier.models import (
     find_head,
     load_pretrained,
 )
+from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.timm import networks
+from image_classifier.tools.timm.presets import PRESETS, finetune_dinov2
 
 
 def test_a_model_of_timm_takes_small_images_and_any_number_of_classes():
@@ -35,6 +37,22 @@ def test_without_timm_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(networks, "import_module", missing)
     with pytest.raises(UserError, match=r"^models of timm need it: pip install timm \(No module"):
         build_model(ModelConfig(name="timm/test_resnet"), 5, 32)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.__name__)
+def test_a_preset_fine_tunes_a_network_of_timm_at_an_image_size_that_it_takes(preset):
+    timm = pytest.importorskip("timm")
+    config = take_preset([preset.__name__], "shapes")[1]
+    assert config == preset()
+    assert timm.get_pretrained_cfg(config.model.name.removeprefix("timm/"))
+    with torch.device("meta"):
+        network = build_model(config.model, 5, config.data.image_size)
+        assert network(torch.zeros(1, 3, *[config.data.image_size] * 2)).shape == (1, 5)
+
+
+def test_published_weights_of_timm_are_a_file_to_download():
+    with pytest.raises(UserError, match=r"give model.safetensors of huggingface.co/timm/vit_small"):
+        load_pretrained("pretrained", finetune_dinov2().model, World(torch.device("cpu")))
 
 
 @pytest.mark.parametrize(

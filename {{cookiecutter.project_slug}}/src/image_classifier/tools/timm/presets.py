@@ -1,0 +1,41 @@
+"""Fine-tuning of networks that people often start from; docs/guide.md has their licences.
+
+Their weights are not published by torchvision, so they are files that you download. No accuracy of
+these presets has been shown yet.
+"""
+
+from dataclasses import replace
+
+from ...config import Config
+from ...presets import finetune
+
+
+def finetune_dinov2() -> Config:
+    """`finetune` with DINOv2's ViT-S/14, of timm: `--run.init-from model.safetensors`."""
+    return tuned("vit_small_patch14_dinov2.lvd142m")
+
+
+def finetune_dinov3() -> Config:
+    """`finetune` with DINOv3's ViT-S/16, of timm: `--run.init-from model.safetensors`."""
+    return tuned("vit_small_patch16_dinov3.lvd1689m")
+
+
+def finetune_convnext() -> Config:
+    """`finetune` with ConvNeXt-T of ImageNet-12k, of timm: `--run.init-from model.safetensors`."""
+    return tuned("convnext_tiny.in12k_ft_in1k")
+
+
+def finetune_siglip() -> Config:
+    """`finetune` with SigLIP 2's ViT-B/16, of timm: `--run.init-from model.safetensors`."""
+    return tuned("vit_base_patch16_siglip_224.v2_webli")
+
+
+def tuned(name: str) -> Config:
+    """`finetune` with the network `name` of timm."""
+    same = finetune()
+    # 1e-3 for a batch of 256, in proportion: https://arxiv.org/abs/2111.06377, table 9.
+    optim = replace(same.optim, lr=1.25e-4)
+    return replace(same, model=replace(same.model, name=f"timm/{name}"), optim=optim)
+
+
+PRESETS = (finetune_dinov2, finetune_dinov3, finetune_convnext, finetune_siglip)
