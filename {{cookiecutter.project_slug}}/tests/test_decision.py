@@ -1,12 +1,17 @@
 """When a prediction counts: the temperature and the thresholds that validation images choose."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
+from conftest import changed
 
+from image_classifier import predictions
 from image_classifier.decision import (
     choose_decision,
     choose_threshold,
 )
+from image_classifier.train import train
 
 COUNT = 4000
 
@@ -75,3 +80,15 @@ def test_without_a_wish_a_label_has_the_threshold_of_the_highest_f1():
     is_right = torch.tensor([True, True, False, False, False])
     assert choose_threshold(scores, is_right) == pytest.approx(0.225)
     assert choose_threshold(scores, ~(scores > 0)) == 0.5  # nobody knows
+
+
+def test_checkpoint_page_and_text_share_one_fit_for_each_evaluation(config, monkeypatch):
+    fit = Mock(wraps=choose_decision)
+    monkeypatch.setattr(predictions, "choose_decision", fit)
+    config = changed(config, epochs=2, run__min_precision=0.5)
+    found = train(config).predictions
+    assert fit.call_count == 2
+    decision = found.decision(config.run)
+    assert (fit.call_count, len(decision.thresholds)) == (2, 1)
+    assert found.decision(changed(config, run__min_precision=0.0).run).thresholds == ()
+    assert fit.call_count == 3

@@ -6,9 +6,8 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from .config import RunConfig
-from .data import LEFT_OUT, EvalData, Source
-from .decision import NO_DECISION, Decision, choose_decision
+from .data import EvalData, Source
+from .decision import NO_DECISION, Decision
 from .errors import UserError
 from .precision import Precision
 from .predictions import Predictions, counted_and_correct, scores_text
@@ -67,15 +66,6 @@ class Scores:
         left_out = {"val/bad_images": self.left_out} if self.left_out else {}
         finite = {f"val/{name}": value for name, value in values.items() if isfinite(value)}
         return finite | left_out
-
-    def decision(self, run: RunConfig) -> Decision:
-        """The temperature and the thresholds that these images choose."""
-        found = self.predictions
-        if found.probabilities is None:
-            return NO_DECISION
-        labels = found.source.labels.masked_fill(found.predicted == LEFT_OUT, LEFT_OUT)
-        wishes = run.min_precision, run.error_cost
-        return choose_decision(found.probabilities, labels, *wishes)
 
     def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
         """All metrics, what is told of each class, and what `decision` means, as lines."""

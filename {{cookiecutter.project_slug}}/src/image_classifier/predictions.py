@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 
@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from .config import RunConfig
 from .data import LEFT_OUT, Source
+from .decision import NO_DECISION, Decision, choose_decision
 from .runtime.console import printable
 from .runtime.files import write_whole
 
@@ -36,6 +38,7 @@ class Predictions:
     # If images may have several labels, each of these is (count, classes): `predicted` is int8, as
     # labels are, and the probabilities are those of yes or no.
     probabilities: Tensor | None = None  # (count, classes) float32; None: too many to keep
+    decisions: dict[tuple[float, float], Decision] = field(default_factory=dict, init=False)
 
     @property
     def is_counted(self) -> Tensor:
@@ -50,6 +53,16 @@ class Predictions:
     def confusion(self) -> Tensor:
         """With one label, `confusion_of` the predictions."""
         return confusion_of(self.predicted, self.source.labels, len(self.source.classes))
+
+    def decision(self, run: RunConfig) -> Decision:
+        """The temperature and the thresholds that these images choose, which are fitted once."""
+        if self.probabilities is None:
+            return NO_DECISION
+        wishes = run.min_precision, run.error_cost
+        if wishes not in self.decisions:
+            labels = self.source.labels.masked_fill(~self.is_counted, LEFT_OUT)
+            self.decisions[wishes] = choose_decision(self.probabilities, labels, *wishes)
+        return self.decisions[wishes]
 
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for `compare` and for other programs."""

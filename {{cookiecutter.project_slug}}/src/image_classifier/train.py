@@ -32,7 +32,7 @@ from .tracking import RunLogger, Setup, check_setup, open_observers, watchers
 from .train_state import TrainState
 
 
-def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of it visible
+def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story, all of it visible
     """Train one model as `config` says, and return its scores on the validation images.
 
     Killed at any moment and called again, it resumes from the last checkpoint with exactly the
@@ -147,7 +147,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 if is_evaluated := is_due(evaluate_every) or limit.message != "":
                     scores = evaluate_best()
                     state.record(scores.value(decides))
-                    state.decision = scores.decision(run) if world.is_main else state.decision
+                    if world.is_main:
+                        state.decision = scores.predictions.decision(run)
                     stop_early = state.early_stop(run.patience) or limit.message
                     log.scores(state.step, scores, is_last=stop_early != "")
                 # All ranks learn of a signal, the clock, or that a save is due, at the same step.

@@ -224,7 +224,8 @@ class RunLogger:
                 scores.predictions.save(path, self.step_done)
             except OSError as error:
                 self.say(f"cannot write {path}: {error.strerror}")
-            self.say(scores.text(self.best_by, scores.decision(self.config.run)))
+            decision = scores.predictions.decision(self.config.run)
+            self.say(scores.text(self.best_by, decision))
         if message and self.step_done < self.total_steps:
             self.message = message
             self.say(message)

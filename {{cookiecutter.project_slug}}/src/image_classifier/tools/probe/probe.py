@@ -106,7 +106,7 @@ def probe(config: Config) -> Scores:
             optimizer, decides = build_optimizer(config.optim, model), best_by(config)
             state = TrainState(model, optimizer, precision, best_by=decides)
             state.record(scores.value(decides))
-            state.decision = scores.decision(run)
+            state.decision = scores.predictions.decision(run)
             checkpoints.save(state, log.state_dict())
             log.finish(scores, message, model, normalize)
         return scores

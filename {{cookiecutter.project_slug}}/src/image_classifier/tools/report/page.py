@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...config import Config
+from ...config import Config, RunConfig
 from ...data import Source
-from ...decision import choose_decision
 from ...errors import FaultError, UserError
 from ...predictions import (
     NUMBERS,
@@ -233,8 +232,8 @@ def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
     if found is None or predictions.source.is_multi_label:
         return ""
     known = predictions.is_counted
-    wishes = (config.get(f"run.{name}", 0.0) for name in ("min_precision", "error_cost"))
-    decision = choose_decision(found[known], predictions.source.labels[known], *wishes)
+    wishes = {name: config[f"run.{name}"] for name in ("min_precision", "error_cost")}
+    decision = predictions.decision(RunConfig(**wishes))
     shares = decision.calibrated(found[known], has_several=False)
     points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
     chart = line_chart(

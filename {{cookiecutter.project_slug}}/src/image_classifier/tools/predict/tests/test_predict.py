@@ -253,6 +253,6 @@ def test_images_of_any_channels_are_predicted_as_in_evaluation(config, satellite
     out = tmp_path / "labels.jsonl"
     assert main(["predict", config.run.dir, str(satellite / "val"), "--out", str(out)]) == 0
     shares = [json.loads(line)["probability"] for line in out.read_text().splitlines()]
-    decision, found = scores.decision(config.run), scores.predictions.probabilities
+    decision, found = scores.predictions.decision(config.run), scores.predictions.probabilities
     expected = decision.calibrated(found, has_several=False).amax(1)
     assert shares == pytest.approx(expected.tolist(), abs=1e-5)

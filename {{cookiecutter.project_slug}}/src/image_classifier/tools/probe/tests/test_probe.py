@@ -69,7 +69,7 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(name, *, probe, files,
     data = EvalData(trained.config.data, "val", world)
     scores = evaluate(trained.model, data, trained.normalize, trained.precision, world)
     assert scores.top1 == row["val/top1"]
-    wanted = scores.decision(trained.config.run).temperature
+    wanted = scores.predictions.decision(trained.config.run).temperature
     assert trained.decision.temperature == pytest.approx(wanted, rel=1e-2)
     assert scores.loss == pytest.approx(row["val/loss"], rel=1e-4)
     others = {"evaluate": [], "predict": [str(photos / "val")], "compare": [str(folder)]}
