@@ -61,7 +61,7 @@ def repeat(given: argparse.Namespace) -> Rows:
     def evaluate(*words: Any) -> Any:  # noqa: ANN401
         clock["ended"] = now(given.device)
         found = own_evaluate(*words)
-        scores.append(100 * found.top1)
+        scores.append(100 * found.value("top1"))
         return found
 
     TrainData.batches, module.evaluate = batches, evaluate

@@ -134,7 +134,7 @@ def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         run = changed(config, optim__accumulate=parts, run__dir=f"{config.run.dir}-{parts}")
-        return train(run).loss, torch.cuda.max_memory_reserved()
+        return train(run).value("loss"), torch.cuda.max_memory_reserved()
 
     (loss, whole), (_, less) = peak(1), peak(8)
     total = torch.cuda.get_device_properties(0).total_memory

@@ -25,22 +25,6 @@ class Scores:
     predictions: Predictions  # for each image
     known: dict[str, float]  # metrics that were computed: `loss`, without label smoothing; of one
     # label `top1` and, with more than five classes, `top5`; of several `exact`: all are right
-    left_out: int = 0  # unreadable images, which do not count
-
-    @property
-    def loss(self) -> float:
-        """The mean cross entropy, binary with several labels."""
-        return self.known["loss"]
-
-    @property
-    def top1(self) -> float:
-        """The fraction of the images whose class is right, or all of whose labels are."""
-        return next(self.known[name] for name in ("top1", "exact") if name in self.known)
-
-    @property
-    def confusion(self) -> Tensor:
-        """With one label, (classes, classes) int64 on the CPU: row target, column prediction."""
-        return self.predictions.confusion()
 
     @property
     def task(self) -> Task:
@@ -50,8 +34,7 @@ class Scores:
     @property
     def names(self) -> list[str]:
         """The names of all metrics that there are."""
-        names, has_all = metric_names(self.predictions.source), self.predictions.probabilities
-        return [name for name in names if name not in WHOLE or has_all is not None]
+        return metric_names(self.predictions.source)
 
     def value(self, name: str) -> float:
         """A metric of `names`, which is computed once."""
@@ -63,9 +46,9 @@ class Scores:
     def metrics(self, *wanted: str) -> dict[str, float]:
         """The numbers to log: those that are known, the calibration error, and what is wanted."""
         values = {name: self.value(name) for name in (*self.known, *wanted, "ece")}
-        left_out = {"val/bad_images": self.left_out} if self.left_out else {}
         finite = {f"val/{name}": value for name, value in values.items() if isfinite(value)}
-        return finite | left_out
+        num_unread = self.predictions.num_unread
+        return finite | ({"val/bad_images": num_unread} if num_unread else {})
 
     def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
         """All metrics, what is told of each class, and what `decision` means, as lines."""
@@ -145,9 +128,7 @@ def evaluate(
     known["exact" if data.source.is_multi_label else "top1"] = int(right.sum()) / count
     if not data.source.is_multi_label and num_classes > 5:
         known["top5"] = int(found.is_in_five.sum()) / count
-    labels = data.source.labels
-    has_label, _ = counted_and_correct(labels.clamp(min=0), labels)
-    return Scores(predictions, known, left_out=int(has_label.sum()) - count)
+    return Scores(predictions, known)
 
 
 def metric_names(source: Source) -> list[str]:

@@ -50,8 +50,14 @@ class Predictions:
         """Which predictions are correct: bool."""
         return self.predicted == self.source.labels
 
+    @property
+    def num_unread(self) -> int:
+        """How many images have a known label but could not be read, and do not count."""
+        unread = (self.predicted == LEFT_OUT) & (self.source.labels != LEFT_OUT)
+        return int(unread.view(len(unread), -1).any(1).sum())
+
     def confusion(self) -> Tensor:
-        """With one label, `confusion_of` the predictions."""
+        """With one label, the confusion matrix, as `confusion_of` has it."""
         return confusion_of(self.predicted, self.source.labels, len(self.source.classes))
 
     def decision(self, run: RunConfig) -> Decision:

@@ -217,7 +217,7 @@ class RunLogger:
         self.write_page(scores, explain)
         if self.world.is_main:
             if self.trackers.open and not scores.predictions.source.is_multi_label:
-                image = confusion_image(scores.confusion)
+                image = confusion_image(scores.predictions.confusion())
                 self.trackers.tell("image", self.step_done, "confusion", image)
             path = self.folder / "predictions.safetensors"
             try:

@@ -98,7 +98,7 @@ def probe(config: Config) -> Scores:
             heads, best, knn_top1 = fit_heads(layer, train, val, config.seed, data.weights)
             val = replace(val, scale=rescale(model, layer, config))
             scores = evaluate(layer, val, val, precision, world)
-            top1 = {best[LINEAR]: scores.top1, best[NEIGHBORS]: knn_top1}
+            top1 = {best[LINEAR]: scores.value("top1"), best[NEIGHBORS]: knn_top1}
             log.say(table(heads, top1))
             log.write(0, scores.metrics(*scores.names) | metrics_of(top1))
             message = f"probe: only the last layer was fitted: {best[LINEAR]}"

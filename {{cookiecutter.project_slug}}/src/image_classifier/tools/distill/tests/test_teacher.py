@@ -56,13 +56,13 @@ def test_a_student_of_random_labels_learns_what_its_teacher_knows(config, tmp_pa
     # Fewer classes, in another order.
     monkeypatch.setitem(datasets.DATASETS, "guessed", shades(("bright", "dark"), is_random=True))
     config = changed(config, data__name="known", epochs=4, optim__warmup_epochs=0)
-    assert train(config).top1 == 1
+    assert train(config).value("top1") == 1
     config = changed(config, data__name="guessed", optim__teacher=config.run.dir)
     runs = [
         changed(config, optim__teacher_share=share, run__dir=str(tmp_path / f"{share}"))
         for share in (0.0, 1.0)
     ]
-    alone, taught = (train(run).top1 for run in runs)
+    alone, taught = (train(run).value("top1") for run in runs)
     assert alone < 0.8
     assert taught == 1
 

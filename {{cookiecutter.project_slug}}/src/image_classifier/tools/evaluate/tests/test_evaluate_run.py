@@ -34,7 +34,7 @@ def test_it_has_the_averaged_weights_normalization_and_first_layer_of_the_run(co
     monkeypatch.setattr(Airbench, "fit", lambda model, _: model.whiten.weight.data.zero_())
     again = evaluate_run(config.run.dir, "val", "", config.compute)
     assert again.predictions.source.mean == scores.predictions.source.mean != mean
-    assert again.loss == pytest.approx(scores.loss, rel=1e-5)
+    assert again.value("loss") == pytest.approx(scores.value("loss"), rel=1e-5)
 
 
 @pytest.mark.parametrize("usual", ["bf16", "fp32"])  # a CPU with bf16, and one without
@@ -72,7 +72,7 @@ def test_all_ranks_evaluate_the_same_weights_while_a_run_continues(trained_once,
 
 def test_images_of_any_channels_are_evaluated_as_in_training(config, satellite, capsys):
     config = on_deep(config, satellite, 5, epochs=1, data__fit="pad")
-    loss = train(config).loss
+    loss = train(config).value("loss")
     capsys.readouterr()
     assert main(["evaluate", config.run.dir]) == 0
     assert f"loss {loss:.4f}" in capsys.readouterr().out

@@ -69,7 +69,7 @@ def often(config):
 def train_small(config):
     """Train; a vision transformer has three narrow blocks."""
     vit.WIDTH, vit.DEPTH = 48, 3
-    return train(config).loss
+    return train(config).value("loss")
 
 
 @pytest.mark.parametrize(

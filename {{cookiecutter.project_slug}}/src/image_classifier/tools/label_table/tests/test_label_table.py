@@ -302,7 +302,7 @@ def test_labels_are_the_same_wherever_a_run_resumes(labelled):
 
 def test_a_table_trains_as_its_folder_and_resumes_from_the_same_labels_only(on_photos, tmp_path):
     config = changed(on_photos, model__width=8, epochs=1)
-    loss, rows = train(config).loss, []
+    loss, rows = train(config).value("loss"), []
     for split in ("train", "val"):
         source = open_files(config.data, split)
         names = [source.paths.from_folder(config.data.root, n).decode() for n in range(len(source))]
@@ -315,7 +315,7 @@ def test_a_table_trains_as_its_folder_and_resumes_from_the_same_labels_only(on_p
     put(tmp_path, "path,label,split,weight\n" + "".join(weighted), "other.csv")
     config = changed(config, run__dir=str(tmp_path / "own"))
     for name in ("labels.csv", "labels.jsonl"):
-        assert train(changed(config, data__labels=str(tmp_path / name))).loss == loss
+        assert train(changed(config, data__labels=str(tmp_path / name))).value("loss") == loss
     with pytest.raises(UserError, match="the training images have changed"):
         train(changed(config, data__labels=str(tmp_path / "other.csv")))
 

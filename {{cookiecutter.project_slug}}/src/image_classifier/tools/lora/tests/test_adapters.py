@@ -123,7 +123,7 @@ def test_a_run_changes_no_pretrained_matrix_and_saves_weights_that_fit_without_l
     val = EvalData(adapted.data, "val", CPU, adapted.run, 16)
     scores = evaluate(trained.model, val, trained.normalize, trained.precision, CPU)
     logged_losses = [row["val/loss"] for row in logged(adapted.run.dir) if "val/loss" in row]
-    assert min(abs(loss - scores.loss) for loss in logged_losses) < 1e-5
+    assert min(abs(loss - scores.value("loss")) for loss in logged_losses) < 1e-5
     # Another run begins with what this one has learned, with other adapters or none.
     for rank in (0, 3):
         onward = changed(adapted, optim__warmup_epochs=0.0, epochs=0.25, model__lora_rank=rank)

@@ -68,10 +68,10 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(name, *, probe, files,
     trained = load_model(str(folder), ComputeConfig(device="cpu"), world)
     data = EvalData(trained.config.data, "val", world)
     scores = evaluate(trained.model, data, trained.normalize, trained.precision, world)
-    assert scores.top1 == row["val/top1"]
+    assert scores.value("top1") == row["val/top1"]
     wanted = scores.predictions.decision(trained.config.run).temperature
     assert trained.decision.temperature == pytest.approx(wanted, rel=1e-2)
-    assert scores.loss == pytest.approx(row["val/loss"], rel=1e-4)
+    assert scores.value("loss") == pytest.approx(row["val/loss"], rel=1e-4)
     others = {"evaluate": [], "predict": [str(photos / "val")], "compare": [str(folder)]}
     for verb in others.keys() & commands().keys():  # any of them may be deleted
         assert main([verb, str(folder), *others[verb]]) == 0
