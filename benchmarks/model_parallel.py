@@ -71,6 +71,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[..., None]]:  # noqa: ANN401
     """The training step of each variant, a function of all images and labels."""
     import torch
+    from image_classifier.augment import Augmented
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
     from image_classifier.tasks import class_loss
@@ -99,7 +100,7 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
         return updated(
             model,
             lambda images, labels: train_step(
-                model, images[share], labels[share], loss_fn, precision, part
+                model, Augmented(images[share], labels[share]), loss_fn, precision, part
             ),
         )
 

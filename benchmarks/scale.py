@@ -130,9 +130,11 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
     """A function that trains a network of its own for a step; it has its `optimizer`."""
     import torch
     import torch.distributed as dist
+    from image_classifier.augment import Augmented
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
     from image_classifier.precision import Precision
+    from image_classifier.tasks import class_loss
     from image_classifier.tools.fsdp import sharding
     from image_classifier.train import train_step, wrap_ddp
     from torch.nn.parallel import DistributedDataParallel
@@ -155,12 +157,12 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
         ddp_model.broadcast_buffers = kind == "buffers"
     exchanges = kind not in ("alone", "after") or world.size == 1
     images = torch.randn(share, 3, side, side).to(memory_format=torch.channels_last)
-    labels = torch.arange(share) % CLASSES
-    loss_fn = torch.nn.CrossEntropyLoss()
+    batch = Augmented(images, torch.arange(share) % CLASSES)
+    loss_fn = class_loss(config.optim, share)
 
     def step() -> None:
         with nullcontext() if exchanges else ddp_model.no_sync():
-            train_step(ddp_model, images, labels, loss_fn, precision, share)
+            train_step(ddp_model, batch, loss_fn, precision, share)
         if kind == "after":
             gradients = [weight.grad for weight in model.parameters()]
             flat = torch.cat([gradient.flatten() for gradient in gradients])

@@ -23,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 # The code beside this folder, also where nothing or another copy of it is installed.
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from image_classifier.augment import build_augment
+from image_classifier.augment import Augmented, build_augment
 from image_classifier.config import Config, ModelConfig
 from image_classifier.data import TrainData
 from image_classifier.optim import (
@@ -162,7 +162,8 @@ def train(config: Config, options: argparse.Namespace, ranks: World | None) -> N
         model = Split(model, devices, options.micro_batches)
 
         def step_fn(images: Tensor, labels: Tensor) -> Tensor:
-            return train_step(model, images, labels, loss_fn, precision, options.batch)
+            batch = Augmented(images, labels)
+            return train_step(model, batch, loss_fn, precision, options.batch)
 
     optimizer = build_optimizer(config.optim, model)  # of this rank's half
     lr_at = build_schedule(config.optim, data.steps_per_epoch, data.total_steps)

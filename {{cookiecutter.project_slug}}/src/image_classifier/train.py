@@ -1,6 +1,5 @@
 """The story of a run: build, place, compile, wrap or shard, then one flat loop over steps."""
 
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from copy import deepcopy
 from types import ModuleType
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from .augment import build_augment
+from .augment import Augmented, build_augment
 from .checkpoint import Checkpoints, read_newest
 from .config import ComputeConfig, Config
 from .data import EvalData, TrainData
@@ -27,7 +26,7 @@ from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
 from .runtime.time_limit import TimeLimit
 from .runtime.tools import need_tool
-from .tasks import best_by, build_loss
+from .tasks import LossFn, best_by, build_loss
 from .tracking import RunLogger, Setup, check_setup, open_observers, watchers
 from .train_state import TrainState
 
@@ -127,20 +126,19 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
             checkpoints,
         ):
             consensus = AsyncConsensus(world, run.timeout_seconds)
-            for batch in train_data.batches(state.step, 0 if stop_early else total_steps):
+            for loaded in train_data.batches(state.step, 0 if stop_early else total_steps):
                 if backbone and state.step == unfreeze_step:
                     set_frozen(model, backbone, is_frozen=False)
                     # DDP waits for the gradients of all that was trainable when it was made.
                     ddp_model = wrap_ddp(model, world, config.compute)
                 lr = set_lr(optimizer, lr_at(limit.place(state.step, total_steps)))
                 seed_layers(config.seed, state.step, world.rank, world.device)
-                images, labels, weights = augment(batch, state.step)
-                how = loss_fn, precision, micro_batch.size, weights, teacher
-                loss = train_step(ddp_model, images, labels, *how)
+                batch = augment(loaded, state.step)
+                loss = train_step(ddp_model, batch, loss_fn, precision, micro_batch.size, teacher)
                 precision.step(optimizer)
                 state.advance()
 
-                log.step(state.step, loss, images, labels)
+                log.step(state.step, loss, batch)
                 tell_watchers()
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
@@ -193,26 +191,23 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
 
 def train_step(  # noqa: PLR0917 - what a step needs
     model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    batch: Augmented,
+    loss_fn: LossFn,
     precision: Precision,
     micro_batch_size: int,
-    weights: Tensor | None = None,
     teacher: nn.Module | None = None,
 ) -> Tensor:
     """Run forward and backward passes over a batch, and return its loss: () on the device.
 
     Args:
         model: maps (batch, channels, height, width) float32 to (batch, classes) logits.
-        images: this rank's share of the batch.
-        labels: as `Augmented` has them.
+        batch: this rank's share of it.
         loss_fn: a micro-batch's share of the loss of the batch.
         precision: autocast, and the scaling of the loss.
         micro_batch_size: images at once; the gradients of several micro-batches add up.
-        weights: (batch,) float32, how much each image counts; None: all alike.
         teacher: maps images and labels to targets in place of the labels.
     """
+    images, labels, weights = batch
     total = None  # nothing to add to where the batch is computed at once
     for start in range(0, count := len(images), micro_batch_size):
         stop = start + micro_batch_size

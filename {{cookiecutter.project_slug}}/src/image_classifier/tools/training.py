@@ -55,9 +55,8 @@ class Training:
         state = self.state
         set_lr(state.optimizer, lr)
         seed_layers(self.config.seed, state.step, self.world.rank, self.world.device)
-        images, labels, weights = self.augment(batch, state.step)
-        how = self.loss_fn, state.precision, self.micro_batch_size, weights, self.teacher
-        loss = train_step(self.ddp_model, images, labels, *how)
+        how = self.loss_fn, state.precision, self.micro_batch_size, self.teacher
+        loss = train_step(self.ddp_model, self.augment(batch, state.step), *how)
         state.precision.step(state.optimizer)
         state.advance()
         return loss

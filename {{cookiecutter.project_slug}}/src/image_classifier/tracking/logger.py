@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..augment import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
 from ..predictions import metric_text, phrase
@@ -126,20 +127,19 @@ class RunLogger:
         lines.append(f"{folder}: from step {self.start_step} of {self.total_steps}")
         self.say("\n".join(lines))
 
-    def step(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> None:
+    def step(self, step: int, loss: Tensor, batch: Augmented) -> None:
         """Take note of a step; nothing here waits for the device.
 
         Args:
             step: how many steps are done.
             loss: of this rank's share of the batch, () on the device.
-            images: (batch, channels, size, size) float32, as the model saw them.
-            labels: as `Augmented` has them.
+            batch: this rank's share, as the model saw it.
         """
         self.loss += loss
-        self.step_done, self.image_size = step, images.shape[-1]
+        self.step_done, self.image_size = step, batch.images.shape[-1]
         if step == self.start_step + 1:
-            pixels = denormalize(images[:SAMPLES], self.train_data.source)
-            self.samples = pixels, labels[:SAMPLES].clone(), step
+            pixels = denormalize(batch.images[:SAMPLES], self.train_data.source)
+            self.samples = pixels, batch.labels[:SAMPLES].clone(), step
             self.restart_clock(step)  # it compiles
         elif self.was_saved:
             self.restart_clock(step)

@@ -17,6 +17,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from ...augment import Augmented
 from ...config import Config
 from ...data import TrainData
 from ...errors import FaultError, UserError
@@ -137,9 +138,8 @@ class Trial:
         training, state = self.training, self.training.state
         for group in state.optimizer.param_groups:
             group["lr"] = 0.0
-        model, loss_fn, teacher = training.ddp_model, training.loss_fn, training.teacher
-        given = images, labels, loss_fn, state.precision, len(images)
-        train_step(model, *given, teacher=teacher)
+        how = training.loss_fn, state.precision, len(images), training.teacher
+        train_step(training.ddp_model, Augmented(images, labels), *how)
         state.precision.step(state.optimizer)
         state.advance()
 
