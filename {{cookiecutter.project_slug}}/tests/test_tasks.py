@@ -260,8 +260,9 @@ def test_the_best_by_loss_is_the_lowest_and_old_checkpoints_count(finished, tmp_
     saved = read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["state"]
     best = min(found, key=lambda row: row["val/loss"])
     assert (saved["best_score"], saved["step"]) == (best["val/loss"], best["step"])
-    with pytest.raises(UserError, match=r"--run.best-by was loss, is auto"):
+    with pytest.raises(UserError, match=r"--run.best-by was loss, is top1"):
         train(changed(config, run__best_by="auto"))
+    train(changed(finished, run__best_by="top1"))  # as auto is
     # A run of an earlier version.
     last = Path(finished.run.dir, "checkpoints", "last.pt")
     saved = read_checkpoint(last)

@@ -37,6 +37,7 @@ from .runtime.distributed import World
 from .runtime.files import give_name, is_disk_full, write_whole
 from .runtime.run_dir import clear_run
 from .runtime.tools import need_tool
+from .tasks import metric_of
 from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
@@ -128,11 +129,13 @@ class Checkpoints(AbstractContextManager):
             UserError: with the first difference.
         """
         known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
-        for knob, value in self.identity["config"].items():
+        config = self.identity["config"]
+        known, config = (knobs | {"run.best_by": metric_of(knobs)} for knobs in (known, config))
+        for knob, value in config.items():
             was = known[knob]
             is_free = knob.startswith(FREE_TO_CHANGE) and knob != "run.best_by"
             if knob == "data.where":  # workers crop differently from the device
-                is_free = self.identity["config"]["augment.crop"] != "resized"
+                is_free = config["augment.crop"] != "resized"
             if was != value and not is_free:
                 raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
         if saved["classes"] != self.identity["classes"]:

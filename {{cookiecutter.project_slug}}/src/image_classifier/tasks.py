@@ -8,7 +8,7 @@ out of means over classes, and labels that are unknown are left out everywhere.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from .config import Config, OptimConfig
 from .data import LEFT_OUT, Source
 from .decision import THRESHOLD
 from .predictions import Predictions, calibrate, calibration_error
+from .runtime.config_dict import flatten
 
 MOST_WEIGHT = 100.0  # of a rare label
 AGAINST = {"auroc", "average_precision"}  # metrics of classes against the rest
@@ -298,11 +299,9 @@ TASKS = {
 }
 
 
-def best_by(config: Config) -> str:
-    """The metric that decides which weights are the best."""
-    return named(config.run.best_by, config.model.task)
-
-
-def named(metric: str, task: str) -> str:
-    """The metric that `run.best_by` means."""
+def metric_of(config: Config | dict[str, Any]) -> str:
+    """The metric that decides which weights are best, of a config or what `config.json` has."""
+    knobs = flatten(config) if isinstance(config, Config) else config
+    task = knobs.get("model.task", "single-label")
+    metric = knobs.get("run.best_by", "auto")
     return TASKS[task].best_by if metric == "auto" else metric

@@ -26,7 +26,7 @@ from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.signals import Signals, StoppedError
 from .runtime.time_limit import TimeLimit
 from .runtime.tools import need_tool
-from .tasks import LossFn, best_by, build_loss
+from .tasks import LossFn, build_loss, metric_of
 from .tracking import RunLogger, Setup, check_setup, open_observers, watchers
 from .train_state import TrainState
 
@@ -94,7 +94,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         lr_at = build_schedule(config.optim, steps_per_epoch, total_steps)
         loss_fn = build_loss(config, train_data.source, micro_batch.share)
 
-        ema_decay, decides = config.optim.ema_decay, best_by(config)
+        ema_decay, decides = config.optim.ema_decay, metric_of(config)
         state = TrainState(model, optimizer, precision, ema, ema_decay, decides)
         kind = sharding.ShardedCheckpoints if sharding else Checkpoints
         checkpoints = kind(config, world, train_data.source, teacher.digest if teacher else "")

@@ -22,6 +22,7 @@ from ..runtime.console import clock, say
 from ..runtime.files import read_object
 from ..runtime.machine import num_threads
 from ..runtime.signals import TIME_LIMIT, Signals, StoppedError
+from ..tasks import metric_of
 from .child_runs import end_run, last_line, start_run
 from .recipe_options import Recipe
 from .saved_runs import Run, read_run
@@ -108,9 +109,8 @@ def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
     if recipe.config.precision == "auto":  # `config.json` has what it chose
         free.append("precision")
     wanted = flatten(recipe.config) | each[name]
-    fixed = {k: v for k, v in wanted.items() if not k.startswith(tuple(free)) or k == "run.best_by"}
-    same = (was.get(k, "auto" if k == "run.best_by" else None) == v for k, v in fixed.items())
-    return status.get("state") == "done" and all(same)
+    same = (was.get(k) == v for k, v in wanted.items() if not k.startswith(tuple(free)))
+    return status.get("state") == "done" and all(same) and metric_of(was) == metric_of(wanted)
 
 
 def devices(recipe: Recipe) -> list[Place]:

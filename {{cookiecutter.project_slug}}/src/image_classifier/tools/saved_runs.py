@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..predictions import better
 from ..runtime.files import read_object, read_rows
-from ..tasks import named
+from ..tasks import metric_of
 
 # Knobs in which the runs of a recipe may differ, and the exception.
 FREE_KNOBS, FIXED_KNOBS = ("seed", "run."), ("run.init_from",)
@@ -91,11 +91,6 @@ def read_run(folder: Path) -> Run:
         )
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise UserError(f"{str(folder)!a} can't be read as a run: {error}") from error
-
-
-def metric_of(config: dict[str, Any]) -> str:
-    """The metric that decides in a run of this config, as `config.json` has it."""
-    return named(config.get("run.best_by", "auto"), config.get("model.task", "single-label"))
 
 
 def evaluations(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:

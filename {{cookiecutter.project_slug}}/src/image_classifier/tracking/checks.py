@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..evaluate import metric_names
 from ..runtime.console import some
 from ..runtime.tools import need_tool
-from ..tasks import AGAINST, best_by
+from ..tasks import AGAINST, metric_of
 from .observers import Setup
 from .trackers import check_trackers
 
@@ -26,7 +26,7 @@ def check_setup(setup: Setup) -> None:
     check_trackers(setup.config.run.trackers)
     check_classes(setup.train_data.source, setup.val_data.source)
     check_logits(setup.config, setup.model, setup.train_data.num_classes)
-    check_best_by(best_by(setup.config), setup.val_data.source)
+    check_best_by(metric_of(setup.config), setup.val_data.source)
 
 
 def check_classes(train: Source, val: Source) -> None:

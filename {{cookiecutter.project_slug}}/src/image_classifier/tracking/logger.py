@@ -31,7 +31,7 @@ from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tool
-from ..tasks import best_by
+from ..tasks import metric_of
 from .observers import Observer, Setup, Speed
 from .trackers import Trackers, confusion_image
 
@@ -61,7 +61,7 @@ class RunLogger:
         self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
         self.image_size = 0  # of the last step
-        self.best_by = best_by(self.config)
+        self.best_by = metric_of(self.config)
         self.score = ""  # of the last evaluation, in words
         self.message = ""  # why the run ended early
         self.began = self.page_written = time.monotonic()

@@ -7,7 +7,7 @@ from ...config import ComputeConfig, RunConfig
 from ...data import EvalData
 from ...evaluate import Scores, evaluate
 from ...runtime.distributed import join_world
-from ...tasks import best_by
+from ...tasks import metric_of
 from ..loaded_model import load_model
 
 
@@ -29,7 +29,7 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
         if world.is_main:
             for note in images.source.notes:
                 print(note)
-            print(scores.text(best_by(loaded.config), loaded.decision))
+            print(scores.text(metric_of(loaded.config), loaded.decision))
             print(
                 f"{len(images):,} {split} images, weights of step {loaded.step} "
                 f"from {str(loaded.path)!a}"

@@ -22,7 +22,7 @@ from ...runtime.console import some
 from ...runtime.distributed import World, join_world
 from ...runtime.run_dir import clear_run, open_run
 from ...runtime.seeding import WEIGHTS, seed_everything, seeded
-from ...tasks import best_by
+from ...tasks import metric_of
 from ...tracking import RunLogger, Setup, blank_logits, check_setup
 from ...train_state import TrainState
 from .features import Features, compute_features
@@ -103,7 +103,7 @@ def probe(config: Config) -> Scores:
             log.write(0, scores.metrics(*scores.names) | metrics_of(top1))
             message = f"probe: only the last layer was fitted: {best[LINEAR]}"
             log.warnings.append(message)  # for the report page
-            optimizer, decides = build_optimizer(config.optim, model), best_by(config)
+            optimizer, decides = build_optimizer(config.optim, model), metric_of(config)
             state = TrainState(model, optimizer, precision, best_by=decides)
             state.record(scores.value(decides))
             state.decision = scores.predictions.decision(run)

@@ -32,9 +32,8 @@ from ...predictions import (
 )
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
-from ...tasks import against_the_rest
+from ...tasks import against_the_rest, metric_of
 from ..html import PAGE, line_chart, reliability_diagram
-from ..saved_runs import metric_of
 from .images import Picture, gallery
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
 

@@ -11,7 +11,7 @@ from ...config import Config
 from ...errors import UserError
 from ...runtime.config_dict import words_of
 from ...runtime.machine import num_cores
-from ...tasks import best_by
+from ...tasks import metric_of
 from ..recipe_options import sections
 from .command import SearchOptions
 from .engines import Knobs
@@ -45,7 +45,7 @@ class Job:
             "epochs": self.config.epochs,
             "every": self.every,
             "unit": self.unit,
-            "metric": best_by(self.config),
+            "metric": metric_of(self.config),
         }
 
 

@@ -8,7 +8,7 @@ from ray.tune.search import Searcher
 from ...predictions import better, metric_text
 from ...runtime.console import say
 from ...runtime.files import write_json
-from ...tasks import best_by
+from ...tasks import metric_of
 from .engines import GOAL, tidy
 from .job import Job
 from .results import read_record, trial_folder
@@ -76,7 +76,7 @@ class Proposals(Searcher):
     def tell(self, trial_id: str, result: dict[str, Any], end: str) -> None:
         """Print an evaluation, unless an earlier search did."""
         if result["evaluations"] > self.known[trial_id]:
-            metric = best_by(self.job.config)
+            metric = metric_of(self.job.config)
             score = metric_text(metric, better(metric) * result["score"])
             say(f"{self.name(trial_id)}  epoch {result['epoch']:5.2f}  {score}{end}")
 
