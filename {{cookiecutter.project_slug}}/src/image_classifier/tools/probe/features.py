@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 import torch
@@ -27,6 +28,7 @@ from ..progress import Progress
 
 # The sections of knobs on which features depend, and the knobs in them that do not matter.
 SEEN, UNSEEN = ("data.", "model.", "augment.tta", "precision"), (*FREE_TO_CHANGE, "data.batch_size")
+MOST_FILES = 16  # that a cache folder keeps: two for each network and set of images
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,16 @@ def compute_features(
         with suppress(OSError):  # a folder that can't be written: they are computed again
             path.parent.mkdir(exist_ok=True)
             write_whole(path, lambda file: file.write(content))
+            forget_oldest(path.parent)
     note = f"computed in {clock(monotonic() - began)}"
     return Features(data.source, *kept, data.batch_size, normalize.shift.device, note)
+
+
+def forget_oldest(folder: Path) -> None:
+    """Delete all but the newest features of a cache folder."""
+    found = sorted(folder.glob("features-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    for path in found[:-MOST_FILES]:
+        path.unlink(missing_ok=True)
 
 
 def digest(config: Config, source: Source, model: nn.Module) -> str:

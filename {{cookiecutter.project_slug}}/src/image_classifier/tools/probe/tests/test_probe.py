@@ -1,6 +1,7 @@
 """A probe: its checkpoint gives its scores, features are computed once, mistakes are refused."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,16 @@ def test_features_are_computed_once_for_the_same_weights_and_images(
         cached.write_bytes(cached.read_bytes()[:100])
     probe(one)
     assert len(computed) == 9  # no cache is left that can be read
+
+
+def test_only_the_newest_features_are_kept(tmp_path):
+    names = [f"features-{number}.safetensors" for number in range(features.MOST_FILES + 2)]
+    for age, name in enumerate(names):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    (tmp_path / "quarantine.txt").touch()
+    features.forget_oldest(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*names[:-2], "quarantine.txt"}
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
