@@ -13,7 +13,7 @@ from .precision import Precision
 from .predictions import Predictions, counted_and_correct, scores_text
 from .preprocess import Normalize
 from .runtime.distributed import World
-from .tasks import TASKS, WHOLE, ImageResult, Task
+from .tasks import TASKS, WHOLE, ImageResult
 
 MOST_KEPT = 2**26  # probabilities of all images and classes, which each rank keeps: 256 MB
 
@@ -27,11 +27,6 @@ class Scores:
     # label `top1` and, with more than five classes, `top5`; of several `exact`: all are right
 
     @property
-    def task(self) -> Task:
-        """What the labels are for."""
-        return TASKS[self.predictions.source.task]
-
-    @property
     def names(self) -> list[str]:
         """The names of all metrics that there are."""
         return metric_names(self.predictions.source)
@@ -39,8 +34,9 @@ class Scores:
     def value(self, name: str) -> float:
         """A metric of `names`, which is computed once."""
         if name not in self.known:
+            metric = TASKS[self.predictions.source.task].metrics[name]
             # Not NumPy's: a checkpoint with a number of theirs could not be read.
-            self.known[name] = float(self.task.metrics[name](self.predictions))
+            self.known[name] = float(metric(self.predictions))
         return self.known[name]
 
     def metrics(self, *wanted: str) -> dict[str, float]:
@@ -52,40 +48,16 @@ class Scores:
 
     def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
         """All metrics, what is told of each class, and what `decision` means, as lines."""
-        shares = self.task.by_class(self.predictions).tolist()
-        classes = self.predictions.source.classes
-        text = scores_text(self.metrics(*self.names), shares, classes, best_by)
-        if self.predictions.probabilities is not None:
-            return f"{text}\n{self.account(decision)}"
+        found, source = self.predictions, self.predictions.source
+        shares = TASKS[source.task].by_class(found).tolist()
+        text = scores_text(self.metrics(*self.names), shares, source.classes, best_by)
+        if found.probabilities is not None:
+            return f"{text}\n{found.account(decision)}"
         return f"too many images x classes for {', '.join(sorted(WHOLE))}\n{text}"
-
-    def account(self, decision: Decision) -> str:
-        """What a decision means for these images, in words."""
-        found, labels = self.predictions, self.predictions.source.labels
-        shares = decision.calibrated(found.probabilities, found.source.is_multi_label)
-        text, known = f"calibrated by a temperature of {decision.temperature:.2f}", found.is_counted
-        if not decision.thresholds:
-            return text
-        if found.source.is_multi_label:
-            chosen, own = known & decision.has_label(shares), known & (labels == 1)
-            right = int((chosen & own).sum())
-            precision, recall = (right / max(1, int(part.sum())) for part in (chosen, own))
-            low, high = (f"{of(decision.thresholds):.1%}" for of in (min, max))
-            text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
-            return f"{text}, recall {recall:.2%}"
-        chosen = known & decision.is_sure(shares)
-        count, right = int(chosen.sum()), int((chosen & found.is_correct).sum())
-        text += f"; predictions count from {decision.thresholds[0]:.1%} on: "
-        share = count / int(known.sum())
-        return f"{text}{share:.2%} of the images, {right / max(1, count):.2%} of them right"
 
 
 def evaluate(
-    model: nn.Module,
-    data: EvalData,
-    normalize: Normalize,
-    precision: Precision,
-    world: World,
+    model: nn.Module, data: EvalData, normalize: Normalize, precision: Precision, world: World
 ) -> Scores:
     """Evaluate `model` on all images of `data`, of which each rank has a part.
 

@@ -70,6 +70,26 @@ class Predictions:
             self.decisions[wishes] = choose_decision(self.probabilities, labels, *wishes)
         return self.decisions[wishes]
 
+    def account(self, decision: Decision) -> str:
+        """What a decision means for these images, in words."""
+        text = f"calibrated by a temperature of {decision.temperature:.2f}"
+        if not decision.thresholds:
+            return text
+        known = self.is_counted
+        shares = decision.calibrated(self.probabilities, self.source.is_multi_label)
+        if self.source.is_multi_label:
+            chosen, own = known & decision.has_label(shares), known & (self.source.labels == 1)
+            right = int((chosen & own).sum())
+            precision, recall = (right / max(1, int(part.sum())) for part in (chosen, own))
+            low, high = (f"{of(decision.thresholds):.1%}" for of in (min, max))
+            text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
+            return f"{text}, recall {recall:.2%}"
+        chosen = known & decision.is_sure(shares)
+        count, right = int(chosen.sum()), int((chosen & self.is_correct).sum())
+        text += f"; predictions count from {decision.thresholds[0]:.1%} on: "
+        share = count / int(known.sum())
+        return f"{text}{share:.2%} of the images, {right / max(1, count):.2%} of them right"
+
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for `compare` and for other programs."""
         shares = {

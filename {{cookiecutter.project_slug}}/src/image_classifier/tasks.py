@@ -242,9 +242,8 @@ def class_scores(predictions: Predictions, average: str | None = None) -> np.nda
 
 
 def recalls(predictions: Predictions) -> np.ndarray:
-    """The recall of each class: (classes,) float64."""
-    confusion = predictions.confusion().double()
-    return (confusion.diagonal() / confusion.sum(1)).numpy()
+    """The recall of each class, (classes,) float64; nan for a class without images."""
+    return class_scores(predictions)[1]
 
 
 def macro_f1(predictions: Predictions) -> float:
@@ -282,7 +281,7 @@ TASKS = {
         mix_labels=mix_classes,
         results=class_results,
         predictions=class_predictions,
-        metrics={"balanced_accuracy": lambda found: mean(class_scores(found)[1])} | METRICS,
+        metrics={"balanced_accuracy": lambda found: mean(recalls(found))} | METRICS,
         by_class=recalls,
         best_by="top1",
     ),
@@ -302,6 +301,5 @@ TASKS = {
 def metric_of(config: Config | dict[str, Any]) -> str:
     """The metric that decides which weights are best, of a config or what `config.json` has."""
     knobs = flatten(config) if isinstance(config, Config) else config
-    task = knobs.get("model.task", "single-label")
     metric = knobs.get("run.best_by", "auto")
-    return TASKS[task].best_by if metric == "auto" else metric
+    return TASKS[knobs.get("model.task", "single-label")].best_by if metric == "auto" else metric
