@@ -242,17 +242,10 @@ def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
         low=0,
         x_label="% of the images",
     )
-    told = "No threshold was asked for: every prediction counts (--run.min-precision)."
-    if decision.thresholds:
-        share = float(decision.is_sure(shares).double().mean())
-        error = next(error for coverage, error in points if coverage >= share - 1e-9)
-        told = (
-            f"From a calibrated probability of {decision.thresholds[0]:.1%} on predictions count: "
-            f"{share:.1%} of the images, {1 - error:.1%} of them right; it abstains from others."
-        )
+    told = "" if decision.thresholds else "; every prediction counts (--run.min-precision)"
     return (
-        f"<h2>I don't know</h2><p>{told} Temperature "
-        f"{decision.temperature:.2f}. Each checkpoint has those of its last evaluation.</p>{chart}"
+        f"<h2>I don't know</h2><p>The probabilities are {predictions.account(decision)}{told}. "
+        f"Each checkpoint has the temperature and threshold of its last evaluation.</p>{chart}"
     )
 
 
