@@ -31,8 +31,7 @@ class TrainData:
     def __init__(self, config: Config, world: World, mean_std: MeanStd | None = None) -> None:
         """Open the dataset, and load it into memory if it is to be resident.
 
-        `mean_std` is by what to normalize, in place of the dataset's own mean and standard
-        deviation. Where neither is known, they are measured on some of the images.
+        `mean_std` is by what to normalize, if not by the dataset's own: see `open_split`.
 
         Raises:
             UserError: if the images or the batch size are unusable.

@@ -23,13 +23,7 @@ MOST_MEASURED, LEAST_MEASURED, MEASURED_PIXELS = 256, 8, 2**24
 
 
 def open_split(
-    data: DataConfig,
-    split: str,
-    world: World,
-    folder: str,
-    *,
-    task: str,
-    mean_std: MeanStd | None,
+    data: DataConfig, split: str, world: World, folder: str, *, task: str, mean_std: MeanStd | None
 ) -> tuple[Source, Note]:
     """The images of `split`, and what to call for those that are unreadable.
 
