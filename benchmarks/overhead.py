@@ -29,7 +29,10 @@ import record
 import rounds
 
 # All that a step of `train` passes through.
-ABOUT = "augment data/loader data/gather data/samples models/resnet9 optim precision tracking train"
+ABOUT = (
+    "augment data/batch data/loader data/gather data/samples data/splits models/resnet9 optim "
+    "precision tracking train"
+)
 COUNT, SIDE, CLASSES = 50_000, 32, 10  # images as CIFAR-10 has them
 BLOCK = 50  # steps in a turn: as many as from one progress line to the next
 LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 5e-4

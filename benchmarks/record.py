@@ -306,10 +306,13 @@ def code_of(path: Path) -> str:
 
 def about(path: Path) -> str:
     """What a script says in `ABOUT`."""
+    found = ""
     for node in parsed(path).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ABOUT":
-            return ast.literal_eval(node.value)
-    return ""
+            found = ast.literal_eval(node.value)
+        elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "ABOUT":
+            found += ast.literal_eval(node.value)
+    return found
 
 
 def modules_of(script: Path) -> list[Path]:

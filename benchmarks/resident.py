@@ -22,7 +22,7 @@ import house
 import record
 import rounds
 
-ABOUT = "augment data/loader data/gather data/samples"
+ABOUT = "augment data/batch data/loader data/gather data/samples data/splits"
 
 COUNT, SIDE, BATCH, WORKERS = 50_000, 32, 512, 2
 PAD = SIDE // 8  # of `--augment.crop pad`

@@ -83,6 +83,13 @@ def test_a_digest_counts_what_is_imported_and_what_is_named(tmp_path):
         record.digest(script)
 
 
+def test_all_that_a_script_names_counts(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text('ABOUT = "train "\nABOUT += "optim"\nNAMES = "data"\nNAMES += "models"')
+    assert record.about(script) == "train optim"
+    assert record.about(ROOT / "benchmarks/ways_in.py").endswith(" tools/prepare")
+
+
 def test_a_comparison_has_no_tricks_but_those_that_it_names(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "images_of", lambda _: 64)
     course = training.Course(tmp_path, tmp_path, steps=20, seed=0, min_area=0.08, device="cpu")

@@ -67,6 +67,15 @@ def test_fields_are_kept_as_batches_and_checkpoints_want_them():
     assert {type(value) for value in source.mean + source.std} == {float}
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_of_no_images_is_refused(monkeypatch, split):
+    empty = Source(LABELS[:0], CLASSES, PIXELS[:0], mean=())
+    monkeypatch.setitem(DATASETS, "mine", lambda *_: empty)
+    config, world = Config(data=DataConfig(name="mine")), World(torch.device("cpu"))
+    with pytest.raises(UserError, match=f"^{split}: there are no images$"):
+        TrainData(config, world) if split == "train" else EvalData(config.data, split, world)
+
+
 class Noisy(Dataset):
     """Images that draw from every generator that people use, and a file that is damaged."""
 

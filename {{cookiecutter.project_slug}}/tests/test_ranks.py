@@ -33,7 +33,7 @@ from test_resume import assert_same, final
 from image_classifier import checkpoint
 from image_classifier import train as train_module
 from image_classifier.config import Config
-from image_classifier.data import loader
+from image_classifier.data import splits
 from image_classifier.errors import (
     EXIT_OUT_OF_MEMORY,
     UserError,
@@ -154,15 +154,16 @@ def opened(folder):
         return path
 
     whole = lambda split: download(folder / split).read_text()  # noqa: E731
-    loader.open_dataset = lambda _, split: SimpleNamespace(fitted=lambda *_: whole(split))
+    splits.open_dataset = lambda _, split: SimpleNamespace(fitted=lambda *_: whole(split))
     pretrained.published_weights = lambda _: SimpleNamespace(url="https://host/w-0123.pth")
     torch.hub.get_dir = lambda: str(folder)
     torch.hub.download_url_to_file = lambda _, path, *__, **___: download(Path(path))
-    data, join = Config().data, distributed.join_world(Config().compute, 20)
+    data, task = Config().data, "single-label"
+    join = distributed.join_world(Config().compute, 20)
     with pytest.raises((OSError, RuntimeError)) as error, join as world:  # noqa: PT012
-        found = [loader.open_source(data, "train", world)]
+        found = [splits.open_source(data, "train", world, task)]
         found.append(pretrained.download("resnet18", world).read_text())
-        loader.open_source(data, "no/folder", world)
+        splits.open_source(data, "no/folder", world, task)
     assert not dist.is_initialized()
     job = os.environ["TORCHELASTIC_RUN_ID"]
     assert world.rank or not [*Path(tempfile.gettempdir()).glob(f"store-{job}*")]

@@ -16,10 +16,11 @@ from conftest import changed, is_alive, run_alone, wait_for
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from image_classifier.data import autotune, shared_memory
+from image_classifier.data.batch import prefetched
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
-from image_classifier.data.loader import TrainData, prefetched
+from image_classifier.data.loader import TrainData
 from image_classifier.data.samples import Samples
 from image_classifier.data.shared_memory import SharedMemoryLoader
 from image_classifier.errors import FaultError, UserError

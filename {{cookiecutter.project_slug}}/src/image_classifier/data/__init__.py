@@ -6,14 +6,15 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 
 from .arrays import take
 from .autotune import choose_workers, fits_memory, open_loader, worker_counts
+from .batch import Batch, prefetched
 from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
-from .datasets.folder import PART_NAMES, VAL_NAMES, has_suffix, is_junk, is_val, walk
+from .datasets.folder import PART_NAMES, VAL_NAMES, has_suffix, is_junk, is_val, val_part, walk
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
-from .loader import Batch, EvalData, TrainData, prefetched
+from .loader import EvalData, TrainData
 from .policies import Policy
 from .samples import LEFT_OUT, Samples
 from .shared_memory import SharedMemoryLoader

@@ -3,7 +3,6 @@
 Options decide, or else the memory and the cores of this machine, and a short measurement.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -15,7 +14,7 @@ from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
 from ..runtime.tools import find_tool
 from .datasets.source import Source
 from .decode import BadImageError
-from .samples import Samples
+from .samples import Note, Samples
 from .shared_memory import PART_SIZES, SharedMemoryLoader, divide
 
 MEMORY_SHARE = 0.4  # of the free memory that resident images of a split may take
@@ -42,15 +41,9 @@ def choose_where(
 
 
 def open_loader(
-    samples: Samples,
-    data: DataConfig,
-    world: World,
-    note: Callable[[int, str], object],
-    run: RunConfig | None = None,
+    samples: Samples, data: DataConfig, world: World, note: Note, run: RunConfig | None = None
 ) -> tuple[SharedMemoryLoader, str]:
     """A loader with workers and prefetching as `data` says or this machine allows, and why so.
-
-    `note` is called with the index of an unreadable image and the reason; it may raise.
 
     Raises:
         UserError: if there is no memory for a single batch.

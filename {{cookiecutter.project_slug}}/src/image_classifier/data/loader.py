@@ -6,11 +6,8 @@ has: `batches(start, stop)` can start at any step, whatever the number of proces
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cache
-from socket import gethostname
-from zlib import crc32
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,35 +17,12 @@ from ..errors import UserError
 from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.phases import phase
-from ..runtime.tools import need_tool
 from .arrays import take
 from .autotune import check_batch_size, choose_where, common_side, fits_memory, open_loader
-from .datasets import open_dataset
-from .datasets.source import Color, Source
-from .decode import BadImageError
+from .batch import Batch, prefetched
 from .samples import LEFT_OUT, Samples, load, load_shared
 from .shared_memory import HostBatch
-
-MeanStd = tuple[Color, Color]  # mean and standard deviation of each channel
-# Most and fewest images that are measured, and their pixels.
-MOST_MEASURED, LEAST_MEASURED, MEASURED_PIXELS = 256, 8, 2**24
-
-
-@dataclass
-class Batch:
-    """Images and labels; a training batch is this rank's part of the global batch."""
-
-    pixels: Tensor  # (count, height, width, channels) uint8 or uint16: the images, or all images
-    labels: Tensor  # (batch,) int64, or (batch, classes) int8 if an image may have several:
-    # LEFT_OUT for an unreadable image
-    indices: Tensor | None = None  # (batch,) int64: numbers of training images
-    rows: Tensor | None = None  # (batch,) int64: rows of `pixels`, if it has all images
-
-    @property
-    def images(self) -> Tensor:
-        """(batch, channels, height, width) uint8 or uint16, channels_last."""
-        pixels = self.pixels if self.rows is None else take(self.pixels, self.rows)
-        return pixels.permute(0, 3, 1, 2)
+from .splits import MeanStd, load_spread, open_split
 
 
 class TrainData:
@@ -57,8 +31,7 @@ class TrainData:
     def __init__(self, config: Config, world: World, mean_std: MeanStd | None = None) -> None:
         """Open the dataset, and load it into memory if it is to be resident.
 
-        `mean_std` is by what to normalize, in place of the dataset's own mean and standard
-        deviation. Where neither is known, they are measured on some of the images.
+        `mean_std` is by what to normalize, if not by the dataset's own: see `open_split`.
 
         Raises:
             UserError: if the images or the batch size are unusable.
@@ -66,9 +39,10 @@ class TrainData:
         """
         data, augment = config.data, config.augment
         self.data, self.world, self.seed = data, world, config.seed
-        self.source = open_source(data, "train", world, config.model.task)
-        self.note = open_note(self.source, data, config.run.dir)
-        self.source, self.mean_std = settle_mean_std(self.source, data, mean_std, self.note, world)
+        self.source, self.note = open_split(
+            data, "train", world, config.run.dir, task=config.model.task, mean_std=mean_std
+        )
+        self.mean_std = self.source.mean, self.source.std
         self.batch_size = data.batch_size
         if data.balance == "sampling" and self.source.is_multi_label:
             raise UserError(
@@ -230,11 +204,9 @@ class EvalData:
         data, run = replace(data, image_size=data.eval_size), run or RunConfig()
         self.data, self.world = data, world
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
-        self.source = open_source(data, split, world, task)
-        self.note = open_note(self.source, data, run.dir)
-        if len(self.source) == 0:
-            raise UserError(f"{split}: there are no images to evaluate on")
-        self.source, _ = settle_mean_std(self.source, data, mean_std, self.note, world)
+        self.source, self.note = open_split(
+            data, split, world, run.dir, task=task, mean_std=mean_std
+        )
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
         self.labels = self.source.labels[self.indices].to(world.device)
         self.pixels: Tensor | None = None
@@ -275,142 +247,3 @@ class EvalData:
         """End the workers, if there are any."""
         if self.loader is not None:
             self.loader.close()
-
-
-def open_source(data: DataConfig, split: str, world: World, task: str = ModelConfig.task) -> Source:
-    """A split of the dataset; one process opens it before the others, as it may download it.
-
-    Raises:
-        UserError: if another machine has other images, or their labels are not for the task.
-    """
-    with world.local_main_first():
-        source = open_dataset(data, split).fitted(task, split)
-    if world.size > world.local_size and not world.is_same(crc32(source.fingerprint().encode())):
-        raise UserError(
-            f"{split}: the {len(source):,} images on {gethostname()} are not those of another: "
-            f"copy {data.root!a}, and the cache of `prepare` if one of them has it"
-        )
-    return source
-
-
-def settle_mean_std(
-    source: Source,
-    data: DataConfig,
-    mean_std: MeanStd | None,
-    note: Callable[[int, str], object],
-    world: World,
-) -> tuple[Source, MeanStd | None]:
-    """`source` with the mean and std to normalize by, and these unless they are its own.
-
-    They are `mean_std` or, where the source has none, measured on some of its images.
-
-    Raises:
-        UserError: if none of these can be read.
-    """
-    if mean_std is None and not source.mean:
-        most = max(LEAST_MEASURED, min(MOST_MEASURED, MEASURED_PIXELS // data.image_size**2))
-        pixels = load_spread(source, most, replace(data, fit="squash"), note, world)
-        if not len(pixels):
-            raise UserError("none of the images by which to normalize can be read")
-        mean_std = measure(pixels)
-        shown = (", ".join(f"{value:g}" for value in values) for values in mean_std)
-        line = "mean {}, std {} of the channels, measured on {:,} images"
-        line = line.format(*shown, len(pixels))
-        source = replace(source, notes=(*source.notes, line))
-    if mean_std is None:
-        return source, None
-    return replace(source, mean=mean_std[0], std=mean_std[1]), mean_std
-
-
-def load_spread(
-    source: Source,
-    count: int,
-    data: DataConfig,
-    note: Callable[[int, str], object],
-    world: World,
-) -> Tensor:
-    """Up to `count` evenly spread images that can be read: (count, size, size, channels)."""
-    count = min(count, len(source))
-    numbers = torch.arange(count) * len(source) // count
-    pixels, bad = load(source, numbers, data.image_size, note, world.local_size, fit=data.fit)
-    return take(pixels, (~bad).nonzero()[:, 0]) if bad.any() else pixels
-
-
-def measure(pixels: Tensor) -> MeanStd:
-    """Mean and standard deviation of each channel, from 0 to 1, of (count, side, side, channels).
-
-    Sums of whole numbers are exact, so every machine finds the same. Four digits are kept.
-    """
-    largest, count = torch.iinfo(pixels.dtype).max, pixels[..., 0].numel()
-    sums = torch.zeros(2, pixels.shape[3], dtype=torch.int64)  # of numbers and of their squares
-    for image in pixels:
-        numbers = image.long()
-        sums += torch.stack((numbers, numbers.square())).sum((1, 2))
-    means, squares = ([total / count for total in totals] for totals in sums.tolist())
-    stds = [max(s - m * m, 1) ** 0.5 for s, m in zip(squares, means, strict=True)]
-    mean, std = ([float(f"{v / largest:.4g}") for v in values] for values in (means, stds))
-    return tuple(mean), tuple(std)
-
-
-def open_note(source: Source, data: DataConfig, folder: str) -> Callable[[int, str], None]:
-    """What to call with the index of an unreadable image and the reason: it raises, or skips it.
-
-    Raises:
-        UserError: if the tool that skips was deleted.
-    """
-    if data.on_bad_image == "skip":
-        tool = need_tool("bad_images", "skip-bad-images", "--data.on-bad-image skip")
-        return tool.BadImages(source, data, folder).note
-
-    def stop(index: int, reason: str) -> None:
-        raise BadImageError(source.name(index), reason)
-
-    return stop
-
-
-def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batch]:
-    """Batches on the device; a GPU copies each batch while it computes with the one before.
-
-    Those in host memory may be overwritten when the next is asked for.
-    """
-    device = world.device
-    if device.type != "cuda":
-        for host in host_batches:
-            yield Batch(*(tensor.to(device) for tensor in host))
-        return
-    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
-    ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
-
-    def copy_next() -> tuple[Tensor, ...] | None:
-        """Begin to copy the next batch in the side stream; None after the last."""
-        if (host := next(host_batches, None)) is None:
-            return None
-        if ahead is None and not all(tensor.is_pinned() for tensor in host):
-            warn_not_pinned(world)
-        with torch.cuda.stream(side_stream), phase("copy"):
-            copies = tuple(tensor.to(device, non_blocking=True) for tensor in host)
-            copied.record()
-        return copies
-
-    ahead = copy_next()
-    while (here := ahead) is not None:
-        # Computing waits for the copy; and the memory, which belongs to the side stream, is not
-        # used for another copy before computing is through with it.
-        computing = torch.cuda.current_stream(device)
-        computing.wait_stream(side_stream)
-        for tensor in here:
-            tensor.record_stream(computing)
-        # The next batch may overwrite this one in host memory. This copy began a step ago.
-        copied.synchronize()
-        ahead = copy_next()
-        yield Batch(*here)
-
-
-@cache
-def warn_not_pinned(world: World) -> None:
-    """Warn, once in a run, that batches are not page-locked, so `non_blocking` has no effect.
-
-    https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
-    """
-    if world.is_main:
-        print("warning: batches are not page-locked: the GPU waits for each copy; see `ulimit -l`")

@@ -141,15 +141,18 @@ def brightness(images: Tensor, change: Tensor) -> Tensor:
 
 def color(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the gray image."""
-    gray, spread = luminance(images), torch.empty(images.shape, device=images.device)
+    numbers = images.float()
+    gray, spread = luminance(numbers), torch.empty_like(numbers)
     for channel in spread.unbind(3):  # 2 x faster than to broadcast
         channel.copy_(gray)
-    return blend(images, spread.flatten(2), change)
+    return whole(blend(numbers, spread.flatten(2), change), images).view_as(images)
 
 
 def contrast(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the mean gray."""
-    return blend(images, luminance(images).mean(dim=(1, 2), keepdim=True), change)
+    numbers = images.float()
+    means = luminance(numbers).mean(dim=(1, 2), keepdim=True)
+    return whole(blend(numbers, means, change), images).view_as(images)
 
 
 def sharpness(images: Tensor, change: Tensor) -> Tensor:
@@ -215,14 +218,13 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
     return table.flatten().index_select(0, places).view_as(images)
 
 
-def blend(images: Tensor, others: Tensor, change: Tensor) -> Tensor:
-    """Return images * (1 + change) - others * change: (count, side, side, channels).
+def blend(numbers: Tensor, others: Tensor, change: Tensor) -> Tensor:
+    """Return numbers * (1 + change) - others * change: (count, side, channels * side) float32.
 
-    `others`, which it overwrites, is broadcast to (count, side, channels * side).
+    It overwrites both; `others` is broadcast.
     """
     change = change[:, None, None]
-    rows = images.flatten(2).float().mul_(1 + change).sub_(others.mul_(change))
-    return whole(rows, images).view_as(images)
+    return numbers.flatten(2).mul_(1 + change).sub_(others.mul_(change))
 
 
 def whole(numbers: Tensor, images: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from .decode import BadImageError
 LOADED_TOGETHER = 64  # images that a thread decodes between two looks at its queue
 SHARED_TOGETHER = 4096  # images that ranks exchange at once
 LEFT_OUT = -1  # the label of an image that can't be read, which the loss and the scores ignore
+# Is called with the index of an unreadable image and the reason; it may raise.
+Note = Callable[[int, str], object]
 
 
 class Samples:
@@ -94,7 +96,7 @@ class Samples:
 
 
 def load_shared(
-    source: Source, side: int, world: World, note: Callable[[int, str], object], fit: str
+    source: Source, side: int, world: World, note: Note, fit: str
 ) -> tuple[Tensor, Tensor]:
     """All images, of which each rank decodes its part, and which of them are unreadable: `load`."""
     numbers = torch.arange(len(source))
@@ -112,18 +114,12 @@ def load_shared(
 
 
 def load(
-    source: Source,
-    indices: Tensor,
-    side: int,
-    note: Callable[[int, str], object],
-    sharers: int,
-    *,
-    fit: str = "crop",
+    source: Source, indices: Tensor, side: int, note: Note, sharers: int, *, fit: str = "crop"
 ) -> tuple[Tensor, Tensor]:
     """The images at `indices`, made squares as `fit` says: (count, side, side, channels).
 
-    And which are unreadable, (count,) bool: they are black, and `note` is called with the index of
-    each and the reason; it may raise. `sharers` is the number of processes that share the cores.
+    And which are unreadable, (count,) bool: these are black, and `note` is called for each.
+    `sharers` is the number of processes that share the cores.
     """
     bad = torch.zeros(len(indices), dtype=torch.bool)
     if source.pixels is not None and source.pixels.shape[1:3] == (side, side):

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.util import Finalize
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from ..config import RunConfig
 from ..errors import FaultError, UserError
 from ..runtime import platform
 from .datasets.source import Source
-from .samples import LEFT_OUT, Samples
+from .samples import LEFT_OUT, Note, Samples
 
 # No DataLoader sets its handler of SIGCHLD, which raises in any line of the main thread:
 # `next_part` checks the workers itself.
@@ -127,14 +127,13 @@ class SharedMemoryLoader:
         prefetch_batches: int,
         pin: bool,
         *,
-        note: Callable[[int, str], object] = lambda *_: None,
+        note: Note = lambda *_: None,
         timeout_seconds: float = RunConfig.timeout_seconds,
     ) -> None:
         """Allocate slots for batches of up to `batch_size` images.
 
         `workers` is the number of processes that decode `prefetch_batches` ahead of the batch in
         use (0: this process decodes); `pin`: page-lock the slots, for a GPU to copy from them.
-        `note` is called with the index of an unreadable image and the reason; it may raise.
         """
         self.samples, self.num_workers, self.pin = samples, workers, pin
         self.note, self.timeout_seconds = note, timeout_seconds

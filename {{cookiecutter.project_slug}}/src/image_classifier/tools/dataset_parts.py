@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..config import DataConfig
-from ..data import VAL_NAMES, Source, is_val
+from ..data import Source, is_val, val_part
 from ..errors import UserError
 
 Label = int | str | list[int] | list[str]  # a list: several labels for an image
@@ -21,11 +21,7 @@ def choose_part(parts: Collection[str], data: DataConfig, split: str) -> tuple[s
     Raises:
         UserError: if there is no such part, or it is not divided and `data.fold` is not the first.
     """
-    val = next((name for name in VAL_NAMES if name in parts), None)
-    if val is not None and data.fold:
-        raise UserError(
-            f"--data.fold {data.fold}: {data.root!a} has validation images of its own, in {val!r}"
-        )
+    val = val_part(parts, data)
     part = {"train": "train", "val": val or "train", "test": "test"}[split]
     if part not in parts:
         raise UserError(f"{data.root!a} has no {part!r}, only {', '.join(map(ascii, parts))}")

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -31,8 +31,10 @@ def folder(data: DataConfig, split: str) -> Source:
     root = Path(data.root)
     if not root.is_dir():
         raise UserError(f"--data.root {data.root!a}: there is no such folder")
-    val, train = val_folder(root, data.fold), root / "train"
-    own = {"train": None, "val": val, "test": root / "test"}[split]  # the split's own folder
+    train, parts = root / "train", [name for name in VAL_NAMES if (root / name).is_dir()]
+    val = val_part(parts, data, f"; --data.root {str(train)!a} divides the others")
+    # The folder of the split alone.
+    own = {"train": None, "val": val and root / val, "test": root / "test"}[split]
     if not train.is_dir():
         train = own if own is not None and own.is_dir() else undivided(root)
     classes = class_folders(train)
@@ -69,17 +71,17 @@ def folder(data: DataConfig, split: str) -> Source:
     )
 
 
-def val_folder(root: Path, fold: int) -> Path | None:
-    """The folder of the validation images, if they have one of their own.
+def val_part(parts: Collection[str], data: DataConfig, hint: str = "") -> str | None:
+    """Which of the `parts` of a dataset has its validation images; None: the folds of `train` do.
 
     Raises:
-        UserError: if they have, and `fold` is not the first.
+        UserError: if one has, and `data.fold` is not the first; it ends with `hint`.
     """
-    val = next((root / name for name in VAL_NAMES if (root / name).is_dir()), None)
-    if val is not None and fold:
+    val = next((name for name in VAL_NAMES if name in parts), None)
+    if val and data.fold:
         raise UserError(
-            f"--data.fold {fold}: {str(root)!a} has validation images of its own, in {val.name!r}; "
-            f"--data.root {str(root / 'train')!a} divides the others"
+            f"--data.fold {data.fold}: {data.labels or data.root!a} has validation images of its "
+            f"own, in {val!r}{hint}"
         )
     return val
 

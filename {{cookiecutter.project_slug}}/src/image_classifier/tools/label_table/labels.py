@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import VAL_NAMES, PathList, Source, is_val
+from ...data import VAL_NAMES, PathList, Source, is_val, val_part
 from ...errors import UserError
 from ...runtime.console import printable, some
 from .rows import Table, open_table, text_of
@@ -341,13 +341,13 @@ def is_in_split(found: Table, rows: Rows, data: DataConfig, split: str) -> np.nd
         UserError: if they are divided in two ways, or a training image is in no fold.
     """
     splits = rows.columns.get("split", np.full(len(rows.numbers), TRAIN))
-    folds, has_val = rows.columns.get("fold"), bool((splits == VAL).any())
-    if has_val and (data.fold or folds is not None):
+    folds, parts = rows.columns.get("fold"), ["val"] if (splits == VAL).any() else []
+    if parts and folds is not None:
         raise UserError(
-            f"{str(found.file)!a} has a split 'val', so there are no folds: leave out "
-            + ("--data.fold" if folds is None else "the column fold, or let val be train")
+            f"{str(found.file)!a} has a split 'val', so there are no folds: leave out the column "
+            "fold, or let val be train"
         )
-    if has_val or split == "test":
+    if val_part(parts, data) or split == "test":
         return splits == SPLITS[split]
     if folds is None:
         paths = rows.paths.relatives(torch.arange(len(rows.paths)))

@@ -174,6 +174,7 @@ BASE = "path,label,split,fold,weight\na,x,train,0,1\n"
         (BASE + "a,x,test,0,1\n", "line 3: 'a' has another split than in line 2"),
         (BASE + "a,x,train,1,1\n", "line 3: 'a' has another fold than in line 2"),
         (BASE + "b,x,val,0,1\n", "a split 'val', so there are no folds: leave out the column fold"),
+        ("path,label,split\na,x,val\n", "--data.fold 9: .*csv' has validation images of its own"),
         ("path,label\ra,x\rb,y", "cannot read .*new-line character seen in unquoted field"),
         (BASE.encode() + b"\xff,x,train,0,1\n", "line 3: it is not UTF-8"),
         ("path,label\n".encode("utf-16"), "line 1: it is not UTF-8"),
