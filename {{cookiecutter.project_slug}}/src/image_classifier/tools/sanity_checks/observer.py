@@ -33,7 +33,6 @@ def open_observer(setup: Setup) -> Observer:
         unusual_lr(config),
         small_batchnorm_batch(config, setup.model, setup.world.size),
         imbalanced_classes(config, train),
-        other_normalization(train, val),
         reused_images(config, train, val),
         random_evaluation(setup.model, config.data.eval_size, config.data.channels),
         data_parallel(setup.model),
@@ -83,17 +82,6 @@ def imbalanced_classes(config: Config, train: Source) -> str:
     return (
         f"the largest class has {largest:,} training images and the smallest {smallest:,}. "
         f"Try --data.balance {advice}, with which all classes count alike"
-    )
-
-
-def other_normalization(train: Source, val: Source) -> str:
-    """Evaluation normalizes as training does, whatever the validation images come with."""
-    if (train.mean, train.std) == (val.mean, val.std):
-        return ""
-    return (
-        f"the validation images have mean {val.mean} and standard deviation {val.std}, but are "
-        f"normalized by those of the training images, {train.mean} and {train.std}. Let the "
-        "dataset give these to all splits"
     )
 
 

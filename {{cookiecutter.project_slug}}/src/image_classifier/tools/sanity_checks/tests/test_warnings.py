@@ -47,9 +47,8 @@ def test_a_learning_rate_that_is_far_from_published_ones_is_said(name, lr, batch
 
 def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
     def mine(data, split):
-        mean = (0.3, 0.3, 0.3) if split == "val" else (0.5, 0.5, 0.5)
         labels, is_test = torch.arange(64) // 60, split != "train"
-        return replace(shapes(data, split), mean=mean, labels=labels, is_test=is_test)
+        return replace(shapes(data, split), labels=labels, is_test=is_test)
 
     monkeypatch.setitem(DATASETS, "mine", mine)
     knobs = {"optim__lr": 60.0, "optim__momentum": 0.0, "optim__accumulate": 4}
@@ -59,7 +58,6 @@ def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
         "--optim.lr 60 is",
         "BatchNorm takes its statistics from 4 of the 16 images",
         "the largest class has 60 training images and the smallest 4.",
-        "the validation images have",
         "the validation images are the test images",
     )
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == [*starts]

@@ -16,8 +16,7 @@ from image_classifier.models import (
 )
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.timm import networks
-from image_classifier.tools.timm.presets import PRESETS, finetune_dinov2
+from image_classifier.tools.timm import networks, presets
 
 
 def test_a_model_of_timm_takes_small_images_and_any_number_of_classes():
@@ -39,7 +38,7 @@ def test_without_timm_one_line_says_what_to_install(monkeypatch):
         build_model(ModelConfig(name="timm/test_resnet"), 5, 32)
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.__name__)
+@pytest.mark.parametrize("preset", presets.PRESETS, ids=lambda preset: preset.__name__)
 def test_a_preset_fine_tunes_a_network_of_timm_at_an_image_size_that_it_takes(preset):
     timm = pytest.importorskip("timm")
     config = take_preset([preset.__name__], "shapes")[1]
@@ -52,7 +51,7 @@ def test_a_preset_fine_tunes_a_network_of_timm_at_an_image_size_that_it_takes(pr
 
 def test_published_weights_of_timm_are_a_file_to_download():
     with pytest.raises(UserError, match=r"give model.safetensors of huggingface.co/timm/vit_small"):
-        load_pretrained("pretrained", finetune_dinov2().model, World(torch.device("cpu")))
+        load_pretrained("pretrained", presets.finetune_dinov2().model, World(torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
