@@ -11,7 +11,8 @@ SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "a
 # One process imports what all of the tests do; the folders are looked at in its children.
 CHECK = """
 import importlib, multiprocessing, os, subprocess, sys
-import numpy.ma, PIL.PngImagePlugin, tensorboard.summary, torch._dynamo, torchvision.transforms.v2
+import numpy.ma, PIL.PngImagePlugin, sklearn.metrics, tensorboard.summary
+import torch._dynamo, torchvision.transforms.v2
 import importlinter.cli, pytest
 
 def check(folder):
