@@ -11,6 +11,7 @@ from ray.tune import Trainable
 from ...errors import EXIT_RESTART, UserError
 from ...predictions import better
 from ...runtime.files import lock_file, read_object, read_rows, write_json
+from ...tasks import metric_of
 from .. import saved_runs
 from ..child_runs import end_run, last_line, start_run
 
@@ -137,7 +138,7 @@ def evaluations(folder: Path) -> list[Row]:
 def metric_in(folder: Path) -> str:
     """The metric that decides in a run; before it has begun, the usual one."""
     path = folder / "config.json"
-    return saved_runs.metric_of(read_object(path) if path.exists() else {})
+    return metric_of(read_object(path) if path.exists() else {})
 
 
 def status_of(folder: Path) -> Row:
