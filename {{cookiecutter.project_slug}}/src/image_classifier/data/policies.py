@@ -18,12 +18,14 @@ from torch import Tensor
 
 DRAWS = 3  # for an operation on an image: which one, how strong, its sign
 BINS = 31  # strengths
-CACHED = 2**19  # numbers that an operation works on at once
+CACHED = 2**19  # numbers that an operation works on at once, on a CPU
+LARGE = 2**17  # numbers of an image from which a CPU is faster with one at a time
 # The magnitudes of strength 0 and of the largest: slopes, pixels, degrees, shares to blend, bits to
 # keep, shares of the range of a number. RandAugment's pixels are shares of the side.
 TRIVIAL = {"shear": 0.99, "move": 32.0, "turn": 135.0, "blend": 0.99, "bits": 2.0}
 RAND = {"shear": 0.3, "move": 150 / 331, "turn": 30.0, "blend": 0.9, "bits": 4.0}
 AT_ZERO = {"bits": 8.0, "threshold": 1.0}
+GRAY = 0.2989, 0.587, 0.114  # of red, green and blue, by ITU-R BT.601
 
 
 class Policy:
@@ -79,6 +81,10 @@ def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
 
     `which` and `magnitudes` are on the CPU.
     """
+    on_cpu, size = images.device.type == "cpu", images[0].numel()
+    if on_cpu and size >= LARGE:
+        each = zip(images.split(1), which.tolist(), magnitudes.split(1), strict=True)
+        return torch.cat([OPERATIONS[n][0](image, magnitude) for image, n, magnitude in each])
     order = which.argsort()
     counts = which.bincount(minlength=len(OPERATIONS)).tolist()
     rows, magnitudes = (
@@ -86,9 +92,9 @@ def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
         for host in (order, magnitudes[order])
     )
     # On a CPU a few images at a time, so that what an operation makes of them stays in its cache.
-    together = max(1, CACHED // images[0].numel()) if images.device.type == "cpu" else len(which)
+    together = CACHED // size if on_cpu else len(which)
     changed = torch.empty_like(images)
-    words = torch.uint8 if images[0].numel() % 8 else torch.int64  # 8 x fewer to copy
+    words = torch.uint8 if size % 8 else torch.int64  # 8 x fewer to copy
     for (operation, _), *group in zip(OPERATIONS, rows, magnitudes, strict=True):
         parts = (tensor.split(together) for tensor in group)
         for row, magnitude in zip(*parts, strict=True) if len(group[0]) else ():
@@ -142,16 +148,14 @@ def brightness(images: Tensor, change: Tensor) -> Tensor:
 def color(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the gray image."""
     numbers = images.float()
-    gray, spread = luminance(numbers), torch.empty_like(numbers)
-    for channel in spread.unbind(3):  # 2 x faster than to broadcast
-        channel.copy_(gray)
-    return whole(blend(numbers, spread.flatten(2), change), images).view_as(images)
+    gray = luminance(numbers, copies=3).expand_as(numbers).flatten(2)
+    return whole(blend(numbers, gray, change), images).view_as(images)
 
 
 def contrast(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the mean gray."""
     numbers = images.float()
-    means = luminance(numbers).mean(dim=(1, 2), keepdim=True)
+    means = luminance(numbers).mean(dim=(1, 2))[:, None]
     return whole(blend(numbers, means, change), images).view_as(images)
 
 
@@ -165,7 +169,7 @@ def sharpness(images: Tensor, change: Tensor) -> Tensor:
     smooth += columns[:, :, 2 * step :]
     middle = rows[:, 1:-1, step:-step]
     smooth = smooth.add_(middle, alpha=4).float().mul_(1 / 13).round_()
-    middle, changed = middle.float(), images.clone()
+    middle, changed = images.flatten(2)[:, 1:-1, step:-step].float(), images.clone()
     sharper = smooth.sub_(middle).mul_(-change[:, None, None]).add_(middle)
     changed.flatten(2)[:, 1:-1, step:-step] = whole(sharper, images)
     return changed
@@ -179,8 +183,8 @@ def posterize(images: Tensor, bits: Tensor) -> Tensor:
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     """Invert the brightest numbers: those from 255 * threshold on."""
     rows = images.flatten(2)
-    lowest = (255 * threshold).ceil().byte()[:, None, None].repeat(1, 1, rows.shape[2])
-    return (rows ^ (rows >= lowest).byte().neg_()).view_as(images)
+    lowest = (255 * threshold).ceil().byte()[:, None, None].expand(-1, 1, rows.shape[2])
+    return (rows ^ (rows >= lowest.contiguous()).byte().neg_()).view_as(images)
 
 
 def autocontrast(images: Tensor, _: Tensor) -> Tensor:
@@ -192,7 +196,7 @@ def autocontrast(images: Tensor, _: Tensor) -> Tensor:
     is_flat = low == high
     low = low.masked_fill(is_flat, 0.0)
     scale = ((high - low) * (1 / 255)).masked_fill(is_flat, 1.0)
-    low, scale = (values.repeat(1, images.shape[2])[:, None] for values in (low, scale))
+    low, scale = (for_row(values, images) for values in (low, scale))
     return to_bytes(rows.float().sub_(low).div_(scale)).view_as(images)
 
 
@@ -201,8 +205,8 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
     channels = images.shape[3]
     tables = channels * len(images)
     first = 256 * torch.arange(tables, dtype=torch.int32, device=images.device)
-    first = first.view(-1, 1, channels)
-    places = (images.flatten(2).int() + first.repeat(1, 1, images.shape[2])).flatten()
+    first = for_row(first.view(-1, channels), images)
+    places = images.flatten(2).int().add_(first).flatten()
     if images.device.type == "cpu":
         counts = places.bincount(minlength=256 * tables)
     else:  # where bincount waits for the device
@@ -216,6 +220,14 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
     table = ((below - counts + step // 2) // step.clamp(min=1)).clamp(0, 255)
     table = torch.where(step > 0, table, torch.arange(256, device=images.device)).byte()
     return table.flatten().index_select(0, places).view_as(images)
+
+
+def for_row(values: Tensor, images: Tensor) -> Tensor:
+    """Values of each channel, (count, channels), for every pixel of a row of `images`.
+
+    (count, 1, side * channels).
+    """
+    return values[:, None, None].expand(-1, 1, images.shape[2], -1).flatten(2)
 
 
 def blend(numbers: Tensor, others: Tensor, change: Tensor) -> Tensor:
@@ -237,17 +249,26 @@ def to_bytes(numbers: Tensor) -> Tensor:
     return numbers.short().clamp_(0, 255).byte()
 
 
-def luminance(images: Tensor) -> Tensor:
-    """Gray images, as ITU-R BT.601 weights colors: (count, side, side) float32, whole numbers."""
-    if images.shape[3] != 3:
-        return images.float().mean(3).floor_()
-    return (images.float() @ color_weights(images.device)).floor_()
+def luminance(numbers: Tensor, copies: int = 1) -> Tensor:
+    """Gray images with `copies` channels; on a GPU with one.
+
+    (count, side, side, channels) float32, whole numbers.
+    """
+    if numbers.shape[3] != 3:
+        return numbers.mean(3, keepdim=True).floor_()
+    if numbers.device.type != "cpu":  # which may round a product of matrices to TF32
+        red, green, blue = numbers.unbind(3)
+        return (GRAY[0] * red + GRAY[1] * green + GRAY[2] * blue).floor_()[..., None]
+    together = math.gcd(numbers[..., 0].numel(), 4)  # pixels: one alone leaves vector units idle
+    gray = numbers.view(-1, 3 * together) @ gray_matrix(together, copies)
+    return gray.floor_().view(*numbers.shape[:3], copies)
 
 
 @cache
-def color_weights(device: torch.device) -> Tensor:
-    """Those of red, green and blue; made once, as a copy to a GPU waits for it."""
-    return torch.tensor((0.2989, 0.587, 0.114), device=device)
+def gray_matrix(pixels: int, copies: int) -> Tensor:
+    """What makes gray numbers of `pixels` in a row: (3 * pixels, copies * pixels) float32."""
+    weights = torch.tensor(GRAY)[:, None].expand(3, copies)
+    return torch.block_diag(*[weights] * pixels)
 
 
 def move_rows(images: Tensor, rows: Tensor, columns: Tensor | int) -> Tensor:
