@@ -250,8 +250,14 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """The command that runs here; of paths that others do not have, the last part."""
+    """The command that runs here; of paths that others do not have, the last part.
+
+    Where the result goes is left out.
+    """
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    if "--results" in words:
+        place = words.index("--results")
+        words[place : place + 2] = []
     script = Path(sys.argv[0]).resolve().relative_to(ROOT)
     called = ["-m", str(script.parent)] if script.name == "__main__.py" else [str(script)]
     return shlex.join(["python", *called, *words])
