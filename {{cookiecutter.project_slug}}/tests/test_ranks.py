@@ -1,5 +1,6 @@
 """Ranks of one run: how they start, meet, agree and part."""
 
+import gc
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+import weakref
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -201,6 +203,18 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(config,
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
     assert left == {"micro_batch": 4, "was": 8, "step": 5}
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+def left_group():
+    """Whether the process group outlives the block of it, of which nobody here has a reference."""
+    with distributed.join_world(Config().compute):
+        group = weakref.ref(dist.group.WORLD)
+    gc.collect()
+    return group() is not None
+
+
+def test_a_rank_waits_at_its_end_for_no_thread_of_its_process_group():
+    assert run_ranks(2, left_group) == [True, True]
 
 
 def num_written(config):

@@ -25,6 +25,7 @@ from .machine import find_accelerator, num_threads
 from .platform import LOOPBACK, end_with_parent, interface_to, keep_freed_memory
 
 T = TypeVar("T")
+left: list[object] = []  # process groups that this process has left; see `join_world`
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,9 @@ def join_world(
     try:
         yield world
     finally:
+        # DDP may drop the last reference to a group whose threads are still at work, and then waits
+        # for them for ever (https://github.com/pytorch/pytorch/issues/56297): one more is kept.
+        left.append(dist.group.WORLD)
         dist.destroy_process_group()
         if isinstance(store, dist.FileStore) and rank == 0:
             with suppress(OSError):  # a file without a name
