@@ -207,7 +207,8 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(config,
 
 def left_group():
     """Whether the process group outlives the block of it, of which nobody here has a reference."""
-    with distributed.join_world(Config().compute):
+    with distributed.join_world(Config().compute) as world:
+        assert world.all_true(True)  # all have joined before one leaves
         group = weakref.ref(dist.group.WORLD)
     gc.collect()
     return group() is not None

@@ -55,6 +55,7 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
     assert str(Path(run).parent) not in json.dumps(about)  # the file leaves this machine
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, as it loads
 def test_a_file_for_several_labels_has_the_threshold_and_probabilities_of_each(
     config, photos, capsys
 ):
