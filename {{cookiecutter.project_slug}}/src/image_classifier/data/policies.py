@@ -83,7 +83,8 @@ def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
     """
     on_cpu, size = images.device.type == "cpu", images[0].numel()
     if on_cpu and size >= LARGE:
-        each = zip(images.split(1), which.tolist(), magnitudes.split(1), strict=True)
+        alone = images.contiguous().split(1)
+        each = zip(alone, which.tolist(), magnitudes.split(1), strict=True)
         return torch.cat([OPERATIONS[n][0](image, magnitude) for image, n, magnitude in each])
     order = which.argsort()
     counts = which.bincount(minlength=len(OPERATIONS)).tolist()
@@ -250,10 +251,7 @@ def to_bytes(numbers: Tensor) -> Tensor:
 
 
 def luminance(numbers: Tensor, copies: int = 1) -> Tensor:
-    """Gray images with `copies` channels; on a GPU with one.
-
-    (count, side, side, channels) float32, whole numbers.
-    """
+    """Gray images, (count, side, side, copies) float32 whole numbers; on a GPU with one channel."""
     if numbers.shape[3] != 3:
         return numbers.mean(3, keepdim=True).floor_()
     if numbers.device.type != "cpu":  # which may round a product of matrices to TF32
