@@ -164,16 +164,6 @@ def test_an_operation_does_what_torchvisions_does(number):
         assert (difference > 0).float().mean() < 0.01
 
 
-@pytest.mark.parametrize("side", [30, 224])  # in groups of an operation, and one at a time
-def test_a_policy_takes_images_in_any_layout(side):
-    images = torch.randint(256, (28, 3, side, side), generator=torch.Generator()).byte()
-    policy = policies.Policy("trivialaugment")
-    draws = torch.rand(28, policy.num_draws)
-    draws[:, 0] = torch.arange(28) / 28  # each operation twice
-    planes = images.permute(0, 2, 3, 1)
-    assert torch.equal(policy(planes, draws), policy(planes.contiguous(), draws))
-
-
 def test_cutout_blanks_a_square_and_nothing_else():
     images = torch.ones(50, 3, 12, 12)
     augment.cutout(images, torch.rand(50, 2), 4)

@@ -48,7 +48,7 @@ class Policy:
         self.allowed = torch.tensor(numbers)
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Change `images`, (batch, side, side, channels) whole numbers or float32.
+        """Change `images`, (batch, side, side, channels) whole numbers or float32, contiguous.
 
         Returns uint8 or, of 16 bits, whole numbers in float32.
 
