@@ -100,6 +100,9 @@ class ModelConfig:
     # layers of torchvision's keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
+    head: Literal["last", "layers"] = "last"  # what the last layer sees: the last features; layers:
+    # mean and maximum of those of several depths, for frozen weights that have learned from other
+    # kinds of images: https://arxiv.org/abs/2201.03529
     task: Literal["single-label", "multi-label"] = "single-label"  # whether an image has exactly
     # one of the classes, or any number of them
     lora_rank: int = within(0, 0, 1024)  # fine-tune only the last layer and, beside each matrix, a

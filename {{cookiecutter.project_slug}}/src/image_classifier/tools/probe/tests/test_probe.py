@@ -55,9 +55,12 @@ def files(tmp_path):
     return save
 
 
+@pytest.mark.parametrize("sees", ["last", "layers"])
 @pytest.mark.parametrize("name", ["resnet9_gn", "airbench"])  # airbench's head has no bias
-def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(name, *, probe, files, photos, capsys):
-    words = "--model.name", name, "--augment.tta", "flip"
+def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
+    name, sees, *, probe, files, photos, capsys
+):
+    words = "--model.name", name, "--augment.tta", "flip", "--model.head", sees
     folder = probe(files(name), *words)
     said, (row,) = capsys.readouterr().out, logged(folder)
     assert json.loads((folder / "status.json").read_text())["state"] == "done"
@@ -74,6 +77,7 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(name, *, probe, files,
     assert trained.decision.temperature == pytest.approx(wanted, rel=1e-2)
     assert scores.value("loss") == pytest.approx(row["val/loss"], rel=1e-4)
     others = {"evaluate": [], "predict": [str(photos / "val")], "compare": [str(folder)]}
+    others["export"] = ["--format", "pt2"]
     for verb in others.keys() & commands().keys():  # any of them may be deleted
         assert main([verb, str(folder), *others[verb]]) == 0
     # Fine-tuning begins with its head.

@@ -1,0 +1,102 @@
+"""`--model.head layers`: the last layer sees features of several depths, not only the last.
+
+After Head2Toe, https://arxiv.org/abs/2201.03529: frozen weights serve other kinds of images better
+with what they make of them on the way. By hooks, so all other weights keep their names.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UserError
+from ...models import find_head, find_parts
+
+DEPTHS = 4  # of a network whose blocks all return features of one size: a vision transformer
+TOKENS = 0  # in place of a size
+
+
+def see_layers(network: nn.Module, images: Tensor) -> None:
+    """Give `network` a new last layer, for mean and maximum of the features of several blocks.
+
+    Those are the last block of each size of features, or `DEPTHS` transformer blocks. `images`,
+    (batch, channels, side, side) float32, are of the size that it is for; their content is free.
+
+    Raises:
+        UserError: if its last layer is not linear, or it has no such blocks.
+    """
+    name, head = find_head(network)
+    found = find_depths(network, images)
+    if not isinstance(head, nn.Linear) or not found:
+        raise UserError(
+            "--model.head layers needs a network of blocks with a linear last layer, which "
+            f"{type(network).__name__} is not"
+        )
+    depths, width = Depths(), 0
+    for number, (block, shape) in enumerate(found):
+        channels = channel_axis(shape)
+        width += 2 * shape[channels]
+        block.register_forward_hook(partial(depths.note, number, channels))
+    last = nn.Linear(width, head.out_features, bias=head.bias is not None)
+    last.register_forward_pre_hook(depths.join)
+    network.set_submodule(name, last)
+
+
+class Depths:
+    """What blocks return for the images of a batch, pooled, until the last layer takes it."""
+
+    def __init__(self) -> None:
+        self.pooled: dict[int, Tensor] = {}  # by number of the block
+
+    def note(self, number: int, channels: int, *call: Any) -> None:  # noqa: ANN401 - of any block
+        """Keep mean and maximum over all places of what block `number` returns."""
+        places = call[2].movedim(channels, -1).flatten(1, -2)  # (batch, places, channels)
+        # Not amax, whose gradient needs what the next layer may overwrite.
+        self.pooled[number] = torch.cat((places.mean(1), places.max(dim=1).values), dim=1)
+
+    def join(self, _: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        """All that was kept, (batch, width), in place of the last layer's inputs.
+
+        These are such features themselves where the last layer is called alone.
+        """
+        pooled, self.pooled = self.pooled, {}
+        return torch.cat([pooled[n] for n in sorted(pooled)], dim=1) if pooled else inputs[0]
+
+
+def find_depths(network: nn.Module, images: Tensor) -> list[tuple[nn.Module, torch.Size]]:
+    """The blocks to take features of, in order, and the shapes of what they return."""
+    parts = [(part, is_open) for part, is_open in find_parts(network) if any(part.children())]
+    shapes: dict[nn.Module, torch.Size] = {}  # in the order in which they are done
+
+    def note(part: nn.Module, _: object, output: object) -> None:
+        shape = output.shape if isinstance(output, Tensor) else ()
+        if len(shape) in (3, 4) and shape[0] == len(images):
+            shapes[part] = shape
+
+    handles = [part.register_forward_hook(note) for part, _ in parts]
+    was_training = network.training
+    try:
+        with torch.no_grad():
+            network.eval()(images)
+    finally:
+        network.train(was_training)
+        for handle in handles:
+            handle.remove()
+    last_of = {size_of(shape): (part, shape) for part, shape in shapes.items()}
+    if set(last_of) != {TOKENS}:
+        return list(last_of.values())
+    blocks = [(part, shapes[part]) for part, is_open in parts if part in shapes and not is_open]
+    step = max(1, len(blocks) // DEPTHS)
+    return blocks[::-1][::step][:DEPTHS][::-1]
+
+
+def size_of(shape: torch.Size) -> int:
+    """Number of places of features, or `TOKENS`."""
+    return shape[1:].numel() // shape[channel_axis(shape)] if len(shape) == 4 else TOKENS
+
+
+def channel_axis(shape: torch.Size) -> int:
+    """Where the channels of features are: last in those of tokens, and of some transformers."""
+    is_last = len(shape) == 3 or shape[1] == shape[2] != shape[3]
+    return len(shape) - 1 if is_last else 1
