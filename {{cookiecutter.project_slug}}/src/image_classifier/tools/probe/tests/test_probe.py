@@ -55,8 +55,8 @@ def files(tmp_path):
     return save
 
 
-@pytest.mark.parametrize("sees", ["last", "layers"])
-@pytest.mark.parametrize("name", ["resnet9_gn", "airbench"])  # airbench's head has no bias
+# airbench's head has no bias.
+@pytest.mark.parametrize(("name", "sees"), [("resnet9_gn", "last"), ("airbench", "layers")])
 def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     name, sees, *, probe, files, photos, capsys
 ):
