@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "name": "resnet18",
         "width": 64,
         "dropout": 0.0,
+        "head": "last",
         "task": "single-label",
         "lora_rank": 0,
     },
