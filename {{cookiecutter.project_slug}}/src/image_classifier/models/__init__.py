@@ -10,7 +10,7 @@ Any other name is looked up among torchvision's classification models, and `timm
 
 from collections.abc import Callable
 
-from torch import Tensor, nn, zeros
+from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..runtime.tools import need_tool
@@ -69,7 +69,7 @@ def build_model(
         network = torchvision(model, num_classes, image_size, channels, others=tuple(MODELS))
     if model.head == "layers":
         layers = need_tool("layers", "probe", "--model.head layers")
-        layers.see_layers(network, zeros(2, channels, image_size, image_size))
+        layers.see_layers(network, image_size, channels)
     if model.dropout:
         drop_before_head(network, model.dropout)
     if sample is not None and hasattr(network, "fit"):

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...models import find_head, find_parts
+from ...tracking import blank_logits
 
 DEPTHS = 4  # of a network whose blocks all return features of one size: a vision transformer
 TOKENS = 0  # in place of a size
 
 
-def see_layers(network: nn.Module, images: Tensor) -> None:
+def see_layers(network: nn.Module, image_size: int, channels: int) -> None:
     """Give `network` a new last layer, for mean and maximum of the features of several blocks.
 
-    Those are the last block of each size of features, or `DEPTHS` transformer blocks. `images`,
-    (batch, channels, side, side) float32, are of the size that it is for; their content is free.
+    Those are the last block of each size of features, or `DEPTHS` transformer blocks.
 
     Raises:
         UserError: if its last layer is not linear, or it has no such blocks.
     """
     name, head = find_head(network)
-    found = find_depths(network, images)
+    found = find_depths(network, image_size, channels)
     if not isinstance(head, nn.Linear) or not found:
         raise UserError(
             "--model.head layers needs a network of blocks with a linear last layer, which "
@@ -35,9 +35,9 @@ def see_layers(network: nn.Module, images: Tensor) -> None:
         )
     depths, width = Depths(), 0
     for number, (block, shape) in enumerate(found):
-        channels = channel_axis(shape)
-        width += 2 * shape[channels]
-        block.register_forward_hook(partial(depths.note, number, channels))
+        axis = channel_axis(shape)
+        width += 2 * shape[axis]
+        block.register_forward_hook(partial(depths.note, number, axis))
     last = nn.Linear(width, head.out_features, bias=head.bias is not None)
     last.register_forward_pre_hook(depths.join)
     network.set_submodule(name, last)
@@ -49,9 +49,9 @@ class Depths:
     def __init__(self) -> None:
         self.pooled: dict[int, Tensor] = {}  # by number of the block
 
-    def note(self, number: int, channels: int, *call: Any) -> None:  # noqa: ANN401 - of any block
+    def note(self, number: int, axis: int, *call: Any) -> None:  # noqa: ANN401 - of any block
         """Keep mean and maximum over all places of what block `number` returns."""
-        places = call[2].movedim(channels, -1).flatten(1, -2)  # (batch, places, channels)
+        places = call[2].movedim(axis, -1).flatten(1, -2)  # (batch, places, channels)
         # Not amax, whose gradient needs what the next layer may overwrite.
         self.pooled[number] = torch.cat((places.mean(1), places.max(dim=1).values), dim=1)
 
@@ -64,23 +64,22 @@ class Depths:
         return torch.cat([pooled[n] for n in sorted(pooled)], dim=1) if pooled else inputs[0]
 
 
-def find_depths(network: nn.Module, images: Tensor) -> list[tuple[nn.Module, torch.Size]]:
+def find_depths(
+    network: nn.Module, image_size: int, channels: int
+) -> list[tuple[nn.Module, torch.Size]]:
     """The blocks to take features of, in order, and the shapes of what they return."""
     parts = [(part, is_open) for part, is_open in find_parts(network) if any(part.children())]
     shapes: dict[nn.Module, torch.Size] = {}  # in the order in which they are done
 
     def note(part: nn.Module, _: object, output: object) -> None:
         shape = output.shape if isinstance(output, Tensor) else ()
-        if len(shape) in (3, 4) and shape[0] == len(images):
+        if len(shape) in (3, 4) and shape[0] == 1:
             shapes[part] = shape
 
     handles = [part.register_forward_hook(note) for part, _ in parts]
-    was_training = network.training
     try:
-        with torch.no_grad():
-            network.eval()(images)
+        blank_logits(network, image_size, channels)
     finally:
-        network.train(was_training)
         for handle in handles:
             handle.remove()
     last_of = {size_of(shape): (part, shape) for part, shape in shapes.items()}

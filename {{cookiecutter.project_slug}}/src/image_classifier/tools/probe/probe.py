@@ -206,7 +206,7 @@ def rescale(model: nn.Module, layer: nn.Linear, config: Config) -> float:
     """
     outputs: list[Tensor] = []
     hook = layer.register_forward_hook(lambda *call: outputs.append(call[2]))
-    logits = blank_logits(model, config.data.eval_size)
+    logits = blank_logits(model, config.data.eval_size, config.data.channels)
     hook.remove()
     (output,) = outputs
     scale = float((logits * output).sum() / output.square().sum())

@@ -56,7 +56,9 @@ def files(tmp_path):
 
 
 # airbench's head has no bias.
-@pytest.mark.parametrize(("name", "sees"), [("resnet9_gn", "last"), ("airbench", "layers")])
+@pytest.mark.parametrize(
+    ("name", "sees"), [("resnet9_gn", "last"), ("airbench", "last"), ("airbench", "layers")]
+)
 def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     name, sees, *, probe, files, photos, capsys
 ):
@@ -87,6 +89,11 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     assert "new" not in weights.load_into(begun, ("ant", "bee"))
     head = find_head(begun)[0]
     assert begun.state_dict()[f"{head}.weight"].equal(best.weights[f"{head}.weight"])
+
+
+def test_a_probe_takes_gray_images(probe, files):
+    (row,) = logged(probe(files("resnet9_gn"), "--data.channels", 1))
+    assert row["val/top1"] == row["probe/logistic_top1"]
 
 
 def test_features_are_computed_once_for_the_same_weights_and_images(
