@@ -78,7 +78,6 @@ def test_a_preset_counts_in_epochs_of_the_run(preset):
     made, config = PRESETS[preset](), typed(preset, "--epochs=1")
     share = min(1, 1 / made.epochs)
     assert config.optim.warmup_epochs == pytest.approx(share * made.optim.warmup_epochs, abs=1e-6)
-    assert config.optim.frozen_epochs == pytest.approx(share * made.optim.frozen_epochs, abs=1e-6)
     assert config.run.evaluate_every_epochs <= 1
 
 
@@ -90,4 +89,4 @@ def test_knobs_that_are_given_are_not_shrunk(capsys):
         assert take_preset(["folder", "--epochs", epochs], "shapes")[1] == PRESETS["folder"]()
     with pytest.raises(SystemExit):
         main(["train", "finetune", "--epochs", "2", "--help"])
-    assert re.search(r"--optim.frozen-epochs[^()]*\(default:[\s│]+0.1\)", capsys.readouterr().out)
+    assert re.search(r"--optim.warmup-epochs[^()]*\(default:[\s│]+0.1\)", capsys.readouterr().out)

@@ -91,7 +91,7 @@ MISTAKES = {
     "train smoke -lr 1": "did you mean --optim.lr?",
     "train smoke --batch_size=9": "did you mean --data.batch-size?",
     "train smoke --no-compile": "did you mean --compute.no-compile?",
-    "train smoke --pretrained": "there is no --pretrained\n",
+    "train smoke --pretrained": "torchvision has no weights of resnet9_gn; give the file",
     "train smoke folder": "values follow their flags; unexpected: folder",
     "train smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
     f"train smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
@@ -100,7 +100,7 @@ MISTAKES = {
     "train smoke --data.batch-size 961": "more than there are training images: 960",
     "train smoke --data.batch-size 10 --optim.accumulate 3": "should be a multiple of 3",
     "train smoke --optim.warmup-epochs 9": "longer than the run: --epochs 3; about 0.6 is usual",
-    "train smoke --optim.frozen-epochs 1": "on top of pretrained weights: --run.init-from",
+    "train smoke --epochs 0": "trains only some layers, on top of pretrained weights: --run.init-",
     "train smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",
     "train smoke --precision fp16 --compute.device cpu": "bf16 or fp32",
     "train smoke --run.dir /proc/nowhere": "cannot write to the run folder '/proc/nowhere'",
@@ -123,9 +123,9 @@ def test_whoever_gives_a_folder_means_the_images_in_it(monkeypatch):
     monkeypatch.setattr(train, "train", begun.append)
     for words, preset, root in (
         ("", "shapes", "data"),
-        ("--epochs 9 --data.root=photos", "folder", "photos"),
+        ("--epochs 9 --data.root=photos", "finetune", "photos"),
         ("--data.name=cifar10 --data.root photos", "shapes", "photos"),
-        ("finetune --data.root photos", "finetune", "photos"),
+        ("folder --data.root photos", "folder", "photos"),
     ):
         assert main(["train", *words.split()]) == 0
         config, expected = begun.pop(), PRESETS[preset]()

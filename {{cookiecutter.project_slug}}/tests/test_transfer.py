@@ -9,11 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import after_each_step, changed, train_until
+from conftest import changed
 from safetensors.torch import save_file
 from test_resume import assert_same, final
 
-from image_classifier import checkpoint
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.models import (
@@ -71,7 +70,7 @@ def test_a_last_layer_for_other_classes_is_new(num_classes, known):
     model = build_model(SMALL, num_classes, 32)
     before = model.head.weight.clone()
     note = PretrainedWeights("weights", DONOR.state_dict(), known).load_into(model, CLASSES)
-    assert note == "weights; head is new, for other classes"
+    assert note == "weights; head is new"
     assert torch.equal(model.head.weight, before)
     assert_same(model.stem.state_dict(), DONOR.stem.state_dict())
 
@@ -127,44 +126,6 @@ def test_images_are_normalized_as_the_weights_learned_them(config, tmp_path):
     assert (final(run)["mean"], final(run)["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     path.unlink()
     train(run)  # resumes, with those of its own checkpoint
-
-
-@pytest.fixture
-def frozen(config, tmp_path):
-    """A run that trains only the last layer in the first of its two epochs of four steps."""
-    torch.save(build_model(SMALL, 10, 32).state_dict(), tmp_path / "w.pth")
-    config = changed(config, model=SMALL, run__init_from=str(tmp_path / "w.pth"))
-    config = changed(config, optim__layer_decay=0.8, optim__ema_decay=0.9, optim__accumulate=2)
-    return changed(config, optim__frozen_epochs=1.0, run__evaluate_every_epochs=0.25)
-
-
-def test_only_the_last_layer_is_trained_until_the_backbone_is_unfrozen(frozen, capsys, monkeypatch):
-    trained = []
-
-    def look(log, _):
-        trained.append([weight.requires_grad for weight in log.setup.model.parameters()])
-
-    after_each_step(monkeypatch, look)
-    monkeypatch.setattr(checkpoint, "KEEP", 9)
-    train(frozen)
-    assert "the first epochs train only the last layer" in capsys.readouterr().out
-    assert [sum(weights) for weights in trained] == 4 * [2] + 4 * [len(trained[0])]
-    start = torch.load(frozen.run.init_from, weights_only=True)
-    paths = sorted(Path(frozen.run.dir, "checkpoints").glob("step_*.pt"))
-    before, after = (checkpoint.read_checkpoint(path)["state"] for path in paths[3:5])
-    for state in (before["model"], before["ema"]):
-        moved = {name for name, weight in state.items() if not torch.equal(weight, start[name])}
-        assert moved == {"head.weight", "head.bias"}  # and no statistics of a BatchNorm
-    assert not any(torch.equal(w, start[name]) for name, w in after["model"].items())
-
-
-def test_a_run_interrupted_before_at_and_after_unfreezing_ends_as_an_unbroken_one(frozen, tmp_path):
-    unbroken = changed(frozen, run__dir=str(tmp_path / "unbroken"))
-    train(unbroken)
-    for step in (2, 4):
-        train_until(frozen, step, kill=False)
-    train(frozen)
-    assert_same(final(frozen), final(unbroken))
 
 
 def test_lower_blocks_learn_more_slowly(config):

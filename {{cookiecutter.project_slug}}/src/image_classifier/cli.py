@@ -85,7 +85,7 @@ def overview() -> str:
     lines = "\n".join(f"  {name:<{width}}  {summary(verb)}" for name, verb in verbs.items())
     return (
         f"To begin:\n\n  {train:<{len(root)}}  train on shapes that are drawn on the spot\n"
-        f"  {root}  train on your own images: photos/<class>/1.jpg\n\n"
+        f"  {root}  fine-tune on your own images: photos/<class>/1.jpg\n\n"
         f"Commands, each with a --help of its own:\n\n{lines}"
     )
 

@@ -129,8 +129,8 @@ class OptimConfig:
     # takes its statistics from each micro-batch
     ema_decay: float = within(0.0, 0, 0.999999)  # per step, of the averaged weights (EMA) that are
     # evaluated; 0: off
-    frozen_epochs: float = within(0.0, 0)  # train only the last layer for so long, then all of a
-    # pretrained model: https://arxiv.org/abs/2202.10054
+    freeze_bn: bool = False  # BatchNorm keeps its statistics, those of pretrained weights:
+    # batches of a few images would spoil them
     layer_decay: float = within(1.0, 0.01, 1)  # layer-wise learning-rate decay: factor from each
     # block to the one below it
     teacher: str = ""  # distillation: run folder or checkpoint of a trained model whose predictions
@@ -165,6 +165,8 @@ class RunConfig:
     fresh: bool = False  # start over: delete what the run folder holds of an earlier run
     init_from: str = ""  # weights to start from: a checkpoint, a file of torchvision's, timm's or
     # .safetensors; pretrained: torchvision's for the model, downloaded
+    init_head: Literal["probe", "zero"] = "probe"  # a new last layer on pretrained weights. probe:
+    # logistic regression on the features of the training images; zero: zeros
     log_every_steps: int = within(50, 1)  # between progress lines and rows of metrics.jsonl
     evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
     # followed by a checkpoint, as are 10 minutes without one
@@ -190,7 +192,8 @@ class RunConfig:
 class Config:
     """A run: its results are a function of this and of nothing else."""
 
-    epochs: float = within(10.0, 1e-9)  # passes over the training images
+    epochs: float = within(10.0, 0)  # passes over the training images; 0: a linear probe, which
+    # only fits the last layer to the features of pretrained weights
     seed: int = within(0, 0, 2**63 - 1)  # of weights, order and augmentation
     deterministic: bool = False  # bit-identical runs on a GPU too; slower
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: the fastest that is safe
@@ -230,7 +233,7 @@ class Config:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
         check_task(self)
         check_decision(self.run)
-        if optim.warmup_epochs > self.epochs:
+        if optim.warmup_epochs > self.epochs > 0:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
                 f"--epochs {self.epochs:g}; about {0.2 * self.epochs:.1g} is usual"
@@ -240,14 +243,14 @@ class Config:
                 "--run.finish-in-time needs the time, --run.max-minutes, and images of one size: "
                 "--augment.min-size 0"
             )
-        for knob, value in (
-            ("optim.frozen_epochs", optim.frozen_epochs),
-            ("model.lora_rank", self.model.lora_rank),
+        for knob, trains_only in (
+            (f"--model.lora-rank {self.model.lora_rank}", self.model.lora_rank),
+            ("--epochs 0", self.epochs == 0),
         ):
-            if value and not self.run.init_from:
+            if trains_only and not self.run.init_from:
                 raise UserError(
-                    f"--{flag(knob)} {value:g} trains only some layers, on top of pretrained "
-                    "weights: --run.init-from FILE or pretrained"
+                    f"{knob} trains only some layers, on top of pretrained weights: "
+                    "--run.init-from FILE or pretrained"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Loss, optimizer, learning-rate schedule, and the frozen start of fine-tuning.
+"""Optimizer and learning-rate schedule.
 
 To add an optimizer: a branch of `build_optimizer`, and its name in `OptimConfig`. To add a
 schedule: a function from 0..1 to 0..1 in `SCHEDULES`, and its name in `OptimConfig`.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import OptimConfig
-from .models import find_blocks, find_head, find_heads, find_matrices
+from .models import find_blocks, find_heads, find_matrices
 from .runtime.machine import leave_tracer_out
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -114,25 +114,10 @@ def find_hidden(model: nn.Module) -> set[nn.Parameter]:
     }
 
 
-def freeze_backbone(model: nn.Module) -> list[nn.Parameter]:
-    """Freeze all layers but the last, and return their weights.
-
-    A new last layer sends back noise in its first steps, which would spoil pretrained features:
-    https://arxiv.org/abs/2202.10054
-    """
-    head = {id(weight) for weight in find_head(model)[1].parameters()}
-    backbone = [w for w in model.parameters() if w.requires_grad and id(w) not in head]
-    for weight in backbone:
-        weight.requires_grad_(False)
-    return backbone
-
-
-def set_frozen(model: nn.Module, backbone: list[nn.Parameter], *, is_frozen: bool) -> None:
-    """Put `model` into training mode, `backbone` and BatchNorm's statistics frozen or not."""
-    for weight in backbone:
-        weight.requires_grad_(not is_frozen)
+def set_training(model: nn.Module, optim: OptimConfig) -> None:
+    """Put `model` into training mode, BatchNorm's statistics frozen if `optim` says so."""
     model.train()
-    if is_frozen:
+    if optim.freeze_bn:
         for layer in model.modules():
             if isinstance(layer, _BatchNorm):
                 layer.eval()

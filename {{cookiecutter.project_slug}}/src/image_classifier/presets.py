@@ -142,7 +142,6 @@ def finetune() -> Config:
             warmup_epochs=1,
             label_smoothing=0.1,
             ema_decay=0.99,
-            frozen_epochs=1,  # https://arxiv.org/abs/2202.10054
             layer_decay=0.75,  # https://arxiv.org/abs/2106.08254
         ),
         run=RunConfig(init_from="pretrained", patience=6, log_every_steps=10),
@@ -223,11 +222,11 @@ def shortened(config: Config, epochs: float) -> Config:
     if not 0 < epochs < config.epochs:
         return config
     share, optim, run = epochs / config.epochs, config.optim, config.run
-    warmup, frozen = (round(n * share, 6) for n in (optim.warmup_epochs, optim.frozen_epochs))
+    warmup = round(optim.warmup_epochs * share, 6)
     # Of a preset that evaluates every epoch, a shorter run does so too, and not more often.
     every = min(max(1.0, round(run.evaluate_every_epochs * share, 6)), run.evaluate_every_epochs)
     return replace(
         config,
-        optim=replace(optim, warmup_epochs=warmup, frozen_epochs=frozen),
+        optim=replace(optim, warmup_epochs=warmup),
         run=replace(run, evaluate_every_epochs=every),
     )

@@ -13,8 +13,9 @@ from .checkpoint import Checkpoints, read_newest
 from .config import ComputeConfig, Config
 from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
+from .linear_probe import start_from_probe
 from .models import build_model, load_pretrained
-from .optim import build_optimizer, build_schedule, freeze_backbone, set_frozen, set_lr
+from .optim import build_optimizer, build_schedule, set_lr, set_training
 from .precision import Precision, settle_precision
 from .preprocess import Normalize
 from .runtime.consensus import AsyncConsensus
@@ -68,16 +69,20 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
 
         # The model: built from the seed, filled, moved, laid out, compiled.
         model = init_model(config, train_data, normalize)
+        is_trained = bool(pretrained.weights)
+        has_head = pretrained.knows(model, train_data.source.classes) and config.epochs > 0
         init_note = pretrained.load_into(model, train_data.source.classes)
         del pretrained  # the model has its own copy of the weights
         model = model.to(world.device, memory_format=precision.memory_format)
+        if is_trained and not has_head:  # the last layer, which is fitted to what the others make of the images
+            how = normalize, precision, world
+            init_note += f"; {start_from_probe(config, model, train_data, *how)}"
         ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
         if config.compute.compile:  # in place, so the names of the weights stay
             for compiled in filter(None, (model, ema)):
                 compiled.compile()
 
-        unfreeze_step = round(config.optim.frozen_epochs * steps_per_epoch)
-        setup = Setup(config, world, train_data, val_data, model, precision, unfreeze_step)
+        setup = Setup(config, world, train_data, val_data, model, precision)
         check_setup(setup)
         observers = open_observers(setup)
 
@@ -86,8 +91,6 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
             for sharded in filter(None, (model, ema)):
                 sharding.shard(sharded, precision, world)
 
-        # What the first epochs do not train.
-        backbone = freeze_backbone(model) if unfreeze_step else []
         optimizer = build_optimizer(config.optim, model)
         if sharding:
             sharding.step_on_parts(optimizer)
@@ -102,7 +105,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         log = RunLogger(setup, saved, observers)
         del saved  # model and optimizer have what they need of it
         log.introduce(init_note=init_note, precision_note=f"{why_precision}; {reproducibility}")
-        set_frozen(model, backbone, is_frozen=state.step < unfreeze_step)
+        set_training(model, config.optim)
         ddp_model = wrap_ddp(model, world, config.compute)
         evaluate_every = train_data.steps_in(run.evaluate_every_epochs)
         limit = TimeLimit(run, state.seconds)
@@ -116,6 +119,13 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
             with limit.evaluation(), whole:
                 return evaluate(state.best_model, val_data, normalize, precision, world)
 
+        def judge() -> Scores:
+            scores = evaluate_best()
+            state.record(scores.value(decides))
+            if world.is_main:
+                state.decision = scores.predictions.decision(run)
+            return scores
+
         with (
             closing(train_data),
             closing(val_data),
@@ -125,12 +135,12 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
             micro_batch.halve_micro_batch_on_oom(lambda: state.step),
             checkpoints,
         ):
+            if is_trained:  # best.pt is never worse than what training began with
+                scores, what = judge(), "before training" if has_head else "linear probe"
+                log.scores(0, scores, is_last=not total_steps, what=what)
+                checkpoints.save(state, log.state_dict())
             consensus = AsyncConsensus(world, run.timeout_seconds)
             for loaded in train_data.batches(state.step, 0 if stop_early else total_steps):
-                if backbone and state.step == unfreeze_step:
-                    set_frozen(model, backbone, is_frozen=False)
-                    # DDP waits for the gradients of all that was trainable when it was made.
-                    ddp_model = wrap_ddp(model, world, config.compute)
                 lr = set_lr(optimizer, lr_at(limit.place(state.step, total_steps)))
                 seed_layers(config.seed, state.step, world.rank, world.device)
                 batch = augment(loaded, state.step)
@@ -143,10 +153,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
                 if is_evaluated := is_due(evaluate_every) or limit.message != "":
-                    scores = evaluate_best()
-                    state.record(scores.value(decides))
-                    if world.is_main:
-                        state.decision = scores.predictions.decision(run)
+                    scores = judge()
                     stop_early = state.early_stop(run.patience) or limit.message
                     log.scores(state.step, scores, is_last=stop_early != "")
                 # All ranks learn of a signal, the clock, or that a save is due, at the same step.
@@ -163,6 +170,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                     break
 
             scores = scores or evaluate_best()
+            if not (state.is_best or stop_early):
+                log.say(state.best_text)
             log.finish(scores, stop_early, None if sharding else state.best_model, normalize)
             consensus.finish()
         return scores

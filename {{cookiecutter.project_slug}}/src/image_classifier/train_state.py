@@ -55,11 +55,13 @@ class TrainState:
         """Why to stop early, once `patience` evaluations in a row were not better; else nothing."""
         if not 0 < patience <= self.num_worse:
             return ""
-        return (
-            f"stopped early: no evaluation of {self.num_worse} was better than that of step "
-            f"{self.best_step}, {metric_text(self.best_by, self.best_score)}, whose weights are in "
-            "best.pt"
-        )
+        return f"stopped early: no evaluation of {self.num_worse} was better; {self.best_text}"
+
+    @property
+    def best_text(self) -> str:
+        """Which weights are in best.pt."""
+        score = metric_text(self.best_by, self.best_score)
+        return f"best.pt has the weights of step {self.best_step}: {score}"
 
     def advance(self) -> None:
         """Count a step, and average the weights."""

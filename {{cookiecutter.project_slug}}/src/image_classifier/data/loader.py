@@ -51,7 +51,7 @@ class TrainData:
             )
         check_batch_size(data.batch_size, len(self.source), world.size, config.optim.accumulate)
         self.steps_per_epoch = len(self.source) // self.batch_size
-        self.total_steps = self.steps_in(config.epochs)
+        self.total_steps = self.steps_in(config.epochs) if config.epochs else 0
         self.where, self.reason = choose_where(data, augment, self.source, world)
         # The device on which batches are gathered.
         self.home = world.device if self.where == "device" else torch.device("cpu")

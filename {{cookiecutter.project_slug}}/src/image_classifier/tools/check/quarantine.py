@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 
 from ...config import DataConfig
-from ...data import Source
+from ...data import Source, cache_folder
 from ...errors import UserError
 from ...runtime.files import open_plain
-from ..cache_folder import cache_folder
 
 
 def quarantine_path(data: DataConfig) -> Path:

@@ -16,7 +16,7 @@ from ...config import DataConfig
 from ...data import BadImageError, open_files, read_image, resize
 from ...runtime.console import printable_path
 from ...runtime.machine import num_cores, one_thread
-from ..progress import Progress
+from ...runtime.progress import Progress
 from .near_duplicates import SIDE
 
 CHUNK = 64  # images per task

@@ -17,17 +17,16 @@ import torch
 from torch import nn
 
 from ...config import Config
-from ...data import TrainData
+from ...data import TrainData, cache_folder
 from ...models import build_model
 from ...precision import Precision
 from ...runtime.distributed import World
 from ...runtime.files import read_object, write_json
 from ...runtime.machine import cpu_info, one_thread
 from ...runtime.seeding import WEIGHTS, seeded
-from ..cache_folder import cache_folder
 
 STEP_SECONDS = 0.06  # target length of a step: with fewer images all formats take as long
-LONG_SECONDS = 0.9  # if the first step of both formats takes longer, it alone decides
+LONG_SECONDS = 5.0  # if the first step of both formats takes longer, it alone decides
 ROUND_SECONDS = 0.25  # if a round takes longer, it is not repeated
 LEAST_IMAGES = 2  # in a step: BatchNorm in training needs two
 DOUBTFUL = 0.77  # a bf16 that is this fast with two images may be faster than fp32 with more

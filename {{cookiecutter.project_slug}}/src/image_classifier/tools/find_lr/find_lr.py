@@ -14,6 +14,7 @@ from torch.nn.functional import avg_pool1d
 from ...config import Config
 from ...data import TrainData
 from ...errors import UserError
+from ...linear_probe import begin_at_zero
 from ...models import load_pretrained
 from ...precision import settle_precision
 from ...runtime.distributed import World, join_world
@@ -90,7 +91,11 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     config, _ = settle_precision(config, data, world)
     training = Training(config, world, data)
     training.micro_batch_size = micro_batch.size
-    init_note = pretrained.load_into(training.state.model, data.source.classes)
+    model, classes = training.state.model, data.source.classes
+    is_new = bool(pretrained.weights) and not pretrained.knows(model, classes)
+    init_note = pretrained.load_into(model, classes)
+    if is_new:  # not fitted, from where the loss would hardly fall
+        begin_at_zero(model)
     losses = torch.zeros(len(lrs), device=world.device)
     if world.is_main:
         print(f"{len(lrs)} steps, learning rates {lrs[0]:g} to {lrs[-1]:g}; {init_note}")

@@ -56,10 +56,9 @@ def open_observer(setup: Setup) -> Observer:
     def mfu(speed: Speed) -> float:
         """Model FLOPs utilization: https://arxiv.org/abs/2204.02311.
 
-        FLOPs grow with the area of the images. Frozen layers have no backward pass.
+        FLOPs grow with the area of the images.
         """
-        passes = TRAINING_PASSES if speed.step > setup.unfreeze_step else 1
-        image_flops = flops * passes * (speed.image_size / full_size) ** 2
+        image_flops = flops * TRAINING_PASSES * (speed.image_size / full_size) ** 2
         return speed.images_per_second * image_flops / (peak * setup.world.size)
 
     return Observer(

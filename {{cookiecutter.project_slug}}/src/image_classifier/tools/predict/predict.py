@@ -12,12 +12,12 @@ from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError
 from ...evaluate import predict_logits
+from ...features import predict_features
 from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
+from ...runtime.progress import Progress
 from ...tasks import TASKS
-from ..features import predict_features
 from ..loaded_model import LoadedModel, load_model
-from ..progress import Progress
 from .command import PredictOptions
 from .embeddings import Embeddings
 from .heat_maps import begin_heat_maps, write_heat_maps

@@ -22,13 +22,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import BadImageError, PathList, open_files, read_image, resize
+from ...data import BadImageError, PathList, cache_folder, open_files, read_image, resize
 from ...errors import UserError
 from ...runtime.console import clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
-from ..cache_folder import cache_folder
-from ..progress import Progress
+from ...runtime.progress import Progress
 from . import prepared
 from .recipe import Recipe
 from .shards import write_shards

@@ -23,10 +23,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source
+from ...data import NO_CACHE, PathList, Source, cache_folder
 from ...errors import UserError
 from ...runtime.platform import call_libc
-from ..cache_folder import NO_CACHE, cache_folder
 from .recipe import Recipe
 
 VERSION = 2  # of the index; images with another are prepared again

@@ -26,7 +26,7 @@ from ...errors import UserError
 from ...runtime.console import clock, say
 from ...runtime.files import write_text, write_whole
 from ...runtime.machine import num_cores
-from ..progress import Progress
+from ...runtime.progress import Progress
 from . import prepared
 
 SHARD_BYTES = 2**27  # about; each thread holds one in memory

@@ -1,10 +1,10 @@
-"""`probe`: the last layer of a trained network, fitted to new images."""
+"""`probe`: the last layer of a trained network, fitted to new images; a run without epochs."""
 
 from dataclasses import replace
 
 from ...config import Config
 from ...runtime.command_line import command, parse, summary, take_preset
-from ...runtime.launch import attempt
+from ...runtime.launch import run_in_processes
 
 RESULT_IS_IN_FILES = True
 OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
@@ -17,11 +17,13 @@ def main(words: list[str]) -> int:
     name, preset = take_preset(words, OTHERWISE)
     preset = replace(preset, run=replace(preset.run, dir=f"runs/probe/{name}"))
     prog = f"{command('probe')} {name}"
-    config = parse(Config, words, prog=prog, about=summary(main), default=preset)
+    config = parse(
+        Config, ["--epochs", "0", *words], prog=prog, about=summary(main), default=preset
+    )
 
     def work() -> None:
-        from .probe import probe
+        from ...train import train
 
-        probe(config)
+        train(config)
 
-    return attempt(work)
+    return run_in_processes(work, config.run, config.compute)

@@ -35,7 +35,6 @@ def finetune(config: Config) -> Space:
     """What decides how far trained weights move, and how strongly images are augmented."""
     return lr(config) | {
         "optim.layer_decay": tune.choice([0.65, 0.75, 0.85, 1.0]),
-        "optim.frozen_epochs": tune.choice([0.0, config.optim.frozen_epochs]),
         "augment.policy": tune.choice(["none", "trivialaugment"]),
     }
 

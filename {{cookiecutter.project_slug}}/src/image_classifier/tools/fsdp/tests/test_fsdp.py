@@ -111,9 +111,9 @@ def test_a_run_goes_on_with_other_numbers_of_ranks_and_ends_in_the_form_of_one_f
     assert f"loss {best['val/loss']:.4f}" in capsys.readouterr().out
 
 
-def test_frozen_layers_thaw_on_another_number_of_ranks(often, trained_once, tmp_path):
+def test_fine_tuning_continues_on_another_number_of_ranks(often, trained_once, tmp_path):
     weights = str(trained_once / "checkpoints" / "best.pt")
-    config = changed(often, run__init_from=weights, optim__frozen_epochs=1.0)
+    config = changed(often, run__init_from=weights)
     for size, step in ((2, 1), (3, 3), (2, 4)):
         run_ranks(size, train_until, config, step, False)
     alone = changed(config, run__dir=str(tmp_path / "alone"))

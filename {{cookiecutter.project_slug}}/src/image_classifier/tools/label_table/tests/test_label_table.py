@@ -327,4 +327,4 @@ def test_classes_cannot_be_shown_equally_often_if_images_have_several(labelled):
 
 
 def test_a_table_alone_says_that_the_images_are_ones_own():
-    assert take_preset(["--data.labels", "labels.csv"], "shapes")[0] == "folder"
+    assert take_preset(["--data.labels", "labels.csv"], "shapes")[0] == "finetune"

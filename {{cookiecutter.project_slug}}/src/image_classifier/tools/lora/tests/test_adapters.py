@@ -85,13 +85,12 @@ def test_every_matrix_but_those_of_the_last_layer_gets_two_thin_ones(name):
 
 @pytest.fixture
 def adapted(config, trained_once):
-    """A run that fine-tunes another by LoRA, its last layer alone at first."""
+    """A run that fine-tunes another by LoRA."""
     weights = trained_once / "checkpoints" / "best.pt"
     config = changed(config, run__init_from=str(weights))
     config = changed(
         config,
         model__lora_rank=2,
-        optim__frozen_epochs=0.5,
         optim__ema_decay=0.9,
         optim__accumulate=2,
     )

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from ..runtime.console import clock, say
+from .console import clock, say
 
 
 class Progress:

@@ -1,0 +1,264 @@
+"""A linear probe: logistic regression on the features of trained weights.
+
+Fine-tuning begins with it: from a last layer that fits, the others keep what they know, which the
+noise of a random one would spoil (https://arxiv.org/abs/2202.10054).
+"""
+
+import warnings
+from contextlib import AbstractContextManager, closing
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .config import Config
+from .data import LEFT_OUT, EvalData, Source, TrainData
+from .errors import UserError
+from .features import Features, compute_features, left_out
+from .models import find_head, find_heads
+from .precision import Precision
+from .preprocess import Normalize
+from .runtime.console import some
+from .runtime.distributed import World
+from .tracking import blank_logits
+
+FOLDS = 5
+# C of scikit-learn, 1 / the L2 penalty. No larger ones: a layer that fits the training images
+# perfectly leaves fine-tuning nothing to learn from them; see docs/design.md of the template.
+STRENGTHS = (1e-4, 1e-3, 3e-3, 0.01)
+STRENGTH = 0.01  # where there are too few images to choose one
+LARGE = 2**22  # numbers, in whose products several threads are faster than one
+MOST_WORK = 2**28  # images x features x classes that are fitted: some minutes
+ROUNDING = 1e-3  # of logits, relative to the largest
+
+
+class Fit(NamedTuple):
+    """A linear layer fitted to features, and what cross-validation says of it."""
+
+    weight: Tensor  # (classes, width) float64
+    bias: Tensor  # (classes,) float64
+    note: str  # the penalty and the score on images that were left out
+
+
+def start_from_probe(  # noqa: PLR0917 - all that is needed to compute features
+    config: Config,
+    model: nn.Module,
+    data: TrainData,
+    normalize: Normalize,
+    precision: Precision,
+    world: World,
+) -> str:
+    """Fit the last layer of `model`, whose other weights are trained, to the training images.
+
+    Where it can't be fitted it begins at zero, so that the first gradients of the others are zero,
+    too. Returns a note for the log; every rank has the same layer.
+
+    Raises:
+        UserError: if an image cannot be read, or `config` has no epochs and nothing can be fitted.
+        FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
+    """
+    _, layer = find_head(model)
+    begin_at_zero(model)
+    why, note = misfit(config, layer, data.source), ""
+    if not why:
+        task, mean_std = config.model.task, data.mean_std
+        train = EvalData(config.data, "train", world, config.run, task=task, mean_std=mean_std)
+        with closing(train):
+            features = compute_features(config, train, model, normalize, precision, world)
+        note = f"linear probe of {features.values.shape[1]:,} features, {features.note}"
+        if world.is_main:
+            note += fit_layer(layer, features, data.weights, config.seed)
+        for parameter in layer.parameters():  # the other ranks still have zeros
+            parameter.data.copy_(world.all_reduce_sum(parameter.data.clone()))
+        if not rescale(model, layer, config):
+            begin_at_zero(model)
+            why = "the network computes on after it"
+    if not why:
+        return note
+    if not config.epochs:
+        raise UserError(f"{config.model.name}: its last layer can't be fitted: {why}")
+    begins = "begins at zero" if isinstance(layer, nn.Linear) else "has random weights"
+    return f"the last layer {begins}: {why}"
+
+
+def begin_at_zero(model: nn.Module) -> None:
+    """Zero the last layer and its siblings; not a convolution, whose ReLU would never learn."""
+    for head in find_heads(model):
+        for weight in head.parameters() if isinstance(head, nn.Linear) else ():
+            nn.init.zeros_(weight)
+
+
+def misfit(config: Config, layer: nn.Module, source: Source) -> str:
+    """Why `layer` is not fitted to the training images `source`; nothing if it can be."""
+    if not isinstance(layer, nn.Linear):
+        return "it is no linear layer"
+    if config.run.init_head == "zero":
+        return "as --run.init-head says"
+    classes, sizes = source.classes, source.class_counts().tolist()
+    missing = tuple(name for name, size in zip(classes, sizes, strict=True) if not size)
+    if not source.is_multi_label and (missing or len(classes) < 2):
+        return f"there is no training image of {some(missing)}" if missing else "there is one class"
+    if (work := len(source) * layer.in_features * len(classes)) > MOST_WORK:
+        return (
+            f"{len(source):,} images x {layer.in_features:,} features x {len(classes):,} classes "
+            f"would take too long, {work / MOST_WORK:.1f} x the limit"
+        )
+    return ""
+
+
+def fit_layer(layer: nn.Linear, features: Features, weights: Tensor | None, seed: int) -> str:
+    """Fit `layer` to features; `weights` are those of the images. Returns a note for the log."""
+    known = ~left_out(features.labels)
+    weights = None if weights is None else weights.cpu()[known]
+    values, labels = features.values[known], features.labels[known]
+    with few_threads(values), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of classes smaller than the number of folds
+        fit = fit_labels if labels.ndim > 1 else fit_classes
+        weight, bias, note = fit(values, labels, layer.bias is not None, seed, weights)
+    layer.weight.data.copy_(weight)
+    if layer.bias is not None:
+        layer.bias.data.copy_(bias)
+    return f"; {note}"
+
+
+def logistic(strength: float, has_bias: bool) -> Any:  # noqa: ANN401 - scikit-learn's
+    """Logistic regression on standardized features, with an L2 penalty of 1 / `strength`."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    regression = LogisticRegression(C=strength, fit_intercept=has_bias, max_iter=1000)
+    return make_pipeline(StandardScaler(with_mean=has_bias), regression)
+
+
+def weighted(weights: np.ndarray | None) -> dict[str, np.ndarray]:
+    """What to fit `logistic` with, so that images have these weights; None: all alike."""
+    return {} if weights is None else {"logisticregression__sample_weight": weights}
+
+
+def fit_classes(
+    features: Tensor, labels: Tensor, has_bias: bool, seed: int, weights: Tensor | None = None
+) -> Fit:
+    """Logistic regression, with the penalty of the best top-1 in cross-validation.
+
+    Args:
+        features: (count, width) float32.
+        labels: (count,) int64; each class from 0 on has an image.
+        has_bias: whether the layer has one.
+        seed: of the folds.
+        weights: (count,) float32, how much each image counts; None: all alike.
+    """
+    values, targets = features.double().numpy(), labels.numpy()
+    weights = None if weights is None else weights.numpy()
+    scores = cross_validate(values, targets, int(labels.bincount().max()), has_bias, seed, weights)
+    # The best top-1; of equal ones, that of the lowest loss.
+    strength = max(scores, key=lambda c: (scores[c][0], -scores[c][1])) if scores else STRENGTH
+    fitted = logistic(strength, has_bias).fit(values, targets, **weighted(weights))
+    weight, bias = linear_layer(fitted)
+    if len(weight) == 1:  # of two classes: one sigmoid
+        weight, bias = (torch.cat((-half, half)) for half in (weight / 2, bias / 2))
+    told = f", top-1 {scores[strength][0]:.2%} in cross-validation" if scores else ""
+    return Fit(weight, bias, f"C = {strength:g}{told}")
+
+
+def fit_labels(
+    features: Tensor, labels: Tensor, has_bias: bool, seed: int, weights: Tensor | None = None
+) -> Fit:
+    """Logistic regression of each label, with the penalty of the lowest loss in cross-validation.
+
+    As `fit_classes`, but `labels` is (count, classes) int8: 1, 0 or LEFT_OUT, which does not count.
+    A label that all images have, or none, has no weights: its bias is that of its frequency.
+    """
+    count, width = labels.shape[1], features.shape[1]
+    weight, bias = torch.zeros((count, width)).double(), torch.zeros(count).double()
+    num_right = num_known = 0
+    for number in range(count):
+        known = labels[:, number] != LEFT_OUT
+        values, targets = features[known].double().numpy(), labels[known, number].numpy()
+        own = None if weights is None else weights[known].numpy()
+        smaller = int(min(targets.sum(), (1 - targets).sum()))
+        if not smaller:
+            positives = int(targets.sum())
+            bias[number] = np.log((positives + 0.5) / (len(targets) - positives + 0.5))
+            continue
+        scores = cross_validate(values, targets, smaller, has_bias, seed, own)
+        strength = min(scores, key=lambda c: scores[c][1]) if scores else STRENGTH
+        fitted = logistic(strength, has_bias).fit(values, targets, **weighted(own))
+        (weight[number],), (bias[number],) = linear_layer(fitted)
+        if scores:
+            num_right += scores[strength][0] * len(targets)
+            num_known += len(targets)
+    told = f"{num_right / num_known:.2%} of the labels right in cross-validation"
+    return Fit(weight, bias, told if num_known else "too few images to cross-validate")
+
+
+def cross_validate(  # noqa: PLR0917 - what `fit_classes` has
+    values: np.ndarray,
+    targets: np.ndarray,
+    most_folds: int,
+    has_bias: bool,
+    seed: int,
+    weights: np.ndarray | None,
+) -> dict[float, tuple[float, float]]:
+    """Top-1 and mean cross entropy of each of `STRENGTHS`, on the same folds; none for one fold."""
+    from sklearn.metrics import log_loss
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    scores: dict[float, tuple[float, float]] = {}
+    if (count := min(FOLDS, most_folds)) < 2:
+        return scores
+    folds = StratifiedKFold(count, shuffle=True, random_state=seed % 2**32)
+    for strength in STRENGTHS:
+        found = cross_val_predict(
+            logistic(strength, has_bias),
+            values,
+            targets,
+            cv=folds,
+            method="predict_proba",
+            params=weighted(weights),
+        )
+        top1 = float(np.mean(found.argmax(1) == targets))
+        scores[strength] = top1, float(log_loss(targets, found, labels=range(found.shape[1])))
+    return scores
+
+
+def few_threads(features: Tensor) -> AbstractContextManager[object]:
+    """A block in which one thread computes with `features`, unless they are many.
+
+    Threads wait for each other after each small product: several take ten times the CPU time of one
+    with 300 x 256 features, and where other programs keep the cores busy ten times as long, too.
+    """
+    import sklearn.linear_model  # noqa: F401 - what is loaded later would have all threads
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1 if features.numel() < LARGE else None)
+
+
+def linear_layer(classifier: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - scikit-learn's
+    """Weight (classes, width) and bias (classes,) float64 of `logistic` on raw features.
+
+    The standardization is folded into them. Of two classes there is one row.
+    """
+    scaler, regression = classifier
+    weight, bias = map(torch.from_numpy, (regression.coef_, regression.intercept_))
+    weight = weight / torch.from_numpy(scaler.scale_)
+    return weight, bias - weight @ torch.from_numpy(scaler.mean_ * scaler.with_mean)
+
+
+def rescale(model: nn.Module, layer: nn.Linear, config: Config) -> bool:
+    """Divide `layer` by what the network multiplies its outputs by.
+
+    Returns whether it does nothing else with them; if it does, the layer stays as it is.
+    """
+    outputs: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda *call: outputs.append(call[2]))
+    logits = blank_logits(model, config.data.eval_size, config.data.channels)
+    hook.remove()
+    (output,) = outputs
+    scale = float((logits * output).sum() / output.square().sum())
+    if not torch.allclose(logits, scale * output, atol=ROUNDING * float(logits.abs().max())):
+        return False
+    for weight in layer.parameters():
+        weight.data.div_(scale)
+    return True

@@ -1,0 +1,146 @@
+"""Fine-tuning begins with a linear probe of the trained weights, and never ends below it."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import changed, logged, run_ranks, train_until
+from safetensors.torch import save_file
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from test_resume import assert_same, final
+from torch import nn
+
+from image_classifier import linear_probe
+from image_classifier.config import ModelConfig
+from image_classifier.errors import UserError
+from image_classifier.linear_probe import fit_classes, fit_labels
+from image_classifier.models import build_model, load_best
+from image_classifier.train import train
+
+SMALL = ModelConfig(name="resnet9_gn", width=8)
+
+
+@pytest.fixture
+def finetuned(config, tmp_path):
+    """A run of two epochs that begins with weights for other classes."""
+    torch.manual_seed(0)
+    save_file(build_model(SMALL, 7, 32).state_dict(), tmp_path / "w.safetensors")
+    config = changed(config, model=SMALL, run__init_from=str(tmp_path / "w.safetensors"))
+    return changed(config, optim__ema_decay=0.9, run__evaluate_every_epochs=0.5)
+
+
+def evaluations(run):
+    """Step and top-1 of each evaluation of a run."""
+    return [(row["step"], row["val/top1"]) for row in logged(run.run.dir) if "val/top1" in row]
+
+
+def best_of(run):
+    """The best weights of a run."""
+    return load_best(Path(run.run.dir, "checkpoints/best.pt"))
+
+
+def test_where_training_only_harms_the_best_weights_are_those_of_the_probe(finetuned, capsys):
+    harmed = changed(finetuned, optim__lr=10.0, optim__clip_norm=1.0, optim__ema_decay=0.0)
+    train(harmed)
+    (begin, probe), *others = evaluations(harmed)
+    assert begin == 0
+    assert max(top1 for _, top1 in others) < probe
+    assert best_of(harmed).step == 0
+    assert f"linear probe: top-1 {probe:.2%}" in capsys.readouterr().out
+    alone = changed(finetuned, epochs=0.0, run__dir=f"{finetuned.run.dir}-probe")
+    assert train(alone).value("top1") == probe
+    assert evaluations(alone) == [(0, probe)]
+    assert_same(best_of(alone).weights, best_of(harmed).weights)
+
+
+def test_a_run_that_is_killed_in_its_first_steps_ends_as_an_unbroken_one(finetuned, tmp_path):
+    unbroken = changed(finetuned, run__dir=str(tmp_path / "unbroken"))
+    train(unbroken)
+    for step in (1, 3):
+        train_until(finetuned, step, kill=False)
+    train(finetuned)
+    assert_same(final(finetuned), final(unbroken))
+    assert evaluations(finetuned) == evaluations(unbroken)
+
+
+def test_a_probe_is_the_same_on_two_processes(finetuned, tmp_path):
+    probe = changed(finetuned, epochs=0.0, data__cache=str(tmp_path / "features"))
+    train(probe)
+    alone = best_of(probe).weights["head.weight"]
+    shutil.rmtree(tmp_path / "features")
+    run_ranks(2, train, changed(probe, run__fresh=True))
+    together = best_of(probe).weights["head.weight"]
+    torch.testing.assert_close(alone, together, rtol=1e-3, atol=1e-4)
+
+
+def test_a_last_layer_that_can_not_be_fitted_begins_at_zero_and_says_why(finetuned, monkeypatch):
+    class Images(SimpleNamespace):
+        classes, is_multi_label = tuple("abc"), False
+
+        def __len__(self):
+            return 90
+
+        def class_counts(self):
+            return counts
+
+    def note_of(**options):
+        run = replace(finetuned.run, **options)
+        return linear_probe.misfit(replace(finetuned, run=run), nn.Linear(4, 3), Images())
+
+    counts = torch.tensor([60, 30, 0])
+    assert note_of() == "there is no training image of 1: c"
+    counts[2] = 3
+    assert not note_of()
+    assert note_of(init_head="zero") == "as --run.init-head says"
+    monkeypatch.setattr(linear_probe, "MOST_WORK", 90 * 4)
+    assert note_of() == "90 images x 4 features x 3 classes would take too long, 3.0 x the limit"
+    with pytest.raises(UserError, match=r"its last layer can't be fitted: .* would take"):
+        train(changed(finetuned, epochs=0.0))
+    train(changed(finetuned, epochs=1.0))
+    (_, at_zero), *_ = evaluations(finetuned)
+    assert at_zero == pytest.approx(0.1, abs=0.1)  # all classes alike
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_last_layer_is_logistic_regression_on_raw_features(num_classes, has_bias):
+    torch.manual_seed(0)
+    labels = torch.arange(60) % num_classes
+    values = torch.randn(60, 5) + 4 * nn.functional.one_hot(labels, 5)
+    values *= torch.tensor([1, 10, 0.1, 1, 0])
+    weight, bias, note = fit_classes(values, labels, has_bias, seed=0)
+    strength = float(note.removeprefix("C = ").partition(",")[0])
+    scaled = StandardScaler(with_mean=has_bias).fit_transform(values.double())
+    fitted = LogisticRegression(C=strength, fit_intercept=has_bias, max_iter=1000)
+    wanted = fitted.fit(scaled, labels).predict_proba(scaled)
+    shares = (values.double() @ weight.T + bias).softmax(1)
+    assert torch.allclose(shares, torch.from_numpy(wanted), atol=1e-6)
+    assert has_bias or not bias.any()
+
+
+def test_each_label_has_a_regression_of_its_own_and_what_is_unknown_does_not_count():
+    torch.manual_seed(0)
+    values = torch.randn(80, 4)
+    labels = (values[:, [0, 1, 2]] > 0).to(torch.int8)
+    labels[:, 2] = 1  # all images have it
+    labels[:20, 0] = -1
+    weight, bias, note = fit_labels(values, labels, has_bias=True, seed=0)
+    logits = values.double() @ weight.T + bias
+    assert ((logits > 0) == (values[:, [0, 1, 2]] > 0))[:, 1].double().mean() > 0.9
+    assert not weight[2].any()
+    assert bias[2] > 4
+    assert "of the labels right in cross-validation" in note
+    labels[:20, 0] = 1  # wrong, where they were unknown
+    assert not torch.equal(fit_labels(values, labels, has_bias=True, seed=0).weight[0], weight[0])
+
+
+def test_images_of_more_weight_count_more():
+    torch.manual_seed(0)
+    values, labels, weights = torch.randn(40, 3), torch.arange(40) % 2, torch.ones(40)
+    weights[labels == 1] = 5
+    plain, heavy = (fit_classes(values, labels, True, 0, w) for w in (None, weights))
+    assert heavy.bias[1] > plain.bias[1] + 0.5
