@@ -72,7 +72,7 @@ BEGINNINGS = {
     "photo_tips": "train.py bench folder --data.root PHOTOS {photos} --quick --run.dir RUN --rows",
     "cifar_tips": "train.py bench cifar10 --data.name folder --data.root CIFAR --quick"
     " --run.dir RUN --rows",
-    "tune": "train.py finetune --data.root PHOTOS --run.init-from= --optim.frozen-epochs 0"
+    "tune": "train.py finetune --data.root PHOTOS --run.init-from= --optim.no-freeze-bn"
     " --epochs 1 --run.log-every-steps 5 --run.dir RUN {tuned}",
     "tips_1": "mixed_precision channels_last fused_optimizer set_to_none conv_bias"
     " gradient_checkpointing cudnn_benchmark tf32 on_device item pinned_copy",

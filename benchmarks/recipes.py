@@ -3,12 +3,11 @@
     python benchmarks/recipes.py --only shapes                        # what `make demo` trains
     python benchmarks/recipes.py --only cifar10_speed --cifar cifar
     python benchmarks/recipes.py --only folder --flowers flowers
-    python benchmarks/recipes.py --only finetune scratch --flowers flowers --cifar cifar
 
 Each is trained as a user would train it, by the command that the result shows; a seed is a round.
 Images that can't be made on the spot are given by their folders: `--flowers` (train/ and val/ with
-5 classes) and `--cifar` (CIFAR-10 as files: train/, and test/ under the name of val/). `finetune`
-starts from weights that have seen CIFAR-10 for 3 epochs, and `scratch` is the same without them.
+5 classes) and `--cifar` (CIFAR-10 as files: train/, and test/ under the name of val/). What
+`finetune` reaches, `transfer.py` says.
 `shapes:AVX2` is `shapes` on a CPU that has no more than that, as `ONEDNN_MAX_CPU_ISA` has it.
 
 Prints and writes `results/recipes-<preset>.json` for each. The deviation is that of single runs,
@@ -29,39 +28,27 @@ import rounds
 
 # A preset is its config, and what learns by it.
 ABOUT = "augment data evaluate models optim precision presets tools/cpu_precision train"
-TRANSFER = "finetune --data.root FLOWERS --data.image-size 72 --epochs 15 --run.patience 0"
 RECIPES = {
     "shapes": "shapes",
     "shapes:AVX512_CORE_BF16": "shapes",
     "shapes:AVX2": "shapes",
     "cifar10_speed": "cifar10_speed --data.name folder --data.root CIFAR",
     "folder": "folder --data.root FLOWERS",
-    "finetune": f"{TRANSFER} --run.init-from WEIGHTS",
-    "scratch": f"{TRANSFER} --run.init-from= --optim.frozen-epochs 0",
 }
-WEIGHTS = "cifar10 --data.name folder --data.root CIFAR --data.limit 25000 --epochs 3"
-WEIGHTS += " --data.image-size 72 --optim.warmup-epochs 1"
 
 
 def main() -> None:
     """Train all that can be, seed by seed, and write a result for each."""
     parser = rounds.parser(__doc__, rounds=3)
-    for what in ("cifar", "flowers", "weights"):
+    for what in ("cifar", "flowers"):
         parser.add_argument(f"--{what}", type=Path, help=f"in place of {what.upper()}")
     parser.add_argument("--more", default="", help="words that every command ends with")
     given = parser.parse_args()
     if given.contender:
         rounds.give(contend, given)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        weights = []
-        wanted = not given.only or "finetune" in given.only
-        if given.cifar and given.flowers and not given.weights and wanted:
-            train(WEIGHTS.split(), given, Path(folder))
-            given.weights = Path(folder, "run", "checkpoints", "last.pt")
-            weights = ["--weights", str(given.weights)]
-        known = [name for name, words in RECIPES.items() if not unknown(words, given)]
-        results, failures = rounds.compare(__file__, known, given, *weights)
+    known = [name for name, words in RECIPES.items() if not unknown(words, given)]
+    results, failures = rounds.compare(__file__, known, given)
     for preset in dict.fromkeys(name.partition(":")[0] for name in [*results, *failures]):
         parts = [
             {name: row for name, row in part.items() if name.partition(":")[0] == preset}

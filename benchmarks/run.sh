@@ -45,8 +45,6 @@ if [ -n "${CIFAR:-}" ]; then
 fi
 if [ -n "${FLOWERS:-}" ]; then
     compare recipes --only folder --flowers "$FLOWERS"
-    [ -z "${CIFAR:-}" ] \
-        || compare recipes --only finetune scratch --flowers "$FLOWERS" --cifar "$CIFAR"
-    [ -z "${CIFAR:-}" ] || compare probe --flowers "$FLOWERS" --cifar "$CIFAR"
+    compare transfer --sets "$FLOWERS"
 fi
 "$PEERS/bin/python" benchmarks/figures.py

@@ -19,7 +19,7 @@ from image_classifier.runtime.config_dict import flatten
 
 SCRIPTS = [*sorted((ROOT / "benchmarks").glob("*.py")), ROOT / "faults" / "__main__.py"]
 TRICKS = "augment.mixup augment.cutmix augment.cutout augment.min_size optim.warmup_epochs"
-TRICKS += " optim.ema_decay optim.label_smoothing optim.frozen_epochs optim.clip_norm"
+TRICKS += " optim.ema_decay optim.label_smoothing optim.freeze_bn optim.clip_norm"
 OFF = dict.fromkeys(TRICKS.split(), 0) | {
     **{"augment.policy": "none", "augment.tta": "none", "data.balance": "none"},
     **{"optim.name": "sgd", "optim.schedule": "constant", "run.init_from": ""},

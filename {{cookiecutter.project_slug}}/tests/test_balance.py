@@ -84,6 +84,9 @@ def test_a_run_ends_on_all_ranks_when_it_gets_no_better(config):
     run_ranks(2, train_with_planned_scores, changed(config, epochs=8, run__patience=2))
     found = status(config)
     assert (found["state"], found["step"]) == ("done", 16)
-    assert "no evaluation of 2 was better than that of step 8, top-1 50.00%" in found["message"]
+    assert (
+        "no evaluation of 2 was better; best.pt has the weights of step 8: top-1 50.00%"
+        in found["message"]
+    )
     with safe_open(Path(config.run.dir, "predictions.safetensors"), "pt") as file:
         assert file.metadata()["step"] == "16"

@@ -11,6 +11,7 @@ from image_classifier.models import (
     MODELS,
     blocks,
     build_model,
+    find_head,
     vit,
 )
 from image_classifier.optim import build_optimizer, build_schedule
@@ -101,6 +102,19 @@ def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
             begin = epoch * steps
             assert {size_at(begin + step) for step in (0, steps // 2, steps - 1)} == {size}
             assert lr_at(begin) == pytest.approx(lr, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["vit_s", "convnext_tiny"])
+def test_stochastic_depth_skips_branches_in_training_alone(name):
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name=name, drop_path=0.9), 3, 32)
+    nn.init.normal_(find_head(model)[1].weight)
+    one, other = model.train()(images := torch.randn(2, 3, 32, 32)), model(images)
+    assert not torch.equal(one, other)
+    assert torch.equal(model.eval()(images), model(images))
+    for other in ("resnet9", "resnet18"):
+        with pytest.raises(UserError, match=f"{other} has no stochastic depth: --model.drop-path"):
+            build_model(ModelConfig(name=other, drop_path=0.1), 3, 32)
 
 
 def test_a_vit_finds_a_place_again_in_a_larger_image():

@@ -31,6 +31,7 @@ STRENGTH = 0.01  # where there are too few images to choose one
 LARGE = 2**22  # numbers, in whose products several threads are faster than one
 MOST_WORK = 2**28  # images x features x classes that are fitted: some minutes
 ROUNDING = 1e-3  # of logits, relative to the largest
+SOFTER = 0.2  # the share of the logits of the probe that training begins with
 
 
 class Fit(NamedTuple):
@@ -87,6 +88,18 @@ def begin_at_zero(model: nn.Module) -> None:
     for head in find_heads(model):
         for weight in head.parameters() if isinstance(head, nn.Linear) else ():
             nn.init.zeros_(weight)
+
+
+@torch.no_grad()
+def soften(*models: nn.Module) -> None:
+    """Make the logits of the probe smaller, in place, before all layers learn.
+
+    It hardly errs on the training images, so that they would not say how to change the features;
+    with a softer one they do, and the classes stay in the same order.
+    """
+    for model in models:
+        for weight in find_head(model)[1].parameters():
+            weight.mul_(SOFTER)
 
 
 def misfit(config: Config, layer: nn.Module, source: Source) -> str:

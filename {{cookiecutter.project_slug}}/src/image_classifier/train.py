@@ -13,7 +13,7 @@ from .checkpoint import Checkpoints, read_newest
 from .config import ComputeConfig, Config
 from .data import EvalData, TrainData
 from .evaluate import Scores, evaluate
-from .linear_probe import start_from_probe
+from .linear_probe import soften, start_from_probe
 from .models import build_model, load_pretrained
 from .optim import build_optimizer, build_schedule, set_lr, set_training
 from .precision import Precision, settle_precision
@@ -47,6 +47,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
 
         saved = world.read_once(lambda: read_newest(run, world))  # where to resume from, or None
+        if saved and not saved["state"]["step"]:
+            saved = None  # what a run begins with is made again, from the features that are kept
         pretrained = load_pretrained(
             run.init_from, config.model, world, saved, config.data.channels
         )
@@ -74,7 +76,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         init_note = pretrained.load_into(model, train_data.source.classes)
         del pretrained  # the model has its own copy of the weights
         model = model.to(world.device, memory_format=precision.memory_format)
-        if is_trained and not has_head:  # the last layer, which is fitted to what the others make of the images
+        if (
+            is_trained and not has_head
+        ):  # the last layer, which is fitted to what the others make of the images
             how = normalize, precision, world
             init_note += f"; {start_from_probe(config, model, train_data, *how)}"
         ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
@@ -139,6 +143,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 scores, what = judge(), "before training" if has_head else "linear probe"
                 log.scores(0, scores, is_last=not total_steps, what=what)
                 checkpoints.save(state, log.state_dict())
+                if not has_head:
+                    soften(*filter(None, (model, ema)))
             consensus = AsyncConsensus(world, run.timeout_seconds)
             for loaded in train_data.batches(state.step, 0 if stop_early else total_steps):
                 lr = set_lr(optimizer, lr_at(limit.place(state.step, total_steps)))

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from ..errors import UserError
 from ..runtime.tools import need_tool
 from .airbench import airbench, airbench96
 from .blocks import drop_before_head, find_blocks, find_head, find_heads, find_matrices, find_parts
-from .pretrained import PretrainedWeights, load_pretrained, no_network
+from .pretrained import PretrainedWeights, load_pretrained, no_network, read_weights
 from .resnet9 import resnet9, resnet9_gn
 from .torchvision import TIMM, adapted, size_misfit, torchvision
 from .vit import vit_s
@@ -64,6 +65,8 @@ def build_model(
         networks = need_tool("networks", "timm", model.name)
         network = networks.build(model, num_classes, image_size, channels)
     elif model.name in MODELS:
+        if model.drop_path and model.name != "vit_s":
+            raise UserError(f"{model.name} has no stochastic depth: --model.drop-path 0")
         network = MODELS[model.name](model, num_classes, image_size, channels)
     else:
         network = torchvision(model, num_classes, image_size, channels, others=tuple(MODELS))

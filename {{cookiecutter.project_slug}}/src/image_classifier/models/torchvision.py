@@ -43,8 +43,12 @@ def torchvision(
         options["image_size"] = image_size
     if model.name.startswith("maxvit"):
         options["input_size"] = (image_size, image_size)
+    if model.drop_path:
+        options["stochastic_depth_prob"] = model.drop_path
     try:
         network = models.get_model(model.name, weights=None, **options)
+    except TypeError as error:
+        raise UserError(f"{model.name} has no stochastic depth: --model.drop-path 0") from error
     except (ValueError, AssertionError) as error:  # a transformer whose patches don't fit the image
         raise UserError(size_misfit(model, image_size, error)) from error
     take_channels(network, channels)

@@ -20,13 +20,19 @@ EPS = 1e-6  # of norms, as in the original
 class ViT(nn.Module):
     """Patch embedding, transformer blocks, global average pooling and a linear head."""
 
-    def __init__(self, num_classes: int, image_size: int, channels: int) -> None:
-        """For images of `image_size`; at other sizes the positions are interpolated."""
+    def __init__(
+        self, num_classes: int, image_size: int, channels: int, drop_path: float = 0.0
+    ) -> None:
+        """For images of `image_size`; at other sizes the positions are interpolated.
+
+        In training the share `drop_path` of the images skips the branches of the last block.
+        """
         super().__init__()
         self.side = image_size // PATCH  # in patches
         self.patches = nn.Conv2d(channels, WIDTH, PATCH, stride=PATCH)
         self.register_buffer("positions", positions(self.side, self.side), persistent=False)
-        self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(DEPTH)))
+        rates = (drop_path * number / (DEPTH - 1) for number in range(DEPTH))
+        self.blocks = nn.Sequential(*map(TransformerBlock, rates))
         self.norm = nn.LayerNorm(WIDTH, eps=EPS)
         self.head = nn.Linear(WIDTH, num_classes)
         # LeCun's initialization: embeddings have the variance of a pixel.
@@ -52,8 +58,11 @@ class ViT(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention and an MLP, each a residual branch with a LayerNorm first."""
 
-    def __init__(self) -> None:
+    def __init__(self, drop_path: float) -> None:
+        from torchvision.ops import StochasticDepth
+
         super().__init__()
+        self.drop_path = StochasticDepth(drop_path, "row")
         self.attention = Attention()
         self.mlp = nn.Sequential(
             nn.LayerNorm(WIDTH, eps=EPS),
@@ -67,8 +76,8 @@ class TransformerBlock(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, patches, WIDTH), in and out."""
-        tokens = tokens + self.attention(tokens)
-        return tokens + self.mlp(tokens)
+        tokens = tokens + self.drop_path(self.attention(tokens))
+        return tokens + self.drop_path(self.mlp(tokens))
 
 
 class Attention(nn.Module):
@@ -108,7 +117,7 @@ def positions(side: int, trained_side: int, device: torch.device | str | None = 
     return torch.cat([wave for angle in angles for wave in (angle.sin(), angle.cos())], dim=1)
 
 
-def vit_s(_model: ModelConfig, num_classes: int, image_size: int, channels: int) -> nn.Module:
+def vit_s(model: ModelConfig, num_classes: int, image_size: int, channels: int) -> nn.Module:
     """ViT-S/16: 22 million weights.
 
     Raises:
@@ -116,4 +125,4 @@ def vit_s(_model: ModelConfig, num_classes: int, image_size: int, channels: int)
     """
     if image_size % PATCH:
         raise UserError(f"vit_s takes a --data.image-size in steps of {PATCH}, not {image_size}")
-    return ViT(num_classes, image_size, channels)
+    return ViT(num_classes, image_size, channels, model.drop_path)

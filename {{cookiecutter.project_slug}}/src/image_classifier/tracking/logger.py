@@ -76,7 +76,7 @@ class RunLogger:
         """Mark the run as running, and open its trackers."""
         self.write_status("running")
         if self.world.is_main:
-            forget_rows_after(self.folder / "metrics.jsonl", self.start_step)
+            forget_rows_after(self.folder / "metrics.jsonl", self.start_step or -1)
             self.trackers.begin(self.config, self.folder, self.start_step)
         return self
 

