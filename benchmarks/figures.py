@@ -53,21 +53,8 @@ REACHED = [
         "recipes-folder",
         "folder",
     ),
-    (
-        "`finetune`",
-        "the same at 72 pixels, from weights that have seen CIFAR-10 for 3 epochs",
-        "recipes-finetune",
-        "finetune",
-    ),
-    ("`finetune`", "the same without these weights", "recipes-scratch", "scratch"),
-    (
-        "`folder`",
-        "the same at 64 pixels, from weights that have seen CIFAR-10 for 8 epochs",
-        "probe",
-        "finetune",
-    ),
-    ("`probe`", "the same weights, frozen, with `--model.head layers`", "probe", "probe"),
 ]
+METHODS = ("probe", "finetune", "logistic", "fastai", "timm")  # of transfer.py
 NOT_REACHED = [
     ("`cifar10`, `cifar10_best`", "CIFAR-10, meant for a GPU", "not shown yet"),
     (
@@ -106,20 +93,45 @@ def reached() -> str:
         if not found:
             rows.append((preset, task, MISSING, "", "", "", "", ""))
             continue
-        top1 = found["top1_percent"]
-        score = f"{top1['mean']:.1f}" + (
-            f" ± {top1['deviation']:.1f}" if "deviation" in top1 else ""
-        )
         minutes, cpu = (
             f"{found[key]['median']:.1f}" if key in found else ""
             for key in ("minutes", "cpu_minutes")
         )
         command = f"`{result['command']}`"
         seeds = str(result["rounds"])
-        rows.append((preset, task, score, seeds, minutes, cpu, command, machines.cell(result)))
+        top1 = score(found["top1_percent"])
+        rows.append((preset, task, top1, seeds, minutes, cpu, command, machines.cell(result)))
     rows += [(*row, "", "", "", "", "") for row in NOT_REACHED]
     heads = ("preset", "task", "top-1, %", "seeds", "minutes", "CPU minutes", "command", "measured")
     return f"{table(heads, rows, numbers=False)}\n\n{machines.lines()}"
+
+
+def transferred() -> str:
+    """What pretrained weights reach, beside others: a row for each set and network."""
+    result, rows = find("transfer"), []
+    if result is None:
+        return f"{MISSING}."
+    found = result["measured"]
+    for task in dict.fromkeys(name.partition(":")[2] for name in found):
+        data, _, network = task.partition(":")
+        row = [data, network]
+        for method in METHODS:
+            row.append(score(found.get(f"{method}:{task}", {}).get("best_percent")))
+        for method in ("finetune", "fastai"):
+            row.append(number(found[f"{method}:{task}"]["cpu_minutes"]["median"]))
+        rows.append([*row, number(found[f"finetune:{task}"]["first_seconds"]["median"])])
+    heads = ("images", "weights", *METHODS, "CPU minutes", "fastai's", "seconds to the first")
+    machines = Machines()
+    facts = f"`{result['command']}`, {result['rounds']} seeds; {machines.cell(result)}"
+    return f"{table(heads, rows)}\n\n{facts}\n\n{machines.lines()}"
+
+
+def score(found: dict[str, float] | None) -> str:
+    """Mean and standard deviation of a score; nothing where there is none."""
+    if found is None:
+        return ""
+    spread = f" ± {found['deviation']:.1f}" if "deviation" in found else ""
+    return f"{found['mean']:.1f}{spread}"
 
 
 def loaders(result: Result) -> str:
@@ -338,7 +350,8 @@ def pages() -> dict[Path, str]:
     """Every page with figures, as it should be."""
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    for name, block in (("reached", reached()), ("measured", measured())):
+    blocks = {"reached": reached(), "transfer": transferred(), "measured": measured()}
+    for name, block in blocks.items():
         text = placed(readme, text, [mark.format(name=name) for mark in MARKS], block)
     docs = ROOT / "docs"
     whole = {docs / "measured.md": all_measured(), docs / "faults.md": all_faults()}

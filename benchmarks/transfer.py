@@ -47,9 +47,9 @@ STATS = {
     LITE0: {"mean": [0.5] * 3, "std": [0.5] * 3},
     MOBILENET: {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
 }
-TIMM = "--opt adamw --lr 2e-4 --weight-decay 0.05 --sched cosine --warmup-epochs 1 --epochs 8"
+TIMM = "--opt adamw --lr 2e-4 --weight-decay 0.05 --sched cosine --warmup-epochs 1 --epochs 6"
 TIMM += " --min-lr 0 --cooldown-epochs 0 --workers 1 --batch-size 32 --smoothing 0.1"
-TIMM += " --reprob 0.25 --aa rand-m9-mstd0.5-inc1 --scale 0.35 1.0 --log-interval 1000"
+TIMM += " --scale 0.35 1.0 --log-interval 1000"  # its RandAugment fails with Pillow 13
 TIMM += " --device cpu --train-split train --val-split val --output out --experiment run"
 
 Task = dict[str, Any]  # images with labels, classes, and the weights to begin with

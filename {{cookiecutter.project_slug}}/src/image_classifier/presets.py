@@ -143,7 +143,7 @@ def finetune() -> Config:
             warmup_epochs=0.5,
             label_smoothing=0.1,
             freeze_bn=True,
-            layer_decay=0.75,  # https://arxiv.org/abs/2106.08254
+            layer_decay=0.8,  # https://arxiv.org/abs/2106.08254
         ),
         run=RunConfig(init_from="pretrained", log_every_steps=10),
     )
