@@ -25,11 +25,11 @@ from .tracking import blank_logits
 
 FOLDS = 5
 # C of scikit-learn, 1 / the L2 penalty. No larger ones: a layer that fits the training images
-# perfectly leaves fine-tuning nothing to learn from them; see docs/design.md of the template.
+# perfectly leaves fine-tuning nothing to learn from them.
 STRENGTHS = (1e-4, 1e-3, 3e-3, 0.01)
 STRENGTH = 0.01  # where there are too few images to choose one
 LARGE = 2**22  # numbers, in whose products several threads are faster than one
-MOST_WORK = 2**28  # images x features x classes that are fitted: some minutes
+MOST_WORK = 2**28  # images x features x classes that are fitted: 100 s of a core
 ROUNDING = 1e-3  # of logits, relative to the largest
 SOFTER = 0.2  # the share of the logits of the probe that training begins with
 

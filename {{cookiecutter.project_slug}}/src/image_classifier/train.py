@@ -76,9 +76,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         init_note = pretrained.load_into(model, train_data.source.classes)
         del pretrained  # the model has its own copy of the weights
         model = model.to(world.device, memory_format=precision.memory_format)
-        if (
-            is_trained and not has_head
-        ):  # the last layer, which is fitted to what the others make of the images
+        if is_trained and not has_head:  # fit the last layer to what the others make of images
             how = normalize, precision, world
             init_note += f"; {start_from_probe(config, model, train_data, *how)}"
         ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
