@@ -220,6 +220,7 @@ def options_of(verb):
 def tiny(folder):
     """A run of a second: two epochs of four steps on drawn shapes, at CPU's exact precision."""
     config = changed(smoke(), epochs=2, data__limit=64, data__batch_size=16)
+    config = changed(config, data__cache=f"{folder}.cache")  # nothing beside the project
     return changed(config, optim__warmup_epochs=1, run__dir=str(folder), run__trackers=())
 
 

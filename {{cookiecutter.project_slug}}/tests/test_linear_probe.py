@@ -67,6 +67,21 @@ def test_a_run_that_is_killed_in_its_first_steps_ends_as_an_unbroken_one(finetun
     assert evaluations(finetuned) == evaluations(unbroken)
 
 
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_batchnorm_keeps_the_statistics_of_pretrained_weights(is_frozen, config, tmp_path):
+    model = ModelConfig(name="resnet9", width=8)
+    published = build_model(model, 7, 32).state_dict()
+    save_file(published, tmp_path / "w.safetensors")
+    config = changed(config, model=model, run__init_from=str(tmp_path / "w.safetensors"))
+    train(changed(config, optim__freeze_bn=is_frozen))
+    trained = final(config)["state"]["model"]
+    moved = {name for name, w in published.items() if w.shape == trained[name].shape}
+    moved = {name for name in moved if not torch.equal(published[name], trained[name])}
+    statistics = {name for name in published if "running_" in name}
+    assert statistics & moved == (set() if is_frozen else statistics)
+    assert "stem.0.weight" in moved
+
+
 def test_a_probe_is_the_same_on_two_processes(finetuned, tmp_path):
     probe = changed(finetuned, epochs=0.0, data__cache=str(tmp_path / "features"))
     train(probe)

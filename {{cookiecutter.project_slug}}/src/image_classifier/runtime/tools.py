@@ -13,7 +13,7 @@
 - `tools/tiff/pages.py` reads TIFF files that Pillow does not: `read_tiff`.
 - `tools/skip_bad_images/bad_images.py` skips unreadable images, counts and lists them.
 - `tools/cpu_precision/probe.py` measures which precision is faster on a CPU: `find_gain`.
-- `tools/timm/networks.py` builds the models of timm: `build`, `pretrained_config`.
+- `tools/timm/networks.py` has the models of timm: `build`, `published`, `pretrained_config`.
 - `tools/worker_count/rates.py` measures how many workers decode fast enough: `find_fewest`.
 - `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
 - `tools/distill/teacher.py` mixes the predictions of a trained model into the targets: `Teacher`.
