@@ -14,7 +14,12 @@ from image_classifier.cli import commands, main
 from image_classifier.config import ComputeConfig, ModelConfig
 from image_classifier.data import EvalData
 from image_classifier.evaluate import evaluate
-from image_classifier.models import build_model, find_head, load_best, load_pretrained
+from image_classifier.models import (
+    build_model,
+    find_head,
+    load_best,
+    load_pretrained,
+)
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.loaded_model import load_model
 
