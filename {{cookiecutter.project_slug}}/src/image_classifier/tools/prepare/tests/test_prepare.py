@@ -84,6 +84,7 @@ def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path):
 
 def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(root, on_photos, capsys):
     config = changed(on_photos, epochs=1, data__root=str(root), data__limit=0, data__workers=0)
+    config = changed(config, data__cache="")  # beside the images
     assert prepare(root) == 0
     train(config)
     assert capsys.readouterr().out.count("prepared images: ") == 2
