@@ -149,6 +149,7 @@ def test_each_label_has_a_regression_of_its_own_and_what_is_unknown_does_not_cou
     assert not weight[2].any()
     assert bias[2] > 4
     assert "of the labels right in cross-validation" in note
+    assert "too few images" in fit_labels(values, labels[:, 2:], has_bias=True, seed=0).note
     labels[:20, 0] = 1  # wrong, where they were unknown
     assert not torch.equal(fit_labels(values, labels, has_bias=True, seed=0).weight[0], weight[0])
 

@@ -100,10 +100,8 @@ class ModelConfig:
     # layers of torchvision's keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
-    drop_path: float = within(
-        0.0, 0, 0.9
-    )  # stochastic depth: the share of images that skip the last
-    # block, fewer skip those below; of vit_s, timm's networks and some of torchvision's:
+    drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: the share of images that skip the
+    # last block, fewer skip those below; of vit_s, timm's networks and some of torchvision's:
     # https://arxiv.org/abs/1603.09382
     head: Literal["last", "layers"] = "last"  # what the last layer sees: the last features; layers:
     # mean and maximum of those of several depths, for frozen weights that have learned from other

@@ -202,8 +202,9 @@ def fit_labels(
         if scores:
             num_right += scores[strength][0] * len(targets)
             num_known += len(targets)
-    told = f"{num_right / num_known:.2%} of the labels right in cross-validation"
-    return Fit(weight, bias, told if num_known else "too few images to cross-validate")
+    if not num_known:
+        return Fit(weight, bias, "too few images to cross-validate")
+    return Fit(weight, bias, f"{num_right / num_known:.2%} of the labels right in cross-validation")
 
 
 def cross_validate(  # noqa: PLR0917 - what `fit_classes` has
