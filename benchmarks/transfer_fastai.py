@@ -48,20 +48,26 @@ def main() -> None:
 
 def open_learner(loaders: Any, task: dict[str, Any], metric: Any) -> Any:  # noqa: ANN401 - fastai's
     """A learner with the weights of the task, all but the new layers frozen."""
-    common = {"metrics": metric, "normalize": False}
     if task["network"] != "mobilenet_v2":
         overlay = {"file": task["weights"]}
         return fast.vision_learner(
-            loaders, task["network"], pretrained_cfg_overlay=overlay, **common
+            loaders,
+            task["network"],
+            pretrained_cfg_overlay=overlay,
+            metrics=metric,
+            normalize=False,
         )
-    learner = fast.vision_learner(loaders, mobilenet_v2, pretrained=False, **common)
+    # `vision_learner` looks for a pooling layer to cut at; this network's pooling is a function.
+    body = fast.create_body(mobilenet_v2(), pretrained=False, cut=-1)
     weights = load_file(task["weights"])
     features = {
         name.removeprefix("features."): weight
         for name, weight in weights.items()
         if name.startswith("features.")
     }
-    learner.model[0][0].load_state_dict(features)
+    body[0].load_state_dict(features)
+    model = fast.add_head(body, fast.num_features_model(body), loaders.c)
+    learner = fast.Learner(loaders, model, splitter=fast.default_split, metrics=metric)
     learner.freeze()
     return learner
 
