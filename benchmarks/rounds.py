@@ -82,7 +82,10 @@ def parser(about: str, rounds: int) -> argparse.ArgumentParser:
 def compare(
     script: str, names: Iterable[str], options: argparse.Namespace, *words: str
 ) -> tuple[Results, dict[str, str]]:
-    """The results of each contender, and why those that could not run could not."""
+    """The results of each contender, and why those that could not run could not.
+
+    Ctrl-C ends it with the rounds that are whole.
+    """
     names = [name for name in names if not options.only or name.partition(":")[0] in options.only]
     results: Results = {name: [] for name in names}
     failures: dict[str, str] = {}
@@ -90,19 +93,34 @@ def compare(
     record.digest(Path(script))
     record.commit()
     for number in range(options.rounds):
-        # Each round begins with another one: what the first leaves in caches helps the second.
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            if name in failures:
-                continue
-            result = run([script, *sys.argv[1:], *words], name, number)
-            if isinstance(result, str):
-                failures[name] = result
-                shown = f"failed: {result}"
-            else:
-                results[name].append(result)
-                shown = "  ".join(f"{key} {value:.4g}" for key, value in result.items())
-            print(f"round {number + 1}  {name:<24} {shown}", flush=True)
+        try:
+            rows = play(script, names, failures, number, *words)
+        except KeyboardInterrupt:  # whole rounds are a result, part of one is not
+            print(f"interrupted: {number} rounds", flush=True)
+            break
+        for name, row in rows.items():
+            results[name].append(row)
     return {name: found for name, found in results.items() if found}, failures
+
+
+def play(
+    script: str, names: Sequence[str], failures: dict[str, str], number: int, *words: str
+) -> dict[str, dict[str, float]]:
+    """One round: the result of each contender; one that can't run is added to `failures`."""
+    rows = {}
+    # Each round begins with another one: what the first leaves in caches helps the second.
+    for name in names[number % len(names) :] + names[: number % len(names)]:
+        if name in failures:
+            continue
+        result = run([script, *sys.argv[1:], *words], name, number)
+        if isinstance(result, str):
+            failures[name] = result
+            shown = f"failed: {result}"
+        else:
+            rows[name] = result
+            shown = "  ".join(f"{key} {value:.4g}" for key, value in result.items())
+        print(f"round {number + 1}  {name:<24} {shown}", flush=True)
+    return rows
 
 
 def run(command: Sequence[str], name: str, number: int) -> dict[str, float] | str:
