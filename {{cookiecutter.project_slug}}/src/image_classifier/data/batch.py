@@ -70,7 +70,7 @@ def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batc
 
 @cache
 def warn_not_pinned(world: World) -> None:
-    """Warn, once in a run, that batches are not page-locked, so `non_blocking` has no effect.
+    """Warn, once in a run, that batches are not page-locked, so no copy overlaps computing.
 
     https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
     """
