@@ -1,6 +1,6 @@
 """Times a few training steps in fp32 and bf16.
 
-ResNets gain from bf16, depthwise convolutions may lose. It takes up to two seconds, once per
+ResNets gain from bf16, depthwise convolutions may lose. It takes a few seconds, once per
 network and machine: `precision.json` in the dataset's cache folder keeps the result.
 """
 
