@@ -91,6 +91,13 @@ def test_both_pages_have_the_same_rows_verdicts_code_and_numbers():
     assert len(flags("articles.md")) >= 30
 
 
+def test_no_verdict_is_right_where_the_text_says_that_an_article_errs():
+    errs = r"\barticles?\s+(says?|has|calls?|proposes?|blames?|expects?|names)\b|for the article\b"
+    found = [kind for _, kind, _, about in rows("articles.md") if re.search(errs, about["Text"])]
+    assert len(found) >= 10
+    assert "Right" not in found
+
+
 def test_the_korean_page_has_one_word_for_one_thing():
     text = re.sub(r"`[^`]*`", "", PAGES["articles.ko.md"])
     assert {word for word in ONE_WORD if word in text} == {*ONE_WORD}
