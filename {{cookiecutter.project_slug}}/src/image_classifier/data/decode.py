@@ -21,8 +21,13 @@ from .arrays import COLORED, NPY_START, TIFF_STARTS, decode_array, fitted, wrong
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 64_000_000  # against decompression bombs
+JPEG_SHRINK = 2  # a JPEG of more pixels is decoded at half its sides, up to 4 times as many
+FOR_LARGE = "shrink it, or pass --data.on-bad-image skip"
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
-JPEG_START, JPEG_SCAN, EXIF_START = b"\xff\xd8\xff", b"\xff\xda", b"Exif\0\0"
+JPEG_START, FILL, APP1, SCAN = b"\xff\xd8\xff", 0xFF, 0xE1, 0xDA
+WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD8))  # TEM and RST0 to RST7
+# What tells the orientation, by its name in Pillow's `info`.
+METADATA = {"exif": b"Exif\0\0", "xmp": b"http://ns.adobe.com/xap/1.0/\0"}
 JPEG_COLORS = ("Gray", "YCbCr", "RGB")
 COLOR_SPACES = {1: "GRAY", 3: "RGB"}  # of the pixels, by their channels
 
@@ -40,7 +45,11 @@ class BadImageError(UserError):
 
 
 def silence_pillow() -> None:
-    """Turn off Pillow's warnings, which each worker would repeat; what matters is an error."""
+    """Turn off Pillow's warnings, which each worker would repeat; what matters is an error.
+
+    Its limit of pixels becomes the largest of ours; the error is at twice of what it names.
+    """
+    Image.MAX_IMAGE_PIXELS = MAX_PIXELS * JPEG_SHRINK**2 // 2
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").addHandler(logging.NullHandler())
 
@@ -55,6 +64,7 @@ def read_image(
 
     They are upright, and colors that are transparent lie over white. An animation gives its first
     frame. Gray becomes color or color gray; 8 bits are scaled to 16, of 16 the upper 8 are kept.
+    A JPEG of more than 64 megapixels has half its height and width.
     Other channels must be in the file: TIFF, `.npy`, or an image with transparency as a channel.
     `read` returns the content of what is no file of its own.
 
@@ -97,10 +107,15 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
         return decode_array(encoded, channels, check_size)
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-            check_size(image.height, image.width)
+            is_jpeg = image.format in ("JPEG", "MPO")
+            check_size(image.height, image.width, shrink=JPEG_SHRINK if is_jpeg else 1)
+            if image.height * image.width > MAX_PIXELS:
+                image.draft(None, (image.width // JPEG_SHRINK, image.height // JPEG_SHRINK))
             # Of 16-bit colors Pillow would keep 8 bits.
             if bits == 8 or image.mode.startswith("I") or ";16" not in str(image.tile):
                 return image_pixels(image, channels, bits)
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{str(error).partition(',')[0]}: {FOR_LARGE}") from error
     except UnidentifiedImageError:
         if not is_tiff:
             raise
@@ -133,15 +148,45 @@ def decode_jpeg(encoded: bytes, channels: int = 3) -> np.ndarray | None:
         return None
     if colors not in JPEG_COLORS or channels not in COLOR_SPACES:
         return None
-    check_size(height, width)
+    check_size(height, width, shrink=JPEG_SHRINK)
+    is_large = height * width > MAX_PIXELS
+    least = [-(-side // JPEG_SHRINK) if is_large else 0 for side in (height, width)]  # 0: all
     try:
-        pixels = simplejpeg.decode_jpeg(encoded, COLOR_SPACES[channels])
+        pixels = simplejpeg.decode_jpeg(
+            encoded, COLOR_SPACES[channels], min_height=least[0], min_width=least[1]
+        )
     except ValueError:
         return None
-    start = encoded.find(EXIF_START, 0, encoded.find(JPEG_SCAN))
-    length = int.from_bytes(encoded[start - 2 : start], "big") - 2
-    orientation = orientation_in(encoded[start : start + length]) if start >= 0 else 1
-    return upright(pixels, orientation)
+    if (metadata := metadata_of(encoded)) is None:
+        return None
+    about = Image.Image()
+    about.info = metadata
+    return upright(pixels, orientation_of(about) if metadata else 1)
+
+
+def metadata_of(jpeg: bytes) -> dict[str, bytes] | None:
+    """The EXIF and XMP data of a JPEG as Pillow's `info` has them; None if it is damaged.
+
+    They may follow other segments, and these may contain anything: thumbnails, with markers of
+    their own, or text.
+    """
+    found, place, end = {}, 2, len(jpeg) - 4
+    while place < end and jpeg[place] == FILL:
+        marker = jpeg[place + 1]
+        if marker == SCAN:
+            return found
+        if marker in WITHOUT_LENGTH or marker == FILL:
+            place += 1 if marker == FILL else 2
+            continue
+        start, place = place + 4, place + 2 + max(2, (jpeg[place + 2] << 8) + jpeg[place + 3])
+        if marker != APP1:
+            continue
+        if jpeg.startswith(METADATA["exif"], start, place):  # split, if it is long
+            whole = found.get("exif")
+            found["exif"] = jpeg[start:place] if whole is None else whole + jpeg[start + 6 : place]
+        elif jpeg.startswith(METADATA["xmp"], start, place):
+            found["xmp"] = jpeg[start + len(METADATA["xmp"]) : place]
+    return None
 
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -155,22 +200,23 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return (pixels.swapaxes(0, 1) if orientation >= 5 else pixels).copy()
 
 
-def orientation_in(exif: bytes) -> int:
-    """The orientation in EXIF data, from 2 to 8; 1 (upright) if there is none or it is damaged."""
-    tags = Image.Exif()
+def orientation_of(image: Image.Image) -> int:
+    """The orientation in the metadata of an image, from 2 to 8, as Pillow finds it.
+
+    1 (upright) if there is none or it is damaged.
+    """
     try:
-        tags.load(exif)
-        orientation = tags.get(ExifTags.Base.Orientation)
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
         return orientation if orientation in range(2, 9) else 1
     except Exception:  # Pillow raises many kinds
         return 1
 
 
-def check_size(height: int, width: int, channels: int = 3) -> None:
+def check_size(height: int, width: int, channels: int = 3, shrink: int = 1) -> None:
     """Raise ValueError for an image that is too large, before its pixels are decoded."""
-    most = MAX_PIXELS * 3 // max(3, channels)
+    most = MAX_PIXELS * shrink**2 * 3 // max(3, channels)
     if width * height > most:
-        raise ValueError(f"{width} x {height} pixels, more than {most:,}")
+        raise ValueError(f"{width} x {height} pixels, more than {most:,}: {FOR_LARGE}")
 
 
 def image_pixels(image: Image.Image, channels: int = 3, bits: int = 8) -> np.ndarray:
@@ -179,8 +225,7 @@ def image_pixels(image: Image.Image, channels: int = 3, bits: int = 8) -> np.nda
     `convert` alone makes 16-bit gray white and shows hidden colors.
     """
     image.load()  # some formats have their EXIF data last; a TIFF is upright by now
-    exif = image.info.get("exif") if image.format != "TIFF" else None
-    orientation = orientation_in(exif) if exif else 1
+    orientation = orientation_of(image) if image.format != "TIFF" else 1
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers; save it with 8 bits per channel")
     if image.mode.startswith("I"):
@@ -195,8 +240,9 @@ def image_pixels(image: Image.Image, channels: int = 3, bits: int = 8) -> np.nda
     if channels in COLORED:
         if image.has_transparency_data:
             image = image.convert("RGBA")
-            white = Image.new("RGBA", image.size, "white")
-            image = Image.alpha_composite(white, image)
+            if image.getbbox():  # an alpha channel of zeros is none: some programs leave it so
+                white = Image.new("RGBA", image.size, "white")
+                image = Image.alpha_composite(white, image)
         image = image.convert("RGB" if channels == 3 else "L")
     pixels = np.array(image)
     return upright(pixels if pixels.ndim == 3 else pixels[:, :, None], orientation)

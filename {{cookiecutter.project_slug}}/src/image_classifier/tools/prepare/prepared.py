@@ -28,7 +28,7 @@ from ...errors import UserError
 from ...runtime.platform import call_libc
 from .recipe import Recipe
 
-VERSION = 2  # of the index; images with another are prepared again
+VERSION = 3  # of the index, and of decoding; images with another are prepared again
 INDEX = "index.safetensors"
 MADV_POPULATE_READ = 22  # of madvise(2), since Linux 5.14; Python's mmap has no name for it
 

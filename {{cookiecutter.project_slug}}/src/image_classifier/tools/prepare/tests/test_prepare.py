@@ -30,7 +30,7 @@ from image_classifier.data.crops import resize
 from image_classifier.errors import UserError
 from image_classifier.runtime import platform
 from image_classifier.tools.prepare import prepare as writing
-from image_classifier.tools.prepare import shards
+from image_classifier.tools.prepare import prepared, shards
 from image_classifier.train import train
 
 
@@ -90,6 +90,18 @@ def test_a_run_uses_what_is_prepared_and_goes_on_with_nothing_else(root, on_phot
     assert capsys.readouterr().out.count("prepared images: ") == 2
     with pytest.raises(UserError, match=r"learned from prepared images \(raw.* not from the files"):
         train(changed(config, data__cache="off"))
+
+
+def test_images_that_an_earlier_version_decoded_are_prepared_again(root, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "VERSION", 2)  # which lost some EXIF orientations
+        assert prepare(root) == 0
+        before = contents(root)
+    assert "it is of another version; `prepare` again" in opened(root).notes[-1]
+    assert prepare(root) == 0
+    after = contents(root)
+    assert not opened(root).notes[-1].startswith("not ")
+    assert all(after[name] != before[name] for name in after)
 
 
 def test_a_command_that_ended_early_loses_no_file_that_was_written(root, refusal):
