@@ -16,9 +16,11 @@ T = TypeVar("T")
 
 PARTS = {"train": "train", **dict.fromkeys(PART_NAMES, "test"), "training": "train"}
 PARTS |= {name: name for name in VAL_NAMES}
+GONE = 404, 410, 416  # HTTP: not found, gone, no such range
 WAITS = 0.5, 1.0, 2.0, 4.0  # seconds between attempts to read from elsewhere
 REQUESTS = 8  # of a process, at once
 MOST_OPEN = 256  # files that a process keeps open
+RECHECK_SECONDS = 5.0  # between two looks at a file elsewhere, where answers do not tell its state
 # What tells whether a file has changed, by the names that file systems give it.
 STAMPS = ("mtime", "ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "created")
 
@@ -30,13 +32,15 @@ class Storage:
         """Files below `root`, a folder or a URL."""
         self.root = root
         self.is_local = "://" not in root
-        self.files: dict[str, BinaryIO] = {}  # open ones; reading moves no place in them
-        self.described: dict[str, tuple[int, str]] = {}
+        # Open files, with size and time of change; reading moves no place in them.
+        self.files: dict[str, tuple[BinaryIO, tuple[int, int]]] = {}
+        self.described: dict[str, tuple[int, dict[str, str]]] = {}  # sizes and stamps
+        self.checked: dict[str, float] = {}  # when files elsewhere were last described
         self.has_given_up = False
         self.pid = 0
 
     def __del__(self) -> None:
-        for file in self.files.values():
+        for file, _ in self.files.values():
             file.close()
 
     def here(self) -> "Storage":
@@ -100,10 +104,17 @@ class Storage:
         info = self.opened(name, lambda: here.fs.info(place))
         if info["size"] is None:
             raise UserError(f"{self.show(name)}: its server does not tell its size")
-        found = info["size"], " ".join(str(info[key]) for key in STAMPS if info.get(key))
+        found = info["size"], {key: str(info[key]) for key in STAMPS if info.get(key)}
         if self.described.setdefault(name, found) != found:
-            raise FaultError(f"{self.show(name)} has changed since this run began to read it")
-        return found
+            raise self.changed(name)
+        return found[0], " ".join(found[1].values())
+
+    def changed(self, name: str, what: str = "has changed") -> FaultError:
+        """The error for a file that is not what it was."""
+        return FaultError(
+            f"{self.show(name)} {what} since this run began to read it: put the old file back, "
+            "and run the same command to resume"
+        )
 
     def read_lines(self, name: str) -> tuple[str, ...] | None:
         """The lines of a text file; None if there is none."""
@@ -119,31 +130,70 @@ class Storage:
         """Part of a file.
 
         Raises:
-            OSError: if a file is gone, or has become shorter.
-            FaultError: if it has changed, or can't be read from elsewhere after several attempts.
+            FaultError: if it has changed or is gone since it was described, or can't be read from
+                elsewhere after several attempts.
         """
-        if not self.is_local:
-            here, place = self.here(), self.place(name)
-            return here.attempt(name, lambda: here.fetch(place, start, size))
-        if (file := self.files.get(name)) is None:
-            if len(self.files) >= MOST_OPEN:  # a thread that reads from it has it a bit longer
-                self.files.pop(next(iter(self.files)), None)
-            file = open_plain(os.path.join(self.root, name))
-            self.describe(name)
-            self.files[name] = file
-        content = read_at(file, start, size)
-        if len(content) < size:
-            self.describe(name)
-            raise OSError(f"{name} ends before it")
+        try:
+            if not self.is_local:
+                return self.attempt(name, lambda: self.fetch(name, start, size))
+            file, state = self.files.get(name) or self.open(name)
+            content = read_at(file, start, size)
+        except FileNotFoundError as error:
+            raise self.changed(name, "is gone") from error
+        if state_of(file) != state or len(content) < size:
+            raise self.changed(name)
         return content
 
-    def fetch(self, place: str, start: int, size: int) -> bytes:
+    def open(self, name: str) -> tuple[BinaryIO, tuple[int, int]]:
+        """A file of this machine and its state, if it is still as it was described; kept open."""
+        if len(self.files) >= MOST_OPEN:  # a thread that reads from it has it a bit longer
+            self.files.pop(next(iter(self.files)), None)
+        file = open_plain(os.path.join(self.root, name))
+        try:
+            state = state_of(file)
+            self.describe(name)  # after the state: what changes in between is seen
+        except BaseException:
+            file.close()
+            raise
+        self.files[name] = file, state
+        return file, state
+
+    def fetch(self, name: str, start: int, size: int) -> bytes:
         """Part of a file elsewhere, by one request."""
-        content = self.fs.cat_file(place, start=start, end=start + size)
+        if not size:
+            return b""
+        place = self.place(name)
+        if hasattr(self.fs, "encode_url"):  # fsspec's HTTP
+            from fsspec.asyn import sync
+
+            content = sync(self.fs.loop, self.fetch_range, name, place, start, start + size)
+        else:
+            content = self.fs.cat_file(place, start=start, end=start + size)
+            if time.monotonic() > self.checked.get(name, 0.0) + RECHECK_SECONDS:
+                self.fs.invalidate_cache(place)
+                self.describe(name)
+                self.checked[name] = time.monotonic()
         if len(content) != size:
             what = "its server sends whole files" if len(content) > size else "it ends too early"
             raise OSError(f"{len(content):,} bytes came, {size:,} were asked for: {what}")
         return content
+
+    async def fetch_range(self, name: str, url: str, start: int, stop: int) -> bytes:
+        """Part of a file of an HTTP server, whose answer tells the file's size and stamps."""
+        wanted = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        headers = self.fs.kwargs.get("headers", {}) | wanted
+        session = await self.fs.set_session()
+        url = self.fs.encode_url(url)
+        async with session.get(url, **self.fs.kwargs | {"headers": headers}) as answer:
+            if answer.status in GONE:
+                raise self.changed(name, "is gone or shorter")
+            answer.raise_for_status()
+            size, stamps = self.described[name]
+            found = {key: answer.headers.get(key, was) for key, was in stamps.items()}
+            total = answer.headers.get("Content-Range", "*").rpartition("/")[2]
+            if found != stamps or total not in (str(size), "*"):
+                raise self.changed(name)
+            return await answer.read()
 
     def opened(self, name: str, act: Callable[[], T]) -> T:
         """What `act` returns, as `attempt`; `UserError` if a file is gone or may not be read."""
@@ -162,7 +212,7 @@ class Storage:
         for wait in (*waits, None):
             try:
                 return act()
-            except (UserError, FileNotFoundError, PermissionError, IsADirectoryError):
+            except (UserError, FaultError, FileNotFoundError, PermissionError, IsADirectoryError):
                 raise
             except Exception as error:  # libraries raise any kind
                 if self.is_local:
@@ -189,6 +239,12 @@ def read_at(file: BinaryIO, start: int, size: int) -> bytes:
     with LOCK:  # Windows, where processes share no files
         file.seek(start)
         return file.read(size)
+
+
+def state_of(file: BinaryIO) -> tuple[int, int]:
+    """Size in bytes and time of change in ns of an open file."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 LOCK = threading.Lock()

@@ -4,16 +4,19 @@ import io
 import os
 import pickle
 import re
+import shutil
 import signal
 import tarfile
 import threading
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
-from conftest import changed, run_alone, train_until
+from conftest import after_each_step, changed, run_alone, train_until
 
 from image_classifier.config import DataConfig
 from image_classifier.data import BadImageError, open_dataset
@@ -191,6 +194,49 @@ def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_p
     assert re.search("the index of the shards is not kept in .*/other': No space left", notes[0])
 
 
+def rewrite(shard, longer=False):
+    """Write other bytes into a shard, in place, a second later."""
+    status, content = shard.stat(), bytearray(shard.read_bytes())
+    content[600:] = content[600:].replace(b"JFIF", b"JFXX") + bytes(10_240 * longer)
+    with shard.open("r+b") as file:
+        file.write(content)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+
+
+@pytest.mark.parametrize("longer", [False, True], ids=["as long", "longer"])
+def test_a_run_ends_when_a_shard_is_rewritten_in_place(on_photos, packed, tmp_path, longer):
+    root = Path(shutil.copytree(packed, tmp_path / "own"))
+    knobs = {"data__name": "tar", "data__root": str(root), "data__limit": 0, "data__workers": 0}
+    knobs |= {"augment__crop": "resized", "data__where": "stream", "data__on_bad_image": "skip"}
+    with pytest.MonkeyPatch.context() as patch:
+        shard = root / "train-000001.tar"
+        after_each_step(patch, lambda log, _: log.step_done == 2 and rewrite(shard, longer))
+        with pytest.raises(FaultError, match=r"train-000001.tar' has changed since this run"):
+            train(changed(on_photos, **knobs))
+    assert not Path(on_photos.run.dir, "bad_images.txt").exists()
+
+
+@pytest.mark.parametrize("change", ["cut", "gone", "replaced"])
+def test_no_image_is_blamed_for_its_shard(packed, tmp_path, change):
+    root = Path(shutil.copytree(packed, tmp_path / "own"))
+    shard, said = root / "train-000000.tar", "has changed"
+    source, unread = opened(root), opened(root)
+    source.read(0)
+    if change == "cut":
+        os.truncate(shard, 2048)
+    else:
+        shard.rename(root / "old")
+        said = "is gone"
+    if change == "replaced":
+        write_tar(shard, {"ant/1.jpg": b"<html>"})
+        said = "has changed"
+    with pytest.raises(FaultError, match=rf"train-000000.tar' {said} since this run began to"):
+        unread.read(2)
+    if change == "cut":  # else it is still open
+        with pytest.raises(FaultError, match=r"train-000000.tar' has changed since this run"):
+            source.read(2)
+
+
 def test_a_damaged_image_is_named(tmp_path):
     write_tar(tmp_path / "own/train-0.tar", {"ant/1.jpg": b"<html>"})
     source = opened(tmp_path / "own", val_fraction=0.001)
@@ -260,6 +306,7 @@ class Ranges(BaseHTTPRequestHandler):
     """Serves files in ranges, with a list of each folder; `fails` of the requests are refused."""
 
     fails, sent, root = 0, 0, None
+    stamps: set[str] = set()  # the headers that tell when a file has changed
 
     def do_GET(self):
         """Send a file, a part of it, or the names in a folder."""
@@ -284,6 +331,11 @@ class Ranges(BaseHTTPRequestHandler):
         self.send_response(206 if wanted else 200)
         self.send_header("Content-Length", str(stop - start))
         self.send_header("Accept-Ranges", "bytes")
+        if not path.is_dir():
+            seconds, nanoseconds = divmod(path.stat().st_mtime_ns, 10**9)
+            found = {"ETag": f'"{seconds}-{nanoseconds}"', "Last-Modified": formatdate(seconds)}
+            for name in kind.stamps:
+                self.send_header(name, found[name])
         if wanted:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{total}")
         self.end_headers()
@@ -323,6 +375,26 @@ def test_shards_of_a_server_are_read_in_parts_and_failures_tried_again(served, p
     with pytest.raises(FaultError, match=said):
         opened(served).paths.read(11)
     monkeypatch.setattr(Ranges, "fails", 0)
+
+
+@pytest.mark.parametrize("stamp", ["ETag", "Last-Modified", "its size", "gone"])
+def test_a_shard_that_is_rewritten_on_a_server_ends_the_run(served, packed, tmp_path, stamp):
+    root = Path(shutil.copytree(packed, tmp_path / "own"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranges, "root", root)
+        patch.setattr(Ranges, "stamps", {stamp} & {"ETag", "Last-Modified"})
+        source = pickle.loads(pickle.dumps(opened(served, on_bad_image="skip")))
+        source.read(0)
+        source.prefetch(np.arange(2))
+        shard = root / "train-000000.tar"
+        rewrite(shard, longer=stamp == "its size")
+        if stamp == "gone":
+            shard.unlink()
+        source.prefetch(np.arange(1, 3))
+        said = "is gone" if stamp == "gone" else "has changed"
+        with pytest.raises(FaultError, match=rf"'http.*train-000000.tar' {said}.* since this run"):
+            source.read(1)
+        assert torch.equal(source.read(11), opened(packed).read(11))  # of another shard
 
 
 def test_only_headers_and_labels_are_read_for_the_index(served, tmp_path, monkeypatch):
