@@ -171,6 +171,20 @@ def test_labels_and_classes_are_found_where_a_dataset_does_not_name_them(monkeyp
     assert "has no `targets`: labels were found by one pass over its images" in source.notes[0]
 
 
+@pytest.mark.parametrize("label", [999_999_999, 2**40, 2**62])
+def test_a_label_that_is_an_id_makes_no_billion_classes(label, monkeypatch):
+    labels = torch.tensor([0, 1] * 11 + [0, label])
+    with pytest.raises(UserError, match=f"the largest label is {label:,}, and would make as many"):
+        offer(monkeypatch, lambda _: TensorDataset(torch.zeros(24, 3, 2, 2).byte(), labels))
+
+
+def test_names_of_classes_can_be_written_anywhere(monkeypatch):
+    monkeypatch.setattr(Noisy, "classes", ["\ud800", "a\nb"])
+    source = offer(monkeypatch, lambda _: Noisy())
+    assert source.classes == (r"\ud800", r"a\nb")
+    assert source.fingerprint()
+
+
 def test_an_image_may_have_several_labels_and_a_subset_those_of_the_whole(monkeypatch):
     rows = [[1, 0], [1, 1], [0, -1]] * 8
     source = offer(monkeypatch, lambda _: Subset(Noisy(rows), [2, 1]))

@@ -12,7 +12,7 @@ from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import PART_NAMES, VAL_NAMES, has_suffix, is_junk, is_val, val_part, walk
 from .datasets.paths import PathList
-from .datasets.source import Source, are_replaced
+from .datasets.source import Source, are_replaced, numbers_as_names
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
 from .loader import EvalData, TrainData

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ..config import DataConfig
-from ..data import Source, is_val, val_part
+from ..data import Source, is_val, numbers_as_names, val_part
 from ..errors import UserError
+from ..runtime.console import printable
 
 Label = int | str | list[int] | list[str]  # a list: several labels for an image
 
@@ -37,13 +38,17 @@ def divided(source: Source, names: Iterable[bytes], data: DataConfig, split: str
 
 
 def distinct(labels: Iterable[Label | None]) -> tuple[list[Label | None], np.ndarray]:
-    """The distinct labels, and which of them each image has: (count,) int32."""
+    """The distinct labels, and which of them each image has: (count,) int32.
+
+    Names are as they can be printed and written anywhere.
+    """
     places: dict[str, int] = {}
     found, numbers = [], []
     for label in labels:
         number = places.setdefault(repr(label), len(places))
         if number == len(found):
-            found.append(label)
+            shown = [printable(one) if isinstance(one, str) else one for one in several(label)]
+            found.append(shown if isinstance(label, list) else shown[0])
         numbers.append(number)
     return found, np.array(numbers, dtype=np.int32)
 
@@ -52,13 +57,13 @@ def class_names(labels: Iterable[Label]) -> tuple[str, ...]:
     """The classes of labels: their names, sorted, or the numbers up to the largest.
 
     Raises:
-        UserError: if labels are neither all names nor all numbers from 0.
+        UserError: if labels are neither all names nor all numbers from 0, or there are too many.
     """
     found = {one for label in labels for one in several(label)}
     if found and all(isinstance(one, str) for one in found):
         return tuple(sorted(found))
     if found and all(type(one) is int and one >= 0 for one in found):
-        return tuple(map(str, range(max(found) + 1)))
+        return numbers_as_names(max(found))
     some = ", ".join(sorted(map(ascii, found))[:3]) or "none"
     raise UserError(f"labels should be names, or numbers from 0, not {some}")
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from ...errors import UserError
+from ...runtime.console import printable
 from ..arrays import channel_axis, fitted
 from ..decode import image_pixels, unreadable
-from .source import Source
+from .source import Source, numbers_as_names
 
 
 def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
@@ -43,11 +44,11 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
             f"or rows of 1, 0 and -1, not {labels.shape} {labels.dtype}"
         )
     labels = labels.astype(np.int8) if is_table else labels.astype(np.int64).reshape(-1)
-    count = labels.shape[1] if is_table else int(labels.max()) + 1
-    classes = find_in(dataset, "classes") or range(count)
+    largest = labels.shape[1] - 1 if is_table else int(labels.max())
+    classes = find_in(dataset, "classes") or numbers_as_names(largest)
     return Source(
         labels=torch.from_numpy(labels),
-        classes=tuple(map(str, classes)),
+        classes=tuple(printable(str(name)) for name in classes),
         reader=partial(read, dataset, channels, bits),
         channels=channels,
         bits=bits,

@@ -5,8 +5,9 @@ is. Labels are the column of type `ClassLabel`, or called `label` or `labels`: c
 or lists of them. Rows stay on the disk, where all processes map the same memory.
 """
 
-import os
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from ...config import DataConfig
 from ...data import PathList, Source
-from ...errors import UserError
-from ...runtime.files import read_plain
+from ...errors import FaultError, UserError
+from ...runtime.console import printable
+from ...runtime.files import read_object, read_plain
 from ..dataset_parts import choose_part, class_names, distinct, divided, numbered
 
 TAIL = 1024  # bytes at the end of an image, which tell it from others
@@ -36,10 +38,14 @@ class Rows(PathList):
     def read(self, index: int) -> bytes:
         """The encoded image."""
         image = self.table[int(self.rows[index])][self.column]
-        if image is None:
+        if image is None or (image["bytes"] is None and not image["path"]):
             raise OSError("the row has no image")
         content, path = image["bytes"], image["path"]
-        return read_plain(self.root / path) if content is None else content
+        if content is not None:
+            return content
+        if not is_below(self.root, path):  # whoever made the dataset may ask for any file
+            raise OSError(f"its file {path!a} is not in the dataset's folder")
+        return read_plain(self.root / path)
 
     def picked(self, indices: Tensor) -> "Rows":
         """Only the images at `indices`, (count,) int64."""
@@ -54,7 +60,7 @@ class Rows(PathList):
             sizes = compute.binary_length(content).to_pylist()
             ends = compute.binary_slice(content, -TAIL).to_pylist()
             for size, end, path in zip(sizes, ends, paths.to_pylist(), strict=True):
-                yield os.fsencode(path or "") if size is None else b"%d %b" % (size, end)
+                yield (path or "").encode() if size is None else b"%d %b" % (size, end)
 
     def stats(self) -> Tensor:
         """Size in bytes of each image, and the time of change in ns of the dataset."""
@@ -73,17 +79,56 @@ def huggingface(data: DataConfig, split: str) -> Source:
     Without rows for validation, a hash of each image divides those for training.
 
     Raises:
-        UserError: if the library is missing, there is no such dataset, or it has no column of
-            images or labels, or several.
+        UserError: if the library is missing, there is no such dataset or it is damaged, or it has
+            no column of images or labels, or several.
     """
+    if "://" in data.root or "::" in data.root:
+        raise UserError(
+            f"--data.root {data.root!a} is no folder of this machine, and nothing is downloaded: "
+            "`load_dataset(...).save_to_disk(folder)` makes one"
+        )
     library = open_library()
     try:
-        found = library.load_from_disk(data.root)
-    except (OSError, ValueError) as error:
+        return source_of(library, open_parts(library, Path(data.root)), data, split)
+    except (UserError, FaultError):
+        raise
+    except Exception as error:  # the library raises any kind
+        reason = " ".join(str(error).split()) or type(error).__name__
+        reason += " is missing" * isinstance(error, KeyError)
         raise UserError(
-            f"--data.root {data.root!a} is no dataset of `save_to_disk`: {error}"
+            f"--data.root {data.root!a} is no dataset of `save_to_disk`: {reason:.300}"
         ) from error
-    parts = found if isinstance(found, dict) else {"train": found}
+
+
+def open_parts(library: ModuleType, root: Path) -> dict[str, Any]:
+    """The parts of a dataset, train, test and so on, all of whose files are in its folder.
+
+    Raises:
+        UserError: if it names others; a name of a part may even be a URL.
+    """
+    with suppress(OSError):  # without this file it is a single `Dataset`
+        names = read_object(root / "dataset_dict.json").get("splits", ())
+        if odd := [name for name in names if not re.fullmatch(r"\w+(\.\w+)*", name)]:
+            raise UserError(f"{str(root)!a} has a part called {odd[0]!a:.60}: rename it")
+    found = library.load_from_disk(str(root))
+    parts = dict(found) if isinstance(found, dict) else {"train": found}
+    for table in parts.values():
+        for file in table.cache_files:
+            if not is_below(root, file["filename"]):
+                raise UserError(f"{str(root)!a}: {file['filename']!a} is not in its folder")
+    return parts
+
+
+def is_below(root: Path, path: str | Path) -> bool:
+    """Whether a file, from `root` or absolute, is in that folder."""
+    try:
+        return (root / path).resolve().is_relative_to(root.resolve())
+    except (ValueError, RuntimeError):  # a zero byte, or links in a circle
+        return False
+
+
+def source_of(library: ModuleType, parts: dict[str, Any], data: DataConfig, split: str) -> Source:
+    """The rows of `split`."""
     part, is_divided = choose_part(parts, data, split)
     table = parts[part]
     column = find_column(table.features, lambda kind: isinstance(kind, library.Image), "image")
@@ -97,7 +142,9 @@ def huggingface(data: DataConfig, split: str) -> Source:
     return divided(source, paths.tails(), data, split) if is_divided else source
 
 
-def labels_of(library: ModuleType, parts: Any, part: str) -> tuple[Tensor, tuple[str, ...]]:  # noqa: ANN401
+def labels_of(
+    library: ModuleType, parts: dict[str, Any], part: str
+) -> tuple[Tensor, tuple[str, ...]]:
     """Labels of a part, and the names of the classes."""
 
     def class_label(kind: object) -> object:
@@ -108,7 +155,8 @@ def labels_of(library: ModuleType, parts: Any, part: str) -> tuple[Tensor, tuple
     column = find_column(table.features, class_label, "label", "labels")
     found, which = distinct(table.data.column(column).to_pylist())
     if (kind := class_label(table.features[column])) is not None:
-        return numbered(found, which, tuple(kind.names)), tuple(kind.names)
+        classes = tuple(map(printable, kind.names))
+        return numbered(found, which, classes), classes
     train = parts.get("train", table)
     classes = class_names(distinct(train.data.column(column).to_pylist())[0])
     return numbered(found, which, classes), classes

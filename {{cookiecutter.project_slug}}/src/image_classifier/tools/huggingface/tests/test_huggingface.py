@@ -1,6 +1,8 @@
 """Datasets of Hugging Face on the disk: the pixels of the files, in any process."""
 
+import json
 import pickle
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -11,7 +13,11 @@ import torch
 from conftest import changed
 
 from image_classifier.config import DataConfig
-from image_classifier.data import BadImageError, open_dataset
+from image_classifier.data import (
+    BadImageError,
+    open_dataset,
+    read_image,
+)
 from image_classifier.errors import UserError
 from image_classifier.models import read_checkpoint
 from image_classifier.train import train
@@ -87,6 +93,29 @@ def test_images_are_bytes_or_files_and_found_by_their_type(photos, tmp_path, as_
     assert elsewhere.name(2).endswith("own/val/8")
 
 
+def test_only_files_in_the_folder_of_the_dataset_are_read(photos, tmp_path):
+    photo = next((photos / "train/ant").iterdir())
+    inside, outside = tmp_path / "own/inside.jpg", tmp_path / "outside.jpg"
+    paths = ["inside.jpg", "sub/../inside.jpg", "/etc/passwd", "../outside.jpg", str(outside)]
+    paths += ["sub/../../outside.jpg", "link.jpg", "a\0b", "http://127.0.0.1/1.jpg", "", None]
+    kind = {"bytes": library.Value("binary"), "path": library.Value("string")}
+    rows = {"image": [{"bytes": None, "path": path} for path in paths], "label": [0] * len(paths)}
+    save(tmp_path / "own", {"image": kind, "label": CLASSES}, train=rows, val=rows)
+    for file in (inside, outside):
+        file.write_bytes(photo.read_bytes())
+    (tmp_path / "own/link.jpg").symlink_to(outside)
+    (tmp_path / "own/sub").mkdir()
+    source, expected = opened(tmp_path / "own"), read_image(photo)
+    assert source.file_digests()
+    for number, path in enumerate(paths):
+        if number < 2:
+            assert torch.equal(source.read(number), expected)
+            continue
+        said = "has no image" if not path else "is not in the dataset's folder|No such file"
+        with pytest.raises(BadImageError, match=said):
+            source.read(number)
+
+
 IMAGE = {"bytes": b"<html>", "path": None}
 
 
@@ -138,6 +167,9 @@ def test_nothing_is_asked_of_a_network_and_a_missing_library_is_named(saved, mon
     monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=AssertionError))
     monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=AssertionError))
     assert len(opened(saved)) == 12
+    for root in ("hf://datasets/a/b", "http://127.0.0.1/a", "simplecache::http://127.0.0.1/a"):
+        with pytest.raises(UserError, match="is no folder of this machine, and nothing is downl"):
+            opened(root)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="run `pip install datasets`"):
         opened(saved)
@@ -164,5 +196,39 @@ def test_what_is_no_dataset_of_images_is_refused(tmp_path, columns, message):
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="is no dataset of `save_to_disk`"):
         opened(tmp_path)
+
+
+def test_a_damaged_dataset_is_refused_in_a_line(saved, tmp_path, damaged):
+    for name in ("train/state.json", "dataset_dict.json"):
+        root = Path(shutil.copytree(saved, tmp_path / name))
+        (root / name).write_bytes(damaged)
+        with pytest.raises(UserError, match="is no dataset of `save_to_disk`: ") as caught:
+            opened(root)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["../other", "/etc", "zip://a::http://127.0.0.1:1/x", "\ud800"])
+def test_a_part_has_no_path_or_url_for_a_name(saved, tmp_path, part):
+    root = Path(shutil.copytree(saved, tmp_path / "own"))
+    (root / "dataset_dict.json").write_text(json.dumps({"splits": ["train", part]}))
+    with pytest.raises(UserError, match=r"has a part called '.*': rename it"):
+        opened(root)
+
+
+def test_classes_are_names_that_can_be_written_anywhere(tmp_path):
+    rows = {"image": [IMAGE] * 2, "label": [0, 1]}
+    root = save(tmp_path / "own", {"image": library.Image(), "label": CLASSES}, train=rows)
+    info = root / "train/dataset_info.json"
+    info.write_text(info.read_text().replace('"ant"', r'"\ud800"'))
+    assert opened(root, val_fraction=0.001).classes == (r"\ud800", "bee")
+    kinds = {"image": library.Image(), "label": library.Value("int64")}
+    rows["label"] = [0, 999_999_999]
+    with pytest.raises(UserError, match="the largest label is 999,999,999, and would make as many"):
+        opened(save(tmp_path / "many", kinds, train=rows))
+
+
+def test_a_dataset_has_a_part_for_each_split(tmp_path):
+    rows = {"image": [IMAGE], "label": [0]}
+    save(tmp_path / "own", {"image": library.Image(), "label": CLASSES}, train=rows)
     with pytest.raises(UserError, match="has no 'test', only 'train'"):
         opened(tmp_path / "own", "test")

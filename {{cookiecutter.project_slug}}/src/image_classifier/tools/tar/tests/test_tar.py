@@ -306,7 +306,7 @@ class Ranges(BaseHTTPRequestHandler):
     """Serves files in ranges, with a list of each folder; `fails` of the requests are refused."""
 
     fails, sent, root = 0, 0, None
-    stamps: set[str] = set()  # the headers that tell when a file has changed
+    stamps = frozenset()  # the headers that tell when a file has changed
 
     def do_GET(self):
         """Send a file, a part of it, or the names in a folder."""
