@@ -11,8 +11,8 @@ from time import monotonic
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from .config import FREE_TO_CHANGE, Config
@@ -32,6 +32,7 @@ from .runtime.progress import Progress
 SEEN = ("data.", "model.", "augment.tta", "precision")
 UNSEEN = (*FREE_TO_CHANGE, "data.batch_size", "data.balance", "model.dropout", "model.lora_rank")
 MOST_FILES = 16  # of features that a cache folder keeps
+VERSION = 2  # of these files, and of the pixels that images are decoded to
 
 
 class Features(NamedTuple):
@@ -92,16 +93,17 @@ def compute_features(  # noqa: PLR0917 - what it takes to predict
     path, began = cache_folder(config.data) / name, monotonic()
     if world.all_true((found := read_features(path)) is not None):
         return Features(*found, f"read from {str(path)!a}")
+    damage = f", as {str(path)!a} is damaged" * path.exists()
     was_training = model.training
     values, labels = features_of(model.eval(), data, normalize, precision, world)
     model.train(was_training)
     if world.is_main and not left_out(labels).any():  # an unreadable image must be noted each time
-        content = save({"features": values, "labels": labels})
+        content = save({"features": values, "labels": labels}, {"sum": checksum(values, labels)})
         with suppress(OSError):  # a folder that can't be written: they are computed again
             path.parent.mkdir(exist_ok=True)
             write_whole(path, lambda file: file.write(content))
             forget_oldest(path.parent)
-    return Features(values, labels, f"computed in {clock(monotonic() - began)}")
+    return Features(values, labels, f"computed in {clock(monotonic() - began)}{damage}")
 
 
 def features_of(
@@ -135,11 +137,21 @@ def left_out(labels: Tensor) -> Tensor:
 
 
 def read_features(path: Path) -> tuple[Tensor, Tensor] | None:
-    """Features and labels in a file of the cache; None if it cannot be read."""
-    with suppress(OSError, SafetensorError, KeyError):
-        saved = load_file(path)
-        return saved["features"], saved["labels"]
+    """Features and labels in a file of the cache; None if there is none or it is damaged."""
+    with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+        values, labels = (file.get_tensor(name) for name in ("features", "labels"))
+        if (file.metadata() or {}).get("sum") == checksum(values, labels):
+            return values, labels
     return None
+
+
+def checksum(*tensors: Tensor) -> str:
+    """A digest of tensors."""
+    known = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        known.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        known.update(tensor.contiguous().numpy().data)
+    return known.hexdigest()
 
 
 def forget_oldest(folder: Path) -> None:
@@ -163,5 +175,5 @@ def digest(config: Config, data: EvalData, model: nn.Module) -> str:
     }
     source = data.source
     images = source.fingerprint(), source.file_digests(), source.mean, source.std
-    known.update(json.dumps([knobs, images]).encode())
+    known.update(json.dumps([VERSION, knobs, images]).encode())
     return known.hexdigest()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -111,10 +112,29 @@ def test_features_are_computed_once_for_the_same_weights_and_images(
     image.write_bytes(next((folder.parent / "photos/train/bee").iterdir()).read_bytes())
     probe(one)
     assert len(computed) == 6  # an image was replaced
-    for cached in (folder.parent / "photos.cache").glob("features-*"):
-        cached.write_bytes(cached.read_bytes()[:100])
-    probe(one)
-    assert len(computed) == 9  # no cache is left that can be read
+    assert "is damaged" not in capsys.readouterr().out
+    for damage in (cut, flip_bits):
+        for cached in (folder.parent / "photos.cache").glob("features-*"):
+            damage(cached)
+        found = logged(probe(one))
+        assert found == logged(probe(one))
+        said = capsys.readouterr().out
+        assert re.search(r"computed in \d:\d\d, as '.*/features-.*' is damaged", said)
+        assert "read from" in said
+    assert len(computed) == 12  # once after each damage
+
+
+def cut(path):
+    """Leave only the beginning of a file."""
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def flip_bits(path):
+    """Change two bits of a float32 in a file."""
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 0x40
+    content[-10] ^= 0x01
+    path.write_bytes(content)
 
 
 def test_only_the_newest_features_are_kept(tmp_path):
