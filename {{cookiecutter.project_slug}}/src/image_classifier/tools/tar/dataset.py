@@ -5,12 +5,14 @@
 
 An image is a member such as `ant/1.jpg`. Its label is in `ant/1.cls`: a number or a name; or in
 `ant/1.json`: the value of "label", or "labels", a list; or else it is the folder, `ant`.
+Of `1.left.jpg` it is in `1.left.cls` or else in `1.cls`.
 `root` may be anything that fsspec can read: `s3://bucket/folder`, `gs://`, `http://`.
 """
 
 from ...config import DataConfig
 from ...data import Source
 from ...errors import UserError
+from ...runtime.console import printable
 from ..dataset_parts import choose_part, class_names, divided, numbered
 from .index import open_index
 from .members import Members
@@ -35,6 +37,7 @@ def tar(data: DataConfig, split: str) -> Source:
         train = "train" if "train" in parts else part
         own = index if train == part else open_index(storage, parts[train], data)
         names = class_names(own.labels)
+    names = tuple(map(printable, names))
     try:
         labels = numbered(index.labels, index.which, names)
     except UserError as error:

@@ -29,10 +29,13 @@ from ...runtime.files import write_whole
 from ..dataset_parts import Label, distinct
 from .storage import Storage
 
-VERSION = 1
+VERSION = 2
 SHARDS_TOGETHER = 16
 READ_AHEAD = 2**15  # bytes of a shard elsewhere that are read at once: headers, and small images
 BLOCK = tarfile.BLOCKSIZE
+TAIL = 2**20  # bytes after the last member in which there should be zeros, if anything
+MOST_LABEL = 2**20  # bytes of a member with a label; what is sparse may unpack to any size
+PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
 
 @dataclass(frozen=True)
@@ -69,21 +72,30 @@ def open_index(storage: Storage, names: list[str], data: DataConfig) -> Index:
     about = json.dumps([VERSION, storage.root, shards])
     key = hashlib.blake2b(about.encode(), digest_size=8).hexdigest()
     path = cache_folder(data) / f"tar-{key}.safetensors"
-    with suppress(OSError, SafetensorError, ValueError):
+    with suppress(OSError, SafetensorError, ValueError, TypeError, KeyError):
         with safe_open(path, "pt") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             digest, _, labels = file.metadata()["about"].partition(" ")
         if digest == digest_of(labels, arrays):
-            return Index(shards, json.loads(labels), arrays)
+            return Index(shards, json.loads(labels), arrays, empty_shards(shards, arrays))
     labels, arrays = make_index(storage, shards)
-    text, notes = json.dumps(labels), ()
+    text, notes = json.dumps(labels), empty_shards(shards, arrays)
     content = save(arrays, {"about": f"{digest_of(text, arrays)} {text}"})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda file: file.write(content))
     except OSError as error:
-        notes = (f"the index of the shards is not kept in {str(path.parent)!a}: {error.strerror}",)
+        said = f"the index of the shards is not kept in {str(path.parent)!a}: {error.strerror}"
+        notes = (*notes, said)
     return Index(shards, labels, arrays, notes)
+
+
+def empty_shards(shards: list[tuple[str, int, str]], arrays: dict[str, Tensor]) -> tuple[str, ...]:
+    """A note on shards without an image, if there are any: one may be a failed download."""
+    counts = arrays["shard"].bincount(minlength=len(shards)).tolist()
+    empty = [ascii(shards[number][0]) for number, count in enumerate(counts) if not count]
+    more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+    return (f"no image in {', '.join(empty[:3])}{more}",) if empty else ()
 
 
 def digest_of(labels: str, arrays: dict[str, Tensor]) -> str:
@@ -130,55 +142,123 @@ def scan(storage: Storage, name: str) -> Iterator[tuple[bytes, int, int, Label]]
         UserError: if the shard is damaged, or an image has no label.
     """
     place, shown = storage.place(name), storage.show(name)
-    labels: dict[str, Label] = {}
+    labels: dict[str, Label | UserError] = {}
     images: list[tuple[str, int, int]] = []
     blocks = {"block_size": READ_AHEAD, "cache_type": "readahead"}
-    try:
-        with storage.fs.open(place, "rb", **blocks) as file, tarfile.open(fileobj=file) as members:
-            while (member := members.next()) is not None:
-                members.members.clear()  # it keeps what it has read
-                key, suffix = split_name(member.name)
-                if not member.isreg() or is_junk(os.fsencode(member.name.rpartition("/")[2])):
-                    continue
-                if has_suffix(os.fsencode(member.name)):
-                    images.append((member.name, member.offset_data, member.size))
-                elif suffix in ("cls", "json"):
-                    content = members.extractfile(member).read()
-                    if (label := read_label(content, suffix)) is not None:
-                        labels[key] = label
-            file.seek(members.offset)
-            end = file.read(BLOCK)
-    except (tarfile.TarError, ValueError) as error:
-        raise UserError(f"tar file {shown} cannot be read: {error}") from error
-    if end != bytes(BLOCK):
-        what = "a member is damaged" if end else "it is cut: its last blocks are missing"
+    with storage.fs.open(place, "rb", **blocks) as file:
+        try:
+            # Whatever the system's encoding, a name is its bytes; what is compressed is refused.
+            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as members:
+                for member in files_of(members):
+                    stem, _, _ = member.name.rpartition(".")
+                    if has_suffix(os.fsencode(member.name)):
+                        images.append((member.name, member.offset_data, member.size))
+                        if member.issparse():
+                            raise ValueError(f"{member.name!a} is sparse: pack without --sparse")
+                    elif (label := read_label(members, member, shown)) is not None:
+                        labels[stem] = label
+        except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
+            file.seek(0)
+            reason = why_not(file.read(BLOCK), error)
+            raise UserError(f"tar file {shown} cannot be read: {reason}") from error
+        file.seek(members.offset)
+        rest = file.read(TAIL)
+    if rest[:BLOCK] != bytes(BLOCK):
+        what = "a member is damaged" if rest else "it is cut: its last blocks are missing"
         raise UserError(f"tar file {shown} is damaged after {members.offset:,} bytes: {what}")
+    if rest.strip(b"\0"):
+        raise UserError(
+            f"tar file {shown} goes on after its end, at {members.offset:,} bytes: `tar -A`, not "
+            "`cat`, joins tar files"
+        )
     for image, start, length in images:
-        key, _ = split_name(image)
-        label = labels.get(key, key.rpartition("/")[0].rpartition("/")[2])
-        if label in ("", "."):
-            raise UserError(
-                f"image {image!a} of {shown} has no label: add {key + '.cls'!a}, or put it into a "
-                "folder called as its class"
-            )
-        yield os.fsencode(image), start, length, label
+        yield os.fsencode(image), start, length, label_of(image, labels, shown)
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """The key of a member, which all members of a sample have, and what follows its dot."""
-    folder, slash, last = name.rpartition("/")
-    stem, _, suffix = last.partition(".")
-    return folder + slash + stem, suffix
+def files_of(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The files in a tar file; then its `offset` is where it ends.
+
+    Raises:
+        ValueError: if a member has a negative size, from which the next would be an earlier one.
+        TarError: if it is damaged.
+    """
+    while (member := members.next()) is not None:
+        if member.size < 0:
+            raise ValueError(f"{member.name!a} has a size of {member.size}")
+        members.members.clear()  # it keeps what it has read
+        if member.isreg() and not is_junk(os.fsencode(member.name.rpartition("/")[2])):
+            yield member
 
 
-def read_label(content: bytes, suffix: str) -> Label | None:
-    """The label in a member `.cls` or `.json`; None if it has none."""
-    if suffix == "cls":
-        text = content.decode().strip()
-        return int(text) if text.isdecimal() else text
+def why_not(start: bytes, error: Exception) -> str:
+    """Why a file that begins with `start` is not read."""
+    if start.startswith(PACKED):
+        return "it is compressed, and can't be read in part: unpack it"
+    if not start:
+        return "it is empty"
+    if start[257:262] != b"ustar" and isinstance(error, tarfile.ReadError):
+        return f"it is no tar file, it begins with {start[:24]!a}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def label_of(image: str, labels: dict[str, Label | UserError], shown: str) -> Label:
+    """The label of an image: in the member whose name is the longest beginning of its own.
+
+    Or else its folder. Raises `UserError` if there is neither, or it can't be read.
+    """
+    folder, _, last = image.rpartition("/")
+    stem = image
+    while "." in last:
+        last = last.rpartition(".")[0]
+        stem = stem.rpartition(".")[0]
+        if (label := labels.get(stem)) is not None:
+            if isinstance(label, UserError):
+                raise label
+            return label
+    label = folder.rpartition("/")[2]
+    if label in ("", "."):
+        longest = image.rpartition(".")[0] + ".cls"
+        raise UserError(
+            f"image {image!a} of {shown} has no label: add {longest!a}, or put it into a folder "
+            "called as its class"
+        )
+    # As `folder` writes names that are no UTF-8.
+    return os.fsencode(label).decode("utf-8", "backslashreplace")
+
+
+def read_label(
+    members: tarfile.TarFile, member: tarfile.TarInfo, shown: str
+) -> Label | UserError | None:
+    """The label in a member `.cls` or `.json` of the shard `shown`; None if it has none.
+
+    An error is returned, as the label may be that of no image.
+    """
+    suffix = member.name.rpartition(".")[2]
+    if suffix not in READERS:
+        return None
+    try:
+        if member.size > MOST_LABEL:
+            raise ValueError(f"it has {member.size:,} bytes, more than {MOST_LABEL:,}")
+        content = members.extractfile(member).read()
+        return READERS[suffix](content)
+    except (ValueError, RecursionError) as error:
+        return UserError(f"label {member.name!a} of {shown} cannot be read: {error}")
+
+
+def read_cls(content: bytes) -> Label:
+    """The label that is all of a text."""
+    text = content.decode().strip()
+    return int(text) if text.isdecimal() else text
+
+
+def read_json(content: bytes) -> Label | None:
+    """The label in JSON; None if it has none."""
     found: Any = json.loads(content)
     label = found.get("labels", found.get("label")) if isinstance(found, dict) else None
     some = label if isinstance(label, list) else [label]
     if label is not None and not all(type(one) in (int, str) for one in some):
-        raise ValueError(f"a label should be a number or a name, not {label!a}")
+        raise ValueError(f"a label should be a number or a name, not {label!a:.60}")
     return label
+
+
+READERS = {"cls": read_cls, "json": read_json}

@@ -17,6 +17,7 @@ T = TypeVar("T")
 PARTS = {"train": "train", **dict.fromkeys(PART_NAMES, "test"), "training": "train"}
 PARTS |= {name: name for name in VAL_NAMES}
 GONE = 404, 410, 416  # HTTP: not found, gone, no such range
+PACKED = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4|lzma|Z))$")
 WAITS = 0.5, 1.0, 2.0, 4.0  # seconds between attempts to read from elsewhere
 REQUESTS = 8  # of a process, at once
 MOST_OPEN = 256  # files that a process keeps open
@@ -64,6 +65,10 @@ class Storage:
 
     def find_parts(self) -> dict[str, list[str]]:
         """The shards of each part, train, val and so on, sorted; all are `train` without parts."""
+        if self.root.endswith(".tar") and not (self.is_local and os.path.isdir(self.root)):
+            raise UserError(
+                f"--data.root {self.root!a} is one tar file: give the folder in which it is"
+            )
         parts: dict[str, list[str]] = {}
         for name, is_folder in self.list_names():
             word = re.match("[a-z]*", name.lower())[0]
@@ -71,6 +76,10 @@ class Storage:
                 found = [f"{name}/{shard}" for shard, _ in self.list_names(name)]
             else:
                 found = [] if is_folder else [name]
+            if packed := [shard for shard in found if PACKED.sub(".tar", shard) not in found]:
+                raise UserError(
+                    f"{self.show(packed[0])} is compressed, and can't be read in part: unpack it"
+                )
             if shards := [shard for shard in found if shard.endswith(".tar")]:
                 parts.setdefault(PARTS.get(word, ""), []).extend(sorted(shards))
         others = parts.pop("", [])

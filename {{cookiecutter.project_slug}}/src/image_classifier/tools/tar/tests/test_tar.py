@@ -1,6 +1,9 @@
 """Images in tar shards: those of the files, from anywhere, whole or refused."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import pickle
 import re
@@ -120,6 +123,29 @@ LABELS = {
     "5.jpg": ({"5.json": b'{"label": 0.5}'}, None, "a number or a name, not 0.5"),
     "6.jpg": ({"6.json": b"{"}, None, "cannot be read: Expecting"),
     "ant/._7.jpg": ({}, None, "there is no image in"),
+    # Dots in names: of several members, the longest name that the image's begins with.
+    "IMG.2024.0.jpg IMG.2024.1.jpg": (
+        {"IMG.2024.0.cls": b"0", "IMG.2024.1.cls": b"1"},
+        [0, 1],
+        "01",
+    ),
+    "8.left.jpg 8.right.jpg": ({"8.cls": b"1", "8.right.json": b'{"label": 0}'}, [1, 0], "01"),
+    "v1.2/9.a.jpg": ({"v1.cls": b"5"}, [0], ("v1.2",)),
+    "10.a.jpg": ({"10.b.cls": b"1"}, None, "'10.a.jpg' of .* has no label: add '10.a.cls'"),
+    "ant/11.jpg": (
+        {"ant/11.seg.json": b"[" * 100_000, "12.cls": b"\xff"},
+        [0],
+        ("ant",),
+    ),  # others'
+    # Labels from outside.
+    "13.jpg": ({"13.cls": b"999999999"}, None, "the largest label is 999,999,999, and would make"),
+    "14.jpg": ({"14.cls": b"9" * 5000}, None, "label '14.cls' of .* cannot be read: Exceeds the"),
+    "15.jpg": ({"15.cls": b"a\xff"}, None, "label '15.cls' of .* cannot be read: 'utf-8' codec"),
+    "16.jpg": ({"16.json": b"[" * 100_000}, None, "label '16.json' of .* be read: maximum recurs"),
+    "17.jpg": ({"17.json": rb'{"label": "\ud800\n"}'}, [0], (r"\ud800\n",)),
+    "18.jpg": ({"18.cls": bytes(2**20 + 1)}, None, "'18.cls' of .*: it has 1,048,577 bytes, more"),
+    "19.jpg": ({"19.json": b'{"label": %s}' % b"[0.5]" * 999}, None, "'19.json' of .*: Extra data"),
+    "\udcff/20.jpg \udcfe.jpg": ({"\udcfe.cls": b"b"}, [0, 1], (r"\xff", "b")),
 }
 
 
@@ -135,7 +161,8 @@ def test_labels_are_members_or_folders(tmp_path, images):
         return
     write_tar(tmp_path / "own/validation-0.tar", members)
     source = opened(tmp_path / "own")
-    assert (source.labels.tolist(), source.classes) == (labels, expected)
+    assert (source.labels.tolist(), source.classes) == (labels, tuple(expected))
+    assert source.fingerprint()
 
 
 def test_classes_may_be_named_and_those_of_training_count(tmp_path):
@@ -257,6 +284,66 @@ def test_a_cut_or_damaged_shard_is_refused(photos, tmp_path, refusal, place):
     assert "damaged after 1,024 bytes: a member is" in refusal(*words.split())
 
 
+def sparse(name, size):
+    """The header of a member that has `size` zeros, and needs no bytes for them."""
+    entry = tarfile.TarInfo(name)
+    entry.type = tarfile.GNUTYPE_SPARSE
+    head = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    head[483:495] = b"%011o " % size
+    head[148:156] = b"%06o\0 " % (sum(head[:148]) + sum(head[156:]) + 8 * 32)
+    return bytes(head)
+
+
+def with_size(name, size):
+    """The header of a member that says it has `size` bytes."""
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+PLAIN = tarfile.TarInfo("ant/1.jpg").tobuf()
+FOREIGN = {
+    "": (b"", "it is empty"),
+    "HTML": (b"<!doctype html>\n<html>" * 99, r"it is no tar file, it begins with b'<!doctype htm"),
+    "short": (b"Not found", "it is no tar file, it begins with b'Not found'"),
+    "pointer": (
+        b"version https://git-lfs.github.com",
+        "it is no tar file, it begins with b'versio",
+    ),
+    "gzip": (gzip.compress(PLAIN + bytes(1024)), "it is compressed, and can't be read in part"),
+    "bzip2": (bz2.compress(PLAIN + bytes(1024)), "it is compressed, and can't be read in part"),
+    "xz": (lzma.compress(PLAIN + bytes(1024)), "it is compressed, and can't be read in part"),
+    "zeros": (bytes(10_240), "there is no image in"),
+    "sparse": (sparse("ant/1.jpg", 2**32) + bytes(1024), "'ant/1.jpg' is sparse: pack without"),
+    "backwards": (PLAIN + with_size("ant/2.jpg", -512) + bytes(1024), "'ant/2.jpg' has a size of"),
+    "endless": (with_size("ant/2.jpg", 2**40) + bytes(1024), "unexpected end of data"),
+    "two": ((PLAIN + bytes(1024)) * 2, "goes on after its end, at 512 bytes: `tar -A`, not `cat`"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_no_tar_file_or_has_more_than_its_bytes_is_refused_in_a_line(name, tmp_path):
+    content, said = FOREIGN[name]
+    (tmp_path / "train-0.tar").write_bytes(content)
+    with pytest.raises(UserError, match=rf"train-0.tar'.*{said}|{said}.*train-0.tar'") as caught:
+        opened(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_large_label_is_refused_before_it_unpacks(tmp_path):
+    image = tarfile.TarInfo("1.jpg").tobuf()
+    (tmp_path / "train-0.tar").write_bytes(image + sparse("1.cls", 2**32) + bytes(1024))
+    with pytest.raises(UserError, match=r"label '1.cls' of .*: it has 4,294,967,296 bytes"):
+        opened(tmp_path)
+
+
+def test_a_shard_without_an_image_is_told(tmp_path):
+    for number, members in enumerate(({"ant/1.jpg": b""}, {"bee/2.jpg": b""}, {})):
+        write_tar(tmp_path / f"own/train-{number}.tar", members)
+    for _ in range(2):  # the second time from the index
+        assert opened(tmp_path / "own", val_fraction=0.001).notes == ("no image in 'train-2.tar'",)
+
+
 def test_a_shard_that_is_gone_is_named(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own/train-0.tar").symlink_to("nowhere")
@@ -275,12 +362,18 @@ def test_a_shard_that_is_gone_is_named(tmp_path):
         ("nowhere", "cannot list '.*nowhere'"),
         ("", "there are no tar files, train-000000.tar"),
         ("mixed", "is 'more.tar' of train, val or test"),
+        ("mixed/more.tar", "more.tar' is one tar file: give the folder in which it is"),
+        ("memory://x/train-0.tar", "train-0.tar' is one tar file: give the folder in which it"),
+        ("packed", "train-0.tar.gz' is compressed, and can't be read in part: unpack it"),
+        ("folders", "train/1.tgz' is compressed, and can't be read in part: unpack it"),
         ("nofs://here", "Protocol not known: nofs"),
     ],
 )
 def test_what_is_no_dataset_is_refused(tmp_path, root, message):
     for name in ("more.tar", "val-0.tar"):
         write_tar(tmp_path / "mixed" / name, {"ant/1.jpg": b""})
+    for name in ("packed/train-0.tar.gz", "packed/more.tar", "folders/train/1.tgz"):
+        write_tar(tmp_path / name, {"ant/1.jpg": b""})
     with pytest.raises(UserError, match=message):
         opened(root if "://" in root else tmp_path / root)
 
