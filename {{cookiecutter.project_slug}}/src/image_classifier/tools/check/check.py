@@ -94,11 +94,12 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
     if quarantine and left_out:
         print(f"\n{len(left_out):,} images added to {str(target)!a}: training leaves them out")
     elif serious:
-        advice = "; --quarantine makes training leave them out" * are_files
+        advice = "; --quarantine makes training leave them out" * (are_files and bool(left_out))
         print(f"\n{serious:,} serious findings, marked by !{advice}")
     else:
         print("\nnothing serious")
-    return 0 if quarantine else serious
+    cured = ("unreadable", "leaks", "conflicts") if quarantine else ()
+    return sum(len(f.items) for f in findings if f.is_serious and f.name not in cured)
 
 
 def skipped_files(images: Images) -> Counter[str]:
@@ -168,11 +169,25 @@ def find_odd_images(images: Images) -> Iterator[Finding]:
         ("tiny", f"images with a side of less than {TINY_SIDE} pixels", shorter < TINY_SIDE),
     ):
         found = np.flatnonzero((shorter > 0) & which)
-        yield Finding(name, title, [item(images, [n], f"{width[n]} x {height[n]}") for n in found])
-    title = "16-bit gray images that turn nearly black: scale them, or save them with 8 bits"
-    dark = sorted(images.dark.items())
-    items = [item(images, [n], f"its highest value is {top:,} of 65,535") for n, top in dark]
-    yield Finding("dark", title, items)
+        items = [item(images, [n], f"{width[n]} x {height[n]}") for n in found]
+        whole = whole_splits(images, found) if name == "uniform" else ""
+        yield Finding(name, title + whole, items, is_serious=bool(whole))
+    title = "16-bit images that turn nearly black: scale them, save them with 8 bits, or take "
+    title += "--data.bits 16"
+    dark = dict(sorted(images.dark.items()))
+    whole = whole_splits(images, np.array([*dark], dtype=int))
+    items = [item(images, [n], what) for n, what in dark.items()]
+    yield Finding("dark", title + whole, items, is_serious=bool(whole))
+
+
+def whole_splits(images: Images, found: np.ndarray) -> str:
+    """`, all of train`, if all readable images of that split are among `found`, or ``."""
+    readable = np.bincount(
+        images.split_of[images.stats["height"] > 0], minlength=len(images.splits)
+    )
+    odd = np.bincount(images.split_of[found], minlength=len(images.splits))
+    whole = [images.splits[n] for n in np.flatnonzero((odd == readable) & (odd > 1))]
+    return f", all of {' and '.join(whole)}" if whole else ""
 
 
 def find_imbalance(images: Images) -> Finding:

@@ -4,7 +4,7 @@ import hashlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ...config import DataConfig
 from ...data import BadImageError, open_files, read_image, resize
+from ...errors import UserError
 from ...runtime.console import printable_path
 from ...runtime.machine import num_cores, one_thread
 from ...runtime.progress import Progress
@@ -69,7 +70,7 @@ class Images:
         self.grays = np.zeros((count, SIDE, SIDE), np.uint8)
         self.kinds = [""] * count  # format and mode of each file
         self.unreadable: dict[int, str] = {}  # reasons by image number
-        self.dark: dict[int, int] = {}  # highest values of dark 16-bit images, likewise
+        self.dark: dict[int, str] = {}  # highest values of dark 16-bit images, likewise
         starts, progress = range(0, count, CHUNK), Progress(count)
         # In threads: decoding does not hold Python's lock.
         with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
@@ -96,11 +97,6 @@ class Images:
                 content = read()
                 with suppress(UnidentifiedImageError), Image.open(io.BytesIO(content)) as image:
                     self.kinds[index] = sys.intern(f"{image.format} {image.mode}")
-                    # 16-bit gray, which keeps its upper 8 bits
-                    if image.mode.startswith("I") and source.bits == 8:
-                        highest = int(image.convert("I").getextrema()[1])
-                        if (highest >> 8 if highest > 255 else highest) < DARK:
-                            self.dark[index] = highest
             except (BadImageError, OSError) as error:
                 self.unreadable[index] = getattr(error, "reason", str(error))
                 return
@@ -109,11 +105,26 @@ class Images:
         planes = grid.T.astype(np.float64, order="C")  # one per channel: a row is fast to sum
         if source.bits == 16:
             planes /= TO_WIDE
+        if source.bits == 8 and planes.max() < DARK and source.paths is not None:
+            self.look_at_dark(index, pixels.numpy(), read)
         spread = (planes.max(1) - planes.min(1)).max()
         digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
         mean, square = planes.mean(1), np.square(planes).mean(1)
         self.stats[index] = digest, height, width, mean, square, spread
         self.grays[index] = gray(resize(pixels, SIDE, SIDE).numpy())
+
+    def look_at_dark(self, index: int, pixels: np.ndarray, read: Callable[[], bytes]) -> None:
+        """Note an image if it is dark because only the upper 8 of its 16 bits are kept."""
+        top = int(pixels.max())
+        if top >= DARK:
+            return
+        source, number = self.sources[self.split_of[index]], int(self.number[index])
+        try:
+            wide = read_image(source.paths[number], source.channels, 16, read).numpy()
+            if (wide % TO_WIDE).any():  # else it has 8 bits
+                self.dark[index] = f"its highest value is {int(wide.max()):,} of 65,535"
+        except UserError:  # 16-bit colors, for which a library is missing
+            self.dark[index] = f"its highest value is less than {(top + 1) << 8:,} of 65,535"
 
     def name(self, index: int) -> bytes:
         """The file's path from `data.root`, or such as `train[5]` for an image in memory."""

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...config import Config
 from ...data import Source, open_dataset
-from ...errors import UserError
+from ...errors import FaultError, UserError
 from ...tracking import Observer, Setup, blank_logits
 
 # A learning rate, the batch size it is usual for, the power of the batch size it grows by, and why.
@@ -23,6 +23,8 @@ USUAL_LR = {
 }
 FAR = 20  # times the usual learning rate, or a part of it; published recipes are within 10
 SMALL_FOR_BATCHNORM = 8  # images: https://arxiv.org/abs/1803.08494, figure 5
+LOOKED_AT = 8  # images, spread over the training set
+DARK, UNIFORM = 64, 8  # of 255, as in `check`: the highest value; the range of JPEG's noise
 SKEWED = 10  # times as many images as the smallest class has
 
 
@@ -34,6 +36,7 @@ def open_observer(setup: Setup) -> Observer:
         small_batchnorm_batch(config, setup.model, setup.world.size),
         imbalanced_classes(config, train),
         reused_images(config, train, val),
+        blank_images(train),
         random_evaluation(setup.model, config.data.eval_size, config.data.channels),
         data_parallel(setup.model),
     )
@@ -108,6 +111,28 @@ def are_same(one: Source, other: Source) -> bool:
         return False
     has_same_names = torch.equal(one.paths.bytes, other.paths.bytes)
     return has_same_names and one.file_digests() == other.file_digests()
+
+
+def blank_images(train: Source) -> str:
+    """Nothing can be learned from images of one color, and little from nearly black ones."""
+    images = []
+    for number in range(count := min(LOOKED_AT, len(train))):
+        with suppress(UserError, FaultError, OSError):  # training says what is wrong with it
+            images.append(train.read(number * len(train) // count).flatten(0, 1))
+    if not images or train.bits != 8:  # others are normalized as they are
+        return ""
+    if all(int((image.amax(0) - image.amin(0)).max()) <= UNIFORM for image in images):
+        return (
+            f"all of {len(images)} training images that were looked at are of one color. "
+            "`check` lists such images"
+        )
+    highest = max(int(image.max()) for image in images)
+    if highest >= DARK:
+        return ""
+    return (
+        f"the training images are nearly black: of {len(images)}, the highest value is {highest} "
+        "of 255. If their files use only some of 16 bits, scale them or try --data.bits 16"
+    )
 
 
 def random_evaluation(model: nn.Module, image_size: int, channels: int = 3) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -162,6 +163,66 @@ def test_odd_images_sizes_and_colors(tmp_path):
     assert len(report["findings"]["uniform"]) == 3
     assert names(report["findings"]["dark"]) == [{"val/ant/dark.png"}]
     assert report["findings"]["dark"][0]["what"] == "its highest value is 4,095 of 65,535"
+
+
+def write_split(root, save, splits=("train", "val")):
+    """Write eight images of each split by `save(path, number)`."""
+    for number in range(8 * len(splits)):
+        folder = root / splits[number // 8] / ("ant", "bee")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        save(folder / f"{number}", number)
+
+
+def noise(number, most):
+    """Colors from 0 to `most`, in 12 x 10 blocks, of which one is `most`."""
+    pixels = np.random.default_rng(number).integers(most + 1, size=(12, 10, 3), dtype=np.uint16)
+    pixels[3, 4] = most
+    return pixels.repeat(4, 0).repeat(4, 1)
+
+
+def save_color_tiff(path, number):
+    library = pytest.importorskip("tifffile")
+    library.imwrite(f"{path}.tif", noise(number, 4095), photometric="rgb")
+
+
+SPOILT = {
+    "white": (lambda path, _: Image.new("RGB", (40, 40), "white").save(f"{path}.png"), "uniform"),
+    "transparent": (lambda path, _: Image.new("RGBA", (40, 40)).save(f"{path}.png"), "uniform"),
+    "gray 16": (
+        lambda path, number: Image.fromarray(noise(number, 4095)[..., 0]).save(f"{path}.png"),
+        "dark",
+    ),
+    "color 16": (lambda path, number: np.save(path, noise(number, 4095)), "dark"),
+    "color 16 in TIFF": (save_color_tiff, "dark"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_split_of_one_color_or_nearly_black_is_serious(kind, photos, tmp_path, capsys):
+    save, name = SPOILT[kind]
+    root = tmp_path / "photos"
+    write_split(root, save)
+    assert main(["check", "--data.root", str(root)]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"^! .*, all of train and val: 16$", said, re.MULTILINE)
+    items = check(root)[1]["findings"][name]
+    assert len(items) == 16
+    if name == "dark":
+        assert "its highest value is 4,095 of 65,535" in {item["what"] for item in items}
+    shutil.copytree(photos, root, dirs_exist_ok=True)  # some are no reason to stop
+    capsys.readouterr()
+    assert len(check(root)[1]["findings"][name]) == 16
+    assert ", all of train" not in capsys.readouterr().out
+
+
+def test_photographs_at_night_are_not_nearly_black_for_their_bits(tmp_path):
+    write_split(
+        tmp_path / "photos",
+        lambda path, number: Image.fromarray(noise(number, 40).astype(np.uint8)).save(
+            f"{path}.png"
+        ),
+    )
+    assert not check(tmp_path / "photos")[1]["findings"]["dark"]
 
 
 def test_images_in_memory_are_checked_too_and_a_mistake_is_one_line(root, monkeypatch, refusal):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import changed, write_photo
+from PIL import Image
 from torch import nn
 from torch.nn.functional import dropout
 
@@ -105,6 +106,31 @@ def test_validation_images_of_another_split_are_said(on_photos, tmp_path):
     assert said() == ""
     held = shapes(changed(config, data__root=DataConfig.root).data, "val")  # its pixels
     assert "are the training images" in observer.reused_images(config, held, held)
+
+
+def test_images_of_one_color_or_nearly_black_ones_are_said(on_photos, tmp_path):
+    photos = open_dataset(on_photos.data, "train")
+    assert observer.blank_images(photos) == ""
+    labels, noise = torch.arange(20) % 2, torch.rand(20, 8, 8, 3)
+    for pixels, said in (
+        (noise * 255, ""),
+        (noise * 16, "the training images are nearly black: of 8, the highest value is 15 of 255"),
+        (noise * 4 + 250, "all of 8 training images that were looked at are of one color"),
+        (torch.arange(20)[:, None, None, None].expand(20, 8, 8, 3) * 12, "all of 8 training"),
+        (noise * 4, "all of 8 training"),
+    ):
+        source = Source(labels, ("ant", "bee"), pixels.byte().contiguous())
+        assert observer.blank_images(source).startswith(said)
+        assert bool(said) == bool(observer.blank_images(source))
+    for number in range(20):
+        path = tmp_path / ("ant", "bee")[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        gray = (noise[number, :, :, 0] * 4095).to(torch.int32).numpy().astype("uint16")
+        Image.fromarray(gray).save(path)
+    path.write_bytes(b"unreadable")  # which training names
+    data = changed(on_photos.data, root=str(tmp_path))
+    assert "--data.bits 16" in observer.blank_images(open_dataset(data, "train"))
+    assert observer.blank_images(open_dataset(changed(data, channels=1, bits=16), "train")) == ""
 
 
 @pytest.mark.parametrize("is_random", [True, False])
