@@ -115,23 +115,27 @@ def are_same(one: Source, other: Source) -> bool:
 
 def blank_images(train: Source) -> str:
     """Nothing can be learned from images of one color, and little from nearly black ones."""
-    images = []
+    if train.bits != 8:  # they are normalized by their own mean and deviation
+        return ""
+    ranges, highest = [], []
     for number in range(count := min(LOOKED_AT, len(train))):
         with suppress(UserError, FaultError, OSError):  # training says what is wrong with it
-            images.append(train.read(number * len(train) // count).flatten(0, 1))
-    if not images or train.bits != 8:  # others are normalized as they are
-        return ""
-    if all(int((image.amax(0) - image.amin(0)).max()) <= UNIFORM for image in images):
+            pixels = train.read(number * len(train) // count).flatten(0, 1)
+            ranges.append(int((pixels.amax(0) - pixels.amin(0)).max()))
+            highest.append(int(pixels.max()))
+            if ranges[-1] > UNIFORM and highest[-1] >= DARK:  # nearly always the first image
+                return ""
+    found = len(ranges)
+    if found and max(ranges) <= UNIFORM:
         return (
-            f"all of {len(images)} training images that were looked at are of one color. "
-            "`check` lists such images"
+            f"all of {found} training images that were looked at are of one color. `check` lists "
+            "such images"
         )
-    highest = max(int(image.max()) for image in images)
-    if highest >= DARK:
+    if not found or max(highest) >= DARK:
         return ""
     return (
-        f"the training images are nearly black: of {len(images)}, the highest value is {highest} "
-        "of 255. If their files use only some of 16 bits, scale them or try --data.bits 16"
+        f"the training images are nearly black: of {found}, the highest value is {max(highest)} of "
+        "255. If their files use only some of 16 bits, scale them or try --data.bits 16"
     )
 
 
