@@ -172,12 +172,11 @@ def find_odd_images(images: Images) -> Iterator[Finding]:
         items = [item(images, [n], f"{width[n]} x {height[n]}") for n in found]
         whole = whole_splits(images, found) if name == "uniform" else ""
         yield Finding(name, title + whole, items, is_serious=bool(whole))
-    title = "16-bit images that turn nearly black: scale them, save them with 8 bits, or take "
-    title += "--data.bits 16"
     dark = dict(sorted(images.dark.items()))
     whole = whole_splits(images, np.array([*dark], dtype=int))
+    title = f"16-bit images that turn nearly black{whole}: scale them, or try --data.bits 16"
     items = [item(images, [n], what) for n, what in dark.items()]
-    yield Finding("dark", title + whole, items, is_serious=bool(whole))
+    yield Finding("dark", title, items, is_serious=bool(whole))
 
 
 def whole_splits(images: Images, found: np.ndarray) -> str:
