@@ -65,7 +65,8 @@ class Storage:
 
     def find_parts(self) -> dict[str, list[str]]:
         """The shards of each part, train, val and so on, sorted; all are `train` without parts."""
-        if self.root.endswith(".tar") and not (self.is_local and os.path.isdir(self.root)):
+        is_file = PACKED.sub(".tar", self.root).endswith(".tar")
+        if is_file and not (self.is_local and os.path.isdir(self.root)):
             raise UserError(
                 f"--data.root {self.root!a} is one tar file: give the folder in which it is"
             )

@@ -364,6 +364,7 @@ def test_a_shard_that_is_gone_is_named(tmp_path):
         ("mixed", "is 'more.tar' of train, val or test"),
         ("mixed/more.tar", "more.tar' is one tar file: give the folder in which it is"),
         ("memory://x/train-0.tar", "train-0.tar' is one tar file: give the folder in which it"),
+        ("packed/train-0.tar.gz", "train-0.tar.gz' is one tar file: give the folder in which it"),
         ("packed", "train-0.tar.gz' is compressed, and can't be read in part: unpack it"),
         ("folders", "train/1.tgz' is compressed, and can't be read in part: unpack it"),
         ("nofs://here", "Protocol not known: nofs"),
