@@ -108,7 +108,7 @@ def open_parts(library: ModuleType, root: Path) -> dict[str, Any]:
     """
     with suppress(OSError):  # without this file it is a single `Dataset`
         names = read_object(root / "dataset_dict.json").get("splits", ())
-        if odd := [name for name in names if not re.fullmatch(r"\w+(\.\w+)*", name)]:
+        if odd := [name for name in names if not re.fullmatch(r"(?!\.\.?$)[^/\\:]+", name)]:
             raise UserError(f"{str(root)!a} has a part called {odd[0]!a:.60}: rename it")
     found = library.load_from_disk(str(root))
     parts = dict(found) if isinstance(found, dict) else {"train": found}

@@ -207,12 +207,20 @@ def test_a_damaged_dataset_is_refused_in_a_line(saved, tmp_path, damaged):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("part", ["../other", "/etc", "zip://a::http://127.0.0.1:1/x", "\ud800"])
+@pytest.mark.parametrize("part", ["../other", "/etc", "..", "zip://a::http://127.0.0.1:1/x"])
 def test_a_part_has_no_path_or_url_for_a_name(saved, tmp_path, part):
     root = Path(shutil.copytree(saved, tmp_path / "own"))
     (root / "dataset_dict.json").write_text(json.dumps({"splits": ["train", part]}))
     with pytest.raises(UserError, match=r"has a part called '.*': rename it"):
         opened(root)
+
+
+def test_a_part_may_have_any_other_name(saved, tmp_path):
+    root = Path(shutil.copytree(saved, tmp_path / "own"))
+    shutil.copytree(root / "train", root / "train-old 2.0")
+    names = ["train", "validation", "train-old 2.0"]
+    (root / "dataset_dict.json").write_text(json.dumps({"splits": names}))
+    assert len(opened(root)) == 12
 
 
 def test_classes_are_names_that_can_be_written_anywhere(tmp_path):
