@@ -208,7 +208,9 @@ def test_a_split_of_one_color_or_nearly_black_is_serious(kind, photos, tmp_path,
     items = check(root)[1]["findings"][name]
     assert len(items) == 16
     if name == "dark":
-        assert "its highest value is 4,095 of 65,535" in {item["what"] for item in items}
+        # Without tools/tiff, all that is known is the upper byte.
+        said = "its highest value is (4,095|less than 4,096) of 65,535"
+        assert any(re.fullmatch(said, item["what"]) for item in items)
     shutil.copytree(photos, root, dirs_exist_ok=True)  # some are no reason to stop
     capsys.readouterr()
     assert len(check(root)[1]["findings"][name]) == 16
