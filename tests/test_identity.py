@@ -28,11 +28,8 @@ def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
 
 def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_worked(tmp_path):
     copy = tmp_path / "copy"
-    for file in tracked_files(ROOT):
-        (copy / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, copy / file)
-    for words in ("init", "add --all", "-c user.name=a -c user.email=a@b.c commit --message=all"):
-        run("git", *words.split(), folder=copy)
+    copy_tracked(copy)
+    commit(copy)
     for leftover in ("src/__pycache__/a.pyc", ".ruff_cache/a", ".venv/bin/a", "runs/a", "data/a"):
         path = copy / PROJECT.name / leftover
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +39,34 @@ def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_w
         python(*command, folder=tmp_path, HOME=tmp_path)
         assert_same_as_template(tmp_path / "image-classifier")
         shutil.rmtree(tmp_path / "image-classifier")
+
+
+def test_git_for_windows_leaves_every_byte_of_the_template_and_of_a_project_as_it_is(
+    tmp_path, render, monkeypatch
+):
+    for name, value in {"COUNT": "1", "KEY_0": "core.autocrlf", "VALUE_0": "true"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    copy_tracked(tmp_path / "template")
+    for folder in (tmp_path / "template", render()):
+        commit(folder)
+        clone = tmp_path / f"clone of {folder.name}"
+        run("git", "clone", folder, clone, folder=tmp_path)
+        files = tracked_files(folder)
+        assert contents(clone, files) == contents(folder, files)
+    run("bash", "-n", "slurm.sh", folder=clone)
+
+
+def copy_tracked(copy):
+    """Copy this repository as it is, without what git ignores."""
+    for file in tracked_files(ROOT):
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, copy / file)
+
+
+def commit(folder):
+    """Make a repository of a folder."""
+    for words in ("init", "add --all", "-c user.name=a -c user.email=a@b.c commit --message=all"):
+        run("git", *words.split(), folder=folder)
 
 
 def assert_same_as_template(folder):
