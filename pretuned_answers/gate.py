@@ -3,14 +3,16 @@
 Cookiecutter makes the project's folder first and asks `pre_gen_project` afterwards, so an answer
 such as `../x` would leave its trace outside. And it renders what follows `--no-input` as Jinja,
 which can run any code, before it asks at all. A Jinja extension is the one part of a template
-that comes before both.
+that comes before both. Cookiecutter finds it in `needs_cookiecutter_2_6.py`.
 """
 
+import inspect
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from cookiecutter import __version__
 from jinja2 import Environment
 from jinja2.ext import Extension
 
@@ -24,6 +26,11 @@ class Gate(Extension):
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
+        # Older ones take `docker=no` for a text, and some leave out what a yes would bring.
+        if [int(part) for part in __version__.split(".")[:2]] < [2, 6]:
+            _refuse(RefusedError(f"cookiecutter {__version__} is too old: take 2.6 or newer"))
+        if _hooks_are_off():
+            _refuse(RefusedError("only hooks write the answers into a project: --accept-hooks yes"))
         environment.filters["accepted"] = _accepted
         # For the hooks. `cookiecutter._repo_dir` is relative if the user said `cookiecutter .`,
         # and a hook runs in the new folder.
@@ -40,6 +47,14 @@ class Gate(Extension):
         except RefusedError as error:
             _refuse(error)
         return source
+
+
+def _hooks_are_off() -> bool:
+    """Whether cookiecutter was told to run no hooks; it says so to no template: see who called."""
+    frame = inspect.currentframe()
+    while frame and frame.f_locals.get("accept_hooks") is not False:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _own_markup() -> set[str]:

@@ -1,9 +1,12 @@
 """Hostile and hapless answers: refused in one line and without a trace, or kept as they are."""
 
+import io
+import json
 import re
 import sys
 from importlib.metadata import distributions, packages_distributions
 
+import cookiecutter.cli
 import pytest
 import yaml
 from conftest import PROJECT, ROOT, contents, pyproject, render_with_cookiecutter, run, template
@@ -12,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as canonical
 
 from pretuned import cli
+from pretuned_answers import gate
 
 pytestmark = pytest.mark.usefixtures("here")  # where a relative path that escapes would be seen
 
@@ -60,6 +64,37 @@ def test_a_refused_answer_leaves_one_line_and_nothing_else(way, key, value, here
     assert re.fullmatch(r"ERROR: [ -~]+\n", capfd.readouterr().err)
     assert not contents(here)
     assert not output.exists()
+
+
+@pytest.mark.parametrize("said", ["no", "ask"])
+def test_without_hooks_no_project_with_the_names_of_another_is_made(said, here, monkeypatch, capfd):
+    monkeypatch.setenv("HOME", str(here / "home"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))  # to the question of `ask`
+    with pytest.raises(SystemExit) as ending:
+        cookiecutter.cli.main([str(ROOT), "--no-input", "--accept-hooks", said, "author=Me"])
+    assert ending.value.code == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert "--accept-hooks yes" in error
+    assert not (here / "image-classifier").exists()
+
+
+@pytest.mark.parametrize("version", ["2.1.1", "2.5.0"])
+def test_an_older_cookiecutter_is_refused_by_name(version, here, monkeypatch, capfd):
+    monkeypatch.setattr(gate, "__version__", version)
+    with pytest.raises(SystemExit):
+        render_with_cookiecutter(here / "output")
+    said = f"ERROR: cookiecutter {version} is too old: take 2.6 or newer\n"
+    assert capfd.readouterr().err == said
+    assert not contents(here)
+
+
+def test_the_oldest_cookiecutter_shows_which_one_is_needed():
+    extensions = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))["_extensions"]
+    # Its only words are those of the import, which it does outside the template.
+    code = f"import jinja2; jinja2.Environment(extensions={extensions})"
+    error = run(sys.executable, "-I", "-c", code, code=1).stderr
+    assert "No module named 'needs_cookiecutter_2_6'" in error
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
