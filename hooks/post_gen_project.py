@@ -8,6 +8,7 @@ licence alone, quoted for where it lands; all other files take only the slug and
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,4 +107,7 @@ def markdown(value: str) -> str:
 
 QUOTES: dict[str, Callable[[str], str]] = {".toml": toml, ".md": markdown, "LICENSE": str}
 
-main()
+try:
+    main()
+except OSError as error:
+    sys.exit(f"ERROR: {error}; no project was made")

@@ -8,9 +8,11 @@ that comes before both. Cookiecutter finds it in `needs_cookiecutter_2_6.py`.
 
 import inspect
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cookiecutter import __version__
 from jinja2 import Environment
@@ -19,6 +21,7 @@ from jinja2.ext import Extension
 from pretuned_answers import RefusedError, check, check_markup
 
 TEMPLATE_FOLDER = Path(__file__).resolve().parent.parent
+BLOCK = 4096  # bytes: a file ends within one
 
 
 class Gate(Extension):
@@ -29,7 +32,7 @@ class Gate(Extension):
         # Older ones take `docker=no` for a text, and some leave out what a yes would bring.
         if [int(part) for part in __version__.split(".")[:2]] < [2, 6]:
             _refuse(RefusedError(f"cookiecutter {__version__} is too old: take 2.6 or newer"))
-        if _hooks_are_off():
+        if _told_to_cookiecutter("accept_hooks") is False:
             _refuse(RefusedError("only hooks write the answers into a project: --accept-hooks yes"))
         environment.filters["accepted"] = _accepted
         # For the hooks. `cookiecutter._repo_dir` is relative if the user said `cookiecutter .`,
@@ -49,12 +52,12 @@ class Gate(Extension):
         return source
 
 
-def _hooks_are_off() -> bool:
-    """Whether cookiecutter was told to run no hooks; it says so to no template: see who called."""
+def _told_to_cookiecutter(name: str) -> Any:  # noqa: ANN401 - whatever it is
+    """Return an argument of the call of cookiecutter, which hides them from templates; or None."""
     frame = inspect.currentframe()
-    while frame and frame.f_locals.get("accept_hooks") is not False:
+    while frame and not {"accept_hooks", "output_dir"} <= frame.f_locals.keys():
         frame = frame.f_back
-    return frame is not None
+    return frame.f_locals[name] if frame else None
 
 
 def _own_markup() -> set[str]:
@@ -69,9 +72,21 @@ def _accepted(answers: Mapping[str, object]) -> str:
     """Return "yes" for the hidden variable whose rendering is the last before the folder."""
     try:
         check(answers)
+        _check_space(Path(_told_to_cookiecutter("output_dir") or ""))
     except RefusedError as error:
         _refuse(error)
     return "yes"
+
+
+def _check_space(folder: Path) -> None:
+    """Refuse a full disk: cookiecutter would list each file that it cannot copy, and leave some."""
+    files = [path for path in TEMPLATE_FOLDER.glob("{{*}}/**/*") if path.is_file()]
+    needed = sum(path.stat().st_size + BLOCK for path in files)
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    disk = shutil.disk_usage(there)
+    if disk.free < needed and disk.total:  # 0: the file system does not say
+        sizes = f"{needed / 2**20:.1f} MB, and its disk has {disk.free / 2**20:.1f} MB left"
+        raise RefusedError(f"a project needs {sizes}")
 
 
 def _refuse(error: RefusedError) -> None:

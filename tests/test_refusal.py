@@ -3,8 +3,10 @@
 import io
 import json
 import re
+import shutil
 import sys
 from importlib.metadata import distributions, packages_distributions
+from types import SimpleNamespace
 
 import cookiecutter.cli
 import pytest
@@ -95,6 +97,29 @@ def test_the_oldest_cookiecutter_shows_which_one_is_needed():
     code = f"import jinja2; jinja2.Environment(extensions={extensions})"
     error = run(sys.executable, "-I", "-c", code, code=1).stderr
     assert "No module named 'needs_cookiecutter_2_6'" in error
+
+
+@pytest.mark.parametrize("way", ["cookiecutter", "pretuned"])
+def test_a_full_disk_is_refused_before_a_file_is_written(way, here, monkeypatch, capfd):
+    full = SimpleNamespace(total=10**9, free=10**6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    command = ["--no-input", "--output-dir", "a/b"]
+    with pytest.raises(SystemExit) as ending:
+        cli.main(command) if way == "pretuned" else render_with_cookiecutter(here / "a/b")
+    assert ending.value.code == 2
+    said = r"ERROR: a project needs [0-9.]+ MB, and its disk has 1\.0 MB left\n"
+    assert re.fullmatch(said, capfd.readouterr().err)
+    assert not contents(here)
+    full.total = 0  # some file systems say nothing
+    assert cli.main(["--no-input"]) == 0
+
+
+def test_a_disk_that_fills_up_leaves_one_line_and_nothing_else(here):
+    code = "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (20_000, 20_000)); "
+    code += "from pretuned.cli import main; sys.exit(main(['--no-input', '--output-dir', 'a/b']))"
+    error = run(sys.executable, "-c", code, folder=here, code=2, PYTHONPATH=ROOT / "src").stderr
+    assert re.fullmatch(r"ERROR: \[Errno 27\] [ -~]{,300}; no project was made\n", error)
+    assert not list(here.iterdir())
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)

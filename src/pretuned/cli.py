@@ -3,13 +3,15 @@
 import argparse
 import difflib
 import json
+import logging
+import shutil
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cookiecutter.exceptions import CookiecutterException
+from cookiecutter.exceptions import CookiecutterException, FailedHookException
 from cookiecutter.main import cookiecutter
 
 from pretuned import TEMPLATE
@@ -22,19 +24,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Render the template and return the exit code: 2 for a mistake of the user."""
     questions = _questions()
     options = _parser(questions).parse_args(arguments)
+    logging.getLogger("cookiecutter").addHandler(logging.NullHandler())  # errors are shown below
     try:
         given = _read_answers(options.answers, questions)
         check(given)
         folder = _render(given, options.output_dir, no_input=options.no_input)
+    except FailedHookException:
+        return 2  # the hook has said why
     except (RefusedError, CookiecutterException, OSError) as error:
-        # Cookiecutter begins some of its messages with the word itself.
-        print(f"ERROR: {str(error).removeprefix('Error: ')}", file=sys.stderr)
+        print(f"ERROR: {_line(error)}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, EOFError):
         print("\nERROR: no project was made: the questions were not answered", file=sys.stderr)
         return 130
     print(f"{folder} is ready: cd {folder} && make train")
     return 0
+
+
+def _line(error: Exception) -> str:
+    """Return what went wrong in one line."""
+    if isinstance(error, shutil.Error):  # of a folder: a row for each file that was not copied
+        error = OSError(f"{error.args[0][0][-1]}; no project was made")
+    # Cookiecutter begins some of its messages with the word itself.
+    return str(error).removeprefix("Error: ").replace("\n", " ")
 
 
 def _questions() -> dict[str, object]:
@@ -108,19 +120,29 @@ def _nearest(word: str, words: Iterable[str]) -> str:
     return f"{hint} (there are: {', '.join(spelled.values())})"
 
 
-def _render(given: dict[str, object], output_dir: Path, *, no_input: bool) -> str:
-    """Let cookiecutter ask and render; return the new folder."""
-    with tempfile.TemporaryDirectory(prefix="pretuned-") as scratch:
+def _render(given: dict[str, object], output_dir: Path, *, no_input: bool) -> Path:
+    """Let cookiecutter ask and render; return the new folder, which appears whole or not at all."""
+    # Where the folder will be, or what exists of the way to it: on one disk it can be renamed.
+    near = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+    with (
+        tempfile.TemporaryDirectory(prefix="pretuned-") as scratch,
+        tempfile.TemporaryDirectory(prefix=".pretuned-", dir=near) as unfinished,
+    ):
         # Cookiecutter remembers answers in the home folder, reads defaults from there, and leaves
         # its rendered hooks, with all answers, among the temporary files. None of it is asked for.
         tempfile.tempdir = scratch
         try:
-            return cookiecutter(
+            made = cookiecutter(
                 str(TEMPLATE),
                 no_input=no_input,
                 extra_context=given,
-                output_dir=str(output_dir),
+                output_dir=unfinished,
                 default_config={"replay_dir": scratch, "cookiecutters_dir": scratch},
             )
         finally:
             tempfile.tempdir = None
+        folder = output_dir.absolute() / Path(made).name
+        if folder.exists():
+            raise FileExistsError(f"{str(folder)!a} exists; choose another project_slug")
+        output_dir.mkdir(parents=True, exist_ok=True)
+        return Path(made).rename(folder)
