@@ -56,7 +56,7 @@ _LIBRARIES = {
         brotli dotenv gradio_client httptools multipart orjson python_dotenv python_multipart
         starlette trackio uvicorn uvloop watchfiles websockets
     """,
-    "nvidia-ml-py": "nvidia_ml_py pynvml",
+    "nvidia-ml-py": "example nvidia_ml_py pynvml",
     "ray": """
         attr attrs dateutil jsonschema jsonschema_specifications msgpack python_dateutil ray
         referencing rpds rpds_py serve six tensorboardx tune tzdata
