@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from itertools import dropwhile
 from pathlib import Path
 
@@ -89,6 +90,20 @@ def test_every_command_of_the_readme_is_understood():
             parse(options_of(verb), words, prog=verb, about="", **others)
             found.add(verb)
     assert found == {*commands()}
+
+
+def test_optional_libraries_go_into_this_environment_which_has_a_pip():
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    libraries = " ".join(name for names in extras.values() for name in names)
+    commands = re.findall(r"python -m pip install ([^`\n]+)", PAPERS)
+    assert len(commands) == len(re.findall(r"(?<!uv )pip install", PAPERS)) >= 9
+    for library in shlex.split(" ".join(commands)):
+        assert f"{library}>=" in libraries
+    for extra in re.findall(r"uv pip install -e '\.\[(\w+)\]'", PAPERS):
+        assert extra in extras
+    makers = PAPERS + (PROJECT / "Makefile").read_text(encoding="utf-8")
+    assert makers.count("uv venv") == makers.count("uv venv --seed") == 2
 
 
 def run_in(folder, *lines):
