@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..runtime.config_dict import flatten
 from ..runtime.console import clock, say
 from ..runtime.files import read_object
 from ..runtime.machine import num_threads
+from ..runtime.run_dir import take
 from ..runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ..tasks import metric_of
 from .child_runs import end_run, last_line, start_run
@@ -39,7 +40,8 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
     Runs that are done are not trained again, and runs that were interrupted resume.
 
     Raises:
-        UserError: as soon as a run rejects its options or data; those that train save and end.
+        UserError: if another command trains in the folder; and as soon as a run rejects its options
+            or data: those that train save and end.
         FaultError: if a run failed, when all others are done.
         StoppedError: after a signal, or if the time limit ended runs; all saved.
     """
@@ -52,7 +54,11 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
         where = f"what they print is in {recipe.folder / next(iter(todo))}.txt and so on"
         say(f"to train: {len(todo)} of {len(each)} runs, {len(places)} at once; {where}")
     failed = []
-    with Signals() as signals, closing(train_in(places, recipe, todo, signals)) as ends:
+    with (
+        locked(recipe.folder),
+        Signals() as signals,
+        closing(train_in(places, recipe, todo, signals)) as ends,
+    ):
         for name, code in ends:
             if run := ended(recipe.folder / name, code):
                 runs[name] = run
@@ -66,6 +72,15 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
         raise FaultError(f"{account}, {', '.join(failed)} failed; run the same command to retry")
     saved = f"{account}, the others saved; run the same command to resume"
     raise StoppedError(signals.number or TIME_LIMIT, saved)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """A block in which no other command trains runs in `folder`: two would share their logs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        take(lock, folder)
+        yield
 
 
 def train_in(

@@ -71,6 +71,18 @@ def test_ctrl_c_saves_all_runs_and_the_same_command_resumes(tmp_path, monkeypatc
     assert steps == [[*range(4, 9)], [*range(1, 9)]]
 
 
+def test_a_second_command_in_the_folder_of_one_that_trains_is_refused(tmp_path, refusal):
+    holder = "import sys; from {}.runtime.files import lock_file; file = open(sys.argv[1], 'w'); "
+    holder += "lock_file(file, ''); print(1, file=file, flush=True); sys.stdin.read()"
+    program = [sys.executable, "-c", holder.format(many_runs.__name__.partition(".")[0])]
+    with subprocess.Popen([*program, tmp_path / ".lock"], stdin=subprocess.PIPE) as first:
+        wait_for(lambda: (tmp_path / ".lock").exists() and (tmp_path / ".lock").read_text())
+        line = refusal("repeat", 2, *TINY.split(), "--run.trackers", "--run.dir", tmp_path)
+        first.stdin.close()
+    assert f"'{tmp_path}' is in use by another run" in line
+    assert {path.name for path in tmp_path.iterdir()} == {".lock"}
+
+
 @pytest.mark.usefixtures("forked")
 def test_seeds_that_are_done_are_kept_and_two_recipes_can_be_compared(
     tmp_path, trained_once, capsys
