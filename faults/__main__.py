@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import record
 
-from . import PROJECT, ROOT, disks, kills, long, ranks, steps
+from . import PROJECT, ROOT, disks, kills, long, many, ranks, steps
 from .children import small, train_whole
 from .suites import tests_of
 from .table import Row, run_row
@@ -92,6 +92,38 @@ ROWS = [
         "eight runs started at once in one folder", "one of them trains", ranks.racing_starts, 5, 0
     ),
     Row(
+        "`kill -9` of `repeat` and `cross-validate`, of the run that they train, or of both",
+        "the same command, begun anew at once, ends as an unbroken one",
+        many.several,
+        12,
+        0,
+    ),
+    Row(
+        "`kill -9` of `search`",
+        "the same command goes on; nothing is trained twice",
+        tests_of(
+            PROJECT, "src/image_classifier/tools/search/tests/test_search.py", "-k", "killed_search"
+        ),
+        1,
+        0,
+    ),
+    Row(
+        "`kill -9` of a worker of Ray",
+        "all workers start anew from the last save, and learn as one process",
+        tests_of(
+            PROJECT, "src/image_classifier/tools/ray_train/tests/test_ray_train.py", "-k", "kill"
+        ),
+        1,
+        0,
+    ),
+    Row(
+        "the clock jumps by a year, back or ahead, at each look; files of the run too",
+        "a run ends as an unbroken one",
+        many.clocks,
+        12,
+        1,
+    ),
+    Row(
         "out of memory on one of two ranks",
         "half the micro-batch, agreed on; same batches and learning rates",
         steps.out_of_memory,
@@ -104,6 +136,13 @@ ROWS = [
         disks.full,
         3,
         1,
+    ),
+    Row(
+        "disk full while the ranks of an FSDP run save their parts",
+        "both name the step that is kept; with space, the same command ends as an unbroken run",
+        disks.sharded,
+        3,
+        0,
     ),
     Row(
         "standard output on a full disk, closed, or with nobody who reads it",

@@ -6,7 +6,7 @@ import pytest
 from conftest import PROJECT, ROOT, python
 
 ROWS = (ROOT / "faults" / "__main__.py").read_text(encoding="utf-8")
-CALLS = re.findall(r'tests_of\((\w+), "(\S+?)"(?:, "-k", "(.+?)")?', ROWS)
+CALLS = re.findall(r'tests_of\(\s*(\w+), "(\S+?)"(?:, "-k", "(.+?)")?', ROWS)
 
 
 def test_what_is_injected_loses_nothing():
