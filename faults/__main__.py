@@ -95,7 +95,7 @@ ROWS = [
         "`kill -9` of `repeat` and `cross-validate`, of the run that they train, or of both",
         "the same command, begun anew at once, ends as an unbroken one",
         many.several,
-        12,
+        6,
         0,
     ),
     Row(

@@ -57,7 +57,7 @@ def several(scratch: Path, tries: int) -> str:
         unbroken = Command(words, scratch / f"{verb} unbroken", script=script)
         expect(unbroken.wait() == 0, f"{verb} failed: {unbroken.said[-300:]}")
         for number in range((tries + 1) // 2):
-            name, step = names[number % 2], chance.randrange(1, 30)
+            name, step = names[number % 2], chance.randrange(1, 20)  # of 24 or 60
             victim = VICTIMS[number % 3]
             command = Command(words, scratch / f"{verb} {number}", script=script)
             command.until_step(step, f"run/{name}")

@@ -58,7 +58,8 @@ def test_a_file_has_the_pixels_that_were_saved(name, tmp_path):
 
 REFUSED = {
     "five": (lambda: tiff(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
-    "bomb": (bomb, 5, "(a part of it unpacks to more than its size|INSUFFICIENT_SPACE)"),
+    # In the words of imagecodecs, if that is installed.
+    "bomb": (bomb, 5, "(a part of it unpacks to more than its size|.*INSUFFICIENT_SPACE)"),
     "cut": (lambda: tiff(DEEP)[:99], 5, ""),
     "floats": (lambda: tiff(DEEP.astype(np.float32)), 5, "its numbers are float32"),
 }
