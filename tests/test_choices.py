@@ -4,11 +4,13 @@ import email.message
 import email.policy
 import email.utils
 import io
+import re
+import shlex
 import tempfile
 import zipfile
 
 import pytest
-from conftest import LONG_NAMES, OFF, PROJECT, contents, pyproject, python, template
+from conftest import LONG_NAMES, OFF, PROJECT, ROOT, contents, pyproject, python, template
 from markdown_it import MarkdownIt
 
 from pretuned import cli
@@ -106,6 +108,19 @@ def test_a_wrong_word_says_which_are_right(argument, message, here, capsys):
     assert message in error
     assert error.count("\n") == 1
     assert not list(here.iterdir())
+
+
+def test_every_command_that_makes_a_project_is_understood():
+    pages = [
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/features.md")
+    ]
+    commands = re.findall(r"^uvx (--from \S+ )?pretuned\b(.*)", "\n".join(pages), re.MULTILINE)
+    assert len(commands) >= 4
+    for source, words in commands:
+        assert source  # it is on no index yet
+        questions = cli._questions()
+        options = cli._parser(questions).parse_args(shlex.split(words, comments=True))
+        cli.check(cli._read_answers(options.answers, questions))
 
 
 def test_unanswered_questions_make_nothing(monkeypatch, here):
