@@ -23,6 +23,7 @@ from image_classifier.evaluate import (
     evaluate,
     metric_names,
 )
+from image_classifier.metrics import phrase
 from image_classifier.models import build_model
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.precision import Precision
@@ -103,9 +104,21 @@ def test_classes_are_listed_from_the_worst_and_top5_of_more_than_five(monkeypatc
     assert text.splitlines()[1:] == [
         "  bee   0.00%",
         "  ant  66.67%",
-        "balanced accuracy 33.33%, macro F1 40.00%, ECE 25.00%",
+        "balanced accuracy 33.33% over the 2 classes with images, "
+        "macro F1 40.00% over the 2 classes with images, ECE 25.00%",
         "top-1 75.00%, loss 0.5000",
     ]
+    rare = answers_of(("common", "rare"), torch.tensor([[9, 0], [0, 0]]))
+    scores = Scores(rare, {"loss": 0.5, "top1": 1.0})
+    one = "balanced accuracy 100.00% over the 1 class with images"
+    assert one in scores.text("top1")
+    assert phrase(scores.metrics("balanced_accuracy"), "balanced_accuracy").startswith(one)
+
+
+def test_scores_are_shown_in_a_line():
+    scores = Scores(answers_of(("ant", "bee"), 4000 * torch.eye(2).long()), {"top1": 1.0})
+    shown = "<Predictions: 8,000 images of 2 classes>"
+    assert (repr(scores), repr(scores.predictions)) == (f"<Scores: top-1 100.00%; {shown}>", shown)
 
 
 def test_the_first_step_is_not_in_the_speed_as_it_compiles(config, monkeypatch, capsys):

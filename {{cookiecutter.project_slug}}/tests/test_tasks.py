@@ -26,6 +26,7 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.decode import BadImageError
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
+from image_classifier.metrics import METRICS, Metric, metric_text
 from image_classifier.models import read_checkpoint
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
@@ -37,6 +38,7 @@ from image_classifier.tasks import (
     mix_several,
 )
 from image_classifier.train import train
+from image_classifier.train_state import TrainState
 
 COUNT, CLASSES, UNREADABLE = 23, 7, 4
 
@@ -126,6 +128,7 @@ def test_metrics_are_those_of_scikit_learn_on_any_number_of_ranks():
     for scores, metrics in alone:
         expected = {f"val/{name}": value for name, value in by_sklearn(scores).items()}
         expected |= {"val/bad_images": 1, "val/ece": metrics["val/ece"]}
+        expected["val/classes"] = CLASSES - 1  # that have images
         assert metrics == pytest.approx(expected)
     for rank in run_ranks(2, evaluated) + run_ranks(3, evaluated):
         for (scores, metrics), (one, expected) in zip(rank, alone, strict=True):
@@ -220,7 +223,7 @@ def test_several_labels_are_learned_and_a_killed_run_ends_as_an_unbroken_one(con
     ("knobs", "words"),
     [
         ({"model__task": "single-label"}, "several labels there: set --model.task multi-label"),
-        ({"run__best_by": "top1"}, "--run.best-by 'top1' is none of: auto, loss, exact, micro_f1"),
+        ({"run__best_by": "top1"}, "--run.best-by 'top1' is none of: auto, exact, loss, micro_f1"),
         (
             {"data__balance": "loss", "optim__loss": "focal"},
             "weights --optim.loss entropy, not focal",
@@ -235,9 +238,41 @@ def test_what_the_task_has_not_is_refused_before_training(config, monkeypatch, k
     assert not Path(config.run.dir, "checkpoints").exists()
 
 
+def mine(lower_is_better):
+    """A metric with a number of NumPy's."""
+    return Metric(lambda found: found.probability.numpy().mean(), lower_is_better=lower_is_better)
+
+
+@pytest.mark.parametrize(("lower_is_better", "best"), [(True, 0.25), (False, 0.75)])
+def test_a_metric_of_ones_own_says_which_way_is_better(lower_is_better, best, monkeypatch):
+    monkeypatch.setitem(METRICS, "rmse", mine(lower_is_better))
+    state = TrainState(*[None] * 3, best_by="rmse")
+    for state.step, score in enumerate((float("nan"), 0.5, best, 0.5, 0.5)):
+        state.record(score)
+    assert (state.best_step, state.best_score) == (2, best)
+    assert state.early_stop(2).startswith("stopped early: no evaluation of 2 was better")
+    assert state.best_text.endswith(f": rmse {best}00")
+
+
+def test_a_metric_that_does_not_say_which_way_is_better_is_refused_before_training(
+    config, monkeypatch
+):
+    monkeypatch.setitem(METRICS, "rmse", lambda found: float(found.probability.mean()))
+    with pytest.raises(UserError, match="does not say whether a lower rmse is better: write 'rmse"):
+        train(config)
+    assert not Path(config.run.dir, "checkpoints").exists()
+    with pytest.raises(TypeError, match="lower_is_better"):
+        Metric(len)
+
+
+def test_a_metric_that_is_no_share_is_no_percentage(monkeypatch):
+    monkeypatch.setitem(METRICS, "kappa", Metric(len, lower_is_better=False))
+    assert metric_text("kappa", -0.005) == "kappa -0.0050"
+    assert metric_text("top1", 0.995) == "top-1 99.50%"
+
+
 def test_a_metric_of_ones_own_decides_and_its_number_can_be_saved(config, monkeypatch):
-    metrics = TASKS["single-label"].metrics
-    monkeypatch.setitem(metrics, "mine", lambda found: found.probability.numpy().mean())
+    monkeypatch.setitem(METRICS, "mine", mine(lower_is_better=True))
     train(changed(config, run__best_by="mine", epochs=1))
     best = read_checkpoint(Path(config.run.dir, "checkpoints", "best.pt"))["state"]["best_score"]
     assert logged(config.run.dir)[-1]["val/mine"] == best

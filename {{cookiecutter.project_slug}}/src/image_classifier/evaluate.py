@@ -9,22 +9,28 @@ from torch import Tensor, nn
 from .data import EvalData, Source
 from .decision import NO_DECISION, Decision
 from .errors import UserError
+from .metrics import METRICS, find_metric, metric_title, names_for, scores_text, words
 from .precision import Precision
-from .predictions import Predictions, counted_and_correct, scores_text
+from .predictions import Predictions, counted_and_correct
 from .preprocess import Normalize
 from .runtime.distributed import World
-from .tasks import TASKS, WHOLE, ImageResult
+from .tasks import TASKS, ImageResult
 
 MOST_KEPT = 2**26  # probabilities of all images and classes, which each rank keeps: 256 MB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores:
     """The result of an evaluation, over all ranks."""
 
     predictions: Predictions  # for each image
     known: dict[str, float]  # metrics that were computed: `loss`, without label smoothing; of one
     # label `top1` and, with more than five classes, `top5`; of several `exact`: all are right
+
+    def __repr__(self) -> str:
+        """The most important metrics, in a line."""
+        metrics = {f"val/{name}": value for name, value in self.known.items()}
+        return f"<Scores: {words(metrics, METRICS)}; {self.predictions!r}>"
 
     @property
     def names(self) -> list[str]:
@@ -34,17 +40,20 @@ class Scores:
     def value(self, name: str) -> float:
         """A metric of `names`, which is computed once."""
         if name not in self.known:
-            metric = TASKS[self.predictions.source.task].metrics[name]
             # Not NumPy's: a checkpoint with a number of theirs could not be read.
-            self.known[name] = float(metric(self.predictions))
+            self.known[name] = float(find_metric(name).function(self.predictions))
         return self.known[name]
 
     def metrics(self, *wanted: str) -> dict[str, float]:
         """The numbers to log: those that are known, the calibration error, and what is wanted."""
         values = {name: self.value(name) for name in (*self.known, *wanted, "ece")}
         finite = {f"val/{name}": value for name, value in values.items() if isfinite(value)}
-        num_unread = self.predictions.num_unread
-        return finite | ({"val/bad_images": num_unread} if num_unread else {})
+        found = self.predictions
+        if num_unread := found.num_unread:
+            finite["val/bad_images"] = num_unread
+        if found.num_classes < len(found.source.classes):
+            finite["val/classes"] = found.num_classes
+        return finite
 
     def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
         """All metrics, what is told of each class, and what `decision` means, as lines."""
@@ -53,7 +62,8 @@ class Scores:
         text = scores_text(self.metrics(*self.names), shares, source.classes, best_by)
         if found.probabilities is not None:
             return f"{text}\n{found.account(decision)}"
-        return f"too many images x classes for {', '.join(sorted(WHOLE))}\n{text}"
+        left_out = [metric_title(name) for name in METRICS if METRICS[name].needs_all]
+        return f"too many images x classes for {', '.join(left_out)}\n{text}"
 
 
 def evaluate(
@@ -105,10 +115,7 @@ def evaluate(
 
 def metric_names(source: Source) -> list[str]:
     """The metrics that there are of the images of `source`."""
-    counted = ["top5"] if len(source.classes) > 5 else []
-    counted = ["exact"] if source.is_multi_label else ["top1", *counted]
-    left_out = () if keeps_all(source) else WHOLE
-    return ["loss", *counted, *(n for n in TASKS[source.task].metrics if n not in left_out)]
+    return names_for(source, keeps_all(source))
 
 
 def keeps_all(source: Source) -> bool:

@@ -1,9 +1,7 @@
 """What a model predicts for each image of a split, how confident it is, and whether it is right."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from math import isnan
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,21 +11,13 @@ from torch import Tensor
 from .config import RunConfig
 from .data import LEFT_OUT, Source
 from .decision import NO_DECISION, Decision, choose_decision
-from .runtime.console import printable
 from .runtime.files import write_whole
 
 BINS = 15  # of the confidence, as in https://arxiv.org/abs/1706.04599
 MOST_SAVED = 2**24  # probabilities in a file, of all images and classes
 
-# Metrics that are better the lower they are, and those that are no shares of 1; names in words.
-LOWER = {"loss", "brier", "ece"}
-NUMBERS = {"loss", "brier"}
-MAIN = ("top1", "exact", "top5", "loss")  # in each line on an evaluation
-TITLES = {"top1": "top-1", "top5": "top-5", "exact": "all labels right", "macro_f1": "macro F1"}
-TITLES |= {"micro_f1": "micro F1", "auroc": "AUROC", "brier": "Brier score", "ece": "ECE"}
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Predictions:
     """The predictions for all images of a split, in CPU memory and in the order of the split."""
 
@@ -39,6 +29,11 @@ class Predictions:
     # labels are, and the probabilities are those of yes or no.
     probabilities: Tensor | None = None  # (count, classes) float32; None: too many to keep
     decisions: dict[tuple[float, float], Decision] = field(default_factory=dict, init=False)
+
+    def __repr__(self) -> str:
+        """What they are of, in a few words: tensors would be hundreds of lines."""
+        source = self.source
+        return f"<Predictions: {len(source):,} images of {len(source.classes):,} classes>"
 
     @property
     def is_counted(self) -> Tensor:
@@ -55,6 +50,12 @@ class Predictions:
         """How many images have a known label but could not be read, and do not count."""
         unread = (self.predicted == LEFT_OUT) & (self.source.labels != LEFT_OUT)
         return int(unread.view(len(unread), -1).any(1).sum())
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes have an image that counts."""
+        labels = self.source.labels.masked_fill(~self.is_counted, LEFT_OUT)
+        return int((replace(self.source, labels=labels).class_counts() > 0).sum())
 
     def confusion(self) -> Tensor:
         """With one label, the confusion matrix, as `confusion_of` has it."""
@@ -133,11 +134,6 @@ def counted_and_correct(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return counted, counted & right
 
 
-def better(name: str) -> int:
-    """1 if more of a metric is better, -1 if less is."""
-    return -1 if name in LOWER else 1
-
-
 def calibrate(predictions: Predictions) -> Tensor:
     """Predictions, their mean confidence and their accuracy, by confidence: (3, BINS) float64.
 
@@ -156,56 +152,3 @@ def calibration_error(bins: Tensor) -> float:
     """Expected calibration error (ECE) of `calibrate`d bins: mean gap of confidence, accuracy."""
     counts, confidence, accuracy = bins
     return sum((counts * (confidence - accuracy).abs()).tolist()) / max(1, int(counts.sum()))
-
-
-def metric_title(name: str) -> str:
-    """A metric's name in words."""
-    return TITLES.get(name, name.replace("_", " "))
-
-
-def metric_number(name: str, value: float, digits: int = 2) -> str:
-    """A metric's value: a percentage, unless it is no share of 1."""
-    return f"{value:.4f}" if name in NUMBERS else f"{value:.{digits}%}"
-
-
-def metric_text(name: str, value: float, digits: int = 2) -> str:
-    """A metric in words: `top-1 93.20%`."""
-    return f"{metric_title(name)} {metric_number(name, value, digits)}"
-
-
-def phrase(metrics: dict[str, float], best_by: str = "top1") -> str:
-    """The most important metrics of an evaluation in a line; `best_by` is the first."""
-    names = dict.fromkeys((best_by, *MAIN))
-    left_out = metrics.get("val/bad_images", 0)
-    without = f", without {left_out} that could not be read" if left_out else ""
-    return words(metrics, names) + without
-
-
-def words(metrics: dict[str, float], names: Iterable[str]) -> str:
-    """Those of the metrics `names` that are there."""
-    found = ((name, metrics.get(f"val/{name}")) for name in names)
-    return ", ".join(metric_text(name, value) for name, value in found if value is not None)
-
-
-def scores_text(
-    metrics: dict[str, float],
-    shares: Sequence[float],
-    classes: tuple[str, ...],
-    best_by: str = "top1",
-    most: int = 20,
-) -> str:
-    """What is told of up to `most` classes, worst first, and the metrics of an evaluation.
-
-    `shares` are from 0 to 1, one for each class, nan if nothing is known of it; or none at all.
-    """
-    names = [printable(name) for name in classes]
-    pairs = zip(shares, names, strict=False)
-    ranked = sorted((share, name) for share, name in pairs if not isnan(share))
-    width = max(map(len, names))
-    lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]
-    if len(ranked) > most:
-        lines.append(f"  and {len(ranked) - most} classes with higher values")
-    main = phrase(metrics, best_by)
-    names = [name.removeprefix("val/") for name in metrics]
-    lines.append(words(metrics, [n for n in names if n not in (best_by, *MAIN, "bad_images")]))
-    return "\n".join([*filter(None, lines), main])

@@ -1,11 +1,9 @@
 """All that depends on the task: one class for each image, or any number of labels.
 
-Both have the same functions, in `TASKS`. To add a metric: a function of `Predictions`, and its name
-in `METRICS`, or in a task of its own. Classes without an image, or which all images have, are left
-out of means over classes, and labels that are unknown are left out everywhere.
+Both have the same functions, in `TASKS`. Labels that are unknown are left out everywhere.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,20 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, one_hot, softplus
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
 from .config import Config, OptimConfig
 from .data import LEFT_OUT, Source
 from .decision import THRESHOLD
-from .predictions import Predictions, calibrate, calibration_error
+from .metrics import average_precisions, recalls
+from .predictions import Predictions
 from .runtime.config_dict import flatten
 
 MOST_WEIGHT = 100.0  # of a rare label
-AGAINST = {"auroc", "average_precision"}  # metrics of classes against the rest
-WHOLE = {*AGAINST, "brier"}  # metrics that need all probabilities
 
 LossFn = Callable[..., Tensor]  # logits, targets, weights of images or None -> ()
-Metric = Callable[[Predictions], float]
 
 
 class ImageResult(NamedTuple):
@@ -49,7 +45,6 @@ class Task:
     results: Callable[[Tensor, Tensor], ImageResult]  # of logits and labels
     predictions: Callable[[Source, ImageResult, Tensor | None], Predictions]  # the last are
     # probabilities, (count, classes)
-    metrics: dict[str, Metric]  # all but the loss and what `Scores` counts
     by_class: Callable[[Predictions], np.ndarray]  # what is told of each class: (classes,)
     best_by: str  # the metric that decides unless `run.best_by` says otherwise
 
@@ -174,106 +169,6 @@ def label_predictions(source: Source, found: ImageResult, probabilities: Tensor)
     )
 
 
-def truth_of(predictions: Predictions) -> np.ndarray:
-    """Which labels images have, (count, classes) int8: LEFT_OUT where that does not count."""
-    labels, counted = predictions.source.labels, predictions.is_counted
-    if labels.ndim == 1:
-        truth = one_hot(labels, len(predictions.source.classes)).to(torch.int8)
-        return truth.masked_fill(~counted[:, None], LEFT_OUT).numpy()
-    return labels.masked_fill(~counted, LEFT_OUT).numpy()
-
-
-def against_the_rest(predictions: Predictions) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The number of a class, which images have it, bool, and its probabilities, float32.
-
-    Classes that no image has, or all have, are left out.
-    """
-    truth, shares = truth_of(predictions), predictions.probabilities.numpy()
-    for number, (own, share) in enumerate(zip(truth.T, shares.T, strict=True)):
-        known = (own != LEFT_OUT) & np.isfinite(share)
-        if 0 < (own[known] == 1).sum() < known.sum():
-            yield number, own[known] == 1, share[known]
-
-
-def by_class(
-    score: Callable[[np.ndarray, np.ndarray], float], predictions: Predictions
-) -> np.ndarray:
-    """A score of each class against the rest, (classes,) float64; nan where it is not defined."""
-    found = np.full(len(predictions.source.classes), np.nan)
-    if predictions.probabilities is not None:
-        for number, is_class, shares in against_the_rest(predictions):
-            found[number] = score(is_class, shares)
-    return found
-
-
-def average_precisions(predictions: Predictions) -> np.ndarray:
-    """The average precision of each class, (classes,) float64."""
-    from sklearn.metrics import average_precision_score
-
-    return by_class(average_precision_score, predictions)
-
-
-def areas(predictions: Predictions) -> np.ndarray:
-    """The area under the ROC curve of each class, (classes,) float64."""
-    from sklearn.metrics import roc_auc_score
-
-    return by_class(roc_auc_score, predictions)
-
-
-def class_scores(predictions: Predictions, average: str | None = None) -> np.ndarray:
-    """Precision, recall, F1 and images of each class: (4, classes); or a mean of them, (4,)."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    source, counted = predictions.source, predictions.is_counted
-    truth, found = source.labels[counted], predictions.predicted[counted]
-    if source.is_multi_label:  # an empty column, or a single class would be taken for two
-        both = ((table == 1) & counted for table in (source.labels, predictions.predicted))
-        truth, found = (np.pad(table.numpy(), ((0, 0), (0, 1))) for table in both)
-    return np.array(
-        precision_recall_fscore_support(
-            np.asarray(truth),
-            np.asarray(found),
-            labels=range(len(source.classes)),
-            average=average,
-            zero_division=np.nan,
-        ),
-        dtype=float,
-    )
-
-
-def recalls(predictions: Predictions) -> np.ndarray:
-    """The recall of each class, (classes,) float64; nan for a class without images."""
-    return class_scores(predictions)[1]
-
-
-def macro_f1(predictions: Predictions) -> float:
-    """The mean F1 of the classes that have images."""
-    _, _, f1, images = class_scores(predictions)
-    return mean(f1[images > 0])
-
-
-def brier(predictions: Predictions) -> float:
-    """The squared error of probabilities: of all classes of an image together, or of a label."""
-    truth, shares = truth_of(predictions), predictions.probabilities.numpy()
-    known = truth != LEFT_OUT
-    errors = np.square(shares[known] - truth[known], dtype=np.float64)
-    return float(errors.mean()) * (1 if predictions.source.is_multi_label else truth.shape[1])
-
-
-def mean(values: np.ndarray) -> float:
-    """The mean of those that are numbers; nan if none is."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-METRICS: dict[str, Metric] = {
-    "macro_f1": macro_f1,
-    "auroc": lambda predictions: mean(areas(predictions)),
-    "average_precision": lambda predictions: mean(average_precisions(predictions)),
-    "brier": brier,
-    "ece": lambda predictions: calibration_error(calibrate(predictions)),
-}
-
 TASKS = {
     "single-label": Task(
         loss=class_loss,
@@ -281,7 +176,6 @@ TASKS = {
         mix_labels=mix_classes,
         results=class_results,
         predictions=class_predictions,
-        metrics={"balanced_accuracy": lambda found: mean(recalls(found))} | METRICS,
         by_class=recalls,
         best_by="top1",
     ),
@@ -291,7 +185,6 @@ TASKS = {
         mix_labels=mix_several,
         results=label_results,
         predictions=label_predictions,
-        metrics={"micro_f1": lambda found: float(class_scores(found, "micro")[2])} | METRICS,
         by_class=average_precisions,
         best_by="average_precision",
     ),

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from .decision import NO_DECISION, Decision
+from .metrics import better, metric_text
 from .models import check_weights
 from .precision import Precision
-from .predictions import better, metric_text
 from .runtime.distributed import local_part
 
 NUMBERS = ("step", "best_score", "best_step", "num_worse", "seconds")  # of a state, as it is saved

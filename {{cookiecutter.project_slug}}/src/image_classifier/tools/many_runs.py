@@ -16,7 +16,7 @@ import torch
 
 from ..config import FREE_TO_CHANGE
 from ..errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
-from ..predictions import NUMBERS, metric_number, metric_title
+from ..metrics import metric_number, metric_title, scale
 from ..runtime.config_dict import flatten
 from ..runtime.console import clock, say
 from ..runtime.files import read_object
@@ -196,7 +196,7 @@ def print_table(head: str, names: list[object], runs: list[Run]) -> None:
 
 def mean_text(found: Mean, over: str, metric: str) -> str:
     """The mean of a metric, in words; `over` is what it is the mean of."""
-    unit, digits = (1, 4) if metric in NUMBERS else (100, 2)
+    unit, _, digits = scale(metric)
     deviation, low, high = (
         f"{unit * value:.{digits}f}" for value in (found.deviation, found.low, found.high)
     )

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UserError
-from ..predictions import better
+from ..metrics import better
 from ..runtime.files import read_object, read_rows
 from ..tasks import metric_of
 

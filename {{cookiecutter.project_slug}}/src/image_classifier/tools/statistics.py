@@ -38,18 +38,20 @@ class Mean:
     high: float
 
 
-def mean_of(shares: Sequence[float], grain: float, overlap: float = 0.0) -> Mean:
-    """The mean of shares, such as accuracies, or of losses, that two runs or more reach.
+def mean_of(
+    values: Sequence[float], grain: float, overlap: float = 0.0, is_share: bool = True
+) -> Mean:
+    """The mean of what two runs or more reach: shares of 1, such as accuracies, or other numbers.
 
     They come in steps of `grain`, so they are taken to vary by that much at the least. Folds share
     training images: their results depend on each other, so their deviation is too small for the
     interval (https://www.jmlr.org/papers/v5/grandvalet04a.html). `overlap`, the ratio of validation
     to training images, corrects it: https://doi.org/10.1023/A:1024068626366
     """
-    mean, deviation, count = fmean(shares), stdev(shares), len(shares)
+    mean, deviation, count = fmean(values), stdev(values), len(values)
     reach = t_quantile(count - 1) * max(deviation, grain) * math.sqrt(1 / count + overlap)
-    high = mean + reach
-    return Mean(mean, deviation, max(0.0, mean - reach), min(1.0, high) if mean <= 1 else high)
+    low, high = mean - reach, mean + reach
+    return Mean(mean, deviation, *((max(0.0, low), min(1.0, high)) if is_share else (low, high)))
 
 
 def by_seeds(first: Sequence[float], second: Sequence[float], grain: float) -> Difference:

@@ -8,9 +8,10 @@ from ..config import Config
 from ..data import Source
 from ..errors import UserError
 from ..evaluate import metric_names
+from ..metrics import find_metric
 from ..runtime.console import some
 from ..runtime.tools import need_tool
-from ..tasks import AGAINST, metric_of
+from ..tasks import metric_of
 from .observers import Setup
 from .trackers import check_trackers
 
@@ -64,7 +65,9 @@ def check_best_by(name: str, val: Source) -> None:
     if name not in names:
         raise UserError(f"--run.best-by {name!a} is none of: {', '.join(['auto', *names])}")
     labels = val.labels if val.is_multi_label else one_hot(val.labels)
-    if name in AGAINST and not ((labels == 1).any(0) & (labels == 0).any(0)).any():
+    metric = find_metric(name)
+    against_the_rest = metric.is_mean and metric.needs_all
+    if against_the_rest and not ((labels == 1).any(0) & (labels == 0).any(0)).any():
         raise UserError(
             f"--run.best-by {name}: no class has validation images with it and without it; "
             "loss is a metric that does without"

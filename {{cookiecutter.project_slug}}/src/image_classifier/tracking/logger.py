@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..augment import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
-from ..predictions import metric_text, phrase
+from ..metrics import metric_text, phrase
 from ..preprocess import Normalize, denormalize
 from ..runtime import console
 from ..runtime.config_dict import flatten

@@ -9,7 +9,8 @@ from statistics import median
 
 from ...data import are_replaced
 from ...errors import UserError
-from ...predictions import NUMBERS, better, counted_and_correct, metric_number, metric_title
+from ...metrics import better, metric_number, metric_title, scale
+from ...predictions import counted_and_correct
 from ...runtime.console import clock, printable
 from ..saved_runs import Run
 from ..statistics import CONFIDENCE, Difference, by_images, by_seeds, mcnemar
@@ -152,7 +153,7 @@ def difference_text(  # noqa: PLR0917
     """How much better one of two is, in words; `first` and `second` are names of groups."""
     sign = 1 if found.mean >= 0 else -1
     ahead = second if sign > 0 else first
-    unit, points, digits = (1, "", 4) if metric in NUMBERS else (100, " points", 2)
+    unit, points, digits = scale(metric)
     mean, *ends = (unit * sign * value for value in (found.mean, found.low, found.high))
     low, high = sorted(ends)
     interval = f"({CONFIDENCE:.0%} interval: {low:.{digits}f} .. {high:.{digits}f}, {basis})"

@@ -7,7 +7,8 @@ import torch
 from ...config import Config, DataConfig, ModelConfig
 from ...data import Source, open_dataset
 from ...errors import UserError
-from ...predictions import confusion_of, counted_and_correct, metric_title, scores_text
+from ...metrics import find_metric, metric_title, scores_text
+from ...predictions import confusion_of, counted_and_correct
 from ...runtime.files import write_json
 from ..many_runs import as_json, mean_text, print_table, train_all
 from ..recipe_options import Recipe
@@ -39,7 +40,8 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     counted, right = counted_and_correct(predicted, target)
     num_counted, num_right, num_images = int(counted.sum()), int(right.sum()), len(target)
     # A fold's validation images are 1 / (K - 1) of its training images.
-    found = mean_of([run.score for run in runs], count / num_images, 1 / (count - 1))
+    grain, is_share = count / num_images, find_metric(metric).is_percent
+    found = mean_of([run.score for run in runs], grain, 1 / (count - 1), is_share)
     loss = sum(run.loss * len(fold) for run, fold in zip(runs, folds, strict=True)) / num_images
     share = num_right / num_counted
     scores = {"val/top1" if target.ndim == 1 else "val/exact": share, "val/loss": loss}

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from ...predictions import metric_title
+from ...metrics import find_metric, metric_title
 from ...runtime.files import write_json
 from ..many_runs import as_json, mean_text, print_table, train_all
 from ..recipe_options import Recipe
@@ -22,8 +22,9 @@ def repeat(recipe: Recipe, count: int) -> None:
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
     metric = runs[0].metric
     scores = {metric: "score", f"best_{metric}": "best_score"}
+    is_share = find_metric(metric).is_percent
     means = {
-        name: mean_of([getattr(run, score) for run in runs], grain)
+        name: mean_of([getattr(run, score) for run in runs], grain, is_share=is_share)
         for name, score in scores.items()
     }
     content = {

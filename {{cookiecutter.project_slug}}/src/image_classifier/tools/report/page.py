@@ -20,19 +20,11 @@ from torch import Tensor
 from ...config import Config, RunConfig
 from ...data import Source
 from ...errors import FaultError, UserError
-from ...predictions import (
-    NUMBERS,
-    Predictions,
-    better,
-    calibrate,
-    calibration_error,
-    counted_and_correct,
-    metric_number,
-    metric_title,
-)
+from ...metrics import against_the_rest, better, find_metric, metric_number, metric_title
+from ...predictions import Predictions, calibrate, calibration_error, counted_and_correct
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
-from ...tasks import against_the_rest, metric_of
+from ...tasks import metric_of
 from ..html import PAGE, line_chart, reliability_diagram
 from .images import Picture, gallery
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
@@ -153,7 +145,7 @@ def summary(rows: Rows, predictions: Predictions, best_by: str, calibration: Ten
 
 def curves(rows: Rows, metric: str) -> str:
     """Charts of loss, the metric that decides, learning rate and throughput."""
-    options = {} if metric in NUMBERS else {"unit": "%"}
+    options = {"unit": "%"} if find_metric(metric).is_percent else {}
     own = (f"Validation {metric_title(metric)}", (f"val/{metric}",), options)
     charts = []
     for title, metrics, options in (CHARTS[0], own, *CHARTS[1:]):

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ...metrics import average_precisions, class_scores
 from ...predictions import Predictions
-from ...tasks import average_precisions, class_scores
 
 MOST_CLASSES, MOST_PAIRS = 1000, 30  # rows of a table
 

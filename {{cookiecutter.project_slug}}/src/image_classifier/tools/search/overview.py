@@ -10,7 +10,7 @@ from html import escape
 import optuna
 from ray.tune.search.optuna import OptunaSearch
 
-from ...predictions import NUMBERS, metric_number, metric_title
+from ...metrics import metric_number, metric_title, scale
 from ..html import PAGE, line_chart, parallel_coordinates
 from .engines import Knobs, ends
 from .results import Trial, table_of
@@ -27,7 +27,8 @@ def page_of(  # noqa: PLR0917 - what is on it
     names = [f"{trial.number:03}" for trial in evaluated]
     knobs = list(dict.fromkeys(knob for trial in evaluated for knob in trial.knobs))
     axes = {knob: [trial.knobs.get(knob, "") for trial in evaluated] for knob in knobs}
-    unit, percent = (1, "") if best.metric in NUMBERS else (100, "%")
+    unit, points, _ = scale(best.metric)
+    percent = "%" if points else ""
     what = metric_title(best.metric)
     axes[f"{what}, {percent}".strip(", ")] = [unit * trial.value for trial in evaluated]
     main = evaluated.index(best)

@@ -5,7 +5,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from ...predictions import better, metric_text
+from ...metrics import better, metric_text
 from ...runtime.console import say
 from ...runtime.files import write_json
 from ...tasks import metric_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FaultError, UserError
-from ...predictions import NUMBERS, better, metric_number, metric_title
+from ...metrics import better, metric_number, metric_title, scale
 from ...runtime.console import printable
 from ...runtime.files import read_object
 from ..saved_runs import read_predictions
@@ -135,12 +135,12 @@ def confirmed(folder: Path) -> str:
     grain = 1 / len(saved.predicted) if saved else 0.0  # the share of one image
     found = by_seeds([a.score for a, _ in pairs], [b.score for _, b in pairs], grain)
     metric = pairs[0][0].metric
-    unit, points = (1, "") if metric in NUMBERS else (100, " points")
-    mean, low, high = (unit * value for value in (found.mean, found.low, found.high))
+    unit, points, digits = scale(metric)
+    low, high = (f"{unit * value:.{digits}f}" for value in (found.low, found.high))
     verdict = "no more than chance explains"
     if found.is_real:
         verdict = "better" if found.mean > 0 else "worse"
     return (
-        f"best against preset: {mean:+.2f}{points} of {metric_title(metric)} ({CONFIDENCE:.0%} "
-        f"interval: {low:.2f} .. {high:.2f}, {len(pairs)} fresh seeds): {verdict}"
+        f"best against preset: {unit * found.mean:+.{digits}f}{points} of {metric_title(metric)} "
+        f"({CONFIDENCE:.0%} interval: {low} .. {high}, {len(pairs)} fresh seeds): {verdict}"
     )

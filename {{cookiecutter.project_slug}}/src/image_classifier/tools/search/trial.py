@@ -9,7 +9,7 @@ from typing import Any
 from ray.tune import Trainable
 
 from ...errors import EXIT_RESTART, UserError
-from ...predictions import better
+from ...metrics import better
 from ...runtime.files import lock_file, read_object, read_rows, write_json
 from ...tasks import metric_of
 from .. import saved_runs

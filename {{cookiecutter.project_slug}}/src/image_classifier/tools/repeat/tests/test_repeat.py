@@ -172,3 +172,5 @@ def test_the_interval_of_a_mean_is_students():
     assert (found.low, found.high) == pytest.approx((0.94 - reach, 0.94 + reach))
     same = statistics.mean_of([0.9, 0.9], grain=0.01)  # two that are equal by chance
     assert same.high - same.low > 0.1
+    kappas = statistics.mean_of([-0.2, -0.1], grain=0.001, is_share=False)
+    assert kappas.low < -0.2  # only a share of 1 ends at 0

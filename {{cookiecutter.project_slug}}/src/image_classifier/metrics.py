@@ -1,0 +1,251 @@
+"""Metrics of an evaluation: one table, `METRICS`, says how each is computed and read.
+
+To add one: a line in `METRICS`. Classes without an image, or which all images have, are left out of
+means over classes, and labels that are unknown are left out everywhere.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from math import isnan
+
+import numpy as np
+import torch
+from torch.nn.functional import one_hot
+
+from .data import LEFT_OUT, Source
+from .errors import UserError
+from .predictions import Predictions, calibrate, calibration_error
+from .runtime.console import printable
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is computed, and how to read it."""
+
+    function: Callable[[Predictions], float] | None  # None: `evaluate` counts it
+    _: KW_ONLY
+    lower_is_better: bool  # said of each metric, as best.pt, `compare` and `search` depend on it
+    is_percent: bool = False  # a share of 1, shown as a percentage; else a plain number
+    title: str = ""  # in words, where that is not its name
+    task: str = ""  # that alone has it; none: both
+    is_mean: bool = False  # over classes that have images
+    needs_all: bool = False  # the probabilities of all classes
+
+
+def truth_of(predictions: Predictions) -> np.ndarray:
+    """Which labels images have, (count, classes) int8: LEFT_OUT where that does not count."""
+    labels, counted = predictions.source.labels, predictions.is_counted
+    if labels.ndim == 1:
+        truth = one_hot(labels, len(predictions.source.classes)).to(torch.int8)
+        return truth.masked_fill(~counted[:, None], LEFT_OUT).numpy()
+    return labels.masked_fill(~counted, LEFT_OUT).numpy()
+
+
+def against_the_rest(predictions: Predictions) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The number of a class, which images have it, bool, and its probabilities, float32.
+
+    Classes that no image has, or all have, are left out.
+    """
+    truth, shares = truth_of(predictions), predictions.probabilities.numpy()
+    for number, (own, share) in enumerate(zip(truth.T, shares.T, strict=True)):
+        known = (own != LEFT_OUT) & np.isfinite(share)
+        if 0 < (own[known] == 1).sum() < known.sum():
+            yield number, own[known] == 1, share[known]
+
+
+def by_class(
+    score: Callable[[np.ndarray, np.ndarray], float], predictions: Predictions
+) -> np.ndarray:
+    """A score of each class against the rest, (classes,) float64; nan where it is not defined."""
+    found = np.full(len(predictions.source.classes), np.nan)
+    if predictions.probabilities is not None:
+        for number, is_class, shares in against_the_rest(predictions):
+            found[number] = score(is_class, shares)
+    return found
+
+
+def average_precisions(predictions: Predictions) -> np.ndarray:
+    """The average precision of each class, (classes,) float64."""
+    from sklearn.metrics import average_precision_score
+
+    return by_class(average_precision_score, predictions)
+
+
+def areas(predictions: Predictions) -> np.ndarray:
+    """The area under the ROC curve of each class, (classes,) float64."""
+    from sklearn.metrics import roc_auc_score
+
+    return by_class(roc_auc_score, predictions)
+
+
+def class_scores(predictions: Predictions, average: str | None = None) -> np.ndarray:
+    """Precision, recall, F1 and images of each class: (4, classes); or a mean of them, (4,)."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    source, counted = predictions.source, predictions.is_counted
+    truth, found = source.labels[counted], predictions.predicted[counted]
+    if source.is_multi_label:  # an empty column, or a single class would be taken for two
+        both = ((table == 1) & counted for table in (source.labels, predictions.predicted))
+        truth, found = (np.pad(table.numpy(), ((0, 0), (0, 1))) for table in both)
+    return np.array(
+        precision_recall_fscore_support(
+            np.asarray(truth),
+            np.asarray(found),
+            labels=range(len(source.classes)),
+            average=average,
+            zero_division=np.nan,
+        ),
+        dtype=float,
+    )
+
+
+def recalls(predictions: Predictions) -> np.ndarray:
+    """The recall of each class, (classes,) float64; nan for a class without images."""
+    return class_scores(predictions)[1]
+
+
+def macro_f1(predictions: Predictions) -> float:
+    """The mean F1 of the classes that have images."""
+    _, _, f1, images = class_scores(predictions)
+    return mean(f1[images > 0])
+
+
+def brier(predictions: Predictions) -> float:
+    """The squared error of probabilities: of all classes of an image together, or of a label."""
+    truth, shares = truth_of(predictions), predictions.probabilities.numpy()
+    known = truth != LEFT_OUT
+    errors = np.square(shares[known] - truth[known], dtype=np.float64)
+    return float(errors.mean()) * (1 if predictions.source.is_multi_label else truth.shape[1])
+
+
+def mean(values: np.ndarray) -> float:
+    """The mean of those that are numbers; nan if none is."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+SINGLE, MULTI = "single-label", "multi-label"
+share = partial(Metric, lower_is_better=False, is_percent=True)
+share_by_class = partial(share, is_mean=True)
+
+METRICS: dict[str, Metric] = {
+    "top1": share(None, title="top-1", task=SINGLE),
+    "exact": share(None, title="all labels right", task=MULTI),
+    "top5": share(None, title="top-5", task=SINGLE),
+    "loss": Metric(None, lower_is_better=True),
+    "balanced_accuracy": share_by_class(lambda found: mean(recalls(found)), task=SINGLE),
+    "micro_f1": share(
+        lambda found: float(class_scores(found, "micro")[2]), title="micro F1", task=MULTI
+    ),
+    "macro_f1": share_by_class(macro_f1, title="macro F1"),
+    "auroc": share_by_class(lambda found: mean(areas(found)), title="AUROC", needs_all=True),
+    "average_precision": share_by_class(
+        lambda found: mean(average_precisions(found)), needs_all=True
+    ),
+    "brier": Metric(brier, lower_is_better=True, title="Brier score", needs_all=True),
+    "ece": share(
+        lambda found: calibration_error(calibrate(found)), lower_is_better=True, title="ECE"
+    ),
+}
+# In each line on an evaluation. A plain function in the table is refused later, in a line.
+MAIN = [name for name, metric in METRICS.items() if getattr(metric, "function", 0) is None]
+
+
+def find_metric(name: str) -> Metric:
+    """The metric `name`.
+
+    Raises:
+        UserError: if there is none, or it does not say which way is better.
+    """
+    metric = METRICS.get(name)
+    if metric is None:
+        raise UserError(
+            f"there is no metric {name!a} in METRICS of metrics.py: {', '.join(METRICS)}"
+        )
+    if not isinstance(metric, Metric):
+        raise UserError(
+            f"METRICS of metrics.py does not say whether a lower {name} is better: write "
+            f"{name!r}: Metric(..., lower_is_better=True), or False"
+        )
+    return metric
+
+
+def names_for(source: Source, has_all: bool) -> list[str]:
+    """The metrics that there are of images; `has_all`: the probabilities of all classes are kept.
+
+    Raises:
+        UserError: if one of the table is not complete.
+    """
+    metrics = {name: find_metric(name) for name in METRICS}
+    return [
+        name
+        for name, metric in metrics.items()
+        if metric.task in ("", source.task)
+        and (has_all or not metric.needs_all)
+        and (name != "top5" or len(source.classes) > 5)
+    ]
+
+
+def better(name: str) -> int:
+    """1 if more of a metric is better, -1 if less is."""
+    return -1 if find_metric(name).lower_is_better else 1
+
+
+def scale(name: str) -> tuple[int, str, int]:
+    """How a metric is shown: a factor, the unit of a difference, and digits."""
+    return (100, " points", 2) if find_metric(name).is_percent else (1, "", 4)
+
+
+def metric_title(name: str) -> str:
+    """A metric's name in words."""
+    return find_metric(name).title or name.replace("_", " ")
+
+
+def metric_number(name: str, value: float, digits: int = 2) -> str:
+    """A metric's value: a percentage, if it is a share of 1."""
+    return f"{value:.{digits}%}" if find_metric(name).is_percent else f"{value:.4f}"
+
+
+def metric_text(name: str, value: float, digits: int = 2) -> str:
+    """A metric in words: `top-1 93.20%`."""
+    return f"{metric_title(name)} {metric_number(name, value, digits)}"
+
+
+def phrase(metrics: dict[str, float], best_by: str = "top1") -> str:
+    """The most important metrics of an evaluation in a line; `best_by` is the first."""
+    left_out = metrics.get("val/bad_images", 0)
+    without = f", without {left_out} that could not be read" if left_out else ""
+    return words(metrics, dict.fromkeys((best_by, *MAIN))) + without
+
+
+def words(metrics: dict[str, float], names: Iterable[str]) -> str:
+    """Those of the metrics `names` that are there; of means, over how few classes they are."""
+    found = {name: metrics[f"val/{name}"] for name in names if f"val/{name}" in metrics}
+    few = metrics.get("val/classes", 0)
+    over = f" over the {few} class{'es' * (few > 1)} with images" if few else ""
+    return ", ".join(
+        metric_text(name, value) + over * find_metric(name).is_mean for name, value in found.items()
+    )
+
+
+def scores_text(
+    metrics: dict[str, float],
+    shares: Sequence[float],
+    classes: tuple[str, ...],
+    best_by: str = "top1",
+    most: int = 20,
+) -> str:
+    """What is told of up to `most` classes, worst first, and the metrics of an evaluation.
+
+    `shares` are from 0 to 1, one for each class, nan if nothing is known of it; or none at all.
+    """
+    names = [printable(name) for name in classes]
+    pairs = zip(shares, names, strict=False)
+    ranked = sorted((share, name) for share, name in pairs if not isnan(share))
+    width = max(map(len, names))
+    lines = [f"  {name:<{width}} {share:7.2%}" for share, name in ranked[:most]]
+    if len(ranked) > most:
+        lines.append(f"  and {len(ranked) - most} classes with higher values")
+    lines.append(words(metrics, [name for name in METRICS if name not in (best_by, *MAIN)]))
+    return "\n".join([*filter(None, lines), phrase(metrics, best_by)])
