@@ -7,10 +7,13 @@ import torch
 from conftest import changed
 
 from image_classifier import predictions
+from image_classifier.data import Source
 from image_classifier.decision import (
+    NEVER,
     choose_decision,
     choose_threshold,
 )
+from image_classifier.predictions import Predictions
 from image_classifier.train import train
 
 COUNT = 4000
@@ -63,6 +66,50 @@ def test_dear_errors_make_it_abstain_as_chow_says():
     for cost in (2, 4, 10):
         threshold = choose_decision(*images, error_cost=cost).thresholds[0]
         assert threshold == pytest.approx(1 - 1 / cost, abs=0.06)
+
+
+def cost_of(threshold, scores, is_right, error_cost):
+    """What predictions at a threshold cost, where none at all costs 1."""
+    above = scores >= threshold
+    return error_cost * int((above & ~is_right).sum()) + int((~above).sum())
+
+
+@pytest.mark.parametrize("grain", [0, 4, 2**-24])  # all scores differ, are often equal, or close
+def test_the_threshold_is_the_best_of_all_and_to_abstain_always_is_one_of_them(grain):
+    for seed in range(200):
+        generator = torch.Generator().manual_seed(seed)
+        count = int(torch.randint(1, 30, (), generator=generator))
+        scores = torch.rand(count, generator=generator)
+        if grain:
+            levels = torch.randint(0, 5, (count,), generator=generator)
+            scores = levels / 4 if grain == 4 else 0.75 + levels * grain
+        skill = torch.rand((), generator=generator)
+        is_right = torch.rand(count, generator=generator) < skill * scores
+        every = [0.0, *scores.unique().tolist(), NEVER]
+        for error_cost in (1, 2, 100):
+            found = choose_threshold(scores, is_right, error_cost=error_cost)
+            costs = [cost_of(threshold, scores, is_right, error_cost) for threshold in every]
+            assert cost_of(found, scores, is_right, error_cost) == min(costs)
+        above = scores >= choose_threshold(scores, is_right, min_precision=0.8)
+        kept = [scores >= threshold for threshold in every]
+        precise = [mask for mask in kept if mask.any() and is_right[mask].double().mean() >= 0.8]
+        if precise:  # the most of them
+            assert is_right[above].double().mean() >= 0.8
+            assert above.sum() == max(mask.sum() for mask in precise)
+        elif not is_right.any():
+            assert not above.any()
+
+
+def test_where_nothing_is_right_no_prediction_counts():
+    probabilities, labels = torch.tensor([[0.0, 1.0], [0.25, 0.75]]), torch.tensor([0, 0])
+    assert choose_threshold(torch.rand(3), torch.zeros(3, dtype=torch.bool)) == 0.5  # of a label
+    for wish in ({"error_cost": 2.0}, {"min_precision": 0.9}):
+        decision = choose_decision(probabilities, labels, **wish)
+        assert decision.thresholds == (NEVER,)
+        assert not decision.is_sure(decision.calibrated(probabilities, False)).any()
+    source = Source(labels, ("ant", "bee"), reader=len)
+    wrong = Predictions(source, *[torch.tensor([1, 1])] * 3, probabilities)
+    assert "no prediction counts: to abstain always is best" in wrong.account(decision)
 
 
 def test_out_of_reach_means_the_highest_precision_that_there_is():

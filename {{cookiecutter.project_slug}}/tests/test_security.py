@@ -116,7 +116,7 @@ def test_names_are_shown_and_reach_no_shell_and_no_terminal(config, tmp_path, mo
     assert {*best.classes} == {*NAMES, *CONTROLS.values()}
     Path("best").symlink_to(best.path.with_suffix(".safetensors"))
     with safe_open("best", "pt") as weights:
-        assert json.loads(weights.metadata()["classes"]) == list(best.classes)
+        assert json.loads(weights.metadata()["about"])["classes"] == list(best.classes)
     for name in ("config.json", "environment.json", "status.json"):
         json.loads(Path(run, name).read_text())
     assert not Path("owned").exists()

@@ -5,7 +5,6 @@ newest, `last.pt` is a hard link to the newest of them, `best.pt` to that of the
 The tool `fsdp` writes folders `step_<n>` in place of files.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -34,7 +32,7 @@ from .models import (
 from .runtime.config_dict import flatten
 from .runtime.console import some
 from .runtime.distributed import World
-from .runtime.files import give_name, is_disk_full, write_whole
+from .runtime.files import give_name, is_disk_full, tensor_file, write_whole
 from .runtime.run_dir import clear_run
 from .runtime.tools import need_tool
 from .tasks import metric_of
@@ -228,9 +226,9 @@ class Checkpoints(AbstractContextManager):
 
     def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
         """Write weights alone, for other programs."""
-        about = {name: json.dumps(saved[name]) for name in ("classes", "mean", "std")}
+        about = {name: saved[name] for name in ("classes", "mean", "std")}
         weights = plain_weights(weights, saved["config"])
-        content = save({k: tensor.contiguous() for k, tensor in weights.items()}, about)
+        content = tensor_file({k: tensor.contiguous() for k, tensor in weights.items()}, about)
         write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
 
     def wait(self) -> None:

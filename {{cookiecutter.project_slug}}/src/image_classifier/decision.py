@@ -12,6 +12,7 @@ MOST_NUMBERS = 2**22  # probabilities from which a temperature is fitted
 LIMITS = 0.05, 20.0  # of a temperature
 EPS = 1e-6  # how far from 0 and 1 the probability of a label is taken to be, at least
 THRESHOLD = 0.5  # from which on an image has a label, unless another was chosen
+NEVER = 2.0  # a threshold that no probability reaches, and that JSON can hold
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ def choose_decision(
     The temperature minimizes the log loss. With one label for each image, the threshold is the
     lowest from which on a share of `min_precision` of the predictions is right; or that of the
     lowest cost, where a wrong prediction costs `error_cost` and none at all 1
-    (https://doi.org/10.1109/TIT.1970.1054406). With several labels, each class has the lowest
-    threshold with `min_precision`, or else that of the highest F1.
+    (https://doi.org/10.1109/TIT.1970.1054406), and which may be to predict nothing. With several
+    labels, each class has the lowest threshold with `min_precision`, or else that of the highest
+    F1.
 
     Args:
         probabilities: (count, classes) float32, by a temperature of 1.
@@ -111,11 +113,12 @@ def choose_threshold(
 ) -> float:
     """The threshold of `scores` (count,) as `choose_decision` says; `is_right` (count,) bool.
 
-    It lies between two scores, so that rounding does not matter; 0.5 where no score is right.
+    It lies between two scores, so that rounding does not matter. It is `NEVER` where to abstain
+    always costs less, or no score is right.
     """
     if not is_right.any():
-        return 0.5
-    scores, order = scores.double().sort(descending=True)
+        return NEVER if min_precision or error_cost else THRESHOLD
+    scores, order = scores.sort(descending=True)
     num_right = is_right[order].double().cumsum(0)
     num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
     # Equal scores are above a threshold together.
@@ -125,9 +128,13 @@ def choose_threshold(
         enough = is_last & (precision >= min_precision)
         worth = num_above * enough if enough.any() else precision
     elif error_cost:
-        worth = num_above - error_cost * (num_above - num_right)
+        worth = num_above - error_cost * (num_above - num_right)  # to abstain always has 0
     else:
         worth = 2 * num_right / (num_above + num_right[-1])  # F1
-    place = int(worth.masked_fill(~is_last, -math.inf).argmax())
+    worth = worth.masked_fill(~is_last, -math.inf)
+    place = int(worth.argmax())
+    if worth[place] < 0:
+        return NEVER
     below = scores[place + 1] if place + 1 < len(scores) else 0.0
-    return float(scores[place] + below) / 2
+    middle = (scores[place] + below) / 2  # of two neighbors among numbers it is one of them
+    return float(middle if middle > below else scores[place])

@@ -1,17 +1,15 @@
 """What a model predicts for each image of a split, how confident it is, and whether it is right."""
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from .config import RunConfig
 from .data import LEFT_OUT, Source
-from .decision import NO_DECISION, Decision, choose_decision
-from .runtime.files import write_whole
+from .decision import NEVER, NO_DECISION, Decision, choose_decision
+from .runtime.files import tensor_file, write_whole
 
 BINS = 15  # of the confidence, as in https://arxiv.org/abs/1706.04599
 MOST_SAVED = 2**24  # probabilities in a file, of all images and classes
@@ -82,11 +80,16 @@ class Predictions:
             chosen, own = known & decision.has_label(shares), known & (self.source.labels == 1)
             right = int((chosen & own).sum())
             precision, recall = (right / max(1, int(part.sum())) for part in (chosen, own))
-            low, high = (f"{of(decision.thresholds):.1%}" for of in (min, max))
+            used = [threshold for threshold in decision.thresholds if threshold < NEVER]
+            if num_never := len(decision.thresholds) - len(used):
+                text += f"; {num_never} labels never count, as none is right"
+            low, high = (f"{of(used, default=1):.1%}" for of in (min, max))
             text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
             return f"{text}, recall {recall:.2%}"
         chosen = known & decision.is_sure(shares)
         count, right = int(chosen.sum()), int((chosen & self.is_correct).sum())
+        if decision.thresholds[0] == NEVER:
+            return f"{text}; no prediction counts: to abstain always is best on these images"
         text += f"; predictions count from {decision.thresholds[0]:.1%} on: "
         share = count / int(known.sum())
         return f"{text}{share:.2%} of the images, {right / max(1, count):.2%} of them right"
@@ -103,19 +106,15 @@ class Predictions:
         if self.source.is_multi_label:  # they are those of `probabilities`
             del shares["probability"], shares["target_probability"]
         kind = torch.int8 if self.source.is_multi_label else torch.int32
-        content = save(
-            {
-                "predicted": self.predicted.to(kind),
-                "target": self.source.labels.to(kind),
-                **{name: share.half().contiguous() for name, share in shares.items()},
-            },
-            metadata={
-                "step": str(step),
-                "images": self.source.fingerprint(),
-                "files": json.dumps(self.source.file_digests()),
-                "classes": json.dumps(self.source.classes),
-            },
-        )
+        tensors = {"predicted": self.predicted.to(kind), "target": self.source.labels.to(kind)}
+        tensors |= {name: share.half().contiguous() for name, share in shares.items()}
+        about = {
+            "step": step,
+            "images": self.source.fingerprint(),
+            "files": self.source.file_digests(),
+            "classes": self.source.classes,
+        }
+        content = tensor_file(tensors, about)
         write_whole(path, lambda file: file.write(content))
 
 

@@ -17,6 +17,7 @@ from ..config import ModelConfig
 from ..errors import UserError
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
+from ..runtime.files import parse_object
 from ..runtime.tools import need_tool
 from .blocks import find_head
 from .torchvision import TIMM, published_weights
@@ -149,10 +150,13 @@ def read_weights(path: Path) -> PretrainedWeights:
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
+                keys = file.metadata() or {}
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if "classes" in about:  # ours also says which images they were trained on
-                classes, mean, std = (json.loads(about[key]) for key in ("classes", "mean", "std"))
+            # Ours also says which images they were trained on; once it did in several keys.
+            old = {key: json.loads(keys[key]) for key in ("classes", "mean", "std") if key in keys}
+            about = parse_object(keys.get("about", "")) or old
+            if "classes" in about:
+                classes, mean, std = (about[key] for key in ("classes", "mean", "std"))
                 mean, std = check_images(classes, mean, std)
                 known = {"classes": tuple(classes), "mean": mean, "std": std}
         except Exception as error:

@@ -146,7 +146,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return [row for line in file if (row := parse_object(line))]
 
 
-def parse_object(text: bytes) -> dict[str, Any]:
+def tensor_file(tensors: dict[str, Any], about: dict[str, Any]) -> bytes:
+    """The content of a safetensors file, with JSON of what the tensors are in the key `about`.
+
+    The library writes several keys in an order of chance: files of equal runs would differ.
+    """
+    from safetensors.torch import save
+
+    return save(tensors, {"about": json.dumps(about, sort_keys=True)})
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
     """The JSON object in `text`; empty if it is anything else."""
     try:
         found = json.loads(text)

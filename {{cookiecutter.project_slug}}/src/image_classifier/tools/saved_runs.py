@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..metrics import better
-from ..runtime.files import read_object, read_rows
+from ..runtime.files import parse_object, read_object, read_rows
 from ..tasks import metric_of
 
 # Knobs in which the runs of a recipe may differ, and the exception.
@@ -109,10 +109,11 @@ def read_predictions(path: Path) -> SavedPredictions | None:
     try:
         with safe_open(path, "pt") as file:
             predicted, target = file.get_tensor("predicted"), file.get_tensor("target")
-            about = file.metadata()
-            images, step = about["images"], int(about["step"])
-            files = dict(json.loads(about.get("files", "{}")))
-            classes = tuple(map(str, json.loads(about["classes"])))
+            keys = file.metadata()
+            old = {name: json.loads(keys[name]) for name in ("files", "classes") if name in keys}
+            about = parse_object(keys.get("about", "")) or {"files": {}} | keys | old
+            images, step = str(about["images"]), int(about["step"])
+            files, classes = dict(about["files"]), tuple(map(str, about["classes"]))
         if predicted.ndim > 2 or predicted.shape != target.shape:
             raise ValueError("predictions and targets differ in number")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

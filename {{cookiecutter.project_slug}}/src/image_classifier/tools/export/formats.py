@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...runtime.files import tensor_file
 from .export_graph import ExportModule
 
 OPSET = 18  # what torch writes without a conversion
@@ -64,10 +65,10 @@ def pt2(module: ExportModule) -> tuple[bytes, Predict]:
 
 def safetensors(module: ExportModule) -> tuple[bytes, Predict]:
     """The weights without a graph, by their names in the network."""
-    from safetensors.torch import load, save
+    from safetensors.torch import load
 
     weights = {name: tensor.contiguous() for name, tensor in module.model.state_dict().items()}
-    content = save(weights, {key: json.dumps(value) for key, value in module.about.items()})
+    content = tensor_file(weights, module.about)
     loaded = load(content)
     assert loaded.keys() == weights.keys()  # else `functional_call` would take the model's own
     loaded = {f"model.{name}": tensor for name, tensor in loaded.items()}

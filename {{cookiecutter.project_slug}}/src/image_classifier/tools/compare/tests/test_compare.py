@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import answers_of, changed
+from safetensors.torch import load_file, save_file
 
 from image_classifier.cli import main
 from image_classifier.config import Config
@@ -16,6 +17,7 @@ from image_classifier.data import PathList, Source
 from image_classifier.predictions import Predictions
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools import statistics
+from image_classifier.tools.saved_runs import read_predictions
 
 COUNT = 1000  # validation images
 
@@ -143,6 +145,15 @@ def test_what_can_not_be_compared_is_refused_in_a_line(tmp_path, refusal):
     assert "predictions.safetensors' can" in refusal("compare", a, b)
     (b / "metrics.jsonl").write_text("")
     assert "it has no evaluation yet" in refusal("compare", a, b)
+
+
+def test_predictions_of_an_older_version_are_read(tmp_path):
+    path = Path(write_run(tmp_path / "a", 900), "predictions.safetensors")
+    new = read_predictions(path)
+    about = {"files": json.dumps(new.files), "classes": json.dumps(new.classes)}
+    save_file(load_file(path), path, about | {"step": "100", "images": new.images})
+    old = read_predictions(path)
+    assert (old.images, old.files, old.classes, old.step) == (new.images, {}, ("ant", "bee"), 100)
 
 
 def test_scores_on_other_images_are_not_compared(tmp_path, capsys, refusal):

@@ -35,7 +35,8 @@ def test_each_image_is_validated_once(validate, photos, tmp_path, refusal, capsy
         data = DataConfig(name="folder", root=root, val_fraction=0.5, fold=fold)
         with safe_open(tmp_path / f"runs/fold-{fold}/predictions.safetensors", "pt") as file:
             target, predicted = file.get_tensor("target"), file.get_tensor("predicted")
-            assert file.metadata()["images"] == open_dataset(data, "val").fingerprint()
+            about = json.loads(file.metadata()["about"])
+            assert about["images"] == open_dataset(data, "val").fingerprint()
         sizes.append(len(target))
         right += int((target == predicted).sum())
     assert sum(sizes) == 12
