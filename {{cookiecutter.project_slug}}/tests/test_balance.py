@@ -90,4 +90,4 @@ def test_a_run_ends_on_all_ranks_when_it_gets_no_better(config):
         in found["message"]
     )
     with safe_open(Path(config.run.dir, "predictions.safetensors"), "pt") as file:
-        assert json.loads(file.metadata()["about"])["step"] == 16
+        assert json.loads(file.metadata()["about"])["step"] == 8

@@ -1,15 +1,17 @@
 """What a run measures: scores of every image on any ranks, its speed; who is told of it."""
 
+import json
 import resource
 from copy import deepcopy
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 import torch
-from conftest import answers_of, changed, logged, run_ranks
+from conftest import HOSTILE, answers_of, changed, logged, run_ranks
 from test_resume import assert_same
 from torch import nn
 from torch.testing import assert_close
@@ -23,7 +25,7 @@ from image_classifier.evaluate import (
     evaluate,
     metric_names,
 )
-from image_classifier.metrics import phrase
+from image_classifier.metrics import METRICS, Metric, phrase
 from image_classifier.models import build_model
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.precision import Precision
@@ -121,6 +123,24 @@ def test_scores_are_shown_in_a_line():
     assert (repr(scores), repr(scores.predictions)) == (f"<Scores: top-1 100.00%; {shown}>", shown)
 
 
+def test_the_result_of_a_run_is_that_of_the_weights_that_it_leaves(config, monkeypatch, capsys):
+    values = iter((0.9, 0.1, 0.9))
+    monkeypatch.setitem(METRICS, "mine", Metric(lambda _: next(values), lower_is_better=False))
+    config, folder = changed(config, run__best_by="mine"), Path(config.run.dir)
+    scores = train(config)
+    first, last = (row["val/loss"] for row in logged(folder) if "val/loss" in row)
+    assert scores.value("loss") == first != last
+    said = capsys.readouterr().out.splitlines()
+    assert f"loss {first:.4f}" in said[-4]
+    assert said[-2] == "best.pt has the weights of step 4: mine 0.9000"
+    result = json.loads((folder / "status.json").read_text())["result"]
+    assert (result["step"], result["val/loss"], result["val/mine"]) == (4, first, 0.9)
+    written = (folder / "predictions.safetensors").read_bytes()
+    (folder / "predictions.safetensors").unlink()
+    assert train(config).value("loss") == first  # best.pt is evaluated again
+    assert (folder / "predictions.safetensors").read_bytes() == written
+
+
 def test_the_first_step_is_not_in_the_speed_as_it_compiles(config, monkeypatch, capsys):
     forward, seconds = ResNet9.forward, [0.0]
 
@@ -180,3 +200,10 @@ def test_a_cell_of_a_confusion_matrix_is_the_darker_the_larger_its_share():
     assert (image.dtype, image.shape) == (np.uint8, (510, 510, 3))
     cells = image[::170, ::170, 0].tolist()
     assert cells == [[13, 174, 255], [255, 255, 255], [255, 255, 0]]
+    plain = trackers.confusion_image(torch.eye(40))
+    for names in (HOSTILE * 10, ("ant",) * 40):
+        named = trackers.confusion_image(torch.eye(40), names)
+        inner = named[trackers.NAME_SIDE :, trackers.NAME_WIDTH :]
+        assert np.array_equal(inner, plain)
+        assert (named[:, : trackers.NAME_WIDTH] < 128).any(2).any(1).sum() > 40  # letters
+    assert trackers.confusion_image(torch.eye(50), ("ant",) * 50).shape == (500, 500, 3)

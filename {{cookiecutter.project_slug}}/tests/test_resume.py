@@ -133,7 +133,8 @@ def test_fresh_starts_over_and_may_begin_with_the_weights_that_it_replaces(finis
 def test_a_kill_before_the_best_is_saved_does_not_lose_it(config, monkeypatch, epochs):
     saves = [*[DEFAULT] * (epochs - 1), KeyboardInterrupt]  # the last is killed
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(checkpoint, "save", Mock(wraps=checkpoint.save, side_effect=saves))
+        write = Mock(wraps=checkpoint.tensor_file, side_effect=saves)
+        patch.setattr(checkpoint, "tensor_file", write)
         train(changed(config, epochs=epochs))
     train(changed(config, epochs=epochs))
     best = Path(config.run.dir, "checkpoints", "best.pt")

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .config import FREE_TO_CHANGE, Config, RunConfig, flag
@@ -107,6 +107,8 @@ class Checkpoints(AbstractContextManager):
         if saved is None:
             return
         self.check_identity(saved)
+        if not saved["state"]["step"]:  # what a run begins with is made again
+            return
         try:
             self.load(state, saved)
         except WRONG_CONTENT as error:
@@ -119,6 +121,24 @@ class Checkpoints(AbstractContextManager):
         if "folder" in saved:
             saved = need_tool("checkpoints", "fsdp", "--run.dir").read_whole(saved)
         state.load_state_dict(saved["state"])
+
+    def load_best(self, state: TrainState) -> None:
+        """Fill the model that is evaluated with the weights in best.pt, if it has others.
+
+        Raises:
+            UserError: if the file can't be read.
+        """
+        if state.is_best or state.best_step < 0:
+            return
+        self.wait()
+        self.world.all_true(True)  # rank 0 has written it
+        path = self.folder / "best.pt"
+        saved = self.world.read_once(lambda: read_checkpoint(path))["state"]
+        self.fill(state.best_model, saved["ema"] or saved["model"])
+
+    def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
+        """Give `model` the weights of a file."""
+        model.load_state_dict(weights)
 
     def check_identity(self, saved: dict[str, Any]) -> None:
         """Check that a checkpoint is of a run with the same config on the same images.

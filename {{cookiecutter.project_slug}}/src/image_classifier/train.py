@@ -33,7 +33,7 @@ from .train_state import TrainState
 
 
 def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story, all of it visible
-    """Train one model as `config` says, and return its scores on the validation images.
+    """Train one model as `config` says, and return the validation scores of its best weights.
 
     Killed at any moment and called again, it resumes from the last checkpoint with exactly the
     batches, pixels and random numbers that it would have had.
@@ -46,9 +46,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
     with join_world(config.compute, run.timeout_seconds) as world, open_run(config, world):
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
 
-        saved = world.read_once(lambda: read_newest(run, world))  # where to resume from, or None
-        if saved and not saved["state"]["step"]:
-            saved = None  # what a run begins with is made again, from the features that are kept
+        newest = world.read_once(lambda: read_newest(run, world))
+        # Where to resume from, or None: what a run begins with is made again, from kept features.
+        saved = newest if newest and newest["state"]["step"] else None
         pretrained = load_pretrained(
             run.init_from, config.model, world, saved, config.data.channels
         )
@@ -57,7 +57,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         # weights want images normalized as those that they were trained on.
         train_data = TrainData(config, world, pretrained.mean_std)
         total_steps, steps_per_epoch = train_data.total_steps, train_data.steps_per_epoch
-        config, why_precision = settle_precision(config, train_data, world, saved)
+        config, why_precision = settle_precision(config, train_data, world, newest)
         precision = Precision(config.precision, config.compute, config.optim, world.device)
         micro_batch = MicroBatch(config, world)
         sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
@@ -103,15 +103,15 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         state = TrainState(model, optimizer, precision, ema, ema_decay, decides)
         kind = sharding.ShardedCheckpoints if sharding else Checkpoints
         checkpoints = kind(config, world, train_data.source, teacher.digest if teacher else "")
-        checkpoints.resume(state, saved)
+        checkpoints.resume(state, newest)
         log = RunLogger(setup, saved, observers)
-        del saved  # model and optimizer have what they need of it
+        del saved, newest  # model and optimizer have what they need of it
         log.introduce(init_note=init_note, precision_note=f"{why_precision}; {reproducibility}")
         set_training(model, config.optim)
         ddp_model = wrap_ddp(model, world, config.compute)
         evaluate_every = train_data.steps_in(run.evaluate_every_epochs)
         limit = TimeLimit(run, state.seconds)
-        scores, stop_early = None, state.early_stop(run.patience) or limit.message
+        best, stop_early = None, state.early_stop(run.patience) or limit.message
 
         def is_due(every: int) -> bool:
             return state.step % every == 0 or state.step == total_steps
@@ -122,8 +122,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 return evaluate(state.best_model, val_data, normalize, precision, world)
 
         def judge() -> Scores:
+            nonlocal best
             scores = evaluate_best()
-            state.record(scores.value(decides))
+            best = scores if state.record(scores.value(decides)) else best
             if world.is_main:
                 state.decision = scores.predictions.decision(run)
             return scores
@@ -173,12 +174,11 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 if stop_early:
                     break
 
-            scores = scores or evaluate_best()
-            if not (state.is_best or stop_early):
-                log.say(state.best_text)
-            log.finish(scores, stop_early, None if sharding else state.best_model, normalize)
+            checkpoints.load_best(state)  # a run's result is that of the weights that it leaves
+            best = best or evaluate_best()
+            log.finish(best, state, stop_early, None if sharding else state.best_model, normalize)
             consensus.finish()
-        return scores
+        return best
 
 
 def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:

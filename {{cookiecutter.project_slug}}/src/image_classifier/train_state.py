@@ -44,12 +44,13 @@ class TrainState:
         """Whether these weights reached the best score so far."""
         return self.step == self.best_step
 
-    def record(self, score: float) -> None:
-        """Take note of the score of these weights."""
+    def record(self, score: float) -> bool:
+        """Take note of the score of these weights; whether it is the best so far."""
         self.num_worse += 1
         best, sign = self.best_score, better(self.best_by)
         if self.best_step < 0 or isnan(best) or sign * score > sign * best:
             self.best_score, self.best_step, self.num_worse = score, self.step, 0
+        return self.is_best
 
     def early_stop(self, patience: int) -> str:
         """Why to stop early, once `patience` evaluations in a row were not better; else nothing."""

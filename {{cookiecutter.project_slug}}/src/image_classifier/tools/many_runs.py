@@ -170,18 +170,18 @@ def phrase(run: Run) -> str:
 
 def heads(run: Run) -> tuple[str, ...]:
     """What `results` are."""
-    return metric_title(run.metric), "best", "loss", "training"
+    return metric_title(run.metric), "last", "loss", "training"
 
 
 def results(run: Run) -> tuple[str, ...]:
-    """A run's results, as columns of a table."""
-    scores = (metric_number(run.metric, value) for value in (run.score, run.best_score))
+    """A run's results, as columns of a table: of best.pt, but for the score of the last weights."""
+    scores = (metric_number(run.metric, value) for value in (run.score, run.last_score))
     return *scores, f"{run.loss:.4f}", clock(run.seconds)
 
 
 def as_json(run: Run) -> dict[str, Any]:
     """A run's results, for other programs."""
-    scores = {run.metric: run.score, f"best_{run.metric}": run.best_score}
+    scores = {run.metric: run.score, f"last_{run.metric}": run.last_score}
     others = {name: getattr(run, name) for name in ("loss", "seconds")}
     return {"folder": str(run.folder), "state": run.state} | scores | others
 

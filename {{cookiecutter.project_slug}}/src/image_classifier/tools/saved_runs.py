@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,18 +40,18 @@ class Run:
     state: str  # running, done, interrupted or failed
     knobs: dict[str, Any]  # of the config, without those in which a group may differ
     metric: str  # that decides which evaluation is the best
-    score: float  # its value in the last evaluation
-    best_score: float  # in the best evaluation
-    loss: float  # of the last evaluation
+    score: float  # its value in the best evaluation: of the weights in best.pt, the run's result
+    last_score: float  # in the last evaluation
+    loss: float  # of the best evaluation
     images_per_second: float  # median, in training
     seconds: float  # of training, without evaluating and saving
-    predictions: SavedPredictions | None  # of the last evaluation
+    predictions: SavedPredictions | None  # of the best evaluation
 
 
 def read_run(folder: Path) -> Run:
     """Read a run, which may still be running.
 
-    Predictions count only if they are those of the last evaluation: they are written at the end of
+    Predictions count only if they are those of the best evaluation: they are written at the end of
     a run, which may have been continued since.
 
     Raises:
@@ -63,8 +64,9 @@ def read_run(folder: Path) -> Run:
         scored = evaluations(rows, metric)
         if not scored:
             raise LookupError("it has no evaluation yet")
+        best = best_of(scored, metric)
         predictions = read_predictions(folder / "predictions.safetensors")
-        if predictions is not None and predictions.step != scored[-1]["step"]:
+        if predictions is not None and predictions.step != best["step"]:
             predictions = None
         rates, seconds, last_step = [], 0.0, 0
         for row in rows:
@@ -82,9 +84,9 @@ def read_run(folder: Path) -> Run:
                 if name in FIXED_KNOBS or not name.startswith(FREE_KNOBS)
             },
             metric=metric,
-            score=scored[-1][f"val/{metric}"],
-            best_score=(max if better(metric) > 0 else min)(row[f"val/{metric}"] for row in scored),
-            loss=float(scored[-1]["val/loss"]),
+            score=best[f"val/{metric}"],
+            last_score=scored[-1][f"val/{metric}"],
+            loss=float(best["val/loss"]),
             images_per_second=median(rates or [0.0]),
             seconds=seconds,
             predictions=predictions,
@@ -95,7 +97,14 @@ def read_run(folder: Path) -> Run:
 
 def evaluations(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl` that have a value of `metric`."""
-    return [row for row in rows if isinstance(row.get(f"val/{metric}"), float)]
+    values = (row.get(f"val/{metric}") for row in rows)
+    is_known = [isinstance(value, float) and isfinite(value) for value in values]
+    return [row for row, known in zip(rows, is_known, strict=True) if known]
+
+
+def best_of(rows: list[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """The row of the weights in best.pt: of equal scores the first, as a run keeps them."""
+    return max(rows, key=lambda row: better(metric) * row[f"val/{metric}"])
 
 
 def read_predictions(path: Path) -> SavedPredictions | None:

@@ -32,6 +32,7 @@ from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tool
 from ..tasks import metric_of
+from ..train_state import TrainState
 from .observers import Observer, Setup, Speed
 from .trackers import Trackers, confusion_image
 
@@ -64,6 +65,7 @@ class RunLogger:
         self.best_by = metric_of(self.config)
         self.score = ""  # of the last evaluation, in words
         self.message = ""  # why the run ended early
+        self.result: dict[str, float] = {}  # all metrics of the best weights, and their step
         self.began = self.page_written = time.monotonic()
         self.epoch = [0.0, 0.0, 0.0]  # steps, seconds, seconds waited for data since a verdict
         self.restart_clock(self.start_step)
@@ -83,7 +85,7 @@ class RunLogger:
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         """Record how the run ended."""
         if kind is None:
-            self.write_status("done", self.message)
+            self.write_status("done", self.message, result=self.result)
         elif isinstance(error, StoppedError):
             self.write_status("interrupted", str(error), signal=error.name)
         elif issubclass(kind, KeyboardInterrupt):
@@ -199,50 +201,71 @@ class RunLogger:
         self.write(step, metrics)
         self.say(f"{self.place(step)}  {what}: {phrase(metrics, self.best_by)}")
         if step < self.total_steps and time.monotonic() - self.page_written >= PAGE_SECONDS:
-            self.write_page(scores)
+            self.write_page(scores, metrics)
         self.restart_clock(step)
 
     def finish(
-        self, scores: Scores, message: str, model: nn.Module | None, normalize: Normalize
+        self,
+        scores: Scores,
+        state: TrainState,
+        message: str,
+        model: nn.Module | None,
+        normalize: Normalize,
     ) -> None:
         """Print the result by class, and why it ends early; write the page and the predictions.
 
-        `model` has the weights of `scores`; None if this rank has only a part of them.
+        `scores` are of the best weights, which `model` has; it is None if this rank has only a part
+        of them.
         """
-        # `tools/explain` may be deleted. It takes some seconds: only here.
-        tool = find_tool("heat", "explain") if model else None
-        explain = tool.open_explainer(model, normalize, self.setup.val_data) if tool else None
-        self.write_page(scores, explain)
+        self.message = message if self.step_done < self.total_steps else ""
+        others = "" if state.is_best else state.best_text  # than the last weights
         if self.world.is_main:
+            # `tools/explain` may be deleted. It takes some seconds: only here.
+            tool = find_tool("heat", "explain") if model else None
+            explain = tool.open_explainer(model, normalize, self.setup.val_data) if tool else None
+            metrics = scores.metrics(*scores.names)
+            self.result = {"step": state.best_step, **metrics}
+            how = [self.message or "finished", others and f"scores of best.pt: {others}"]
+            self.write_page(scores, metrics, "; ".join(filter(None, how)), explain)
             if self.trackers.open and not scores.predictions.source.is_multi_label:
-                image = confusion_image(scores.predictions.confusion())
+                found = scores.predictions
+                image = confusion_image(found.confusion(), found.source.classes)
                 self.trackers.tell("image", self.step_done, "confusion", image)
             path = self.folder / "predictions.safetensors"
             try:
-                scores.predictions.save(path, self.step_done)
+                scores.predictions.save(path, state.best_step)
             except OSError as error:
                 self.say(f"cannot write {path}: {error.strerror}")
             decision = scores.predictions.decision(self.config.run)
             self.say(scores.text(self.best_by, decision))
-        if message and self.step_done < self.total_steps:
-            self.message = message
-            self.say(message)
+        if why := self.message or others:
+            self.say(why)
         folder, took = printable(str(self.folder)), clock(time.monotonic() - self.began)
         page = f", report: {folder}/report.html" if self.write_report else ""
         self.say(f"run folder: {folder}{page}, {took}")
 
-    def write_page(self, scores: Scores, explain: Callable[..., Tensor] | None = None) -> None:
-        """Write the report page; if that fails, print a line and go on."""
+    def write_page(
+        self,
+        scores: Scores,
+        metrics: dict[str, float],
+        end: str = "still running",
+        explain: Callable[..., Tensor] | None = None,
+    ) -> None:
+        """Write the report page, with how the run ended; if that fails, print a line and go on."""
         if self.write_report is None or not self.world.is_main:
             return
-        state = f"step {self.step_done:,} of {self.total_steps:,}"
+        page = self.folder, scores.predictions, metrics, f"{self.progress_text}; {end}"
         try:
-            self.write_report(
-                self.folder, scores.predictions, state, self.warnings, self.samples, explain=explain
-            )
+            self.write_report(*page, self.warnings, samples=self.samples, explain=explain)
         except Exception as error:  # a full disk, or files that were changed
             self.say(f"cannot write {self.folder}/report.html: {error!r}")
         self.page_written = time.monotonic()
+
+    @property
+    def progress_text(self) -> str:
+        """How many steps are done; a linear probe has none."""
+        steps = f"step {self.step_done:,} of {self.total_steps:,}"
+        return steps if self.total_steps else "linear probe"
 
     def place(self, step: int) -> str:
         """Step and epoch."""
@@ -277,7 +300,7 @@ class RunLogger:
             self.unwritten = []
         self.trackers.tell("log", step, metrics)
 
-    def write_status(self, state: str, message: str = "", **more: str) -> None:
+    def write_status(self, state: str, message: str = "", **more: object) -> None:
         """Write `status.json`: running, done, interrupted or failed."""
         if self.world.is_main:
             status = {"state": state, "step": self.step_done, "message": message, **more}

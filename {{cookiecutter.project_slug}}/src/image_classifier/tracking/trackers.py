@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ..config import Config, flag
@@ -25,6 +26,7 @@ Knobs = dict[str, str | float | bool]
 
 PRIVATE = ("run.", "data.root", "data.labels", "data.cache")  # knobs with paths of this machine
 CONFUSION_SIDE = 512  # pixels of a confusion matrix, about
+NAME_SIDE, NAME_WIDTH, NAME_LETTERS = 12, 160, 20  # pixels and letters of the name of a class
 PROJECT = __name__.partition(".")[0]  # the name that groups the runs of this package
 
 
@@ -127,13 +129,25 @@ def find_trackers() -> dict[str, Callable[[Path, Knobs, int], Tracker]]:
     return {"tensorboard": tensorboard, **tools}
 
 
-def confusion_image(confusion: Tensor) -> np.ndarray:
+def confusion_image(confusion: Tensor, classes: Sequence[str] = ()) -> np.ndarray:
     """A confusion matrix, (classes, classes) counts, as an image: (height, width, 3) uint8.
 
     The darker a cell, the larger its share of the row (the true class); by its square root, so that
-    one percent is visible.
+    one percent is visible. Each row has the name of its class, and each column its number, where a
+    cell is large enough.
     """
     shares = (confusion / confusion.sum(1, keepdim=True).clamp(min=1)).sqrt()
     cells = (255 * (1 - shares)).round().byte().numpy()
     side = max(1, CONFUSION_SIDE // len(cells))
-    return np.kron(cells, np.ones((side, side), np.uint8))[:, :, None].repeat(3, axis=2)
+    image = np.kron(cells, np.ones((side, side), np.uint8))[:, :, None].repeat(3, axis=2)
+    if not classes or side < NAME_SIDE:
+        return image
+    page = Image.new("RGB", (image.shape[1] + NAME_WIDTH, image.shape[0] + NAME_SIDE), "white")
+    page.paste(Image.fromarray(image), (NAME_WIDTH, NAME_SIDE))
+    draw = ImageDraw.Draw(page)
+    for number, name in enumerate(classes):
+        middle = number * side + (side - NAME_SIDE) // 2
+        label = ascii(name)[1:-1][:NAME_LETTERS]  # the font has few others
+        draw.text((2, NAME_SIDE + middle), f"{number} {label}", "black")
+        draw.text((NAME_WIDTH + middle, 0), str(number), "black")
+    return np.asarray(page)

@@ -64,8 +64,11 @@ def compare_groups(first: Group, second: Group) -> list[str]:
     ratios = [b / a for a, b in speeds if a and b]  # a probe made no step
     speed = f"{median(ratios):.2f} x the images/s of {first.name}" if ratios else "not measured"
     compare_pairs = compare_models if len(pairs) == 1 else compare_recipes
+    how = ["trained" if knobs["epochs"] else "a linear probe" for knobs in (was, now)]
+    others = f"{first.name} is {how[0]}, {second.name} {how[1]}: the difference is that, too"
     return [
         f"{second.name} against {first.name}: {changes or 'the same config'}",
+        *([others] if how[0] != how[1] else []),
         *compare_pairs(first.name, second.name, pairs),
         f"speed: {speed}; `bench` measures in turns",
     ]
@@ -81,14 +84,16 @@ def compare_recipes(first: str, second: str, pairs: Pairs) -> list[str]:
     known = [run.predictions for pair in pairs for run in pair if run.predictions]
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
     metric, sentences = pairs[0][0].metric, []
-    for what, name in (("final", "score"), ("best", "best_score")):
+    for of, name in (("best.pt", "score"), ("the last weights", "last_score")):
+        if name == "last_score" and all(r.score == r.last_score for pair in pairs for r in pair):
+            break
         columns = (
             [better(metric) * getattr(run, name) for run in column]
             for column in zip(*pairs, strict=True)
         )
         found, basis = by_seeds(*columns, grain), f"{len(pairs)} seeds"
         text = difference_text(first, second, found, basis, found.is_real, metric)
-        sentences.append(f"{what} {metric_title(metric)}: {text}")
+        sentences.append(f"{metric_title(metric)} of {of}: {text}")
     return sentences
 
 
@@ -101,8 +106,8 @@ def compare_models(first: str, second: str, pairs: Pairs) -> list[str]:
     for run in pairs[0]:
         if run.predictions is None:
             raise UserError(
-                f"{str(run.folder)!a} has no predictions.safetensors of its last evaluation, which "
-                "a run writes at its end: two models cannot be compared without it"
+                f"{str(run.folder)!a} has no predictions.safetensors of its best weights, which a "
+                "run writes at its end: run its command again, which takes one evaluation"
             )
     one, other = (run.predictions for run in pairs[0])
     (counted, right), (other_counted, other_right) = (
@@ -117,7 +122,7 @@ def compare_models(first: str, second: str, pairs: Pairs) -> list[str]:
     basis = f"{count:,} images, McNemar's p {p_value:.2g}"
     text = difference_text(first, second, found, basis, p_value < 1 - CONFIDENCE)
     return [
-        f"final {metric_title('top1' if one.target.ndim == 1 else 'exact')}: {text}",
+        f"{metric_title('top1' if one.target.ndim == 1 else 'exact')} of best.pt: {text}",
         f"only {first} is right on {only_first:,} images, only {second} on {only_second:,}",
         "one seed of each: this compares two models, not two recipes; for recipes, train both "
         "with the same three seeds or more",
@@ -166,14 +171,14 @@ def difference_text(  # noqa: PLR0917
 def table_of_runs(groups: list[Group]) -> list[str]:
     """All runs in columns."""
     metric = next(iter(groups[0].runs.values())).metric
-    heads = ("", "run", "seed", metric_title(metric), "best", "loss", "training", "images/s")
+    heads = ("", "run", "seed", metric_title(metric), "last", "loss", "training", "images/s")
     rows = [heads] + [
         (
             group.name,
             printable(f"{run.folder}{'' if run.state == 'done' else f' ({run.state})'}"),
             str(seed),
             metric_number(run.metric, run.score),
-            metric_number(run.metric, run.best_score),
+            metric_number(run.metric, run.last_score),
             f"{run.loss:.4f}",
             clock(run.seconds),
             f"{run.images_per_second:,.0f}",

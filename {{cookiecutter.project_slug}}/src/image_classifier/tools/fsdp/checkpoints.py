@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
@@ -63,6 +63,11 @@ class ShardedCheckpoints(Checkpoints):
             for name, tensor in tensors.items():
                 copy_part(found[name], tensor)
         state.load_numbers(values)
+
+    def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
+        """Give `model` this rank's part of the weights of a file."""
+        for name, tensor in model.state_dict().items():
+            copy_part(weights[name], tensor)
 
     def save(self, state: TrainState, log: dict[str, float]) -> None:
         """Save `state` and the state of the log; training waits until all of it is on the disk.

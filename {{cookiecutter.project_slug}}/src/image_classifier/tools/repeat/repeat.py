@@ -21,7 +21,7 @@ def repeat(recipe: Recipe, count: int) -> None:
     known = [run.predictions for run in runs if run.predictions]
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
     metric = runs[0].metric
-    scores = {metric: "score", f"best_{metric}": "best_score"}
+    scores = {metric: "score", f"last_{metric}": "last_score"}
     is_share = find_metric(metric).is_percent
     means = {
         name: mean_of([getattr(run, score) for run in runs], grain, is_share=is_share)
@@ -34,7 +34,5 @@ def repeat(recipe: Recipe, count: int) -> None:
     }
     write_json(recipe.folder / "results.json", content)
     print_table("seed", [*seeds], runs)
-    for name, text in zip(
-        means, (metric_title(metric), f"best {metric_title(metric)}"), strict=True
-    ):
-        print(f"{text} {mean_text(means[name], f'{count} seeds', metric)}")
+    for mean, of in zip(means.values(), ("best.pt", "the last weights"), strict=True):
+        print(f"{metric_title(metric)} of {of} {mean_text(mean, f'{count} seeds', metric)}")

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Sequence
 from html import escape
 from math import sqrt
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 from ...config import Config, RunConfig
 from ...data import Source
 from ...errors import FaultError, UserError
-from ...metrics import against_the_rest, better, find_metric, metric_number, metric_title
+from ...metrics import METRICS, against_the_rest, find_metric, metric_number, metric_title
 from ...predictions import Predictions, calibrate, calibration_error, counted_and_correct
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
@@ -40,13 +39,8 @@ HEAT = (
     "place, however little these differ."
 )
 
-# The numbers of the summary: name, metric, format, and what is shown of all values.
+# The summary of a run's speed: name, metric, format, and what is shown of all values.
 FACTS: tuple[tuple[str, str, str, Callable[[list[float]], float]], ...] = (
-    ("top-5", "val/top5", "{:.2%}", itemgetter(-1)),
-    ("macro F1", "val/macro_f1", "{:.1%}", itemgetter(-1)),
-    ("AUROC", "val/auroc", "{:.1%}", itemgetter(-1)),
-    ("average precision", "val/average_precision", "{:.1%}", itemgetter(-1)),
-    ("validation loss", "val/loss", "{:.4f}", itemgetter(-1)),
     ("images per second", "train/images_per_second", "{:,.0f}", median),
     ("waiting for data", "train/waited_fraction", "{:.1%}", fmean),
     ("of the device's peak (MFU)", "train/mfu", "{:.1%}", median),
@@ -69,18 +63,20 @@ Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, c
 def write_page(
     folder: Path,
     predictions: Predictions,
+    metrics: dict[str, float],
     state: str = "",
     warnings: Sequence[str] = (),
-    samples: Samples | None = None,
     *,
+    samples: Samples | None = None,
     explain: Explain | None = None,
 ) -> None:
     """Write `report.html` to a run folder.
 
     Args:
         folder: the run folder, with metrics, config and environment.
-        predictions: of the last evaluation.
-        state: how far the run is.
+        predictions: of the best weights; of the last ones while the run goes on.
+        metrics: of these predictions: `val/top1` and so on.
+        state: how far the run is, and how it ended.
         warnings: of the run.
         samples: augmented training images, on any device.
         explain: shows what the model looked at.
@@ -94,14 +90,15 @@ def write_page(
     shares, calibration = predictions.probabilities, calibrate(predictions)
     is_quick = shares is not None and shares.numel() <= MOST_SHARES
     name = escape(folder.resolve().name)
-    about = f"{config['model.name']} on {config['data.name']}, {config['epochs']:g} epochs; "
-    about += f"{environment['device']}; {state}"
+    about = f"{config['model.name']} on {config['data.name']}"
+    about += f", {config['epochs']:g} epochs" if config["epochs"] else ""
+    about += f"; {environment['device']}; {state}"
     defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
     changed = [knob for knob, value in config.items() if value != defaults.get(knob)]
     body = [
         f"<h1>{name}</h1><p>{escape(about)}</p>",
         *(f'<p class="warning">{escape(line)}</p>' for line in warnings),
-        f'<dl class="facts">{summary(rows, predictions, metric, calibration)}</dl>',
+        f'<dl class="facts">{summary(rows, predictions, metrics, metric)}</dl>',
         f'<div class="curves">{curves(rows, metric)}</div>',
         '<div class="beside">',
         confusion_section(predictions),
@@ -127,19 +124,26 @@ def curve(rows: Rows, metric: str, unit: float = 1.0) -> list[tuple[float, float
     return [(x, y / unit) for x, y in pairs if isinstance(x, float) and isinstance(y, float)]
 
 
-def summary(rows: Rows, predictions: Predictions, best_by: str, calibration: Tensor) -> str:
+def summary(rows: Rows, predictions: Predictions, metrics: dict[str, float], best_by: str) -> str:
     """The result in a few numbers, the most important first."""
     counted, right = counted_and_correct(predictions.predicted, predictions.source.labels)
-    right, count = int(right.sum()), int(counted.sum())
-    what = metric_title("exact" if predictions.source.is_multi_label else "top1")
-    found = {f"{what}: {right:,} of {count:,} validation images": f"{right / count:.2%}"}
-    if values := [value for _, value in curve(rows, f"val/{best_by}")]:
-        best = (max if better(best_by) > 0 else min)(values)
-        found[f"best {metric_title(best_by)}"] = metric_number(best_by, best)
+    right, count, classes = int(right.sum()), int(counted.sum()), predictions.source.classes
+    main = "exact" if predictions.source.is_multi_label else "top1"
+    found = {
+        f"{metric_title(main)}: {right:,} of {count:,} validation images": f"{right / count:.2%}"
+    }
+    values = {name: metrics[f"val/{name}"] for name in METRICS if f"val/{name}" in metrics}
+    for name in dict.fromkeys((best_by, *values)):
+        if name in values and name != main:
+            found[metric_title(name)] = metric_number(name, values[name])
+        last = curve(rows, f"val/{name}")[-1:]
+        if name == best_by and last and last[0][1] != values.get(name):
+            found[f"{metric_title(name)} of the last weights"] = metric_number(name, last[0][1])
+    if "val/classes" in metrics:
+        found["classes with validation images"] = f"{metrics['val/classes']} of {len(classes)}"
     for name, metric, form, of in FACTS:
-        if values := [value for _, value in curve(rows, metric)]:
-            found[name] = form.format(of(values))
-    found["calibration error"] = f"{calibration_error(calibration):.1%}"
+        if rates := [value for _, value in curve(rows, metric)]:
+            found[name] = form.format(of(rates))
     return "".join(f"<div><dd>{value}</dd><dt>{what}</dt></div>" for what, value in found.items())
 
 

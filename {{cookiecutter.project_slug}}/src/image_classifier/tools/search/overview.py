@@ -45,8 +45,8 @@ def page_of(  # noqa: PLR0917 - what is on it
         f"<h1>{escape(title)}</h1><p>{escape(about)}</p>",
         f'<dl class="facts"><div><dd>{metric_number(best.metric, best.value)}</dd><dt>{what} of '
         f"trial {best.number:03}, the best: {escape(command)}</dt></div></dl>",
-        "<h2>Trials</h2><p>In color the best. A line is a trial; trials that were ended early "
-        "stand at their last value.</p>",
+        "<h2>Trials</h2><p>In color the best. A line is a trial, and its result that of its best "
+        "evaluation, whose weights best.pt has.</p>",
         parallel_coordinates("Knobs and result", axes, names, main),
         '<div class="curves">',
         line_chart(f"Validation {what}", scores, unit=percent, main=names[main]),

@@ -11,7 +11,7 @@ from ...errors import FaultError, UserError
 from ...metrics import better, metric_number, metric_title, scale
 from ...runtime.console import printable
 from ...runtime.files import read_object
-from ..saved_runs import read_predictions
+from .. import saved_runs
 from ..statistics import CONFIDENCE, by_seeds
 from .engines import Knobs
 from .trial import Row, evaluations, metric_in, status_of
@@ -30,9 +30,14 @@ class Trial:
     failed: str  # why, if it failed
 
     @property
+    def best(self) -> Row:
+        """The evaluation of the weights in best.pt."""
+        return saved_runs.best_of(self.rows, self.metric)
+
+    @property
     def value(self) -> float:
-        """Of the metric in the last evaluation."""
-        return self.rows[-1][f"val/{self.metric}"]
+        """Of the metric in the best evaluation."""
+        return self.best[f"val/{self.metric}"]
 
     @property
     def score(self) -> float:
@@ -80,7 +85,7 @@ def read_trials(folder: Path) -> list[Trial]:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
-    """The trial with the best last score, among those trained to the end if there are any.
+    """The trial with the best score, among those trained to the end if there are any.
 
     Raises:
         FaultError: if none was evaluated.
@@ -101,9 +106,8 @@ def table_of(trials: Sequence[Trial]) -> list[list[str]]:
     ):
         scores = ["", "", ""]
         if trial.rows:
-            row = trial.rows[-1]
             score = metric_number(trial.metric, trial.value)
-            scores = [f"{row['epoch']:.2f}", score, f"{row['val/loss']:.4f}"]
+            scores = [f"{trial.rows[-1]['epoch']:.2f}", score, f"{trial.best['val/loss']:.4f}"]
         values = [shown(trial.knobs.get(knob, "")) for knob in knobs]
         rows.append([f"{trial.number:03}", trial.state, *scores, *values])
     return rows
@@ -131,7 +135,7 @@ def confirmed(folder: Path) -> str:
     if len(pairs) < 2:
         return "fewer than two seeds were trained with both configs: nothing can be said"
     place = trial_folder(folder / "best", pairs[0][1].number)
-    saved = read_predictions(place / "predictions.safetensors")
+    saved = saved_runs.read_predictions(place / "predictions.safetensors")
     grain = 1 / len(saved.predicted) if saved else 0.0  # the share of one image
     found = by_seeds([a.score for a, _ in pairs], [b.score for _, b in pairs], grain)
     metric = pairs[0][0].metric

@@ -73,9 +73,9 @@ class RunTrial(Trainable):
         # The last row comes a moment before the run has written all and ended.
         if self.told < len(rows) and (is_done or not self.is_last(rows[self.told])):
             self.told += 1
-            return self.report(rows[self.told - 1], is_done and self.told == len(rows))
+            return self.report(rows[: self.told], is_done and self.told == len(rows))
         if is_done:  # early stopping, after a row that looked like any other
-            return self.report(rows[-1], is_done)
+            return self.report(rows, is_done)
         if self.process is None:
             waited = time.monotonic() - self.began
             # In use by a run whose search was killed: it is saving.
@@ -95,14 +95,15 @@ class RunTrial(Trainable):
         """Whether a row is that of the last step of the run."""
         return row["step"] >= round(self.run["epochs"] * row["step"] / row["epoch"])
 
-    def report(self, row: Row, is_done: bool) -> dict[str, Any]:
-        """What Ray learns of an evaluation."""
+    def report(self, rows: list[Row], is_done: bool) -> dict[str, Any]:
+        """What Ray learns after the last of `rows`: the best score so far, as best.pt has it."""
+        row, best = rows[-1], saved_runs.best_of(rows, self.run["metric"])
         # Evaluations are counted: the steps of one are a rounded number of epochs.
         is_full = is_done and self.is_last(row)
         epochs = self.run["epochs"] if is_full else self.told * self.run["every"]
         return {
-            "score": better(self.run["metric"]) * row[f"val/{self.run['metric']}"],
-            "loss": row["val/loss"],
+            "score": better(self.run["metric"]) * best[f"val/{self.run['metric']}"],
+            "loss": best["val/loss"],
             "epoch": row["epoch"],
             "evaluations": self.told,
             "units": epochs / self.run["unit"] + 1e-9,

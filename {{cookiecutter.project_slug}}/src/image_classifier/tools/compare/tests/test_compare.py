@@ -22,8 +22,10 @@ from image_classifier.tools.saved_runs import read_predictions
 COUNT = 1000  # validation images
 
 
-def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", files=None, loss=0.4, **knobs):
-    """A run that ended with its last `right` images right; its folder."""
+def write_run(
+    folder, right, *, last=0, lr=0.5, rate=500.0, state="done", files=None, loss=0.4, **knobs
+):
+    """A run whose best weights have `right` images right, and the `last` others; its folder."""
     folder.mkdir(parents=True)
     config = changed(Config(), optim__lr=lr, data__batch_size=100, run__dir=str(folder), **knobs)
     rows = [
@@ -32,6 +34,8 @@ def write_run(folder, right, *, lr=0.5, rate=500.0, state="done", files=None, lo
         {"step": 50, "val/top1": right / COUNT - 0.002, "val/loss": 0.5},
         {"step": 100, "train/images_per_second": rate, "val/top1": right / COUNT, "val/loss": loss},
     ]
+    if last:
+        rows.append({"step": 150, "epoch": 3.0, "val/top1": last / COUNT, "val/loss": 0.9})
     (folder / "config.json").write_text(json.dumps(flatten(config)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "status.json").write_text(json.dumps({"state": state}))
@@ -69,8 +73,10 @@ def test_the_metric_that_decides_is_compared_and_less_loss_is_better(tmp_path, c
         for lr, losses in ((0.5, (0.41, 0.4, 0.42)), (0.3, (0.311, 0.3, 0.319)))
     ]
     lines = said(capsys, *by_loss[0], *by_loss[1])
-    assert lines[0].split() == ["run", "seed", "loss", "best", "loss", "training", "images/s"]
-    assert any("final loss: B is better by 0.1000 (95% interval: 0.09" in line for line in lines)
+    assert lines[0].split() == ["run", "seed", "loss", "last", "loss", "training", "images/s"]
+    assert any(
+        "loss of best.pt: B is better by 0.1000 (95% interval: 0.09" in line for line in lines
+    )
     other = write_run(tmp_path / "other", 850, lr=0.1, seed=0)
     assert "the best of A is the best by loss, of B by top1" in refusal(
         "compare", by_loss[0][0], other
@@ -87,7 +93,7 @@ def test_of_several_labels_all_must_be_right(tmp_path, capsys):
         answers = Predictions(source, predicted, *[torch.ones(24, 2)] * 3)
         answers.save(Path(runs[-1], "predictions.safetensors"), step=100)
     lines = said(capsys, *runs)
-    assert any("final all labels right: no significant" in line for line in lines)
+    assert any("all labels right of best.pt: no significant" in line for line in lines)
     assert "  only A is right on 1 images, only B on 7" in lines
 
 
@@ -102,16 +108,17 @@ def test_recipes_or_folders_of_runs_are_paired_seed_by_seed(tmp_path, capsys):
     real = f"points (95% interval: {1 - reach:.2f} .. {1 + reach:.2f}, 3 seeds): significant"
     assert lines[8:] == [
         "B against A: optim.lr 0.5 -> 0.3, run.init_from '' -> w.pt",
-        f"  final top-1: B is better by 1.00 {real}",
-        f"  best top-1: B is better by 1.00 {real}",
+        f"  top-1 of best.pt: B is better by 1.00 {real}",
         "  speed: 0.50 x the images/s of A; `bench` measures in turns",
     ]
-    assert said(capsys, *b, *a)[9] == f"  final top-1: A is better by 1.00 {real}"
+    assert said(capsys, *b, *a)[9] == f"  top-1 of best.pt: A is better by 1.00 {real}"
     assert said(capsys, f"{tmp_path}/a", f"{tmp_path}/b") == lines
     (tmp_path / "again").symlink_to("a")
     same = said(capsys, f"{tmp_path}/a", f"{tmp_path}/again")
     assert same[8] == "B against A: the same config"
-    assert same[9].startswith("  final top-1: no significant difference: B is ahead by 0.00 points")
+    assert same[9].startswith(
+        "  top-1 of best.pt: no significant difference: B is ahead by 0.00 points"
+    )
 
 
 def test_of_one_seed_two_models_are_compared_and_no_recipes(tmp_path, capsys):
@@ -140,11 +147,31 @@ def test_what_can_not_be_compared_is_refused_in_a_line(tmp_path, refusal):
     assert "nothing can be paired" in refusal("compare", a, *far)
     with (b / "metrics.jsonl").open("a") as file:  # continued since it wrote its predictions
         file.write('{"step": 150, "epoch": 3.0, "val/top1": 0.95, "val/loss": 0.3}\n')
-    assert "no predictions.safetensors of its last evaluation" in refusal("compare", a, b)
+    assert "no predictions.safetensors of its best weights" in refusal("compare", a, b)
     (b / "predictions.safetensors").write_bytes(b"\x80\x04K\x01.")
     assert "predictions.safetensors' can" in refusal("compare", a, b)
     (b / "metrics.jsonl").write_text("")
     assert "it has no evaluation yet" in refusal("compare", a, b)
+
+
+def test_a_run_is_as_good_as_the_weights_in_its_best_pt(tmp_path, capsys):
+    a = [write_run(tmp_path / f"a/{n}", 900 + n, seed=n, last=700 + n) for n in range(3)]
+    b = [write_run(tmp_path / f"b/{n}", 880 + n, seed=n, lr=0.1) for n in range(3)]
+    lines = said(capsys, *a, *b)
+    assert lines[1].split()[2:6] == ["0", "90.00%", "70.00%", "0.4000"]
+    assert any("top-1 of best.pt: A is better by 2.00 points" in line for line in lines)
+    assert any("top-1 of the last weights: B is better by 18.00 points" in line for line in lines)
+    assert any("only A is right on 20 images" in line for line in said(capsys, a[0], b[0]))
+
+
+def test_what_was_fitted_is_told_from_what_was_trained(tmp_path, capsys):
+    weights = {"run__init_from": "pretrained", "lr": 0.1}
+    trained = write_run(tmp_path / "trained", 900, **weights)
+    probes = (write_run(tmp_path / f"{n}", 900 + n, **weights, epochs=0) for n in range(2))
+    probe = next(probes)
+    told = "  A is trained, B a linear probe: the difference is that, too"
+    assert told in said(capsys, trained, probe)
+    assert "linear probe" not in "".join(said(capsys, probe, next(probes)))
 
 
 def test_predictions_of_an_older_version_are_read(tmp_path):

@@ -30,9 +30,9 @@ def probe(photos, tmp_path):
     """A function that probes weights on a copy of the photographs, and returns the run folder."""
     root, folder = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "probe"
 
-    def run(weights, *words):
+    def run(weights, *words, is_fresh=True):
         small = "smoke --data.name folder --data.limit 0 --data.batch-size 4 --run.trackers"
-        small += " --run.fresh"
+        small += " --run.fresh" * is_fresh
         words = [*small.split(), "--data.root", root, "--run.init-from", weights, *words]
         assert main(["probe", *map(str, words), "--run.dir", str(folder)]) == 0
         return folder
@@ -89,6 +89,30 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
 def test_a_probe_takes_gray_images(probe, files):
     (row,) = logged(probe(files("resnet9_gn"), "--data.channels", 1))
     assert row["step"] == 0
+
+
+def test_another_probe_does_not_overwrite_the_one_before(probe, files, refusal):
+    weights = files("airbench")
+    words = weights, "--model.name", "airbench"
+    folder = probe(*words)
+    best = (folder / "checkpoints/best.pt").read_bytes()
+    small = "smoke", "--data.name", "folder", "--data.limit", 0, "--data.batch-size", 4
+    said = refusal(
+        "probe",
+        *small,
+        "--data.root",
+        folder.parent / "photos",
+        "--run.dir",
+        folder,
+        "--run.init-from",
+        *words,
+        "--run.trackers",
+        "--model.head",
+        "layers",
+    )
+    assert "--model.head was last, is layers; take another --run.dir" in said
+    assert (folder / "checkpoints/best.pt").read_bytes() == best
+    probe(*words, is_fresh=False)  # the same again
 
 
 def test_features_are_computed_once_for_the_same_weights_and_images(

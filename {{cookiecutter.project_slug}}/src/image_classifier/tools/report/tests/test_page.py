@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import HOSTILE, Shown, answers_of, changed, write_photo
+from conftest import HOSTILE, Shown, answers_of, changed, logged, write_photo
 from PIL import Image
 
 from image_classifier import predictions, tasks
@@ -24,7 +24,7 @@ from image_classifier.train import train
 
 ROWS = [
     {"step": 5, "epoch": 0.5, "train/images_per_second": 900.0, "train/waited_fraction": 0.02},
-    {"step": 10, "epoch": 1.0, "val/loss": 2.0, "val/top1": 0.75, "val/top5": 1.0},
+    {"step": 10, "epoch": 1.0, "val/loss": 2.0, "val/top1": 0.75, "val/top5": 1.0, "val/ece": 0.25},
     {"step": 15, "epoch": 1.5, "train/images_per_second": 950.0, "train/waited_fraction": 0.04},
     {"step": 20, "epoch": 2.0, "val/loss": 1.9, "val/top1": 0.5, "val/top5": 1.0},
 ]
@@ -39,7 +39,8 @@ def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, **knobs):
     (folder / "config.json").write_text(json.dumps(flatten(changed(Config(), **knobs))))
     (folder / "environment.json").write_text(json.dumps({"device": "<CPU>", "commit": None}))
     samples = torch.full((len(labels), 4, 4, 3), 7, dtype=torch.uint8), labels, 3
-    report.write_page(folder, answers, "step 20 of 20", warnings, samples)
+    metrics = next((row for row in rows if "val/loss" in row), {})
+    report.write_page(folder, answers, metrics, "step 20 of 20", warnings, samples=samples)
     return Shown((folder / "report.html").read_text(encoding="utf-8"))
 
 
@@ -67,8 +68,9 @@ def test_names_are_shown_and_never_run(tmp_path, size):
 def test_the_result_comes_first_then_a_matrix_or_pairs_then_the_classes_worst_first(tmp_path):
     confusion = torch.tensor([[8, 0, 0, 0], [3, 6, 1, 0], [0, 0, 0, 0], [0, 1000, 0, 1000]])
     shown = page(tmp_path, answers_of(ANIMALS, confusion))
-    facts = ["50.25%", "75.00%", "100.00%", "1.9000", "925", "3.0%", "24.8%"]
+    facts = ["50.25%", "50.00%", "100.00%", "2.0000", "25.00%", "925", "3.0%"]
     assert [word for word in shown.words if word in facts][:7] == facts
+    assert "top-1 of the last weights" in shown.words
     matrix, classes = shown.tables
     assert matrix[0] == ["", *ANIMALS]
     assert matrix[1::2] == [["ant", "8", "", "", ""], ["cow", "", "", "", ""]]
@@ -109,7 +111,7 @@ def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels
     ]
     said = " ".join(" ".join(shown.words).split())
     assert "all labels right: 2 of 4 validation images" in said
-    assert "1.9000 best loss" in said
+    assert "2.0000 loss 1.9000 loss of the last weights" in said
     assert "Precision over recall" in said
     assert "Some may be wrong labels. ant 20.0% cow 70.0% bee 70.0% " in said
     assert "As the model saw them in step 3. ant 100.0% bee 100.0% ant 100.0% Config" in said
@@ -120,11 +122,11 @@ def test_a_page_on_several_labels_has_scores_of_each_the_curves_and_wrong_labels
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 0.0, 1e30])
 def test_curves_of_any_values_are_drawn(tmp_path, loss):
     rows = [*ROWS, {"step": 25, "epoch": 2.5, "train/loss": loss, "train/lr": 0.0}]
-    for logged in (rows, rows[-1:], []):
-        shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), logged)
+    for some in (rows, rows[-1:], []):
+        shown = page(tmp_path, answers_of(ANIMALS[:2], counts(2)), some)
         drawn = [value for value in shown.values if re.fullmatch(r"[-\d., e]+", value)]
         assert not re.search("nan|inf", " ".join(drawn))
-        assert ("polyline" in shown.tags) == bool(logged)
+        assert ("polyline" in shown.tags) == bool(some)
 
 
 def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypatch):
@@ -133,10 +135,15 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     monkeypatch.setattr(logger, "PAGE_SECONDS", 0)
     config = changed(config, optim__warmup_epochs=0, epochs=0.5, run__evaluate_every_epochs=0.25)
     train(config)
-    assert [call.args[2] for call in write.call_args_list] == ["step 1 of 2", "step 2 of 2"]
+    first, second = [row["val/top1"] for row in logged(config.run.dir) if "val/top1" in row]
+    others = f"; scores of best.pt: best.pt has the weights of step 1: top-1 {first:.2%}"
+    assert [call.args[3] for call in write.call_args_list] == [
+        "step 1 of 2; still running",
+        f"step 2 of 2; finished{others if first >= second else ''}",
+    ]
     written = Path(config.run.dir, "report.html")
     text = written.read_text(encoding="utf-8")
-    assert "; step 2 of 2</p>" in text
+    assert "; step 2 of 2; finished" in text
     assert "As the model saw them in step 1." in text
     assert Path(config.run.dir, "predictions.safetensors").exists()
     assert f"report: {written}" in capsys.readouterr().out.splitlines()[-1]
