@@ -119,11 +119,12 @@ def run_in(folder, *lines):
 
 def test_every_extension_of_the_readme_works(tmp_path):
     shutil.copytree(PROJECT / "src", tmp_path / "src")
-    assert len(blocks("diff")) >= 9
+    assert len(blocks("diff")) >= 12
     for patch in blocks("diff"):
         subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch, text=True, check=True)
     mine = "train mine --epochs 1 --optim.warmup-epochs 0 --data.limit 192"
     theirs = f"{mine} --data.name theirs --run.dir runs/theirs"
     assert run_alone(run_in, tmp_path, mine, "hello runs/mine", theirs) == (0, 0)
     logged = (tmp_path / "runs" / "mine" / "mine.csv").read_text()
-    assert all(name in logged for name in ("train/loss", "val/balanced"))
+    names = "train/loss", "val/balanced", "val/rmse", "mine/epoch_seconds"
+    assert all(name in logged for name in names)

@@ -164,6 +164,13 @@ def test_the_loss_of_several_labels_ignores_unknown_ones_and_its_parts_add_up(lo
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_loss_of_ones_own_is_for_one_label_too():
+    for loss in ("focal", "asymmetric"):
+        with pytest.raises(UserError, match="is for several labels"):
+            Config(optim=OptimConfig(loss=loss))
+    assert Config(optim=OptimConfig(loss="mine")).optim.loss == "mine"
+
+
 def test_rare_labels_count_for_more_and_mixed_ones_stay_unknown():
     labels = torch.tensor([[1, 0], [0, 0], [0, -1], [0, 1]], dtype=torch.int8)
     source = Source(labels, ("ant", "bee"), reader=read)

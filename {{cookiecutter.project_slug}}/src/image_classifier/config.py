@@ -260,7 +260,7 @@ class Config:
 def check_task(config: Config) -> None:
     """Raise `UserError` for a loss that is not for the task or for `data.balance`."""
     loss, balance = config.optim.loss, config.data.balance
-    if config.model.task == "single-label" and loss != "entropy":
+    if config.model.task == "single-label" and loss in ("focal", "asymmetric"):
         raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
     if balance == "loss" and loss != "entropy":
         raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")

@@ -62,7 +62,8 @@ class TrainState:
     def best_text(self) -> str:
         """Which weights are in best.pt."""
         score = metric_text(self.best_by, self.best_score)
-        return f"best.pt has the weights of step {self.best_step}: {score}"
+        when = f"of step {self.best_step}" if self.best_step else "from before training"
+        return f"best.pt has the weights {when}: {score}"
 
     def advance(self) -> None:
         """Count a step, and average the weights."""

@@ -49,6 +49,13 @@ class Best:
     decision: Decision  # on the validation images
 
     @property
+    def origin(self) -> str:
+        """Which weights of the run they are, in words."""
+        if self.step:
+            return f"of step {self.step}"
+        return "from before training" if self.config.epochs else "of a linear probe"
+
+    @property
     def bits(self) -> int:
         """Of each number of an image."""
         return self.config.data.bits

@@ -64,10 +64,8 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     print_table("fold", [*range(count)], runs)
     print(f"{num_images:,} images, each validated once by the run that did not train on it:")
     print(scores_text(scores, recall, classes))
-    print(
-        "the weights of each fold are the best of its evaluations, chosen on the same images: "
-        "optimistic, where there are several"
-    )
+    if any(run.score != run.last_score for run in runs):
+        print("of each fold the weights that are the best on its own images: optimistic")
     print(f"by folds: {metric_title(metric)} {mean_text(found, f'{count} folds', metric)}")
     print(
         "folds share training images, so their standard deviation is too small for an interval: "

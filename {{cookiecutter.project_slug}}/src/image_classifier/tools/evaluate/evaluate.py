@@ -31,7 +31,6 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
                 print(note)
             print(scores.text(metric_of(loaded.config), loaded.decision))
             print(
-                f"{len(images):,} {split} images, weights of step {loaded.step} "
-                f"from {str(loaded.path)!a}"
+                f"{len(images):,} {split} images, weights {loaded.origin} from {str(loaded.path)!a}"
             )
     return scores

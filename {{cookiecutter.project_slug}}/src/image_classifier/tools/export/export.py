@@ -51,7 +51,7 @@ def export(options: ExportOptions) -> None:
     source = source.thinned(min(options.images, len(source)))
     reference = predict_with_model(trained, source, options.raw)
     print(
-        f"weights of step {trained.step} from {str(trained.path)!a}, in float32: "
+        f"weights {trained.origin} from {str(trained.path)!a}, in float32: "
         f"{reference.score} of {len(reference.inputs):,} {options.split} images"
     )
     module = ExportModule(trained, options.raw).eval().requires_grad_(False)

@@ -194,8 +194,8 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, wanted: Wan
             f"cannot write {out}: {error.strerror}; {output.num_done:,} rows are kept; "
             "run the same command, without --fresh, to resume"
         ) from error
-    step, weights = trained.step, ascii(str(trained.path))
-    say(f"{out}: {count:,} rows, with the weights of step {step} from {weights}")
+    weights = f"the weights {trained.origin} from {str(trained.path)!a}"
+    say(f"{out}: {count:,} rows, with {weights}")
     return output.num_bad
 
 

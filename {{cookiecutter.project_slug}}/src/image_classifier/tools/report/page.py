@@ -7,7 +7,7 @@ such as the name of a class, passes through `escape`.
 import json
 from collections.abc import Callable, Sequence
 from html import escape
-from math import sqrt
+from math import log, sqrt
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...config import Config, RunConfig
 from ...data import Source
+from ...decision import Decision
 from ...errors import FaultError, UserError
 from ...metrics import METRICS, against_the_rest, find_metric, metric_number, metric_title
 from ...predictions import Predictions, calibrate, calibration_error, counted_and_correct
@@ -31,6 +32,7 @@ from .tables import class_table, confused_pairs, confusion_matrix, definitions
 PICTURES = 24  # wrong predictions that are shown
 MOST_CLASSES = 20  # of a confusion matrix that can be read
 MOST_LINES = 6  # of a chart
+CALIBRATED = 1.1  # temperatures from 1 / 1.1 to this say that probabilities are right
 MOST_SHARES = 2**23  # probabilities of which curves are drawn, as that takes seconds
 HEAT = (
     "The gray image is what the model saw; in color, the places that raise the score of the "
@@ -88,6 +90,8 @@ def write_page(
     config, environment = (read_object(folder / f"{n}.json") for n in ("config", "environment"))
     classes, metric = predictions.source.classes, metric_of(config)
     shares, calibration = predictions.probabilities, calibrate(predictions)
+    wishes = {name: config[f"run.{name}"] for name in ("min_precision", "error_cost")}
+    decision = predictions.decision(RunConfig(**wishes))
     is_quick = shares is not None and shares.numel() <= MOST_SHARES
     name = escape(folder.resolve().name)
     about = f"{config['model.name']} on {config['data.name']}"
@@ -105,8 +109,8 @@ def write_page(
         f"<section><h2>Classes</h2>{class_table(predictions, is_quick)}</section>",
         "</div>",
         f'<div class="curves">{ranking_curves(predictions) if is_quick else ""}</div>',
-        f"<h2>Calibration</h2>{calibration_section(calibration)}",
-        coverage_section(predictions, config),
+        f"<h2>Calibration</h2>{calibration_section(calibration, decision.temperature)}",
+        coverage_section(predictions, decision),
         f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
@@ -201,8 +205,12 @@ def ranking_curves(predictions: Predictions) -> str:
     return "".join(charts)
 
 
-def calibration_section(calibration: Tensor) -> str:
-    """Whether the model is over- or underconfident: a sentence and a diagram."""
+def calibration_section(calibration: Tensor, temperature: float = 1.0) -> str:
+    """Whether the model is over- or underconfident: a sentence and a diagram.
+
+    The mean says nothing where predictions of some confidences are too sure and others not enough:
+    the temperature of the lowest log loss does.
+    """
     counts, confidence, accuracy = calibration
     count = float(counts.sum())
     if not count:
@@ -214,6 +222,12 @@ def calibration_section(calibration: Tensor) -> str:
     if abs(said - right) > max(noise, 0.005):
         kind = "overconfident" if said > right else "underconfident"
         verdict = f"{kind} by {100 * abs(said - right):.1f} points"
+    elif abs(log(temperature)) > log(CALIBRATED):
+        kind = "over" if temperature > 1 else "under"
+        verdict = (
+            f"right on average, yet {kind}confident where it counts for the log loss, which is "
+            f"lowest at a temperature of {temperature:.2f}"
+        )
     return (
         f'<div class="reliability">{reliability_diagram(calibration)}<p>Mean confidence '
         f"{said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error (ECE): "
@@ -221,14 +235,12 @@ def calibration_section(calibration: Tensor) -> str:
     )
 
 
-def coverage_section(predictions: Predictions, config: dict[str, Any]) -> str:
+def coverage_section(predictions: Predictions, decision: Decision) -> str:
     """How many images are predicted, and how many wrongly, if it may abstain from the others."""
     found = predictions.probabilities
     if found is None or predictions.source.is_multi_label:
         return ""
     known = predictions.is_counted
-    wishes = {name: config[f"run.{name}"] for name in ("min_precision", "error_cost")}
-    decision = predictions.decision(RunConfig(**wishes))
     shares = decision.calibrated(found[known], has_several=False)
     points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
     chart = line_chart(

@@ -75,8 +75,13 @@ def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     assert scores.value("loss") == pytest.approx(row["val/loss"], rel=1e-4)
     others = {"evaluate": [], "predict": [str(photos / "val")], "compare": [str(folder)]}
     others["export"] = ["--format", "pt2"]
+    others["predict"] += ["--out", str(folder / "labels.csv"), "--fresh"]
     for verb in others.keys() & commands().keys():  # any of them may be deleted
         assert main([verb, str(folder), *others[verb]]) == 0
+        said = capsys.readouterr().out
+        assert verb == "compare" or "weights of a linear probe from" in said
+    if (folder / "report.html").exists():
+        assert "; linear probe; finished</p>" in (folder / "report.html").read_text()
     # Fine-tuning begins with its head.
     best = load_best(folder / "checkpoints/best.pt")
     begun = build_model(best.config.model, 2, 32)

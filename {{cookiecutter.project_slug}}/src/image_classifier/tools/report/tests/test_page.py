@@ -170,7 +170,12 @@ def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
         (0.5, 490, "neither over- nor underconfident"),
     ):
         answers = answers_with(num_wrong, *[share] * 1000)
-        assert words in report.calibration_section(predictions.calibrate(answers))
+        calibration = predictions.calibrate(answers)
+        assert words in report.calibration_section(calibration)
+    told = report.calibration_section(calibration, temperature=1.88)
+    assert "right on average, yet overconfident" in told
+    assert "temperature of 1.88" in told
+    assert "neither over- nor underconfident" not in told
 
 
 def test_the_surest_mistakes_come_first_with_their_names_and_files(tmp_path):
