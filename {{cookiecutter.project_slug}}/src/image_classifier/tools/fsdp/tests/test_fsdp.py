@@ -29,6 +29,7 @@ from image_classifier.checkpoint import read_newest
 from image_classifier.cli import main
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import FaultError, UserError
+from image_classifier.metrics import METRICS, Metric
 from image_classifier.models import (
     build_model,
     read_checkpoint,
@@ -109,6 +110,22 @@ def test_a_run_goes_on_with_other_numbers_of_ranks_and_ends_in_the_form_of_one_f
     best = max(scores, key=lambda row: row["val/top1"])
     assert main(["evaluate", often.run.dir]) == 0
     assert f"loss {best['val/loss']:.4f}" in capsys.readouterr().out
+
+
+def train_with_the_first_best(config):
+    """Train, where the first evaluation is the best; the loss of the best weights."""
+    values = iter((0.9, 0.1, 0.1, 0.1))
+    METRICS["mine"] = Metric(lambda _: next(values), lower_is_better=False)
+    return train(config).value("loss")
+
+
+def test_the_result_is_that_of_the_best_weights_which_a_resumed_run_reads(often):
+    config = changed(often, run__best_by="mine", run__timeout_seconds=40.0)
+    for _ in range(2):  # the second time it is read from best.pt
+        best = run_ranks(2, train_with_the_first_best, config)
+        first, *others = [row["val/loss"] for row in logged(config.run.dir) if "val/mine" in row]
+        assert best == [pytest.approx(first, rel=1e-6)] * 2
+        assert others[-1] != pytest.approx(first, rel=1e-6)
 
 
 def test_fine_tuning_continues_on_another_number_of_ranks(often, trained_once, tmp_path):
