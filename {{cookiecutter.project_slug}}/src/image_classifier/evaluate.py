@@ -63,7 +63,8 @@ class Scores:
         if found.probabilities is not None:
             return f"{text}\n{found.account(decision)}"
         left_out = [metric_title(name) for name in METRICS if METRICS[name].needs_all]
-        return f"too many images x classes for {', '.join(left_out)}\n{text}"
+        left_out = ", ".join([*left_out, "a temperature and thresholds"])
+        return f"too many images x classes for {left_out}\n{text}"
 
 
 def evaluate(

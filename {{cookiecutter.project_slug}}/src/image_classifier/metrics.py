@@ -25,7 +25,7 @@ class Metric:
 
     function: Callable[[Predictions], float] | None  # None: `evaluate` counts it
     _: KW_ONLY
-    lower_is_better: bool  # said of each metric, as best.pt, `compare` and `search` depend on it
+    lower_is_better: bool | None = None  # must be said: best.pt, `compare`, `search` depend on it
     is_percent: bool = False  # a share of 1, shown as a percentage; else a plain number
     title: str = ""  # in words, where that is not its name
     task: str = ""  # that alone has it; none: both
@@ -158,12 +158,12 @@ def find_metric(name: str) -> Metric:
     Raises:
         UserError: if there is none, or it does not say which way is better.
     """
-    metric = METRICS.get(name)
-    if metric is None:
+    if name not in METRICS:
         raise UserError(
             f"there is no metric {name!a} in METRICS of metrics.py: {', '.join(METRICS)}"
         )
-    if not isinstance(metric, Metric):
+    metric = METRICS[name]
+    if not isinstance(metric, Metric) or metric.lower_is_better is None:
         raise UserError(
             f"METRICS of metrics.py does not say whether a lower {name} is better: write "
             f"{name!r}: Metric(..., lower_is_better=True), or False"

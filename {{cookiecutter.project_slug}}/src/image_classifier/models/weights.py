@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +40,8 @@ class Best:
 
     path: Path  # of the checkpoint
     digest: str  # of that file
-    weights: dict[str, Tensor]  # those that were evaluated: the averaged ones where there are any
+    weights: dict[str, Tensor] = field(repr=False)  # those that were evaluated: the averaged ones
+    # where there are any
     config: Config
     step: int
     classes: tuple[str, ...]

@@ -225,8 +225,12 @@ class RunLogger:
             explain = tool.open_explainer(model, normalize, self.setup.val_data) if tool else None
             metrics = scores.metrics(*scores.names)
             self.result = {"step": state.best_step, **metrics}
-            how = [self.message or "finished", others and f"scores of best.pt: {others}"]
-            self.write_page(scores, metrics, "; ".join(filter(None, how)), explain)
+            end = self.message or "finished"
+            if others:
+                end = f"{end if others in end else f'{end}; {others}'}, whose scores these are"
+            self.write_page(scores, metrics, end, explain)
+            best = {name.replace("val/", "best/"): value for name, value in metrics.items()}
+            self.trackers.tell("log", self.step_done, best)
             if self.trackers.open and not scores.predictions.source.is_multi_label:
                 found = scores.predictions
                 image = confusion_image(found.confusion(), found.source.classes)
@@ -248,7 +252,7 @@ class RunLogger:
         self,
         scores: Scores,
         metrics: dict[str, float],
-        end: str = "still running",
+        end: str = "not finished",
         explain: Callable[..., Tensor] | None = None,
     ) -> None:
         """Write the report page, with how the run ended; if that fails, print a line and go on."""

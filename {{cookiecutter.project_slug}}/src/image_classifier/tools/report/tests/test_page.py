@@ -16,6 +16,7 @@ from PIL import Image
 from image_classifier import predictions, tasks
 from image_classifier.config import Config, DataConfig
 from image_classifier.data import LEFT_OUT, Source, open_dataset
+from image_classifier.metrics import METRICS, Metric
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.report import images
 from image_classifier.tools.report import page as report
@@ -136,9 +137,9 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     config = changed(config, optim__warmup_epochs=0, epochs=0.5, run__evaluate_every_epochs=0.25)
     train(config)
     first, second = [row["val/top1"] for row in logged(config.run.dir) if "val/top1" in row]
-    others = f"; scores of best.pt: best.pt has the weights of step 1: top-1 {first:.2%}"
+    others = f"; best.pt has the weights of step 1: top-1 {first:.2%}, whose scores these are"
     assert [call.args[3] for call in write.call_args_list] == [
-        "step 1 of 2; still running",
+        "step 1 of 2; not finished",
         f"step 2 of 2; finished{others if first >= second else ''}",
     ]
     written = Path(config.run.dir, "report.html")
@@ -151,6 +152,19 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     written.mkdir()  # it can't be replaced
     train(config)  # goes on where the run is: at its end
     assert f"cannot write {written}: " in capsys.readouterr().out
+
+
+def test_the_page_says_why_a_run_ended_and_of_which_weights_its_scores_are(config, monkeypatch):
+    values = iter((0.9, 0.1))
+    monkeypatch.setitem(METRICS, "mine", Metric(lambda _: next(values), lower_is_better=False))
+    config = changed(config, run__best_by="mine", run__patience=1, epochs=3)
+    scores = train(config)
+    shown = Shown(Path(config.run.dir, "report.html").read_text(encoding="utf-8"))
+    end = "step 8 of 12; stopped early: no evaluation of 1 was better; best.pt has the weights of "
+    said = " ".join(" ".join(shown.words).split())
+    assert f"{end}step 4: mine 0.9000, whose scores these are" in said
+    assert f"{scores.value('top1'):.2%} top-1: " in said
+    assert "0.9000 mine 0.1000 mine of the last weights" in said
 
 
 def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
