@@ -140,7 +140,8 @@ def confirmed(folder: Path) -> str:
     found = by_seeds([a.score for a, _ in pairs], [b.score for _, b in pairs], grain)
     metric = pairs[0][0].metric
     unit, points, digits = scale(metric)
-    low, high = (f"{unit * value:.{digits}f}" for value in (found.low, found.high))
+    unit *= better(metric)  # the difference of the metric itself, which may be better when lower
+    low, high = (f"{end:.{digits}f}" for end in sorted((unit * found.low, unit * found.high)))
     verdict = "no more than chance explains"
     if found.is_real:
         verdict = "better" if found.mean > 0 else "worse"

@@ -199,11 +199,12 @@ def test_hyperband_ends_bad_trials_though_few_run_at_once():
     assert sorted(units[9:]) == [3] * 3 + [9] * 2
 
 
-def run_folder(folder, number, top1s, state="done", **knobs):
-    """The folder of a trial."""
+def run_folder(folder, number, top1s, state="done", best_by="auto", **knobs):
+    """The folder of a trial; its loss is 1 - top-1."""
     place = results.trial_folder(folder, number)
     place.mkdir(parents=True)
     (place / "trial.json").write_text(json.dumps({"knobs": knobs}))
+    (place / "config.json").write_text(json.dumps({"run.best_by": best_by}))
     (place / "status.json").write_text(json.dumps({"state": state, "step": 10 * len(top1s)}))
     rows = [
         {"step": 10 * n, "epoch": float(n), "val/top1": top1, "val/loss": 1 - top1}
@@ -261,6 +262,30 @@ def test_a_winner_by_luck_is_told_from_a_better_one(tmp_path):
     )
     assert "+5.00 points" in results.confirmed(tmp_path / "better")
     assert results.confirmed(tmp_path / "better").endswith("better")
+    for name, top1 in (("preset", 0.5), ("best", 0.75)):
+        for seed in range(2):
+            run_folder(tmp_path / "loss" / name, seed, [top1], best_by="loss")
+    said = results.confirmed(tmp_path / "loss")
+    assert said.startswith("best against preset: -0.2500 of loss (95% interval: -0.2500 .. -0.25")
+    assert said.endswith("better")
+
+
+@pytest.mark.parametrize("best_by", ["top1", "loss"])
+def test_a_trial_is_as_good_as_the_weights_in_its_best_pt(best_by, tmp_path):
+    run_folder(tmp_path, 0, [0.5, 0.9, 0.2], best_by=best_by)
+    run_folder(tmp_path, 1, [0.6, 0.7, 0.8], best_by=best_by)
+    trials = results.read_trials(tmp_path)
+    assert results.best_of(trials).number == 0
+    assert results.table_of(trials)[1][:5] == [
+        "000",
+        "done",
+        "3.00",
+        *(("90.00%", "0.1000") if best_by == "top1" else ("0.1000", "0.1000")),
+    ]
+    reported = object.__new__(trial.RunTrial)
+    reported.run, reported.told = {"metric": best_by, "every": 1, "unit": 1, "epochs": 3}, 3
+    score = reported.report(trials[0].rows, is_done=True)["score"]
+    assert score == pytest.approx(0.9 if best_by == "top1" else -0.1)
 
 
 def test_a_trial_at_its_time_limit_is_saved_and_ends_the_search_with_start_me_again(
