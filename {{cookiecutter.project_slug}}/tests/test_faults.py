@@ -170,20 +170,77 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(co
 @pytest.mark.parametrize("is_scaled", [False, True])  # as fp16's loss is
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
-def test_a_gradient_that_is_not_finite_moves_nothing(config, name, clip_norm, is_scaled):
+@pytest.mark.parametrize("layer", [0, 1, 2])  # where it is born: the first, a hidden, the last
+def test_a_gradient_that_is_not_finite_moves_nothing(config, layer, name, clip_norm, is_scaled):
     optim = replace(config.optim, name=name, clip_norm=clip_norm)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     optimizer = build_optimizer(optim, model)
     precision = Precision("fp32", config.compute, optim, torch.device("cpu"))
     precision.scaler = torch.amp.GradScaler("cpu", enabled=is_scaled)
     states = []
-    for factor in (1.0, float("inf"), 1.0):
-        precision.backward(factor * model(torch.ones(2, 4)).square().sum())
+    for factor in (0.0, float("inf"), 0.0):  # one number of one gradient becomes nan, or none
+        spot = torch.zeros(4, 4).index_put_(
+            (torch.tensor(3), torch.tensor(1)), factor * torch.ones(())
+        )
+        hook = model[layer].weight.register_hook(lambda gradient, spot=spot: gradient + spot)
+        precision.backward(model(torch.ones(2, 4)).square().sum())
+        hook.remove()
         precision.step(optimizer)
         states.append(deepcopy((model.state_dict(), optimizer.state_dict()["state"])))
     assert_same(states[0], states[1])  # weights and momentum
     with pytest.raises(AssertionError):
         assert_same(states[1], states[2])
+    ((later, (weight,)),) = precision.find_skipped()
+    assert (later, weight is model[layer].weight) == (1, True)
+    assert precision.find_skipped() == []
+
+
+def test_an_optimizer_that_knows_nothing_of_it_takes_no_step_whose_gradients_are_not_finite(config):
+    precision = Precision("fp32", config.compute, config.optim, torch.device("cpu"))
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.RMSprop([weight])
+    for factor in (float("nan"), 1.0):
+        precision.backward(factor * weight.sum())
+        precision.step(optimizer)
+    assert weight.isfinite().all()
+    assert (weight < 1).all()
+
+
+def harm(monkeypatch, layer, steps):
+    """Let the gradient of the weight `layer` and of those below it be nan in these steps."""
+    build = train_module.build_model
+
+    def build_harmed(*words, **knobs):
+        model, numbers = build(*words, **knobs), iter(range(1, 1000))
+
+        def look(module, _, features):
+            if module.training and torch.is_grad_enabled() and next(numbers) in steps:
+                return features + (0 * features).sqrt()  # 0, whose gradient is 0 / 0
+            return None
+
+        model.get_submodule(layer).register_forward_hook(look)
+        return model
+
+    monkeypatch.setattr(train_module, "build_model", build_harmed)
+
+
+def test_a_step_whose_gradients_are_not_finite_is_told_with_the_layer(config, monkeypatch, capsys):
+    harm(monkeypatch, "stage1", {3, 4})
+    config = changed(config, model__name="resnet9", optim__ema_decay=0.5)
+    train(config)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "not finite" in line]
+    assert warnings == [
+        "warning: gradients are not finite (in step 3 first that of stage1.1.body.1.1.bias, and "
+        "1 later): such a step changes no weights"
+    ]
+    assert all(tensor.isfinite().all() for tensor in last(config)["ema"].values())
+
+
+def test_a_run_none_of_whose_steps_has_finite_gradients_ends(config, monkeypatch):
+    monkeypatch.setattr(logger, "MOST_SKIPPED", 5)
+    harm(monkeypatch, "stem", range(2, 1000))
+    with pytest.raises(FaultError, match=r"in step 5 first that of stem.1.bias, and 1 later\), 5 "):
+        train(changed(config, run__log_every_steps=3))
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from .trackers import Trackers, confusion_image
 
 SAMPLES = 24  # augmented training images that the report page shows
 PAGE_SECONDS = 60.0  # between two writings of the page, which take a second or less
+MOST_SKIPPED = 20  # steps in a row whose gradients are not finite; fp16 may begin with some
 
 
 class RunLogger:
@@ -319,17 +320,38 @@ class RunLogger:
     def summed_loss(self, step: int) -> float:
         """The sum of the losses since the last row, a mean over ranks. Waits for device and ranks.
 
+        Names the step and the layer whose gradients were not finite, if there is one.
+
         Raises:
-            FaultError: if it is inf or nan.
+            FaultError: if the sum is inf or nan, or many steps in a row changed no weights.
         """
         loss = float(self.world.all_reduce_sum(self.loss.clone())) / self.world.size
+        where = self.skipped_steps(step)
         if not isfinite(loss):
             raise FaultError(
                 f"the loss is not finite in steps {self.row_step + 1} to {step}: stopped. "
-                "Gradients that are not finite did not change the weights, and the last save is "
-                "sound; lower --optim.lr, or set --optim.clip-norm 1"
+                f"Gradients that are not finite ({where or 'none'}) did not change the weights, "
+                "and the last save is sound; lower --optim.lr, or set --optim.clip-norm 1"
             )
+        if (count := self.setup.precision.skipped_in_a_row) >= MOST_SKIPPED:
+            raise FaultError(
+                f"gradients are not finite ({where}), {count} steps in a row: stopped. They did "
+                "not change the weights, and the last save is sound; take --precision fp32, or "
+                "look for a root, a logarithm or a division at 0 behind that layer"
+            )
+        if where:
+            self.say(f"warning: gradients are not finite ({where}): such a step changes no weights")
         return loss
+
+    def skipped_steps(self, step: int) -> str:
+        """The first step since the last call that changed no weights, and where that began."""
+        if not (skipped := self.setup.precision.find_skipped()):
+            return ""
+        later, harmed = skipped[0]
+        ids, names = set(map(id, harmed)), self.setup.model.named_parameters()
+        name = [name for name, weight in names if id(weight) in ids][-1]  # backwards: the first
+        more = f", and {len(skipped) - 1} later" if len(skipped) > 1 else ""
+        return f"in step {step - later} first that of {name}{more}"
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -61,7 +61,8 @@ def unfuse(run: TimedRun, foreach: bool) -> None:
         group |= {"fused": False, "foreach": foreach}
     # Only fused kernels read it on the device; the others refuse it.
     optimizer.register_step_pre_hook(lambda made, *_: setattr(made, "found_inf", None))
-    optimizer._step_supports_amp_scaling = False  # or fp16's scaler would leave unscaling to it
+    # fp16's scaler must not leave unscaling to it; else nobody needs to wait for the device.
+    optimizer._step_supports_amp_scaling = not run.state.precision.scaler.is_enabled()
 
 
 def set_to_none(setup: Setup) -> Variants:
