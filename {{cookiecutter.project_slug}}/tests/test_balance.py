@@ -9,11 +9,14 @@ import torch
 from conftest import changed, run_ranks, write_photo
 from safetensors import safe_open
 from test_faults import status
-from test_order import seen
+from test_order import opened, seen
+from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from image_classifier import train as train_module
+from image_classifier.augment import Augmented
 from image_classifier.data.loader import TrainData
+from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.seeding import balanced_order_at
 from image_classifier.tasks import class_loss
@@ -70,6 +73,31 @@ def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
     for targets in (labels, one_hot(labels, 3).float()):
         found = [loss_of(logits[p], targets[p], weights[p]) for p in (slice(4), slice(4, 6))]
         assert sum(found) == expected
+
+
+@pytest.mark.parametrize("where", ["device", "host", "stream"])
+@pytest.mark.parametrize("knobs", [{}, {"augment__mixup": 1.0}, {"augment__policy": "randaugment"}])
+def test_each_image_has_its_weight_when_it_reaches_the_model(skewed, where, knobs):
+    config = changed(skewed, data__balance="loss", data__where=where, **knobs)
+    data, _, augment = opened(config, CPU)
+    of_class = torch.tensor([12 / 2 / 9, 12 / 2 / 3])
+    for step, batch in enumerate(data.batches(0, 3)):
+        _, labels, weights = augment(batch, step)
+        shares = labels if labels.is_floating_point() else one_hot(labels, 2).float()
+        torch.testing.assert_close(weights, shares @ of_class)
+
+
+def test_each_micro_batch_has_the_weights_of_its_images(config):
+    model, given = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), []
+
+    def loss_fn(logits, targets, weights):
+        given.append((targets.tolist(), (10 * weights).int().tolist()))
+        return (logits.sum(1) * weights).sum()
+
+    batch = Augmented(torch.ones(5, 3, 2, 2), torch.arange(5), torch.arange(5) / 2)
+    precision = Precision("fp32", config.compute, config.optim, CPU.device)
+    train_module.train_step(model, batch, loss_fn, precision, 2)
+    assert given == [([0, 1], [0, 5]), ([2, 3], [10, 15]), ([4], [20])]
 
 
 def train_with_planned_scores(config):

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 from conftest import changed
 
 from image_classifier import precision
-from image_classifier.config import ComputeConfig
+from image_classifier.config import ComputeConfig, DataConfig
+from image_classifier.data import autotune, open_dataset, samples
+from image_classifier.data.loader import EvalData
+from image_classifier.data.splits import load_spread
 from image_classifier.errors import UserError
 from image_classifier.runtime import distributed, machine
 from image_classifier.runtime.distributed import choose_device
@@ -42,9 +46,49 @@ def test_threads_are_those_that_the_user_asks_for_and_torch_computes_on_them(mon
     by_torchrun = {"TORCHELASTIC_MAX_RESTARTS": "0"}  # which sets 1 by itself
     assert [threads(2, OMP_NUM_THREADS=text, **by_torchrun) for text in "12"] == [4, 2]
     monkeypatch.setattr(distributed, "num_threads", lambda processes: 3 // processes)
+    monkeypatch.setattr(os, "environ", {})
     with machine.one_thread(), distributed.join_world(ComputeConfig(device="cpu")):
         assert torch.get_num_threads() == 3
     assert torch.get_num_threads() != 3  # the first block restores it
+
+
+def test_ranks_on_a_machine_share_its_cores(monkeypatch, photos):
+    world = distributed.World(CPU, local_size=2)  # with nobody to talk to
+    for module in (autotune, samples):
+        monkeypatch.setattr(module, "num_cores", lambda: 8)
+    monkeypatch.setattr(autotune, "PART_SIZES", (1, 64))
+    monkeypatch.setattr(autotune, "find_tool", lambda *_: None)
+    data = DataConfig(name="folder", root=str(photos))
+    source = open_dataset(data, "train")
+    kept = samples.Samples(source, 32)
+    on_gpu = replace(world, device=torch.device("cuda", 0))
+    assert autotune.choose_workers(data, kept, world)[0] == 2  # the model needs the other two
+    assert autotune.choose_workers(data, kept, on_gpu)[0] == 4
+    threads = Mock(side_effect=samples.ThreadPoolExecutor)
+    monkeypatch.setattr(samples, "ThreadPoolExecutor", threads)
+    load_spread(source, 5, data, Mock(), world)
+    list(EvalData(data, "val", world).batches())
+    assert {call.args for call in threads.call_args_list} == {(4,)}
+    monkeypatch.setattr(autotune, "device_memory_bytes", lambda _: 1000)
+    most = int(1000 * autotune.MEMORY_SHARE)
+    for needed, device, fits in ((most // 2 + 1, CPU, False), (most // 2 + 1, on_gpu.device, True)):
+        assert autotune.fits_memory(needed, device, world) == fits
+
+
+def test_a_rank_computes_with_its_share_of_the_cores_whichever_launcher_started_it(monkeypatch):
+    asked = Mock(return_value=1)
+    monkeypatch.setattr(distributed, "num_threads", asked)
+    monkeypatch.setattr(distributed, "end_with_parent", Mock())
+    monkeypatch.setattr(distributed, "open_store", Mock(side_effect=KeyError("no ranks here")))
+    job = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    monkeypatch.setattr(os, "environ", job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+    with (
+        machine.one_thread(),
+        pytest.raises(KeyError, match="no ranks here"),
+        distributed.join_world(ComputeConfig(device="cpu")),
+    ):
+        pass
+    asked.assert_called_once_with(4)
 
 
 @pytest.mark.parametrize(

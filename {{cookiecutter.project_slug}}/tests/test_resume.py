@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 import time
 from itertools import chain
 from pathlib import Path
@@ -12,19 +13,46 @@ from unittest.mock import DEFAULT, Mock
 import pytest
 import torch
 from conftest import changed, logged, losses, run_alone, run_ranks, start, train_until
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
+from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
 from image_classifier.models import load_best, read_checkpoint
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
+from image_classifier.runtime.distributed import World
 from image_classifier.runtime.files import write_whole
 from image_classifier.train import train
+from image_classifier.train_state import TrainState
 
 # What a row says of its speed and of the device.
 SPEED = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memory_bytes")
 SPEED += ("device/", "energy_joules")
+
+
+def test_a_checkpoint_is_written_while_training_goes_on(config, monkeypatch):
+    cpu, may_write = torch.device("cpu"), threading.Event()
+
+    def write_late(*arguments):
+        may_write.wait(5)
+        write_whole(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write_whole", write_late)
+    model = nn.Linear(3, 2)
+    precision = Precision("fp32", config.compute, config.optim, cpu)
+    state = TrainState(model, build_optimizer(config.optim, model), precision, step=1)
+    source = Source(torch.zeros(2).long(), ("ant", "bee"), torch.zeros(2, 8, 8, 3).byte())
+    with checkpoint.Checkpoints(config, World(cpu), source) as checkpoints:
+        before = model.weight.detach().clone()
+        checkpoints.save(state, {"loss": 0.0, "step": 0})
+        model.weight.data.zero_()  # the next step
+        assert not checkpoints.last.exists()
+        may_write.set()
+    assert torch.equal(read_checkpoint(checkpoints.last)["state"]["model"]["weight"], before)
 
 
 def final(config):

@@ -3,21 +3,25 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from ..config import DataConfig
 from ..runtime.command_line import take_preset
 
 
 @dataclass(frozen=True)
 class PrepareData:
-    """Which images to prepare or check; the names are those of `train`'s options."""
+    """Which images to prepare or check; names and defaults are those of `train`'s options."""
 
     name: str = "folder"  # a dataset of files
-    root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/
-    labels: str = ""  # table of the images, .csv, .jsonl or .parquet, in place of folders
-    val_fraction: float = 0.2  # of the training images, where the folder has no `val` of its own
-    fold: int = 0  # which share of the training images that is
-    cache: str = ""  # folder to write to; default: ROOT.cache, beside `root`
-    channels: int = 3  # of an image; 1: gray
-    bits: Literal[8, 16] = 8  # of each number
+    root: str = DataConfig.root  # folder of the images: root/{train,val[,test]}/<class>/ or
+    # root/<class>/
+    labels: str = DataConfig.labels  # table of the images, .csv, .jsonl or .parquet, in place of
+    # folders
+    val_fraction: float = DataConfig.val_fraction  # of the training images, where the folder has no
+    # `val` of its own
+    fold: int = DataConfig.fold  # which share of the training images that is
+    cache: str = DataConfig.cache  # folder to write to; default: ROOT.cache, beside `root`
+    channels: int = DataConfig.channels  # of an image; 1: gray
+    bits: Literal[8, 16] = DataConfig.bits  # of each number
 
 
 def take_images(words: list[str]) -> tuple[str, PrepareData]:
