@@ -10,7 +10,7 @@ import torch
 from conftest import changed
 
 from image_classifier.config import OptimConfig
-from image_classifier.data import decode
+from image_classifier.data import decode, splits
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError, UserError
@@ -29,6 +29,20 @@ def test_the_loss_ignores_masked_images():
     assert torch.equal(loss, loss_of(logits[::2], labels[::2], weights[::2]))
     assert logits.grad.all(1).tolist() == [True, False] * 2
     assert loss_of(logits[1::2], labels[1::2], weights[1::2]) == 0
+
+
+@pytest.mark.parametrize("tools", [("check", "skip-bad-images"), ("check",), ()])
+def test_what_to_do_about_an_unreadable_image_is_said(on_photos, monkeypatch, tools):
+    monkeypatch.setattr(splits, "find_tool", lambda _, name: name in tools)
+    source = Mock()
+    source.name.return_value = "3.jpg"
+    note = splits.open_note(source, on_photos.data, "")
+    with pytest.raises(UserError) as error:
+        note(3, "image file is truncated")
+    said = str(error.value)
+    assert "truncated; replace it" in said
+    assert ("let `check` find all" in said) == ("check" in tools)
+    assert ("--data.on-bad-image skip" in said) == ("skip-bad-images" in tools)
 
 
 @pytest.mark.parametrize("where", ["stream", "device"])

@@ -17,8 +17,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from image_classifier import train
 from image_classifier.cli import commands, main
+from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS, smoke
-from image_classifier.runtime.command_line import summary
+from image_classifier.runtime.command_line import (
+    check_flags,
+    summary,
+    with_short_forms,
+)
 from image_classifier.runtime.config_dict import unflatten
 
 
@@ -97,8 +102,10 @@ MISTAKES = {
     f"train smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "train smoke --model.name resnt18": "did you mean resnet18",
     "train smoke --run.trackers tensorbord": "did you mean tensorboard?",
-    "train smoke --data.batch-size 961": "more than there are training images: 960",
-    "train smoke --data.batch-size 10 --optim.accumulate 3": "should be a multiple of 3",
+    "train smoke --model.pretrained": "did you mean --pretrained?",
+    "train smoke --data.batch-size 961": "images: 960; take --data.batch-size 480",
+    "train smoke --data.limit 8": "96 is more than there are training images: 8; take ",
+    "train smoke --data.batch-size 10 --optim.accumulate 3": "should be a multiple of 3: ",
     "train smoke --optim.warmup-epochs 9": "longer than the run: --epochs 3; about 0.6 is usual",
     "train smoke --epochs 0": "trains only some layers, on top of pretrained weights: --run.init-",
     "train smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",
@@ -116,6 +123,19 @@ def test_a_mistake_is_answered_in_one_line(words, tmp_path, monkeypatch, refusal
     assert said.startswith("error: ")
     assert MISTAKES[words] in said
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["--pretrained", "--epochs", "--optim.lr", "--no-deterministic"])
+def test_a_command_that_lacks_an_option_of_train_says_who_has_it(name):
+    with pytest.raises(UserError, match=rf"^there is no {name}; `train` has it$"):
+        check_flags(with_short_forms([name, "1"], ["top"]), ["top"])
+
+
+def test_without_docstrings_the_commands_are_there(monkeypatch, capsys):
+    for verb in commands().values():  # as `python -OO` and PYTHONOPTIMIZE=2 leave them
+        monkeypatch.setattr(verb, "__doc__", None)
+    assert main([]) == 0
+    assert "\n  train" in capsys.readouterr().out
 
 
 def test_whoever_gives_a_folder_means_the_images_in_it(monkeypatch):

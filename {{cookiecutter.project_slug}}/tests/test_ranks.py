@@ -109,6 +109,44 @@ def test_nodes_with_other_images_are_refused(config, nodes):
     assert second.startswith("train: the 63 images on ")
 
 
+JOB = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+JOB |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+LEFT_OVER = [
+    ({"WORLD_SIZE": "4"}, "WORLD_SIZE='4' without RANK, MASTER_ADDR, MASTER_PORT, which is no"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK='0' WORLD_SIZE='2' without MASTER_ADDR"),
+    ({"RANK": ""}, "RANK='', which is no rank of a job: unset"),
+    ({"RANK": "1"}, "RANK='1', which"),
+    ({"LOCAL_RANK": "-1"}, "LOCAL_RANK='-1', which"),
+    ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0', which"),
+    ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two', which"),
+    (JOB | {"RANK": "4"}, "RANK='4' WORLD_SIZE='4'"),
+    (JOB | {"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE='8', which"),
+    (JOB | {"MASTER_ADDR": ""}, "without MASTER_ADDR, which"),
+    (JOB | {"LOCAL_WORLD_SIZE": "4", "MASTER_PORT": ""}, "without MASTER_PORT, which"),
+]
+
+
+@pytest.mark.parametrize(("variables", "said"), LEFT_OVER)
+def test_variables_that_another_program_left_are_named(monkeypatch, variables, said):
+    monkeypatch.setattr(os, "environ", variables)
+    with pytest.raises(UserError, match=re.escape(said)) as error:
+        distributed.join_world(Config().compute).__enter__()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "found"),
+    [
+        ((), (1, 4, 1, 2)),
+        (("LOCAL_WORLD_SIZE",), (1, 4, 1, 1)),  # as scripts for SLURM start ranks
+        (("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), (0, 1, 0, 1)),
+    ],
+)
+def test_a_rank_knows_its_place_in_the_job(monkeypatch, left_out, found):
+    monkeypatch.setattr(os, "environ", {name: JOB[name] for name in JOB if name not in left_out})
+    assert distributed.read_ranks() == found
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo chooses elsewhere")
 def test_nodes_meet_over_the_network_that_reaches_the_first():
     assert platform.interface_to("127.0.0.1") == "lo"

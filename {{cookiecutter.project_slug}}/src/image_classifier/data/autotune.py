@@ -114,13 +114,16 @@ def common_side(source: Source, probes: int = 256) -> int | None:
 
 def check_batch_size(batch_size: int, count: int, processes: int, accumulate: int) -> None:
     """Raise `UserError` unless `count` images fill a batch, and it divides into equal parts."""
-    if batch_size > count:
-        raise UserError(
-            f"--data.batch-size {batch_size} is more than there are training images: {count}"
-        )
     parts = processes * accumulate
+    cure = f"take --data.batch-size {max(min(batch_size, count // 2) // parts, 1) * parts}"
+    if batch_size > count:
+        cure = cure if parts <= count else f"{parts} at least are needed"
+        raise UserError(
+            f"--data.batch-size {batch_size} is more than there are training images: {count}; "
+            f"{cure}"
+        )
     if batch_size % parts:
         raise UserError(
             f"--data.batch-size {batch_size} should be a multiple of {parts}: {processes} "
-            f"processes x --optim.accumulate {accumulate}"
+            f"processes x --optim.accumulate {accumulate}; {cure}"
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import UserError
 from ..runtime.distributed import World
-from ..runtime.tools import need_tool
+from ..runtime.tools import find_tool, need_tool
 from .arrays import take
 from .datasets import open_dataset
 from .datasets.source import Color, Source
@@ -102,6 +102,11 @@ def open_note(source: Source, data: DataConfig, folder: str) -> Note:
         return tool.BadImages(source, data, folder).note
 
     def stop(index: int, reason: str) -> None:
-        raise BadImageError(source.name(index), reason)
+        cures = ["replace it"]
+        if find_tool("command", "check"):
+            cures.append("let `check` find all such images")
+        if find_tool("bad_images", "skip-bad-images"):
+            cures.append("train without them: --data.on-bad-image skip")
+        raise BadImageError(source.name(index), f"{reason}; {', or '.join(cures)}")
 
     return stop

@@ -44,10 +44,11 @@ def parse(
         UserError: if `words` are no such options, or a number is out of its range.
     """
     add_help(kind)
-    words = with_short_forms(words)
+    flags = flags_of(kind)
+    words = with_short_forms(words, flags)
     if HELP & set(words):
         return tyro.cli(kind, default=default, args=words, prog=prog, description=about)
-    check_flags(words, flags_of(kind))
+    check_flags(words, flags)
     account = io.StringIO()
     try:
         with contextlib.redirect_stdout(account), contextlib.redirect_stderr(account):
@@ -64,19 +65,29 @@ def parse(
     return options
 
 
-def with_short_forms(words: list[str]) -> list[str]:
-    """The words of a command line, with whole flags for the short forms among them."""
-    return [whole for word in words for whole in SHORT_FORMS.get(word, [word])]
+def with_short_forms(words: list[str], flags: list[str]) -> list[str]:
+    """The words of a command line, with whole flags for the short forms of `flags` among them."""
+    known = short_forms(flags)
+    return [whole for word in words for whole in known.get(word, [word])]
+
+
+def short_forms(flags: list[str]) -> dict[str, list[str]]:
+    """Those of SHORT_FORMS that stand for one of `flags`."""
+    return {s: whole for s, whole in SHORT_FORMS.items() if whole[0].removeprefix("--") in flags}
 
 
 def check_flags(words: list[str], flags: list[str]) -> None:
-    """Reject an unknown flag, and suggest the closest one, with or without its section."""
-    forms = {form: known for known in reversed(flags) for form in (known, *known.split("."))}
+    """Reject an unknown flag; suggest the closest one, with or without its section, or `train`."""
+    of_train = {f"--{known}" for known in flags_of(Config)} | SHORT_FORMS.keys()
+    names = [*flags, *(short.removeprefix("--") for short in short_forms(flags))]
+    forms = {form: known for known in reversed(names) for form in (known, *known.split("."))}
     for word in words:
         name = flag(word.partition("=")[0])  # tyro accepts underscores, too
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name) and name.removeprefix("--") not in flags:
             near = get_close_matches(name.lstrip("-").lower(), forms, 1, cutoff=0.7)
             hints = [f"; did you mean --{forms[form]}?" for form in near]
+            if name in of_train and not near:
+                hints = ["; `train` has it"]
             raise UserError(f"there is no {name}{''.join(hints)}")
 
 
@@ -145,8 +156,8 @@ def value_of(words: list[str], name: str) -> str:
 
 
 def summary(function: Callable) -> str:
-    """The first line of a function's docstring."""
-    return (function.__doc__ or "").splitlines()[0]
+    """The first line of a function's docstring; empty under `python -OO`, which drops it."""
+    return (function.__doc__ or "").partition("\n")[0]
 
 
 def command(verb: str) -> str:

@@ -107,11 +107,10 @@ def join_world(
     A rank gives up waiting for another after `timeout_seconds`.
 
     Raises:
-        UserError: if there are more processes than devices, or no device of the kind asked for.
+        UserError: if there are more processes than devices, no device of the kind asked for, or
+            variables that another program left.
     """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    rank, size, local_rank, local_size = read_ranks()
     device, why_cpu = choose_device(compute.device, local_rank, local_size)
     torch.set_num_threads(num_threads(local_size))  # more than cores slow each other down
     if device.type == "cpu":
@@ -143,6 +142,29 @@ def join_world(
         if isinstance(store, dist.FileStore) and rank == 0:
             with suppress(OSError):  # a file without a name
                 Path(store.path).unlink()
+
+
+def read_ranks() -> tuple[int, int, int, int]:
+    """RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE: those of a launcher, or of one process.
+
+    Raises:
+        UserError: if they are no rank of a job, or it is not said where its ranks meet.
+    """
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    texts = [os.environ.get(name, default) for name, default in alone.items()]
+    rank, size, local_rank, local_size = (int(t) if t.isdecimal() else -1 for t in texts)
+    needed = ["RANK"] * (size > 1) + ["MASTER_ADDR"] * (size > local_size)
+    needed += ["MASTER_PORT"] * (size > 1 and STORE not in os.environ)
+    missing = [name for name in needed if not os.environ.get(name)]
+    fits = 0 <= rank < size and 0 <= local_rank < size and 1 <= local_size <= size
+    if missing or not fits:
+        found = " ".join(f"{name}={os.environ[name]!a}" for name in alone if name in os.environ)
+        without = f" without {', '.join(missing)}" if missing else ""
+        raise UserError(
+            f"the environment has {found}{without}, which is no rank of a job: unset what another "
+            "program left, or start all processes with torchrun, or with --run.processes"
+        )
+    return rank, size, local_rank, local_size
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.device, str]:
