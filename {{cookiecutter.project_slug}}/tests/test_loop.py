@@ -9,7 +9,15 @@ from weakref import WeakSet
 
 import pytest
 import torch
-from conftest import after_each_step, changed, count_exchanges, losses, run_alone, run_ranks
+from conftest import (
+    after_each_step,
+    changed,
+    count_exchanges,
+    logged,
+    losses,
+    run_alone,
+    run_ranks,
+)
 from safetensors.torch import load_file
 from test_resume import final
 from torch import nn
@@ -24,6 +32,7 @@ from image_classifier.optim import (
 )
 from image_classifier.precision import Precision
 from image_classifier.runtime.seeding import seed_everything
+from image_classifier.tracking import logger
 from image_classifier.train import init_model, train
 
 CPU = torch.device("cpu")
@@ -143,6 +152,19 @@ def test_the_smoke_run_learns_what_it_always_learned(trained_once):
     # A change that is to change nothing must leave these; other processors round differently.
     golden = [2.4137, 2.31165, 2.2375, 2.3839, 2.32053]
     assert losses(trained_once) == pytest.approx(golden, rel=2e-3)
+
+
+@pytest.mark.parametrize(("patience", "told"), [(0.0, (2, 3, 4, 6, 7, 8)), (1e9, (3, 4, 6, 8))])
+def test_a_slow_run_says_how_far_it_is_between_its_rows(
+    config, monkeypatch, capsys, patience, told
+):
+    monkeypatch.setattr(logger, "FIRST_LINE", patience)  # seconds
+    monkeypatch.setattr(logger, "NEXT_LINE", patience)
+    train(changed(config, run__log_every_steps=3))
+    lines = [line for line in capsys.readouterr().out.splitlines() if " ETA " in line]
+    assert [int(line[5]) for line in lines] == [*told]
+    assert all("images/s" in line for line in lines)
+    assert [row["step"] for row in logged(config.run.dir) if "train/loss" in row] == [3, 4, 6, 8]
 
 
 def exchanges_of(config):

@@ -37,6 +37,7 @@ from .observers import Observer, Setup, Speed
 from .trackers import Trackers, confusion_image
 
 SAMPLES = 24  # augmented training images that the report page shows
+FIRST_LINE, NEXT_LINE, NEXT_LIVE = 5.0, 60.0, 1.0  # seconds without a progress line, at most
 PAGE_SECONDS = 60.0  # between two writings of the page, which take a second or less
 MOST_SKIPPED = 20  # steps in a row whose gradients are not finite; fp16 may begin with some
 
@@ -69,6 +70,7 @@ class RunLogger:
         self.result: dict[str, float] = {}  # all metrics of the best weights, and their step
         self.began = self.page_written = time.monotonic()
         self.epoch = [0.0, 0.0, 0.0]  # steps, seconds, seconds waited for data since a verdict
+        self.line_due = self.began + FIRST_LINE
         self.restart_clock(self.start_step)
         self.unwritten: list[str] = []  # rows for which the disk had no space
         if self.world.is_main:
@@ -129,7 +131,7 @@ class RunLogger:
         self.say("\n".join(lines))
 
     def step(self, step: int, loss: Tensor, batch: Augmented) -> None:
-        """Take note of a step; nothing here waits for the device.
+        """Take note of a step, and print a line in slow runs; nothing waits for the device.
 
         Args:
             step: how many steps are done.
@@ -144,6 +146,10 @@ class RunLogger:
             self.restart_clock(step)  # it compiles
         elif self.was_saved:
             self.restart_clock(step)
+        elif time.monotonic() > self.line_due:
+            every = self.config.run.log_every_steps
+            if 0 not in (step % every, step % self.steps_per_epoch, self.total_steps - step):
+                self.show(step, self.rates(self.speed(*self.spent(step))))
 
     def progress(self, step: int, lr: float) -> None:
         """Log the mean loss since the last row, and the throughput. Waits for the device.
@@ -154,25 +160,17 @@ class RunLogger:
             FaultError: if a loss is inf or nan, on every rank.
         """
         loss = self.summed_loss(step) / (step - self.row_step)
-        now = time.monotonic()
-        waited = self.train_data.waited_seconds - self.marked_wait
-        spent = step - self.marked_step, now - self.marked, waited
-        metrics, rates = {"train/loss": loss, "train/lr": lr}, ""
+        spent = self.spent(step)
+        metrics = {"train/loss": loss, "train/lr": lr}
         if speed := self.speed(*spent):
             metrics["train/images_per_second"] = round(speed.images_per_second, 1)
             metrics["train/waited_fraction"] = round(speed.waited, 4)
-            rates = f"{speed.images_per_second:,.0f} images/s  waited {speed.waited:.0%}  "
         metrics["memory_bytes"] = memory = memory_bytes(self.world.device)
         for observer in self.observers:
             metrics |= observer.metrics(speed)
         self.write(step, metrics)
-        left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
-        line = (
-            f"{self.place(step)}  loss {loss:.4f}{self.score}  lr {lr:.1e}  {rates}"
-            f"{memory / 2**30:.1f} GB  ETA {clock(left)}"
-        )
-        is_live = sys.stdout.isatty()  # on a terminal the next line replaces this one
-        self.say(line[: shutil.get_terminal_size().columns - 1] if is_live else line, not is_live)
+        learned = f"loss {loss:.4f}{self.score}  lr {lr:.1e}  "
+        self.show(step, f"{learned}{self.rates(speed)}{memory / 2**30:.1f} GB  ")
         self.epoch = [sum(pair) for pair in zip(self.epoch, spent, strict=True)]
         if step % self.steps_per_epoch == 0:
             if speed := self.speed(*self.epoch):
@@ -183,6 +181,25 @@ class RunLogger:
         self.loss.zero_()
         self.row_step = step
         self.restart_clock(step)
+
+    def show(self, step: int, text: str) -> None:
+        """Print a progress line; on a terminal the next line replaces it."""
+        now, is_live = time.monotonic(), sys.stdout.isatty()
+        left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
+        line = f"{self.place(step)}  {text}ETA {clock(left)}"
+        self.say(line[: shutil.get_terminal_size().columns - 1] if is_live else line, not is_live)
+        self.line_due = now + (NEXT_LIVE if is_live else NEXT_LINE)
+
+    def rates(self, speed: Speed | None) -> str:
+        """Throughput and waiting, as a progress line has them."""
+        if speed is None:
+            return ""
+        return f"{speed.images_per_second:,.0f} images/s  waited {speed.waited:.0%}  "
+
+    def spent(self, step: int) -> tuple[float, float, float]:
+        """Steps, seconds, and seconds waited for data since the clock was restarted."""
+        waited = self.train_data.waited_seconds - self.marked_wait
+        return step - self.marked_step, time.monotonic() - self.marked, waited
 
     def speed(self, steps: float, seconds: float, waited: float) -> Speed | None:
         """Speed over steps that took and waited so many seconds; None if no steps were timed."""

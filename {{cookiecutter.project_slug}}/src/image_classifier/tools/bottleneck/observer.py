@@ -1,7 +1,5 @@
 """What limits the speed of a run, in one sentence per epoch."""
 
-from functools import partial
-
 from ...config import Config
 from ...data import TrainData
 from ...runtime.machine import num_cores, usual_precision
@@ -11,24 +9,29 @@ LOADING_LIMITS = 0.1  # share of the time spent waiting for images from which on
 
 
 def open_observer(setup: Setup) -> Observer:
-    """Judge the speed of each epoch."""
-    return Observer(verdict=partial(verdict, setup.config, setup.train_data))
+    """Judge the speed of each epoch, and give each advice once."""
+    given: set[str] = set()
+
+    def verdict(speed: Speed) -> str:
+        found, advice = find_limit(setup.config, setup.train_data, speed)
+        is_new = advice not in given
+        given.add(advice)
+        return f"{found}. Try {advice}." if is_new else f"{found}."
+
+    return Observer(verdict=verdict)
 
 
-def verdict(config: Config, data: TrainData, speed: Speed) -> str:
+def find_limit(config: Config, data: TrainData, speed: Speed) -> tuple[str, str]:
     """What limits the speed of training, and which option to try."""
     rate, waited = speed.images_per_second, speed.waited
     if waited > LOADING_LIMITS:
-        return (
-            f"Loading is the limit: {rate:,.0f} images/s, while the model could take "
-            f"{rate / (1 - waited):,.0f}. Try {faster_loading(data)}."
-        )
+        could = f"while the model could take {rate / (1 - waited):,.0f}"
+        return f"Loading is the limit: {rate:,.0f} images/s, {could}", faster_loading(data)
     loading = ""
     if data.where == "stream" and data.loader.num_filled:  # by the workers of one process
         decoded = max(1, data.workers) * data.loader.num_filled / data.loader.busy_seconds
         loading = f", while loading could give {decoded * data.world.size:,.0f}"
-    advice = faster_model(config, data)
-    return f"The model is the limit: {rate:,.0f} images/s{loading}. Try {advice}."
+    return f"The model is the limit: {rate:,.0f} images/s{loading}", faster_model(config, data)
 
 
 def faster_loading(data: TrainData) -> str:

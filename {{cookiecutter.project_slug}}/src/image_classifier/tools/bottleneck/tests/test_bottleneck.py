@@ -37,7 +37,17 @@ def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, recip
     data |= {"world": World(torch.device("cpu"), size=2)}
     data = SimpleNamespace(source=SimpleNamespace(paths=[], recipe=recipe), **data)
     speed = Speed(step=10, image_size=32, images_per_second=100.0, waited=waited)
-    assert observer.verdict(Config(), data, speed).startswith(said)
+    verdict = observer.open_observer(SimpleNamespace(config=Config(), train_data=data)).verdict
+    found, _, advice = verdict(speed).partition(" Try ")
+    assert f"{found} Try {advice}".startswith(said)
+    assert verdict(speed) == found  # the advice comes once
+
+
+def test_new_advice_is_given_when_something_else_limits_a_run():
+    data = SimpleNamespace(where="device", world=World(torch.device("cpu")))
+    verdict = observer.open_observer(SimpleNamespace(config=Config(), train_data=data)).verdict
+    speeds = [Speed(1, 32, 100.0, waited=waited) for waited in (0.0, 0.5, 0.0, 0.5)]
+    assert ["Try" in verdict(speed) for speed in speeds] == [True, True, False, False]
 
 
 def test_waiting_for_slow_images_is_measured(config, monkeypatch, capsys):
