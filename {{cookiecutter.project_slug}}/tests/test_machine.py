@@ -94,7 +94,7 @@ def test_a_rank_computes_with_its_share_of_the_cores_whichever_launcher_started_
 @pytest.mark.parametrize(
     ("build", "program", "visible", "reason"),
     [
-        (None, "nvidia-smi", "0", ".* without CUDA: uv pip install --reinstall --torch-backend .*"),
+        (None, "nvidia-smi", "0", ".* without CUDA: uv pip install --python .* --torch-backend .*"),
         (None, None, "0", ".* and there is no NVIDIA driver"),
         ("13.0", None, "0", "Found no NVIDIA driver on your system"),
         ("13.0", None, "-1", "CUDA_VISIBLE_DEVICES is '-1', which hides every GPU: unset it"),

@@ -191,7 +191,7 @@ def test_a_tracker_is_told_no_paths_and_if_it_fails_others_go_on(config, tmp_pat
 def test_a_tracker_without_its_library_is_refused(monkeypatch):
     tool = SimpleNamespace(open_tracker=None, LIBRARY="no_such_library")
     monkeypatch.setattr(trackers, "find_tools", lambda module: {f"my-{module}": tool})
-    with pytest.raises(UserError, match=r"my-tracker needs a library: pip install no_such_library"):
+    with pytest.raises(UserError, match=r"my-tracker needs a library: .* no_such_library$"):
         trackers.check_trackers(["tensorboard", "my-tracker"])
 
 

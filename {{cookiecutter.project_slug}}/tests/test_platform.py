@@ -1,9 +1,12 @@
 """Windows and other systems, shown here by taking away what they lack."""
 
+import re
+import shlex
 import subprocess
 import sys
 from contextlib import closing
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,3 +84,35 @@ def test_workers_that_are_not_forked_decode_the_same(on_photos, monkeypatch, met
     parts = (zip(*batches, strict=True) for batches in zip(*ranks, strict=True))
     together = [torch.cat(tensors) for tensors in chain(*parts)]
     assert all(map(torch.equal, chain(*alone), together))
+
+
+@pytest.mark.parametrize(
+    ("pip", "uv", "begins"),
+    [
+        ("pip", "uv", "'/my env/python' -m pip install "),
+        ("pip", None, "'/my env/python' -m pip install "),
+        (None, "uv", "uv pip install --python '/my env/python' "),
+        (None, None, "'/my env/python' -m ensurepip && '/my env/python' -m pip install "),
+    ],
+)
+def test_the_command_that_installs_a_library_reaches_the_environment_that_lacks_it(
+    monkeypatch, pip, uv, begins
+):
+    monkeypatch.setattr(platform, "find_spec", lambda _: pip)
+    monkeypatch.setattr(platform.shutil, "which", lambda _: uv)
+    monkeypatch.setattr(sys, "executable", "/my env/python")
+    command = platform.install_command("ray[train]>=2.60", "timm")
+    assert command == f"{begins}'ray[train]>=2.60' timm"
+    assert shlex.split(command)[-2:] == ["ray[train]>=2.60", "timm"]
+    monkeypatch.setattr(platform.sys, "platform", "win32")
+    monkeypatch.setattr(sys, "executable", r"C:\my env\python.exe")
+    assert '"C:\\my env\\python.exe" ' in platform.install_command("timm")
+
+
+def test_nothing_else_says_how_to_install_a_library():
+    package = Path(platform.__file__).parents[1]
+    files = [path for path in package.rglob("*.py") if "tests" not in path.parts]
+    said = [path.name for path in files if re.search(r"pip install\b", path.read_text())]
+    assert said == ["platform.py"]
+    guide = (package.parents[1] / "docs" / "guide.md").read_text()
+    assert not re.search(r"(?<!uv )pip install\b", guide)

@@ -39,7 +39,7 @@ class DataConfig:
     # ROOT.cache, beside `root`; off: read the files
     limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
     channels: int = within(3, 1, 64)  # of an image: 3: red, green and blue; 1: gray; others as TIFF
-    # (`pip install tifffile`) or `.npy` files have them
+    # (with the library tifffile) or `.npy` files have them
     bits: Literal[8, 16] = 8  # of each number in memory; files with others are converted
     fit: Literal["crop", "squash", "pad"] = "crop"  # how an image becomes a square where no random
     # crop is cut from it. crop: its middle; squash: all of it, distorted; pad: all of it, with bars

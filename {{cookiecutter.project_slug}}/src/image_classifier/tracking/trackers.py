@@ -19,6 +19,7 @@ from ..config import Config, flag
 from ..errors import UserError, choose
 from ..runtime.config_dict import flatten
 from ..runtime.console import printable
+from ..runtime.platform import install_command
 from ..runtime.tools import find_tools
 
 Metrics = dict[str, float]
@@ -83,7 +84,7 @@ def check_trackers(names: Sequence[str]) -> None:
         choose("tracker", name, find_trackers())
         library = getattr(find_tools("tracker").get(name), "LIBRARY", "")
         if library and find_spec(library) is None:
-            raise UserError(f"--run.trackers {name} needs a library: pip install {library}")
+            raise UserError(f"--run.trackers {name} needs a library: {install_command(library)}")
 
 
 def public_knobs(config: Config) -> Knobs:

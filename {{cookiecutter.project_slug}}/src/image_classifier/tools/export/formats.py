@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...runtime.files import tensor_file
+from ...runtime.platform import install_command
 from .export_graph import ExportModule
 
 OPSET = 18  # what torch writes without a conversion
@@ -84,6 +85,6 @@ def check_libraries() -> None:
     missing = [name for name in ONNX_LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"--format onnx needs {', '.join(missing)}: pip install {' '.join(ONNX_LIBRARIES)}; "
+            f"--format onnx needs {', '.join(missing)}: {install_command(*ONNX_LIBRARIES)}; "
             "or take --format pt2 safetensors"
         )

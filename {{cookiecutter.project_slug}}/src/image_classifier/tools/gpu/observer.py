@@ -1,6 +1,6 @@
 """GPU readings by NVML: utilization, memory, power, temperature and energy.
 
-They need `pip install nvidia-ml-py`. Nothing is read on a CPU.
+They need the library nvidia-ml-py. Nothing is read on a CPU.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...runtime.platform import install_command
 from ...tracking import Observer, Setup, Speed
 
 ENERGY = "energy_joules"
@@ -32,7 +33,7 @@ def open_observer(setup: Setup) -> Observer:
     try:
         import pynvml
     except ImportError:
-        note = "for the GPU's utilization and power: pip install nvidia-ml-py"
+        note = f"for the GPU's utilization and power: {install_command('nvidia-ml-py')}"
         return Observer(notes=(note,))
     try:
         pynvml.nvmlInit()

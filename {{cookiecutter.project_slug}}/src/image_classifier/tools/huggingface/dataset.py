@@ -21,6 +21,7 @@ from ...data import PathList, Source
 from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import read_object, read_plain
+from ...runtime.platform import install_command
 from ..dataset_parts import choose_part, class_names, distinct, divided, numbered
 
 TAIL = 1024  # bytes at the end of an image, which tell it from others
@@ -184,5 +185,6 @@ def open_library() -> ModuleType:
     try:
         import datasets
     except ImportError as error:
-        raise UserError("--data.name huggingface: run `pip install datasets`") from error
+        install = install_command("datasets")
+        raise UserError(f"--data.name huggingface needs a library: {install}") from error
     return datasets

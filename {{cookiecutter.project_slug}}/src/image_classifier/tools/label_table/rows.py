@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ...errors import UserError
 from ...runtime.console import printable
+from ...runtime.platform import install_command
 
 BLOCK = 1 << 20  # bytes of lines that are read at once
 
@@ -100,7 +101,8 @@ def open_parquet(file: Path) -> Table:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise UserError(f"{str(file)!a} can be read by pyarrow: pip install pyarrow") from None
+        install = install_command("pyarrow")
+        raise UserError(f"{str(file)!a} can be read by pyarrow: {install}") from None
     content = parquet.ParquetFile(file)
 
     def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:

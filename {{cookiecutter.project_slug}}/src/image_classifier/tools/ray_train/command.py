@@ -6,6 +6,7 @@ from ...config import Config, within
 from ...errors import UserError
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.launch import MAX_RESTARTS
+from ...runtime.platform import install_command
 from ..ray_cluster import prepare_ray
 from ..recipe_options import sections
 
@@ -38,9 +39,8 @@ def main(words: list[str]) -> int:
     try:
         from .ray_train import ray_train
     except ImportError as error:
-        raise UserError(
-            f"ray-train needs a library ({error.name}): pip install 'ray[train]>=2.60'"
-        ) from error
+        install = install_command("ray[train]>=2.60")
+        raise UserError(f"ray-train needs a library ({error.name}): {install}") from error
     config = Config(**sections(options))
     return ray_train(
         config, options.workers, options.cpus_per_worker, options.max_failures, options.address

@@ -8,11 +8,12 @@ from ...config import Config, within
 from ...errors import UserError
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.launch import attempt
+from ...runtime.platform import install_command
 from ..ray_cluster import prepare_ray
 from ..recipe_options import changed_knobs, sections
 
 RESULT_IS_IN_FILES = True
-LIBRARIES = {"ray": "'ray[tune]'", "optuna": "optuna"}  # modules, and what pip installs
+LIBRARIES = {"ray": "ray[tune]", "optuna": "optuna"}  # modules, and what pip installs
 LIBRARIES_OF_BOHB = {"hpbandster": "hpbandster", "ConfigSpace": "ConfigSpace"}
 RAY = {
     "RAY_kill_child_processes_on_worker_exit": "false",  # runs are to save, on SIGTERM
@@ -76,4 +77,4 @@ def check_engine(options: SearchOptions) -> None:
         raise UserError("--search bohb needs --scheduler hyperband")
     needed = LIBRARIES | (LIBRARIES_OF_BOHB if engine == "bohb" else {})
     if missing := [package for module, package in needed.items() if find_spec(module) is None]:
-        raise UserError(f"--search {engine} needs a library: pip install {' '.join(missing)}")
+        raise UserError(f"--search {engine} needs a library: {install_command(*missing)}")

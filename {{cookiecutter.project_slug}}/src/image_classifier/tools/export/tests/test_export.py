@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from image_classifier.cli import main
 from image_classifier.data.crops import fit_square, mean_color
+from image_classifier.runtime.platform import install_command
 from image_classifier.tools.export import export_graph, formats
 
 
@@ -100,7 +101,7 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, r
         "--images 0": "--images 0 is not in 1",
         "--tolerance -1": "--tolerance -1 is not in 0",
         "--format onx": "onnx",
-        "--format onnx": "pip install onnx_of_nobody",
+        "--format onnx": f"onnx_of_nobody: {install_command('onnx_of_nobody')}",
         "--format safetensors --split test": "test",
         "--format safetensors --out /proc/nowhere": "cannot write to '/proc/nowhere'",
         f"--format safetensors --root {tmp_path}/other": "not those of the images: 1: wasp",

@@ -9,6 +9,7 @@ import torch
 from conftest import changed, logged
 
 from image_classifier.runtime.distributed import World
+from image_classifier.runtime.platform import install_command
 from image_classifier.tools.gpu.observer import open_observer
 from image_classifier.train import train
 
@@ -38,7 +39,7 @@ def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_
     missing = open_observer(gpus)
     cpu = open_observer(SimpleNamespace(world=World(torch.device("cpu"))))
     assert "GPU is lost" in unreadable.notes[0]
-    assert "pip install nvidia-ml-py" in missing.notes[0]
+    assert install_command("nvidia-ml-py") in missing.notes[0]
     assert [silent.metrics(None) for silent in (unreadable, missing, cpu)] == [{}] * 3
 
 

