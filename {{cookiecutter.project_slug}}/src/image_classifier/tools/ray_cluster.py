@@ -1,7 +1,15 @@
-"""Ray on this machine, for tools: without a dashboard, or a port that others reach."""
+"""Ray on this machine, for tools: without a dashboard, for this user alone.
 
+Its ports are those of 127.0.0.1, which other users of the machine reach: they need a token. What it
+writes and its sockets are in a folder that only this user can enter.
+"""
+
+import atexit
 import os
+import secrets
+import shutil
 import signal
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,12 +21,18 @@ VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
 }
+# The path of a socket may have 107 bytes, and TMPDIR may be long.
+SHORT_FOLDER = "/tmp" if os.path.isdir("/tmp") else None  # noqa: S108 - `mkdtemp` makes its own
 TRIES = 3  # it gives up after 30 s, which a busy machine may need
 
 
 def prepare_ray(variables: Mapping[str, str]) -> None:
-    """Tell Ray, before it is imported, what holds for all tools, and `variables`."""
-    os.environ.update({**VARIABLES, **variables})
+    """Tell Ray, before it is imported, what holds for all tools, and `variables`.
+
+    The token is for this command and its workers; other processes of the user may read it.
+    """
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ.update({**VARIABLES, **token, **variables})
 
 
 def start_ray(cores: int, **options: Any) -> None:  # noqa: ANN401 - of `ray.init`
@@ -29,9 +43,12 @@ def start_ray(cores: int, **options: Any) -> None:  # noqa: ANN401 - of `ray.ini
     """
     import ray
 
+    folder = tempfile.mkdtemp(prefix="ray-", dir=SHORT_FOLDER)  # of mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    options = {"include_dashboard": False, "_temp_dir": folder, **options}
     for tries_left in reversed(range(TRIES)):
         try:
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, **options)
+            ray.init(address="local", num_cpus=cores, **options)
             # As after Ctrl-C: Ray itself would end at once, with a report of a crash.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             return

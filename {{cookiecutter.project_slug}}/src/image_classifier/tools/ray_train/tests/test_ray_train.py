@@ -2,14 +2,18 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import changed, losses
 
 from image_classifier.cli import main
+from image_classifier.tools import ray_cluster
 from image_classifier.train import train
 
 LR = 0.0003  # at a larger one, the rounding of sums over ranks grows a thousandfold in ten steps
@@ -45,6 +49,28 @@ def test_a_run_in_workers_of_ray_survives_the_kill_of_one_and_learns_as_one_proc
     reported = [*folder.glob("ray/checkpoint_*/run.json")]
     assert reported
     assert str(folder) in reported[0].read_text()
+
+
+def test_ray_on_this_machine_is_for_this_user_alone(monkeypatch):
+    ray, tokens, at_exit = Mock(), set(), []
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_cluster.signal, "signal", Mock())
+    monkeypatch.setattr(ray_cluster.atexit, "register", lambda *words, **_: at_exit.append(words))
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "a"})
+    for _ in range(2):
+        ray_cluster.prepare_ray({"RAY_OTHER": "1"})
+        assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_OTHER"]) == ("token", "1")
+        assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"  # on 127.0.0.1 alone
+        tokens.add(os.environ["RAY_AUTH_TOKEN"])
+    assert len(tokens - {"a"}) == 2
+    ray_cluster.start_ray(2, log_to_driver=False)
+    given = ray.init.call_args.kwargs
+    folder = Path(given["_temp_dir"])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert given["include_dashboard"] is False
+    ((remove, place),) = at_exit
+    remove(place)
+    assert not folder.exists()
 
 
 def test_without_ray_a_line_says_what_to_install(refusal, monkeypatch):
