@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..errors import FaultError
@@ -43,9 +44,11 @@ def start_ray(cores: int, **options: Any) -> None:  # noqa: ANN401 - of `ray.ini
     """
     import ray
 
-    folder = tempfile.mkdtemp(prefix="ray-", dir=SHORT_FOLDER)  # of mode 0700
+    forget_token()
+    # Ray makes its own folder writable for everybody: that is in one of mode 0700.
+    folder = tempfile.mkdtemp(prefix="ray-", dir=SHORT_FOLDER)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    options = {"include_dashboard": False, "_temp_dir": folder, **options}
+    options = {"include_dashboard": False, "_temp_dir": f"{folder}/t", **options}
     for tries_left in reversed(range(TRIES)):
         try:
             ray.init(address="local", num_cpus=cores, **options)
@@ -56,3 +59,12 @@ def start_ray(cores: int, **options: Any) -> None:  # noqa: ANN401 - of `ray.ini
             ray.shutdown()
             if not tries_left:
                 raise FaultError(f"Ray did not start: {error}. What was saved is kept") from error
+
+
+def forget_token() -> None:
+    """Have Ray read its variables again, if this process has imported or started it before."""
+    with suppress(ImportError, AttributeError):  # no part of its interface: other versions differ
+        from ray._raylet import AuthenticationTokenLoader, Config
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
