@@ -19,7 +19,11 @@ from ...errors import UserError
 from ...runtime.console import printable
 from ...runtime.files import open_plain, parse_object, remove_leftovers, write_whole
 
-FORMULA = re.compile(r"[=+@-](?![\d.]+$)")  # how one begins in a spreadsheet; a number is none
+# How a formula begins in a spreadsheet, perhaps in letters of full width; a number is none.
+SIGN = r"(?:[=@\uff1d\uff20\ufe66\ufe6b]|[+\-\uff0b\uff0d\ufe62\ufe63](?![\d.]+$))"
+BEFORE = r"[\s\"'\u200c\u200d]*"  # what a spreadsheet may leave out
+FORMULA = re.compile(BEFORE + SIGN)
+INNER = re.compile(f";(?={BEFORE}{SIGN})")  # quotes don't protect it where `;` separates cells
 
 SEPARATOR = "|"  # between the labels of an image in a table
 
@@ -119,20 +123,30 @@ def flat(row: Row, top_k: int) -> dict[str, Any]:
 
 
 def write_csv(rows: Iterable[Row], file: BinaryIO, top_k: int) -> None:
-    """Write CSV that no spreadsheet runs: a `./` before paths like a formula, a ' before classes.
+    r"""Write CSV that no spreadsheet runs, with all text in quotes.
+
+    A path like a formula gets a `./` before it, other text a `'`. A `;` before one is written as
+    `\x3b`, as half of Europe's spreadsheets begin a cell there.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
     text = io.TextIOWrapper(file, "utf-8", newline="")
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     rows = iter(rows)
     first = next(rows)
     writer.writerow(flat(first, top_k))
     for row in chain((first,), rows):
         path, *others = flat(row, top_k).values()
-        safe = (f"'{c}" if isinstance(c, str) and FORMULA.match(c) else c for c in others)
-        writer.writerow([f"./{path}" if FORMULA.match(path) else path, *safe])
+        writer.writerow([safe(path, "./"), *(safe(cell, "'") for cell in others)])
     text.detach()
+
+
+def safe(cell: Any, before: str) -> Any:  # noqa: ANN401 - text, number or nothing
+    """A cell that begins no formula; `before` goes before one."""
+    if not isinstance(cell, str):
+        return cell
+    cell = INNER.sub(r"\\x3b", cell)
+    return before + cell if FORMULA.match(cell) else cell
 
 
 def write_jsonl(rows: Iterable[Row], file: BinaryIO, _: int) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,8 +16,8 @@ from conftest import changed, on_deep, tiny, untrained_run
 from safetensors.torch import load_file
 
 from image_classifier.cli import main
-from image_classifier.config import ComputeConfig
-from image_classifier.data import EvalData
+from image_classifier.config import ComputeConfig, DataConfig
+from image_classifier.data import EvalData, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
 from image_classifier.models.resnet9 import LOGIT_SCALE
@@ -204,12 +205,50 @@ def test_hostile_names_break_no_file_and_no_screen(run, photos, tmp_path, capsys
         assert all(line.isprintable() for line in text.splitlines())
     names = {Path(row["path"]).name for row in rows_of(tmp_path / "x.csv")}
     assert names == {r"a\nb.jpg", 'q",.jpg', r"\x1b[2J.jpg", r"\xff.jpg", "é 名.jpg", " .jpg"}
-    classes, file = ("=HYPERLINK(1)", "-1", "@x", 'a,"b', "\x1b[2J"), io.BytesIO()
+
+
+def cells_of(texts, delimiter=","):
+    """The cells of a row with such a path and classes, as a spreadsheet reads them."""
+    path, *classes = texts
     top = [{"label": name, "probability": 1e-12} for name in classes]
-    output.write_csv([{"path": "=x.jpg", **top[0], "top": top, "error": None}], file, 5)
-    (cells,) = list(csv.reader(file.getvalue().decode().splitlines()))[1:]
-    assert cells[:2] == ["./=x.jpg", "'=HYPERLINK(1)"]  # formulas that no spreadsheet runs
-    assert cells[3::2] == ["'=HYPERLINK(1)", "-1", "'@x", 'a,"b', r"\x1b[2J", ""]
+    file = io.BytesIO()
+    output.write_csv([{"path": path, **top[0], "top": top, "error": None}], file, len(top))
+    text = file.getvalue().decode().splitlines()[1]
+    return next(csv.reader([text], delimiter=delimiter, skipinitialspace=True))
+
+
+SIGNS = {*"=+@-\uff1d\uff0b\uff0d\uff20"}
+FORMULAS = ("=cmd|'/C x'!A0", "+1+1", "-2+3", "@SUM(1)", "\uff1d1+1", "\uff0b1+1", " =1", '"=1"')
+BEFORE = ("", "x;", 'x";', "x; ", "x;'", 'x;"', "a,x;", "x;;", "\u3000")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_no_spreadsheet_finds_a_formula_whatever_is_between_its_cells(delimiter):
+    for text in map("".join, product(BEFORE, FORMULAS)):
+        for cell in (*cells_of([f"a/{text}", text, text], delimiter), *cells_of([text, "x"])):
+            assert cell[:1] == "'" or cell.lstrip(" \u3000'\"")[:1] not in SIGNS, text
+
+
+def test_text_is_in_quotes_and_honest_names_remain_as_they_are():
+    assert cells_of(["=x.jpg", "=HYPERLINK(1)"])[:2] == ["./=x.jpg", "'=HYPERLINK(1)"]
+    classes = ["-1", "a,b", 'a"b', "a;b", "a = b", "R&D", "T-shirt", "\u00e9", "3"]
+    cells = cells_of(["photos/a;b.jpg", *classes])
+    assert (cells[0], cells[3::2]) == ("photos/a;b.jpg", [*classes, ""])
+    file = io.BytesIO()
+    output.write_csv([output.NO_ROW | {"path": "a", "error": "no file"}], file, 1)
+    head, row = file.getvalue().decode().splitlines()
+    assert head == '"path","label","probability","class_1","probability_1","error"'
+    assert row == '"a","","","","","no file"'
+
+
+def test_predictions_are_labels_of_a_table(run, photos, tmp_path):
+    pytest.importorskip("image_classifier.tools.label_table")
+    assert predict(run, photos / "val", "--out", tmp_path / "found.csv") == 0
+    data = DataConfig("folder", str(photos), str(tmp_path / "found.csv"), val_fraction=0.001)
+    source = open_dataset(data, "train")
+    rows = rows_of(tmp_path / "found.csv")
+    assert [str(source.paths[n]) for n in range(len(source))] == [row["path"] for row in rows]
+    assert [source.classes[n] for n in source.labels] == [row["label"] for row in rows]
 
 
 def test_folders_patterns_and_lists_give_images(tmp_path, monkeypatch):
