@@ -226,10 +226,24 @@ def test_several_labels_are_learned_and_a_killed_run_ends_as_an_unbroken_one(con
         assert file.get_tensor("probabilities").shape == (161, 4)
 
 
+def test_one_label_in_each_row_is_for_either_task():
+    pixels, table = torch.zeros(3, 8, 8, 3, dtype=torch.uint8), [[0, 1], [1, 0], [0, 1]]
+    source = Source(torch.tensor(table, dtype=torch.int8), ("ant", "bee"), pixels=pixels)
+    single = source.fitted("single-label", "train")
+    assert (single.labels.dtype, single.labels.tolist()) == (torch.int64, [1, 0, 1])
+    again = single.fitted("multi-label", "train")
+    assert again.labels.tolist() == table
+    assert again.notes[0].startswith("train: no image has several labels")
+    for row in ([1, 1], [0, 0], [1, -1]):
+        labels = torch.tensor([table[0], row, table[1]], dtype=torch.int8)
+        with pytest.raises(UserError, match=r"1 of 3 images have not exactly one label, .*image 1"):
+            replace(source, labels=labels).fitted("single-label", "train")
+
+
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"model__task": "single-label"}, "several labels there: set --model.task multi-label"),
+        ({"model__task": "single-label"}, "not exactly one label, such as 'image 0' .* multi-la"),
         ({"run__best_by": "top1"}, "--run.best-by 'top1' is none of: auto, exact, loss, micro_f1"),
         (
             {"data__balance": "loss", "optim__loss": "focal"},

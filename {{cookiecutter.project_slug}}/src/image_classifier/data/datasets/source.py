@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 
 from ...errors import UserError
 from ...runtime import seeding
+from ...runtime.console import some
 from ..arrays import dtype_of, take
 from ..decode import read_image
 from .paths import PathList
@@ -108,19 +109,30 @@ class Source:
         return "multi-label" if self.is_multi_label else "single-label"
 
     def fitted(self, task: str, split: str) -> "Source":
-        """With labels as the task has them: with several labels, one becomes a row of the table.
+        """With labels as the task has them: numbers of classes, or a row for each image.
 
         Raises:
-            UserError: if images have several labels, but the task is one of each.
+            UserError: if the task is one label of each image, but some have not exactly one.
         """
         if task == self.task:
             return self
-        if self.is_multi_label:
-            raise UserError(
-                f"{split}: an image may have several labels there: set --model.task multi-label"
-            )
         self.check_labels(split)
-        return replace(self, labels=one_hot(self.labels, len(self.classes)).to(torch.int8))
+        if self.is_multi_label:
+            labels = self.labels.numpy()
+            is_one = (np.count_nonzero(labels == 1, axis=1) == 1) & (labels >= 0).all(1)
+            if not is_one.all():
+                first, notes = int(np.argmin(is_one)), self.notes[:1]
+                own = ", ".join(self.classes[n] for n in np.flatnonzero(labels[first] == 1))
+                raise UserError(
+                    f"{split}: {np.count_nonzero(~is_one):,} of {len(self):,} images have not "
+                    f"exactly one label, such as {self.name(first)!a} ({own or 'none'}): mend the "
+                    f"labels, or set --model.task multi-label{''.join(map('; {}'.format, notes))}"
+                )
+            return replace(self, labels=self.labels.argmax(1))
+        note = f"{split}: no image has several labels, which a table has as a|b: "
+        note += some(self.classes, 5)
+        labels = one_hot(self.labels, len(self.classes)).to(torch.int8)
+        return replace(self, labels=labels, notes=(*self.notes, note))
 
     def class_counts(self) -> Tensor:
         """The number of images that have each label: (classes,) int64."""
