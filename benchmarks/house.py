@@ -15,6 +15,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "name": "folder",
         "root": "",
         "labels": "",
+        "columns": (),
         "val_fraction": 0.2,
         "fold": 0,
         "cache": "",

@@ -31,6 +31,7 @@ class DataConfig:
     # of tar, perhaps a URL
     labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
     # path,label[,split][,fold][,weight]; a|b are two labels; paths are absolute or from `root`
+    columns: tuple[str, ...] = ()  # columns of that table by other names: path=Image label=Id
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
     fold: int = within(0, 0, 999)  # which of the 1 / val_fraction shares of the training images
@@ -223,19 +224,13 @@ class Config:
                 f"--augment.policy {augment.policy!a} is none of: none, trivialaugment, "
                 "randaugment, randaugment-m9-n2"
             )
-        if data.labels and data.name != "folder":
-            raise UserError(f"--data.labels is for --data.name folder, not for {data.name}")
-        if (data.fold + 1) * data.val_fraction > 1 and not data.labels:
-            raise UserError(
-                f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
-                f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
-            )
         for knob, side, most in (
             ("data.test_size", data.test_size, 4096),
             ("augment.min_size", augment.min_size, data.image_size),
         ):
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
+        check_data(data)
         check_task(self)
         check_decision(self.run)
         if optim.warmup_epochs > self.epochs > 0:
@@ -257,6 +252,19 @@ class Config:
                     f"{knob} trains only some layers, on top of pretrained weights: "
                     "--run.init-from FILE or pretrained"
                 )
+
+
+def check_data(data: DataConfig) -> None:
+    """Raise `UserError` for a table of images that are no files, or a fold that there is not."""
+    if data.labels and data.name != "folder":
+        raise UserError(f"--data.labels is for --data.name folder, not for {data.name}")
+    if data.columns and not data.labels:
+        raise UserError("--data.columns names the columns of a table: --data.labels FILE")
+    if (data.fold + 1) * data.val_fraction > 1 and not data.labels:
+        raise UserError(
+            f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
+            f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
+        )
 
 
 def check_task(config: Config) -> None:
@@ -297,7 +305,7 @@ def check_ranges(config: object) -> None:
 # images change pixels, which the fingerprint of the images tells.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
 FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.on_bad_image", "data.cache")
-FREE_TO_CHANGE += ("data.labels",)
+FREE_TO_CHANGE += ("data.labels", "data.columns")
 
 
 def flag(knob: str) -> str:

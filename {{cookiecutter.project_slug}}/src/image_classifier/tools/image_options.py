@@ -16,6 +16,8 @@ class PrepareData:
     # root/<class>/
     labels: str = DataConfig.labels  # table of the images, .csv, .jsonl or .parquet, in place of
     # folders
+    columns: tuple[str, ...] = DataConfig.columns  # columns of that table by other names:
+    # path=Image label=Id
     val_fraction: float = DataConfig.val_fraction  # of the training images, where the folder has no
     # `val` of its own
     fold: int = DataConfig.fold  # which share of the training images that is

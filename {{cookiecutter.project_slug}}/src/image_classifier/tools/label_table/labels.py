@@ -4,15 +4,13 @@
     a/1.jpg,rose,train        a path is absolute, or relative to `data.root`
     a/2.jpg,rose|thorn,val    several labels; or, in place of `label`, a column of 0 and 1 per class
 
-A row that is wrong is named by its number.
+`columns.py` finds the columns, also by other names. A row that is wrong is named by its number.
 """
 
 import os
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,20 +20,14 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import VAL_NAMES, PathList, Source, is_val, val_part
+from ...data import PathList, Source, is_val, val_part
 from ...errors import UserError
 from ...runtime.console import printable, some
+from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VAL, number_of, yes_or_no
+from .classes import labels_of_columns, labels_of_texts
+from .columns import columns_of
+from .paths import hint_at, path_of, root_of
 from .rows import Table, open_table, text_of
-
-COLUMNS = ("path", "label", "split", "fold", "weight")
-TRAIN, VAL, TEST = range(3)
-SPLITS = {"train": TRAIN, "val": VAL, "test": TEST}
-SPLITS |= {"training": TRAIN, "testing": TEST} | dict.fromkeys(VAL_NAMES, VAL)
-# In the column of a class: the image has the label, has it not, or that is unknown.
-YES_OR_NO = dict.fromkeys(("1", "1.0", "true"), 1) | dict.fromkeys(("0", "0.0", "false"), 0)
-YES_OR_NO |= dict.fromkeys(("", "-1", "-1.0", "nan"), -1)
-NO_FOLD = -1  # of test images
-MOST_KNOWN = 10_000  # different cells that are parsed only once
 
 
 class Rows(NamedTuple):
@@ -48,7 +40,8 @@ class Rows(NamedTuple):
     labels: Tensor  # different labels that rows have, as a `Source` has those of images
     classes: tuple[str, ...]
     columns: dict[str, np.ndarray]  # (count,) each: split, fold, weight, if the table has them
-    ignored: list[str]  # names of other columns
+    column_notes: list[str]  # what was taken for what
+    class_notes: list[str]  # names of classes that may be a mistake
 
 
 def table(data: DataConfig, split: str) -> Source:
@@ -69,18 +62,25 @@ def table(data: DataConfig, split: str) -> Source:
     if not len(own):
         where = f"{str(found.file)!a} has no images for {split}"
         if split == "val" and "fold" in rows.columns:
-            where += f" in fold {data.fold} of 0 .. {rows.columns['fold'].max():.0f}"
+            where += f" in fold {data.fold} of {folds_text(rows)}"
         raise UserError(where)
     weights = rows.columns.get("weight")
+    weights = None if weights is None else torch.from_numpy(weights)[own].float()
+    if weights is not None and not weights.any():
+        if split == "train":
+            what = f"weight is 0, and so are those of all {len(own):,} images for train"
+            raise found.wrong(rows.numbers[own[0]], what)
+        weights = None  # which only training reads
     source = Source(
         labels=rows.labels[torch.from_numpy(rows.kinds)[own]],
         classes=rows.classes,
         paths=rows.paths.picked(own),
-        weights=None if weights is None else torch.from_numpy(weights)[own].float(),
+        weights=weights,
     )
     notes = [f"{str(found.file)!a}: {len(own):,} images for {split}"]
-    if rows.ignored:
-        notes[0] += f"; ignored columns: {', '.join(map(printable, rows.ignored))}"
+    notes[0] = "; ".join([notes[0], *rows.column_notes])
+    if split == "train":
+        notes += [f"{str(found.file)!a}: {note}" for note in rows.class_notes]
     if len(is_new) > (num_new := int(is_new.sum())):
         notes.append(f"{len(is_new) - num_new:,} rows repeat another, and are left out")
     if empty := [rows.classes[n] for n in (source.class_counts() == 0).nonzero()[:, 0]]:
@@ -100,22 +100,27 @@ def check_files(source: Source, data: DataConfig) -> None:
     if not missing:
         return
     found, name = find_table(data), source.paths.relative(missing[0])
-    column, root = columns_of(found)["path"], root_of(data)
+    column, root = columns_of(found, data).path, root_of(data)
     rows = found.rows([column, column])
     number = next((number for number, cells in rows if path_of(cells[0], root) == name), 0)
     raise found.wrong(
         number,
-        f"there is no file {str(source.paths[missing[0]])!a}; paths are absolute or from "
-        f"--data.root, and {len(missing):,} of {len(source):,} are missing: `check` lists them",
+        f"there is no file {str(source.paths[missing[0]])!a}; {hint_at(name, data, found.file)}; "
+        f"{len(missing):,} of {len(source):,} are missing: `check` lists them",
     )
 
 
 def has_test_rows(data: DataConfig) -> bool:
     """Whether the table `data.labels` has test images; `UserError` if it can't be read."""
     found = find_table(data)
-    column = columns_of(found).get("split")
-    rows = [] if column is None else found.rows([column, column])
-    return any(SPLITS.get(text_of(cells[0]).lower()) == TEST for _, cells in rows)
+    columns = columns_of(found, data)
+    role = "is_test" if "is_test" in columns.others else "split"
+    column = columns.others.get(role)
+    for _, cells in [] if column is None else found.rows([column, column]):
+        text = text_of(cells[0])
+        if (yes_or_no(text) == 1) if role == "is_test" else SPLITS.get(text.lower()) == TEST:
+            return True
+    return False
 
 
 def find_table(data: DataConfig) -> Table:
@@ -132,66 +137,15 @@ def find_table(data: DataConfig) -> Table:
     return open_table(file)
 
 
-def columns_text(found: Table) -> str:
-    """The names of some columns."""
-    return some(tuple(map(printable, found.names)))
-
-
-def columns_of(found: Table) -> dict[str, int]:
-    """Where those of `COLUMNS` are that the table has.
-
-    Raises:
-        UserError: if there are no paths, or a column is there twice.
-    """
-    names = [name.strip().lower() for name in found.names]
-    if twice := next((name for name in names if name and names.count(name) > 1), None):
-        raise UserError(f"{str(found.file)!a} has two columns {twice!a}")
-    if "path" not in names:
-        raise UserError(
-            f"{str(found.file)!a} has no column 'path', but {columns_text(found)}: it should have "
-            "path,label[,split][,fold][,weight]"
-        )
-    return {name: names.index(name) for name in COLUMNS if name in names}
-
-
-def root_of(data: DataConfig) -> bytes:
-    """What absolute paths below `data.root` begin with."""
-    return os.path.join(os.fsencode(os.path.abspath(data.root)), b"")
-
-
-def path_of(cell: object, root: bytes) -> bytes:
-    """The path of an image, as a folder has it: from `root`, if it is below that.
-
-    Raises:
-        ValueError: if it can't be a path.
-    """
-    path = os.fsencode(cell) if isinstance(cell, str) else b""
-    if not path or b"\0" in path:
-        raise ValueError
-    if b"./" in path or b"//" in path:
-        path = os.path.normpath(path)
-    return path.removeprefix(root)
-
-
-@lru_cache(MOST_KNOWN)
-def number_of(column: str, cell: object) -> float:
-    """The value of a cell of the column split, fold or weight.
-
-    Raises:
-        ValueError: saying what it should be, if it has none.
-    """
-    text = text_of(cell).lower()
-    if column == "split":
-        if text not in SPLITS:
-            raise ValueError("train, val or test")
-        return SPLITS[text]
-    if column == "fold" and not text:
-        return NO_FOLD
-    with suppress(ValueError):
-        value = float(text)
-        if 0 <= value < np.inf and (column == "weight" or value % 1 == 0):
-            return value
-    raise ValueError("0 or more" if column == "weight" else "0, 1, 2, ...")
+def folds_text(rows: Rows) -> str:
+    """Which folds there are, and what to do if they do not begin with 0."""
+    folds = sorted({*rows.columns["fold"].astype(int).tolist()} - {NO_FOLD})
+    first, last = folds[0], folds[-1]
+    whole = len(folds) == last - first + 1
+    text = f"{first} .. {last}" if whole else some(tuple(map(str, folds)), 10)
+    if first:
+        text += f": --data.fold {first}, or number them from 0, as cross-validate does"
+    return text
 
 
 def read_rows(found: Table, data: DataConfig) -> Rows:
@@ -200,12 +154,10 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
     Raises:
         UserError: if a column is missing, or a cell is not what it should be.
     """
-    places = columns_of(found)
-    others = [n for n, name in enumerate(found.names) if name.strip() and n not in places.values()]
-    own = [places["label"]] if "label" in places else class_columns(found, places["path"], others)
-    columns = {name: array("d") for name in COLUMNS[2:] if name in places}
-    wanted = [places["path"], *own, *(places[name] for name in columns)]
-    stop = 1 + len(own)
+    where = columns_of(found, data)
+    columns = {role: array("d") for role in where.others}
+    wanted = [where.path, *where.labels, *where.others.values()]
+    stop = 1 + len(where.labels)
     numbers, hashes, kinds, root = array("q"), array("q"), array("q"), root_of(data)
     known: dict[Any, int] = {}  # the different labels
 
@@ -215,7 +167,7 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
                 path = path_of(cells[0], root)
             except ValueError:
                 raise found.wrong(number, f"{cells[0]!a:.80} is no path of an image") from None
-            label = cells[1] if "label" in places else tuple(cells[1:stop])
+            label = cells[1] if where.has_text else tuple(cells[1:stop])
             numbers.append(number)
             hashes.append(hash(path))
             kinds.append(known.setdefault(label, len(known)))
@@ -223,7 +175,8 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
                 try:
                     columns[name].append(number_of(name, cell))
                 except ValueError as error:
-                    what = f"{name} {text_of(cell)!a} should be {error}"
+                    column = found.names[where.others[name]].strip()
+                    what = f"{column} {text_of(cell)!a:.80} should be {error}"
                     raise found.wrong(number, what) from None
             yield path
 
@@ -235,10 +188,11 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
     def wrong(kind: int, what: str) -> UserError:
         return found.wrong(numbers[kinds.index(kind)], what)
 
-    if "label" in places:
-        labels, names = labels_of_texts([*known], wrong)
+    if where.has_text:
+        labels, names, notes = labels_of_texts([*known], wrong)
     else:
-        labels, names = labels_of_columns([*known], [found.names[n].strip() for n in own], wrong)
+        own = [found.names[n].strip() for n in where.labels]
+        labels, names, notes = labels_of_columns([*known], own, wrong)
     return Rows(
         paths=path_list,
         hashes=np.asarray(hashes),
@@ -246,65 +200,19 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
         kinds=np.asarray(kinds),
         labels=torch.from_numpy(labels),
         classes=tuple(map(printable, names)),
-        columns={name: np.asarray(values) for name, values in columns.items()},
-        ignored=[found.names[n] for n in others if n not in own],
+        columns=with_split({name: np.asarray(values) for name, values in columns.items()}),
+        column_notes=where.notes,
+        class_notes=notes,
     )
 
 
-def class_columns(found: Table, path: int, others: list[int]) -> list[int]:
-    """Which of the other columns are those of classes: they have 0, 1 or nothing in the first row.
-
-    Raises:
-        UserError: if there are none.
-    """
-    cells = next(found.rows([path, *others]), (0, ("",)))[1][1:] if others else ()
-    own = [n for n, cell in zip(others, cells, strict=False) if text_of(cell).lower() in YES_OR_NO]
-    if not own:
-        raise UserError(
-            f"{str(found.file)!a} has no column 'label', nor one per class with 0 and 1, but "
-            f"{columns_text(found)}"
-        )
-    return own
-
-
-def labels_of_texts(
-    kinds: list[Any], wrong: Callable[[int, str], UserError]
-) -> tuple[np.ndarray, list[str]]:
-    """The labels in the different cells of a column, and the names of the classes.
-
-    One each; several, if there is a list or a `|`: then nothing is none of the classes.
-    """
-    parts = [k if isinstance(k, tuple) else text_of(k).split("|") for k in kinds]
-    has_several = any(isinstance(kind, tuple) or "|" in text_of(kind) for kind in kinds)
-    texts = [[part.strip() for part in several] for several in parts]
-    names = sorted({text for several in texts for text in several if text})
-    places = {name: place for place, name in enumerate(names)}
-    if not names or (not has_several and [""] in texts):
-        raise wrong(
-            next(n for n, several in enumerate(texts) if not any(several)), "label is empty"
-        )
-    if not has_several:
-        return np.array([places[text] for (text,) in texts]), names
-    labels = np.zeros((len(kinds), len(names)), np.int8)
-    for row, several in enumerate(texts):
-        labels[row, [places[text] for text in several if text]] = 1
-    return labels, names
-
-
-def labels_of_columns(
-    kinds: list[Any], names: list[str], wrong: Callable[[int, str], UserError]
-) -> tuple[np.ndarray, list[str]]:
-    """The labels in different cells of a column per class, and the names of the classes."""
-    order = sorted(range(len(names)), key=names.__getitem__)
-    labels = np.zeros((len(kinds), len(names)), np.int8)
-    for row, cells in enumerate(kinds):
-        for place, column in enumerate(order):
-            text = text_of(cells[column])
-            if (label := YES_OR_NO.get(text.lower())) is None:
-                what = f"{names[column]} {text!a} should be 1, 0, or empty for unknown"
-                raise wrong(row, what)
-            labels[row, place] = label
-    return labels, sorted(names)
+def with_split(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns with `split` for those that say whether an image is for validation or a test."""
+    for role, part in (("is_val", VAL), ("is_test", TEST)):
+        if (is_part := columns.pop(role, None)) is not None:
+            was = columns.get("split", np.full(len(is_part), TRAIN))
+            columns["split"] = np.where(is_part == 1, part, was)
+    return columns
 
 
 def find_new(found: Table, rows: Rows) -> np.ndarray:

@@ -1,18 +1,25 @@
 """The rows of a table in CSV, JSON lines or Parquet, with their numbers."""
 
 import csv
+import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ...errors import UserError
 from ...runtime.console import printable
 from ...runtime.platform import install_command
 
 BLOCK = 1 << 20  # bytes of lines that are read at once
+FIRST = 1 << 16  # bytes that tell how lines end
+ZIP_MARK = b"PK\x03\x04"
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
+SEPARATOR_LINE = re.compile(r"\"?sep=(.)\"?[,;\t]*", re.IGNORECASE)  # Excel's, above the header
 
 
 class Table(NamedTuple):
@@ -48,13 +55,18 @@ def open_table(file: Path) -> Table:
 
 def open_csv(file: Path) -> Table:
     """Cells with a comma, a semicolon or a tab between them: what makes most of the header."""
-    header = next(lines_of(file), "")
+    lines = lines_of(file)
+    header = next(lines, "")
+    said = SEPARATOR_LINE.fullmatch(header.strip("\r\n"))
+    before = 1 if said else 0  # lines above the header
+    header = next(lines, "") if said else header
     heads = {mark: next(csv.reader([header], delimiter=mark), []) for mark in ",;\t"}
-    mark = max(heads, key=lambda mark: len(heads[mark]))
+    mark = said[1] if said else max(heads, key=lambda mark: len(heads[mark]))
 
     def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
         pick, last = itemgetter(*columns), 0  # the line in which the row before ended
-        reader = csv.reader(lines_of(file), delimiter=mark, skipinitialspace=True, strict=True)
+        lines = islice(lines_of(file), before, None)
+        reader = csv.reader(lines, delimiter=mark, skipinitialspace=True, strict=True)
         try:
             for cells in reader:
                 if last and len(cells) == len(found.names):
@@ -62,11 +74,11 @@ def open_csv(file: Path) -> Table:
                 elif last and cells:
                     count = f"{len(cells)} cells, and the header has {len(found.names)}"
                     raise found.wrong(last + 1, count)
-                last = reader.line_num
+                last = before + reader.line_num
         except csv.Error as error:
             raise found.wrong(last + 1, f"no CSV: {error}") from error
 
-    found = Table(file, heads[mark], rows)
+    found = Table(file, heads.get(mark) or next(csv.reader([header], delimiter=mark), []), rows)
     return found
 
 
@@ -120,7 +132,7 @@ def open_parquet(file: Path) -> Table:
 
 
 def lines_of(file: Path) -> Iterator[str]:
-    """The lines of a file in UTF-8, with or without a byte order mark.
+    """The lines of a file in UTF-8, with or without a byte order mark, or in UTF-16.
 
     Raises:
         UserError: naming the first line that is in another encoding.
@@ -128,9 +140,12 @@ def lines_of(file: Path) -> Iterator[str]:
     number = place = 0
     while True:
         with file.open("rb") as content:  # closed again before anyone may stop reading
+            other = None if place else other_text(file, content)
             content.seek(place)
-            lines = content.readlines(BLOCK)
+            lines = content.readlines(BLOCK) if other is None else []
             place = content.tell()
+        if other is not None:
+            yield from io.StringIO(other, newline="")  # which ends lines at \r, too
         if not lines:
             return
         for line in lines:
@@ -144,6 +159,36 @@ def lines_of(file: Path) -> Iterator[str]:
             yield text
 
 
+def other_text(file: Path, content: BinaryIO) -> str | None:
+    r"""The text of a table in UTF-16, or with lines that end in \r alone, as Excel writes them.
+
+    None: it is neither.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    start = content.read(FIRST)
+    if start.startswith(ZIP_MARK):
+        raise UserError(f"{str(file)!a} is no text, but of Excel or zipped: save the table as CSV")
+    if start.startswith(UTF16_MARKS) and start[2:4] != b"\0\0":
+        encoding = "utf-16"
+    elif b"\0" in start[:2]:
+        encoding = "utf-16-be" if start[:1] == b"\0" else "utf-16-le"
+    elif b"\r" in start and b"\n" not in start:
+        encoding = "utf-8-sig"
+    else:
+        return None
+    encoded = start + content.read()
+    try:
+        return encoded.decode(encoding)
+    except UnicodeDecodeError as error:
+        number = encoded[: error.start].count(b"\r") + 1
+        name = encoding[:6].upper().rstrip("-S")
+        raise UserError(
+            f"{str(file)!a}, line {number}: it is not {name}; save the table as UTF-8"
+        ) from None
+
+
 def first_line(error: Exception) -> str:
     """Why a file can't be read."""
     reason = getattr(error, "strerror", None) or str(error)
@@ -151,9 +196,11 @@ def first_line(error: Exception) -> str:
 
 
 def hashable(cell: object) -> Any:  # noqa: ANN401 - any type of JSON and Parquet
-    """A cell that can be a key: a list as a tuple."""
+    """A cell that can be a key: a list as a tuple, and nothing for NaN, which equals no other."""
     if isinstance(cell, list):
         return tuple(map(text_of, cell))
+    if isinstance(cell, float) and math.isnan(cell):
+        return None
     return str(cell) if isinstance(cell, dict) else cell
 
 
