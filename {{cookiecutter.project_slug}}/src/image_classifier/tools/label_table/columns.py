@@ -7,6 +7,7 @@ that are usual elsewhere, such as `Image,Id`, count where the cells prove that t
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -196,24 +197,34 @@ def find_paths(found: Table, data: DataConfig) -> int:
         raise UserError(f"{what}--data.columns {', or '.join(choices)}")
     what += "it should have path,label[,split][,fold][,weight]"
     what += ", or say --data.columns path=COLUMN label=COLUMN"
-    for number, cells in islice(found.rows(called[:1] * 2), 1) if called else ():
-        cell = text_of(cells[0])
-        hint = hint_at(os.fsencode(cell), data, found.file)
-        what += f"; {found.names[called[0]]!a} in {found.row} {number}, {cell!a:.80}, "
-        what += f"is no file: {hint}"
+    for number, path in paths_in(found, called[0], data) if called else ():
+        if not is_file(path, data):
+            hint = hint_at(path or b"", data, found.file)
+            what += f"; {found.names[called[0]]!a} in {found.row} {number}, "
+            what += f"{os.fsdecode(path or b'')!a:.80}, is no file: {hint}"
+            break
     raise UserError(what)
 
 
 def has_files(found: Table, column: int, data: DataConfig) -> bool:
     """Whether most of the first cells of a column are files."""
+    there = [is_file(path, data) for _, path in paths_in(found, column, data)]
+    return sum(there) * 2 > len(there)
+
+
+def paths_in(found: Table, column: int, data: DataConfig) -> Iterator[tuple[int, bytes | None]]:
+    """The first cells of a column as paths, with the numbers of their rows; None: it is no path."""
     root = root_of(data)
-    there = []
-    for _, cells in islice(found.rows([column, column]), LOOKED_AT):
+    for number, cells in islice(found.rows([column, column]), LOOKED_AT):
         path = None
         with suppress(ValueError):
             path = path_of(cells[0], root)
-        there.append(path is not None and os.path.isfile(os.path.join(root, path)))
-    return sum(there) * 2 > len(there)
+        yield number, path
+
+
+def is_file(path: bytes | None, data: DataConfig) -> bool:
+    """Whether there is such a file."""
+    return path is not None and os.path.isfile(os.path.join(os.fsencode(data.root), path))
 
 
 def count_cells(found: Table, path: int, columns: list[int]) -> dict[int, Counter[str]]:
@@ -309,7 +320,7 @@ def find_labels(
         return classes, False
     raise UserError(
         f"{str(found.file)!a} has no column 'label', nor one per class with 0 and 1, but "
-        f"{columns_text(found)}: --data.columns label=COLUMN"
+        f"{columns_text(found)}: --data.columns {words_for(found, free if len(free) == 1 else [])}"
     )
 
 

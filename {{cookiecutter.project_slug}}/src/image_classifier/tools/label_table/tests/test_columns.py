@@ -175,6 +175,11 @@ def test_columns_are_taken_by_name(opened):
     assert (names_of(source), source.labels.tolist()) == (files, [0, 1] * 3)
     assert source.weights.tolist() == [2] * 6
     assert source.notes[0].endswith("ignored columns: No")
+    with pytest.raises(UserError, match=r"no column 'label', .*: --data.columns label=Id"):
+        opened([["path", "Id"], ["1", "a"], ["2", "b"]])
+    few = [["Image", "Id"], *([f"{n}.jpg", "ab"[n % 2]] for n in range(20))]
+    with pytest.raises(UserError, match=r"'Image' in line 8, '6.jpg', is no file: paths are"):
+        opened(few, files=files)
     own = [["path", "label", "Id"], *([n, n, "xy"[n % 2]] for n in range(4))]
     assert opened(own, columns=("label=id",)).classes == ("x", "y")
     for word, message in (
