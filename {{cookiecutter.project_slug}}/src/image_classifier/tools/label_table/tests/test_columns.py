@@ -300,6 +300,13 @@ def test_a_cell_that_is_no_label_is_refused_with_its_line(opened, name, cell, me
         opened(table, name=f"labels.{name}")
 
 
+def test_rows_of_0_and_1_in_a_cell_are_no_lists_of_classes(opened):
+    with pytest.raises(UserError, match=r"line 2: label \[1, 0\] is a row of 0 and 1"):
+        opened([["path", "label"], [1, "[1, 0]"], [2, "[0, 1]"]])
+    source = opened([["path", "label"], [1, "[1, 0]"], [2, "[0, 7]"]])
+    assert source.classes == ("0", "1", "7")
+
+
 def test_names_in_brackets_among_others_are_classes(opened):
     cells = ["[unknown]", "(other)", "ant", "none", "C", "C++", "A+", "A-", "1.10", "1.1"]
     table = [["path", "label"], *([n, cell] for n, cell in enumerate(cells))]
