@@ -10,9 +10,15 @@ import pytest
 from conftest import changed
 
 from image_classifier.config import Config, DataConfig
-from image_classifier.data.datasets import open_dataset, open_files
+from image_classifier.data.datasets import (
+    open_dataset,
+    open_files,
+)
 from image_classifier.errors import UserError
-from image_classifier.runtime.config_dict import flatten, unflatten
+from image_classifier.runtime.config_dict import (
+    flatten,
+    unflatten,
+)
 
 
 @pytest.fixture
