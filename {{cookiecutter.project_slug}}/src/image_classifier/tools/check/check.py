@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...config import DataConfig
 from ...data import has_suffix
@@ -21,13 +22,20 @@ from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_text
 from ...runtime.tools import need_tool
-from .near_duplicates import connected_components, find_near_duplicates
+from .near_duplicates import (
+    LOOK_ALIKE,
+    are_copies,
+    connected_components,
+    find_candidates,
+    group_copies,
+)
 from .quarantine import quarantine_path, read_quarantine
 from .survey import Images
 
 UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single color so far
 TINY_SIDE = 16  # pixels of the shorter side
 IMBALANCE = 10  # times as many images as another class
+MAX_COPIES = 10  # different files that may be one picture: a larger group is too alike to judge
 MAX_LINES, MAX_NAMES = 10, 3  # on the terminal: items of a finding, images of an item
 
 Item = dict[str, Any]  # `images`, and in `what` a description
@@ -42,11 +50,17 @@ class Finding(NamedTuple):
     is_serious: bool = False
 
 
-def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) -> int:
+def check(
+    data: DataConfig,
+    splits: Sequence[str],
+    json: str,
+    quarantine: bool,
+    with_held_out: bool = False,
+) -> int:
     """Check a dataset, print the findings, and return how many serious ones remain.
 
     `json` names a file for all findings; `quarantine` adds images to the list of those that
-    training leaves out.
+    are left out: training images and unreadable ones, or `with_held_out` those of all splits.
 
     Raises:
         UserError: if the dataset can't be opened, or a file can't be written.
@@ -65,7 +79,10 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
         raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
     groups = group_duplicates(images)
     findings = [*find_duplicates(images, groups), *find_odd_images(images), find_imbalance(images)]
-    left_out = choose_left_out(images, groups)
+    every = choose_left_out(images, groups.copies)
+    is_chosen = images.is_train | (images.stats["height"] == 0) | with_held_out
+    left_out = {n: why for n, why in every.items() if is_chosen[n]}
+    num_kept = len(every) - len(left_out)
     report = {
         "root": data.root,
         "images": images.counts(),
@@ -98,6 +115,8 @@ def check(data: DataConfig, splits: Sequence[str], json: str, quarantine: bool) 
         print(f"\n{serious:,} serious findings, marked by !{advice}")
     else:
         print("\nnothing serious")
+    if num_kept and are_files:
+        print(f"--quarantine-all leaves out {num_kept:,} validation and test images, too")
     cured = ("unreadable", "leaks", "conflicts") if quarantine else ()
     return sum(len(f.items) for f in findings if f.is_serious and f.name not in cured)
 
@@ -124,27 +143,52 @@ def skipped_files(images: Images) -> Counter[str]:
     return skipped
 
 
-def group_duplicates(images: Images) -> list[np.ndarray]:
-    """Groups of equal files and near-duplicates, as image numbers; the largest group first."""
-    numbers = np.flatnonzero(images.stats["height"] > 0)
+class Groups(NamedTuple):
+    """Groups of images, as image numbers in rising order; the largest group first."""
+
+    copies: list[np.ndarray]  # equal files and near-duplicates
+    alike: list[np.ndarray]  # images that look alike; some may be copies of each other
+
+
+def group_duplicates(images: Images) -> Groups:
+    """Compare all images with each other."""
+    count, numbers = len(images.stats), np.flatnonzero(images.stats["height"] > 0)
     digests = images.stats["digest"][numbers]
     _, first, content = np.unique(digests, return_index=True, return_inverse=True)
-    same = torch.from_numpy(np.stack((numbers, numbers[first][content]), axis=1))
-    # One of several equal files is compared with the others.
-    near = find_near_duplicates(images.grays, np.sort(numbers[first]))
-    lowest = connected_components(torch.cat((same, near)), len(images.stats)).numpy()
-    groups: dict[int, list[int]] = defaultdict(list)
-    for number in np.flatnonzero(np.bincount(lowest)[lowest] > 1).tolist():
-        groups[lowest[number]].append(number)
-    return sorted(map(np.array, groups.values()), key=len, reverse=True)
+    original = torch.arange(count)  # the first of equal files, which is compared with the others
+    original[torch.from_numpy(numbers)] = torch.from_numpy(numbers[first][content])
+    pairs, scores = find_candidates(images.grays, np.sort(numbers[first]))
+    seen = pairs.unique()
+    grays, row = images.fine_grays(seen.numpy()), torch.zeros(count, dtype=torch.int64)
+    row[seen] = torch.arange(len(seen))
+    sides = torch.from_numpy(np.minimum(images.stats["height"], images.stats["width"]))[seen]
+
+    def compare(pairs: Tensor) -> Tensor:
+        return are_copies(grays, sides, row[pairs])
+
+    are_same = compare(pairs)
+    group = group_copies(pairs[are_same], count, compare)
+    num_files = group[original.unique()].bincount(minlength=count)
+    group = torch.where(num_files[group] > MAX_COPIES, torch.arange(count), group)[original]
+    chain = connected_components(pairs[are_same | (scores > LOOK_ALIKE)], count)[original]
+    alike = [members for members in members_of(chain) if np.ptp(group.numpy()[members])]
+    return Groups(members_of(group), alike)
 
 
-def find_duplicates(images: Images, groups: list[np.ndarray]) -> Iterator[Finding]:
+def members_of(group: Tensor) -> list[np.ndarray]:
+    """The members of each group of two or more, from the number of each one's group: (count,)."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for number in (group.bincount()[group] > 1).nonzero()[:, 0].tolist():
+        members[int(group[number])].append(number)
+    return sorted(map(np.array, members.values()), key=len, reverse=True)
+
+
+def find_duplicates(images: Images, groups: Groups) -> Iterator[Finding]:
     """Groups in several splits, with several labels, or neither; and unreadable files."""
     unreadable = [item(images, [n], reason) for n, reason in images.unreadable.items()]
     yield Finding("unreadable", "unreadable files", unreadable, is_serious=True)
     leaks, conflicts, duplicates = [], [], []
-    for members in groups:
+    for members in groups.copies:
         is_same = np.ptp(images.stats["digest"][members]) == 0
         lists = [leaks] * bool(np.ptp(images.split_of[members]))
         lists += [conflicts] * images.is_conflict(members)
@@ -153,6 +197,19 @@ def find_duplicates(images: Images, groups: list[np.ndarray]) -> Iterator[Findin
     yield Finding("leaks", "images that leak between splits", leaks, is_serious=True)
     yield Finding("conflicts", "conflicting labels", conflicts, is_serious=True)
     yield Finding("duplicates", "duplicates within a split", duplicates)
+    alike = [item(images, members, extent(images, members)) for members in groups.alike]
+    yield Finding(
+        "alike", "images too alike to judge: --quarantine leaves none out for that", alike
+    )
+
+
+def extent(images: Images, members: np.ndarray) -> str:
+    """How many images a group has, of which classes and splits."""
+    entries = [images.entry(index) for index in members]
+    classes = {entry["class"] for entry in entries}
+    splits = ", ".join(dict.fromkeys(entry["split"] for entry in entries))
+    several = "es" * (len(classes) > 1)
+    return f"{len(members):,} images of {len(classes):,} class{several}, in {splits}"
 
 
 def item(images: Images, members: Iterable[int], what: str) -> Item:
@@ -202,7 +259,7 @@ def find_imbalance(images: Images) -> Finding:
 
 
 def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:
-    """The images that training should leave out, and why.
+    """The images that should be left out of all splits, and why.
 
     A group in several splits stays in the last of them only, so that a test set remains the same.
     If its labels differ there, all of it is left out, as nobody knows which label is right. Of

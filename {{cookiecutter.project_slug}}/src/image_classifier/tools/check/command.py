@@ -18,7 +18,8 @@ class CheckOptions:
     splits: tuple[Literal["train", "val", "test"], ...] = ()  # default: all that exist
     json: str = ""  # file for all findings
     quarantine: bool = False  # list unreadable, leaking and conflicting images in the cache folder:
-    # training leaves them out
+    # training leaves them out; those of validation and test stay, unless unreadable
+    quarantine_all: bool = False  # the same, with validation and test images
 
 
 def main(words: list[str]) -> int:
@@ -33,6 +34,7 @@ def main(words: list[str]) -> int:
         nonlocal serious
         from .check import check
 
-        serious = check(data, options.splits, options.json, options.quarantine)
+        is_all = options.quarantine_all
+        serious = check(data, options.splits, options.json, options.quarantine or is_all, is_all)
 
     return attempt(work) or (EXIT_FAULT if serious else EXIT_DONE)

@@ -10,7 +10,9 @@ from contextlib import suppress
 from functools import partial
 
 import numpy as np
+import torch
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
 
 from ...config import DataConfig
 from ...data import BadImageError, open_files, read_image, resize
@@ -18,7 +20,7 @@ from ...errors import UserError
 from ...runtime.console import printable_path
 from ...runtime.machine import num_cores, one_thread
 from ...runtime.progress import Progress
-from .near_duplicates import SIDE
+from .near_duplicates import FINE_SIDE, SIDE
 
 CHUNK = 64  # images per task
 GRID = 64  # rows and columns of an image, about, whose pixels are counted
@@ -125,6 +127,27 @@ class Images:
                 self.dark[index] = f"its highest value is {int(wide.max()):,} of 65,535"
         except UserError:  # 16-bit colors, for which a library is missing
             self.dark[index] = f"its highest value is less than {(top + 1) << 8:,} of 65,535"
+
+    def fine_grays(self, numbers: np.ndarray) -> Tensor:
+        """Larger gray images of some, which are read again: (count, FINE_SIDE, FINE_SIDE) uint8.
+
+        One that is unreadable by now is black.
+        """
+        grays = np.zeros((len(numbers), FINE_SIDE, FINE_SIDE), np.uint8)
+
+        def read(row: int) -> None:
+            source, number = self.sources[self.split_of[numbers[row]]], self.number[numbers[row]]
+            with suppress(BadImageError, OSError):
+                grays[row] = gray(resize(source.read(int(number)), FINE_SIDE, FINE_SIDE).numpy())
+
+        with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
+            list(pool.map(read, range(len(numbers))))
+        return torch.from_numpy(grays)
+
+    @property
+    def is_train(self) -> np.ndarray:
+        """Which images are for training: (count,) bool."""
+        return np.array([split == "train" for split in self.splits])[self.split_of]
 
     def name(self, index: int) -> bytes:
         """The file's path from `data.root`, or such as `train[5]` for an image in memory."""
