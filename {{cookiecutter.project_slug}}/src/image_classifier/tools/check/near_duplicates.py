@@ -31,8 +31,9 @@ LEVELS, STEPS = (16, 32, 64), 3  # sides of the images that are aligned, and ste
 MAX_WARP = 0.2  # largest change of size, and largest shift in halves of the side
 MIN_SIDE = 48  # pixels that an image should have for the second look at FINE_SIDE
 MIN_WHOLE = 0.9  # correlation of fine detail after that
-MIN_LOCAL = {SIDE: 0.8, FINE_SIDE: 0.65}  # the same where it is least
-WORST = 0.02  # the share of the places that may correlate less
+MIN_LOCAL = 0.65  # the same within windows, wherever there is detail
+WINDOW = {SIDE: 5, FINE_SIDE: 7}  # pixels of a window's side
+WORST = 0.03  # the share of the places with detail that may correlate less
 NOISE = 2.0  # variance of JPEG noise in fine detail: less is no detail
 MAX_ROUNDS = 4  # representatives of a chain of copies: what they leave over is too alike to judge
 
@@ -124,15 +125,16 @@ def are_copies(grays: Tensor, sides: Tensor, pairs: Tensor) -> Tensor:
         for part in chosen.nonzero()[:, 0].split(256):
             both = (adaptive_avg_pool2d(grays[n].float(), side) for n in pairs[part].T)
             whole, local = aligned_correlation(*both)
-            answers[part] = (whole > MIN_WHOLE) & (local > MIN_LOCAL[side])
+            answers[part] = (whole > MIN_WHOLE) & (local > MIN_LOCAL)
     return answers
 
 
 def aligned_correlation(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Correlation of fine detail once `second` is moved onto `first`: twice (pairs,).
 
-    Of the whole images, and of the places that correlate least, which is the structure term of
-    SSIM (https://doi.org/10.1109/TIP.2003.819861).
+    Of the whole images, and of the windows that correlate least (of those with detail, but for the
+    share WORST), by the contrast and structure terms of SSIM
+    (https://doi.org/10.1109/TIP.2003.819861).
     """
     warp = torch.zeros(len(first), 4)
     for side in (level for level in LEVELS if level <= first.shape[1]):
@@ -143,14 +145,16 @@ def aligned_correlation(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     square, other, product = still.square(), moved.square(), still * moved
     energy, energy_of_other = square.sum((1, 2)), other.sum((1, 2)).clamp(min=1e-3)
     whole = product.sum((1, 2)) / (energy * energy_of_other).sqrt().clamp(min=1e-3)
-    gain = (energy / energy_of_other)[:, None, None]  # of the contrast, squared
-    width = first.shape[1] // 8 * 2 - 1  # about a quarter of the image
-    square, other, product = (box_blur(part, width) for part in (square, other, product))
-    other, product = other * gain, product * gain.sqrt()
-    local = (product + NOISE) / ((square * other).sqrt() + NOISE)
+    moved = moved * (energy / energy_of_other).sqrt()[:, None, None]  # to the same contrast
+    window = WINDOW[first.shape[1]]
+    square, other, product = (
+        box_blur(part, window) for part in (still.square(), moved.square(), still * moved)
+    )
+    local = (product + NOISE) / ((square + other) / 2 + NOISE)
     has_detail = torch.maximum(square, other) * is_inside > NOISE
-    local = torch.where(has_detail, local, torch.ones(())).flatten(1)
-    return whole, local.kthvalue(1 + int(WORST * local.shape[1]), dim=1).values
+    ranked = torch.where(has_detail, local, torch.ones(()) * torch.inf).flatten(1).sort(1).values
+    place = (WORST * has_detail.sum((1, 2))).long()
+    return whole, ranked.gather(1, place[:, None])[:, 0]
 
 
 def align(first: Tensor, second: Tensor, warp: Tensor) -> Tensor:
