@@ -33,6 +33,30 @@ def photograph(number: int, size: tuple[int, int] = PHOTO) -> Image.Image:
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
+def scan(number: int, side: int = 256, jitter: float = 0.03) -> Image.Image:
+    """A gray, dark, centered picture, such as a slice of a head: skull, tissue, a bright spot.
+
+    All have nearly the same outline, with `jitter` 0 the very same.
+    """
+    chance = np.random.default_rng(number)
+    y, x = np.mgrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j]
+    width, height, left, top = (0.62, 0.76, 0, 0) + chance.normal(size=4) * jitter
+    x, y = x - left, y - top
+    radius = np.hypot(x / width, y / height)
+    tissue = np.full((side, side), 70.0)
+    for cells, strength in ((6, 12), (14, 8), (40, 6)):
+        noise = chance.normal(size=(cells, cells)).astype(np.float32)
+        tissue += strength * np.asarray(Image.fromarray(noise).resize((side, side)))
+    for middle in (-0.1, 0.1):  # two dark chambers
+        tissue -= 45 * np.exp(-((((x - middle) / 0.07) ** 2 + (y / 0.28) ** 2) ** 2))
+    angle, out, size = chance.uniform((0, 0.2, 0.06), (2 * np.pi, 0.55, 0.16))
+    spot = np.hypot(x - out * width * np.cos(angle), y - out * height * np.sin(angle))
+    tissue += 80 * np.exp(-((spot / size) ** 4))
+    pixels = np.select([radius < 0.88, radius < 0.93, radius < 1], [tissue, 12, 190], 0)
+    pixels = pixels + chance.normal(size=pixels.shape) * 3
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB")
+
+
 def write_photograph(number: int, folder: Path) -> None:
     """One JPEG in the folder of its class."""
     path = folder / f"class{number % CLASSES}" / f"{number:06}.jpg"

@@ -20,7 +20,7 @@ from torch.nn.functional import adaptive_avg_pool2d, grid_sample
 
 SIDE, FINE_SIDE = 32, 64  # pixels of the gray images of the first look, and of the second
 FLAT_STD = 3.0  # of 255: an image of less contrast has nothing to compare but JPEG noise
-MAX_DISTANCE = 10  # bits in which the hashes of a candidate pair differ
+MAX_DISTANCE = 12  # bits in which the hashes of a candidate pair differ
 MIN_CORRELATION, LOOK_ALIKE = 0.5, 0.65  # at the first look: to be a candidate, to be told of
 MAX_SHIFT = 2  # pixels, in each direction, by which a copy may be moved at the first look
 EDGE = 6  # pixels that do not belong to the center: many photographs share a white frame

@@ -18,10 +18,11 @@ from ...runtime.files import remove_leftovers, write_whole
 from ...tasks import TASKS
 from ..loaded_model import LoadedModel, load_model
 from .command import ExportOptions
-from .export_graph import ExportModule
+from .export_graph import ExportModule, resized_square
 from .formats import FORMATS, Predict, check_libraries
 
 BATCH = 7  # images that are predicted together
+TIE = 0.01  # a probability may differ by so much where rounding of pixels changes the answer
 
 
 def export(options: ExportOptions) -> None:
@@ -29,7 +30,8 @@ def export(options: ExportOptions) -> None:
 
     Raises:
         UserError: if there is no such run, its images cannot be read, or a library is missing.
-        FaultError: if a file cannot be written, or predicts otherwise than the model.
+        FaultError: if a file cannot be written, or predicts otherwise than the model, by more than
+            the rounding of resized pixels explains.
     """
     if "onnx" in options.format:
         check_libraries()
@@ -57,23 +59,28 @@ def export(options: ExportOptions) -> None:
     module = ExportModule(trained, options.raw).eval().requires_grad_(False)
     for name in dict.fromkeys(options.format):
         content, predict = FORMATS[name](module)
-        result = verify(predict, reference, options.tolerance)
+        result, warning = verify(predict, module, reference, options.tolerance)
         path = folder / f"model.{name}"
         try:
             write_whole(path, lambda file, content=content: file.write(content))
         except OSError as error:
             raise FaultError(f"cannot write {str(path)!a}: {error.strerror}") from error
         print(f"{str(path)!a}: {len(content) / 1e6:,.1f} MB; {result}")
+        if warning:
+            print(f"warning: {warning}")
 
 
 class Reference(NamedTuple):
     """Real images as an exported file takes them, and the predictions of the model itself."""
 
     inputs: list[Tensor]  # of one image each: (1, ...)
+    squares: list[Tensor]  # the same as evaluation resizes them: (1, side, side, channels)
     batch: Tensor  # (BATCH, ...): the first images as squares; repeated if there are fewer
     probabilities: Tensor  # (count, classes) float32
     score: str  # the fraction of the images that are right, in words
+    names: list[str]  # of the images
     to_probabilities: Callable[[Tensor], Tensor]  # of logits
+    to_answers: Callable[[Tensor], Tensor]  # of probabilities: (count, ...), what a user acts on
     is_raw: bool  # the inputs are normalized, and the file is to give logits
 
 
@@ -106,36 +113,96 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
         raise UserError("there are no images that can be read, to verify the files with")
     batch = torch.cat([squares[n % len(squares)] for n in range(BATCH)])
     shares, labels = torch.cat(probabilities), source.labels[kept]
-    if source.is_multi_label:
-        counted, right = counted_and_correct(
-            trained.decision.has_label(shares).to(torch.int8), labels
-        )
-    else:
-        counted, right = counted_and_correct(shares.argmax(1), labels)
+    decision = trained.decision
+
+    def to_answers(shares: Tensor) -> Tensor:
+        if source.is_multi_label:
+            return decision.has_label(shares).to(torch.int8)
+        return torch.stack((shares.argmax(1), decision.is_sure(shares)), dim=1)
+
+    answers = to_answers(shares)
+    counted, right = counted_and_correct(
+        answers if source.is_multi_label else answers[:, 0], labels
+    )
     share = float(right.sum() / counted.sum())
     score = metric_text("exact" if source.is_multi_label else "top1", share)
-    return Reference(inputs, batch, shares, score, task.probabilities, is_raw)
+    names = [source.name(index) for index in kept]
+    return Reference(
+        inputs, squares, batch, shares, score, names, task.probabilities, to_answers, is_raw
+    )
 
 
 @torch.inference_mode()
-def verify(predict: Predict, reference: Reference, tolerance: float) -> str:
-    """Compare a file with the model, image by image and on a batch; returns the result in words.
+def verify(
+    predict: Predict, module: ExportModule, reference: Reference, tolerance: float
+) -> tuple[str, str]:
+    """Compare a file with the model, image by image and on a batch: the result, and a warning.
+
+    Two halves of a graph can differ from evaluation: the network, which is to be within
+    `tolerance`, and resizing, which may round a value of a pixel otherwise, by 1. A network that
+    multiplies that is told of in the warning, as long as its answers are the same.
 
     Raises:
-        FaultError: if a probability differs by more than `tolerance`, or is not a number.
+        FaultError: if a probability differs by more than the two explain, or is not a number.
     """
-    expected = reference.probabilities
-    found = torch.cat([*map(predict, reference.inputs), predict(reference.batch)])
-    found = reference.to_probabilities(found) if reference.is_raw else found
-    wanted = torch.cat([expected, expected[torch.arange(BATCH) % len(expected)]])
-    largest = (found - wanted).abs().max()
-    num_same = int((found[: len(expected)].argmax(1) == expected.argmax(1)).sum())
+
+    def shares(images: Tensor) -> Tensor:
+        found = predict(images)
+        return reference.to_probabilities(found) if reference.is_raw else found
+
+    expected, names = reference.probabilities, reference.names
+    found = torch.cat([shares(images) for images in reference.inputs])
+    difference = (found - expected).abs().amax(1)
+    of_batch = (shares(reference.batch) - expected[torch.arange(BATCH) % len(expected)]).abs()
+    answers, wanted = reference.to_answers(found), reference.to_answers(expected)
+    is_same = (answers == wanted).flatten(1).all(1)
+    largest = torch.maximum(difference.max(), of_batch.max())
+    what = "class" if wanted.dtype == torch.int64 else "labels"
     result = (
-        f"probabilities within {largest.item():.1e} of the model's, the same class for "
-        f"{num_same:,} of {len(expected):,} images"
+        f"probabilities within {largest.item():.1e} of the model's, the same {what} for "
+        f"{int(is_same.sum()):,} of {len(expected):,} images"
     )
-    if not largest <= tolerance:  # also true for nan
+    outside = (~(difference <= tolerance)).nonzero()[:, 0].tolist()  # nan, too
+    reasons = {}
+    if not of_batch.max() <= tolerance:
+        reasons["a batch of images"] = f"the network, by {of_batch.max().item():.1e}"
+    for index in sorted(outside, key=lambda n: -difference[n].nan_to_num(torch.inf).item()):
+        if fault := blame(index, shares, module, reference, tolerance):
+            reasons[names[index]] = fault
+        elif not is_same[index] and difference[index] > TIE:
+            reasons[names[index]] = "resizing, and its answer with it"
+    if reasons:
+        name, fault = next(iter(reasons.items()))
         raise FaultError(
-            f"not written, as its predictions differ: {result}; --tolerance {tolerance:g}"
+            f"not written, as its predictions differ: {result}; most for {name!a}, where it is "
+            f"{fault}; --tolerance {tolerance:g}"
         )
-    return result
+    if not outside:
+        return result, ""
+    worst = max(outside, key=lambda n: difference[n].item())
+    return result, (
+        f"of {len(outside):,} images a probability differs by more than {tolerance:g}, most for "
+        f"{names[worst]!a}: its resized pixels differ by 1 of {2**module.data.bits - 1:,} where "
+        "rounding is a tie, and on the same pixels the network agrees"
+    )
+
+
+def blame(
+    index: int,
+    shares: Callable[[Tensor], Tensor],
+    module: ExportModule,
+    reference: Reference,
+    tolerance: float,
+) -> str:
+    """Which half of a file makes the prediction of an image differ; nothing if rounding does."""
+    square, expected = reference.squares[index], reference.probabilities[index]
+    by_network = (shares(square)[0] - expected).abs().max()
+    if not by_network <= tolerance:
+        return f"the network, by {by_network.item():.1e} on the same pixels"
+    data, pixels = module.data, reference.inputs[index]
+    near = resized_square(pixels, data.eval_size, data.fit, module.color).permute(0, 2, 3, 1)
+    by_rounding = (near - square.float()).abs().max()
+    by_file = (shares(near.to(square.dtype)) - shares(pixels)).abs().max()
+    if by_rounding <= 1 and by_file <= tolerance:
+        return ""
+    return f"resizing: on pixels that are resized as in evaluation, {by_network.item():.1e}"
