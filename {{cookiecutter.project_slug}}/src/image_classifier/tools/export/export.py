@@ -164,13 +164,13 @@ def verify(
     )
     outside = (~(difference <= tolerance)).nonzero()[:, 0].tolist()  # nan, too
     reasons = {}
-    if not of_batch.max() <= tolerance:
-        reasons["a batch of images"] = f"the network, by {of_batch.max().item():.1e}"
     for index in sorted(outside, key=lambda n: -difference[n].nan_to_num(torch.inf).item()):
         if fault := blame(index, shares, module, reference, tolerance):
             reasons[names[index]] = fault
         elif not is_same[index] and difference[index] > TIE:
             reasons[names[index]] = "resizing, and its answer with it"
+    if not of_batch.max() <= tolerance:
+        reasons["a batch of images"] = f"the network, by {of_batch.max().item():.1e}"
     if reasons:
         name, fault = next(iter(reasons.items()))
         raise FaultError(

@@ -5,6 +5,7 @@ The template's tests make the graphs and run them, which takes seconds.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from safetensors import safe_open
 
 from image_classifier.cli import main
 from image_classifier.data.crops import fit_square, mean_color
+from image_classifier.errors import FaultError
 from image_classifier.runtime.platform import install_command
+from image_classifier.tools.export import export as exporting
 from image_classifier.tools.export import export_graph, formats
 
 
@@ -91,6 +94,72 @@ def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, mon
     assert "its predictions differ" in said
     assert list(Path(run, "export").iterdir()) == []
     assert main(["export", run, "--format", "pt2", "--raw"]) == raw_code
+
+
+@pytest.mark.parametrize(
+    ("by_pixel", "rounding", "offset", "said"),
+    [
+        (0.00001, 1, 0, ""),
+        (0.004, 1, 0, "warning"),  # its class changes, as it is a tie
+        (-0.03, 1, 0, "warning"),  # a good model, whose answers are the same
+        (0.03, 1, 0, "resizing, and its answer with it"),
+        (0.004, 2, 0, "resizing"),  # not by rounding
+        (0.004, 1, 0.002, "the network, by 2.0e-03 on the same pixels"),
+        (0.004, 1, float("nan"), "the network, by nan"),
+    ],
+)
+def test_rounded_pixels_are_no_fault_and_a_fault_is_ascribed_to_its_half(
+    by_pixel, rounding, offset, said, monkeypatch
+):
+    square = torch.full((1, 8, 8, 1), 100, dtype=torch.uint8)
+    near = square + rounding
+    pixels = torch.full((1, 9, 9, 1), 100 + rounding, dtype=torch.uint8)
+
+    def probabilities(images):
+        second = 0.499 + by_pixel * (images.float().mean((1, 2, 3)) - 100)
+        return torch.stack((1 - second, second), dim=1)
+
+    expected = probabilities(square)
+    reference = exporting.Reference(
+        inputs=[pixels],
+        squares=[square],
+        batch=square.expand(exporting.BATCH, 8, 8, 1),
+        probabilities=expected,
+        score="",
+        names=["photos/ant/7.jpg"],
+        to_probabilities=lambda logits: logits,
+        to_answers=lambda shares: shares.argmax(1)[:, None],
+        is_raw=False,
+    )
+    resized = near.permute(0, 3, 1, 2).float()
+    monkeypatch.setattr(exporting, "resized_square", lambda *_: resized)
+    data = SimpleNamespace(eval_size=8, fit="crop", bits=8)
+    module = SimpleNamespace(data=data, color=None)
+
+    def verified():
+        return exporting.verify(
+            lambda images: probabilities(images) + offset, module, reference, 1e-3
+        )
+
+    if said in ("", "warning"):
+        result, warning = verified()
+        assert "of 1 images" in result
+        assert bool(warning) == bool(said)
+        assert not warning or "'photos/ant/7.jpg': its resized pixels differ by 1" in warning
+    else:
+        with pytest.raises(FaultError, match="not written") as raised:
+            verified()
+        assert said in str(raised.value)
+        assert "most for 'photos/ant/7.jpg'" in str(raised.value)
+
+
+def test_a_graph_that_resizes_otherwise_is_refused_and_named(run, monkeypatch, capsys):
+    whole = export_graph.resized_square
+    monkeypatch.setattr(export_graph, "resized_square", lambda *given: whole(*given).mT)
+    assert main(["export", run, "--format", "safetensors"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert ".jpg'" in said
 
 
 def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, refusal):
