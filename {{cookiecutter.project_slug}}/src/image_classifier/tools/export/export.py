@@ -22,6 +22,7 @@ from .export_graph import ExportModule, resized_square
 from .formats import FORMATS, Predict, check_libraries
 
 BATCH = 7  # images that are predicted together
+ROUNDED = 2  # by so much rounding changes a resized value: by 1 in each of two passes
 TIE = 0.01  # a probability may differ by so much where rounding of pixels changes the answer
 
 
@@ -139,8 +140,8 @@ def verify(
     """Compare a file with the model, image by image and on a batch: the result, and a warning.
 
     Two halves of a graph can differ from evaluation: the network, which is to be within
-    `tolerance`, and resizing, which may round a value of a pixel otherwise, by 1. A network that
-    multiplies that is told of in the warning, as long as its answers are the same.
+    `tolerance`, and resizing, which may round values of pixels otherwise. Where that changes
+    probabilities, the warning says so; where it changes an answer that is no tie, it is a fault.
 
     Raises:
         FaultError: if a probability differs by more than the two explain, or is not a number.
@@ -182,8 +183,8 @@ def verify(
     worst = max(outside, key=lambda n: difference[n].item())
     return result, (
         f"of {len(outside):,} images a probability differs by more than {tolerance:g}, most for "
-        f"{names[worst]!a}: its resized pixels differ by 1 of {2**module.data.bits - 1:,} where "
-        "rounding is a tie, and on the same pixels the network agrees"
+        f"{names[worst]!a}: the graph rounds resized pixels otherwise, by up to {ROUNDED} of "
+        f"{2**module.data.bits - 1:,}; on the same pixels the network agrees"
     )
 
 
@@ -203,6 +204,6 @@ def blame(
     near = resized_square(pixels, data.eval_size, data.fit, module.color).permute(0, 2, 3, 1)
     by_rounding = (near - square.float()).abs().max()
     by_file = (shares(near.to(square.dtype)) - shares(pixels)).abs().max()
-    if by_rounding <= 1 and by_file <= tolerance:
+    if by_rounding <= ROUNDED and by_file <= tolerance:
         return ""
-    return f"resizing: on pixels that are resized as in evaluation, {by_network.item():.1e}"
+    return f"resizing, of which pixels differ by {by_rounding.item():g}, and not the network"

@@ -16,6 +16,7 @@ from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, Source, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.tools.check import check as checking
+from image_classifier.tools.check import near_duplicates
 
 PICTURE = "train/ant/0.jpg"
 
@@ -144,6 +145,90 @@ def test_images_that_only_look_alike_are_no_duplicates(root):
             image.save(root / "train" / ("ant", "bee")[number % 2] / f"{name}{number}.png")
     findings = check(root)[1]["findings"]
     assert not any(findings[kind] for kind in ("leaks", "conflicts", "duplicates"))
+
+
+def scan(number):
+    """A gray, dark, centered picture, such as a slice of a head: all have one outline."""
+    chance = np.random.default_rng(number)
+    y, x = np.mgrid[-1:1:128j, -1:1:128j]
+    radius = np.hypot(x / 0.62, y / 0.76)
+    tissue = np.full((128, 128), 70.0)
+    for cells, strength in ((6, 12), (14, 8), (30, 6)):
+        noise = chance.normal(size=(cells, cells)).astype(np.float32)
+        tissue += strength * np.asarray(Image.fromarray(noise).resize((128, 128)))
+    pixels = np.select([radius < 0.88, radius < 0.93, radius < 1], [tissue, 12, 190], 0)
+    return Image.fromarray(
+        (pixels + chance.normal(size=pixels.shape) * 3).clip(0, 255).astype("u1")
+    )
+
+
+def test_scans_with_one_outline_are_told_of_but_only_copies_are_left_out(tmp_path):
+    root, classes = tmp_path / "scans", ("glioma", "none", "pituitary")
+    for number in range(48):
+        folder = root / ("train", "val")[number % 2] / classes[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        scan(number).save(folder / f"{number}.jpg", quality=92)
+    shutil.copy(root / "val/none/1.jpg", root / "train/none/a.jpg")
+    with Image.open(root / "val/none/7.jpg") as image:
+        ImageOps.scale(ImageOps.crop(image, 2), 0.7).save(root / "train/glioma/b.jpg", quality=60)
+    report = check(root, quarantine=True)[1]
+    copied = {"train/none/a.jpg": "val/none/1.jpg", "train/glioma/b.jpg": "val/none/7.jpg"}
+    leaks = {frozenset(paths) for paths in names(report["findings"]["leaks"])}
+    assert leaks == {frozenset(pair) for pair in copied.items()}
+    assert set(report["quarantine"]) == set(copied)
+    (chain,) = (item for item in report["findings"]["alike"] if len(item["images"]) > 20)
+    assert "images of 3 classes, in train, val" in chain["what"]
+
+
+def test_a_large_group_of_copies_is_told_of_and_only_equal_files_are_left_out(root):
+    with Image.open(root / PICTURE) as image:
+        for number in range(checking.MAX_COPIES):
+            image.save(root / f"val/bee/copy{number}.jpg", quality=60 + number)
+    shutil.copy(root / PICTURE, root / "train/ant/same.jpg")
+    report = check(root, quarantine=True)[1]
+    assert [*report["quarantine"]] == ["train/ant/same.jpg"]
+    assert "the same bytes" in report["quarantine"]["train/ant/same.jpg"]
+    (alike,) = report["findings"]["alike"]
+    assert len(alike["images"]) == checking.MAX_COPIES + 2
+    (root / "val/bee/copy0.jpg").unlink()  # 10 different files
+    report = check(root)[1]
+    assert not report["findings"]["alike"]
+    assert [*report["quarantine"]] == [PICTURE]
+
+
+def test_a_chain_of_frames_is_no_group_of_copies():
+    def compare(pairs):  # frames that are not far from each other
+        return (pairs[:, 0] - pairs[:, 1]).abs() <= 3
+
+    frames = torch.arange(40)
+    pairs = torch.stack((frames[:-1], frames[1:]), dim=1)
+    group = near_duplicates.group_copies(pairs, 40, compare)
+    assert compare(torch.stack((frames, group), dim=1)).all()
+    assert group[:9].tolist() == [0, 0, 0, 0, 4, 4, 4, 4, 8]
+    assert group[20:].tolist() == list(range(20, 40))  # after some groups it is no copying
+
+
+def test_validation_and_test_images_are_left_out_only_if_asked(root, capsys):
+    shutil.copy(root / "val/ant/12.jpg", root / "val/bee/wrong.jpg")
+    (root / "test/ant").mkdir(parents=True)
+    (root / "test/bee").mkdir()
+    shutil.copy(root / "val/bee/13.jpg", root / "test/bee/13.jpg")
+    shutil.copy(root / "train/ant/0.jpg", root / "test/ant/0.jpg")
+    (root / "val/ant/broken.jpg").touch()  # no command could score it
+    words = ["check", "--data.root", str(root)]
+    assert main([*words, "--quarantine"]) == 0
+    assert (
+        "--quarantine-all leaves out 3 validation and test images, too" in capsys.readouterr().out
+    )
+    listed = (root.parent / "photos.cache/quarantine.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in listed] == ["train/ant/0.jpg", "val/ant/broken.jpg"]
+    assert main(words) == 1
+    assert "--quarantine makes" not in capsys.readouterr().out  # there is nothing left for it
+    assert main([*words, "--quarantine-all"]) == 0
+    listed = (root.parent / "photos.cache/quarantine.txt").read_text().splitlines()
+    added = ["val/ant/12.jpg", "val/bee/13.jpg", "val/bee/wrong.jpg"]
+    assert [line.split("\t")[0] for line in listed if "broken" not in line][1:] == added
+    assert main(words) == 0
 
 
 def test_odd_images_sizes_and_colors(tmp_path):

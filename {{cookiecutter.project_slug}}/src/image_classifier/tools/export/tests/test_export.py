@@ -103,7 +103,12 @@ def test_a_file_with_other_predictions_is_not_written(change, raw_code, run, mon
         (0.004, 1, 0, "warning"),  # its class changes, as it is a tie
         (-0.03, 1, 0, "warning"),  # a good model, whose answers are the same
         (0.03, 1, 0, "resizing, and its answer with it"),
-        (0.004, 2, 0, "resizing"),  # not by rounding
+        (
+            0.004,
+            3,
+            0,
+            "resizing, of which pixels differ by 3, and not the network",
+        ),  # not by rounding
         (0.004, 1, 0.002, "the network, by 2.0e-03 on the same pixels"),
         (0.004, 1, float("nan"), "the network, by nan"),
     ],
@@ -145,7 +150,7 @@ def test_rounded_pixels_are_no_fault_and_a_fault_is_ascribed_to_its_half(
         result, warning = verified()
         assert "of 1 images" in result
         assert bool(warning) == bool(said)
-        assert not warning or "'photos/ant/7.jpg': its resized pixels differ by 1" in warning
+        assert not warning or "'photos/ant/7.jpg': the graph rounds resized pixels" in warning
     else:
         with pytest.raises(FaultError, match="not written") as raised:
             verified()
