@@ -4,8 +4,8 @@
     python benchmarks/near_duplicates.py
     python benchmarks/near_duplicates.py --files flowers brain
 
-On generated photographs and generated scans (gray, dark, centered, with one outline), and on folders
-of yours. Every image is copied with one change, and copies and originals are searched together. A
+On generated photographs and generated scans (gray, dark, centered, with one outline), and on your
+folders. Every image is copied with one change, and copies and originals are searched together. A
 copy counts as found if it is a near-duplicate of its original. A pair of others is false; of your
 own images it may be right, so their originals' pairs are counted apart and are not false. `told`
 is the share of originals that `check` would call too alike to judge.
