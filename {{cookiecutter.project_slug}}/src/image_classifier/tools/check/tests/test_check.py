@@ -16,7 +16,7 @@ from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, Source, open_dataset
 from image_classifier.errors import UserError
 from image_classifier.tools.check import check as checking
-from image_classifier.tools.check import near_duplicates
+from image_classifier.tools.check import near_duplicates, survey
 
 PICTURE = "train/ant/0.jpg"
 
@@ -206,6 +206,14 @@ def test_a_chain_of_frames_is_no_group_of_copies():
     assert compare(torch.stack((frames, group), dim=1)).all()
     assert group[:9].tolist() == [0, 0, 0, 0, 4, 4, 4, 4, 8]
     assert group[20:].tolist() == list(range(20, 40))  # after some groups it is no copying
+
+
+def test_a_file_that_vanishes_during_the_check_is_no_copy(root):
+    images = survey.Images(DataConfig("folder", str(root)), ("train",))
+    (root / PICTURE).unlink()
+    gone, there = images.fine_grays(np.arange(2))
+    assert gone.max() == 0
+    assert there.max() > 0
 
 
 def test_validation_and_test_images_are_left_out_only_if_asked(root, capsys):
