@@ -24,6 +24,7 @@ MAX_DISTANCE = 12  # bits in which the hashes of a candidate pair differ
 MIN_CORRELATION, LOOK_ALIKE = 0.5, 0.65  # at the first look: to be a candidate, to be told of
 MAX_SHIFT = 2  # pixels, in each direction, by which a copy may be moved at the first look
 EDGE = 6  # pixels that do not belong to the center: many photographs share a white frame
+NEAREST_HASHES = 32  # pairs per image at the first look: hashes of gray scans are much the same
 NEAREST = 8  # candidates per image, as every two frames of a film would be a pair
 BLOCK = 2**25  # hash comparisons at once: 128 MB
 BLUR = 7  # pixels of the box blur: what it takes away is fine detail
@@ -56,7 +57,12 @@ def find_candidates(grays: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tens
     pairs = numbers[nearest_pairs(hashes)]
     parts = pairs.split(4096)
     scores = torch.cat([correlation(*(images[side].float() for side in p.T)) for p in parts])
-    return pairs[scores > MIN_CORRELATION], scores[scores > MIN_CORRELATION]
+    order = scores.argsort(descending=True)
+    order = order[pairs[order, 0].argsort(stable=True)]  # by the first image, the best come first
+    counts = pairs[:, 0].bincount()
+    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[pairs[order, 0]]
+    kept = order[(rank < NEAREST) & (scores[order] > MIN_CORRELATION)]
+    return pairs[kept], scores[kept]
 
 
 def dhash(grays: Tensor) -> Tensor:
@@ -70,14 +76,14 @@ def dhash(grays: Tensor) -> Tensor:
 
 
 def nearest_pairs(hashes: Tensor) -> Tensor:
-    """Pairs of rows within MAX_DISTANCE, up to NEAREST for each: (pairs, 2) int64."""
+    """Pairs of rows within MAX_DISTANCE, up to NEAREST_HASHES for each: (pairs, 2) int64."""
     pairs = [torch.empty((0, 2), dtype=torch.int64)]
     least = 64 - 2 * MAX_DISTANCE
     rows = max(1, BLOCK // max(1, len(hashes)))
     for first in range(0, len(hashes), rows):
         agreement = (hashes[first : first + rows] @ hashes[first:].T).triu_(1)  # 64 - 2 x distance
         some = (agreement.amax(1) >= least).nonzero()[:, 0]  # a top-k of all rows takes longer
-        values, columns = agreement[some].topk(min(NEAREST, agreement.shape[1]))
+        values, columns = agreement[some].topk(min(NEAREST_HASHES, agreement.shape[1]))
         both = torch.stack((some[:, None].expand_as(columns), columns), dim=2)
         pairs.append(first + both[values >= least])
     return torch.cat(pairs)
