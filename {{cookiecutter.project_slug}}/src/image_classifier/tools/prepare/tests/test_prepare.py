@@ -63,7 +63,7 @@ def test_the_images_of_prepare_are_those_of_train(monkeypatch):
     assert by_default.pop("name") == "folder"
     assert by_default == {knob: getattr(DataConfig(), knob) for knob in by_default}
     own = {"root": "a", "labels": "b.csv", "val_fraction": 0.1, "fold": 3, "cache": "c"}
-    own |= {"channels": 5, "bits": 16}
+    own |= {"columns": ("path=Image",), "channels": 5, "bits": 16}
     assert own.keys() == by_default.keys()
     data = DataConfig(name="folder", **own)
     monkeypatch.setitem(PRESETS, "own", lambda: Config(data=data))
