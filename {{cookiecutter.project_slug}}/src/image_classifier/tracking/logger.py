@@ -356,7 +356,7 @@ class RunLogger:
                 "not change the weights, and the last save is sound; take --precision fp32, or "
                 "look for a root, a logarithm or a division at 0 behind that layer"
             )
-        if where:
+        if where and not self.setup.precision.scaler.is_enabled():  # which finds its scale so
             self.say(f"warning: gradients are not finite ({where}): such a step changes no weights")
         return loss
 
