@@ -168,7 +168,8 @@ def test_a_loss_of_ones_own_is_for_one_label_too():
     for loss in ("focal", "asymmetric"):
         with pytest.raises(UserError, match="is for several labels"):
             Config(optim=OptimConfig(loss=loss))
-    assert Config(optim=OptimConfig(loss="mine")).optim.loss == "mine"
+    config = Config(optim=OptimConfig(loss="mine"), data=DataConfig(balance="loss"))
+    assert config.optim.loss == "mine"
 
 
 def test_rare_labels_count_for_more_and_mixed_ones_stay_unknown():

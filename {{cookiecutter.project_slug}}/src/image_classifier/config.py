@@ -270,9 +270,11 @@ def check_data(data: DataConfig) -> None:
 def check_task(config: Config) -> None:
     """Raise `UserError` for a loss that is not for the task or for `data.balance`."""
     loss, balance = config.optim.loss, config.data.balance
-    if config.model.task == "single-label" and loss in ("focal", "asymmetric"):
+    if loss not in ("focal", "asymmetric"):  # one of your own may do all
+        return
+    if config.model.task == "single-label":
         raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
-    if balance == "loss" and loss != "entropy":
+    if balance == "loss":
         raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")
 
 
