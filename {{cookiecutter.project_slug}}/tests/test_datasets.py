@@ -306,9 +306,9 @@ def test_a_folder_that_may_not_be_listed_is_named(flat, monkeypatch):
     ("files", "message"),
     [
         ("train/ant/1.jpg train/cat/1.txt val/ant/1.jpg", "class 'cat' has no images for train"),
-        ("train/ant/1.jpg val/ant/1.jpg val/cat/1.jpg", "has not: 'cat'"),
-        ("train/ant/1.jpg val/ant/1.txt", "'ant' has no images for val"),
-        ("train/ant/1.jpg val/1.jpg", r"has 1 images but no folders: .*/val/<class>/"),
+        ("train/ant/1.jpg train/bee/1.jpg val/ant/1.jpg val/cat/1.jpg", "has not: 'cat'"),
+        ("train/ant/1.jpg train/bee/1.jpg val/ant/1.txt", "'ant' has no images for val"),
+        ("train/ant/1.jpg train/bee/1.jpg val/1.jpg", r"has 1 images but no .*/val/<class>/"),
         ("1.jpg", "' has 1 images but no folders: put"),
         ("other/ant/1.jpg val/ant/1.jpg", "a folder 'val' but none called"),
         ("", "there is no such folder"),

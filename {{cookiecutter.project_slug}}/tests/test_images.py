@@ -25,7 +25,7 @@ HEIGHT, WIDTH = 24, 40
 COLORS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]  # of the quarters, by rows
 GRAYS = [(76,) * 3, (150,) * 3, (29,) * 3, (226,) * 3]  # the same in ITU-R 601 luma
 WHITE = (255, 255, 255)
-NO_IMAGE = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF file"
+NO_IMAGE = "not a JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM file"
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,9 @@ from ..errors import FaultError, UserError
 from ..runtime.files import read_plain
 from .arrays import COLORED, NPY_START, TIFF_STARTS, decode_array, fitted, wrong_channels
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SUFFIXES += (".ppm", ".pgm", ".pnm", ".npy")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 64_000_000  # against decompression bombs
 JPEG_SHRINK = 2  # a JPEG of more pixels is decoded at half its sides, up to 4 times as many
 FOR_LARGE = "shrink it, or pass --data.on-bad-image skip"

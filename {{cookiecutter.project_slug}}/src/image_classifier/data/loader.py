@@ -192,11 +192,12 @@ class EvalData:
         *,
         task: str = ModelConfig.task,
         mean_std: MeanStd | None = None,
+        classes: tuple[str, ...] = (),
     ) -> None:
         """Open the dataset; the first pass loads its images or starts its workers.
 
         Images are `data.eval_size` pixels wide, in batches of `batch_size`, by default this rank's
-        share of `data.batch_size`. `mean_std` is as that of `TrainData`.
+        share of `data.batch_size`. `mean_std` and `classes` are as those of `open_split`.
 
         Raises:
             UserError: if the split is empty, or there is no memory for a batch.
@@ -205,7 +206,7 @@ class EvalData:
         self.data, self.world = data, world
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source, self.note = open_split(
-            data, split, world, run.dir, task=task, mean_std=mean_std
+            data, split, world, run.dir, task=task, mean_std=mean_std, classes=classes
         )
         self.indices = torch.arange(len(self.source))[world.rank :: world.size]
         self.labels = self.source.labels[self.indices].to(world.device)

@@ -23,17 +23,25 @@ MOST_MEASURED, LEAST_MEASURED, MEASURED_PIXELS = 256, 8, 2**24
 
 
 def open_split(
-    data: DataConfig, split: str, world: World, folder: str, *, task: str, mean_std: MeanStd | None
+    data: DataConfig,
+    split: str,
+    world: World,
+    folder: str,
+    *,
+    task: str,
+    mean_std: MeanStd | None,
+    classes: tuple[str, ...] = (),
 ) -> tuple[Source, Note]:
     """The images of `split`, and what to call for those that are unreadable.
 
     They are normalized by `mean_std`, else by the dataset's own mean and std; where it has none,
-    these are measured on some of the images. `folder` is that of the run.
+    these are measured on some of the images. `folder` is that of the run. Images of some of the
+    `classes` of a model get its numbers as labels.
 
     Raises:
         UserError: if there are no images, they don't fit the task, or none can be read.
     """
-    source = open_source(data, split, world, task)
+    source = open_source(data, split, world, task, classes)
     note = open_note(source, data, folder)
     if mean_std is None and not source.mean:
         most = max(LEAST_MEASURED, min(MOST_MEASURED, MEASURED_PIXELS // data.image_size**2))
@@ -48,7 +56,9 @@ def open_split(
     return replace(source, mean=mean, std=std), note
 
 
-def open_source(data: DataConfig, split: str, world: World, task: str) -> Source:
+def open_source(
+    data: DataConfig, split: str, world: World, task: str, classes: tuple[str, ...] = ()
+) -> Source:
     """A split of the dataset; one process opens it before the others, as it may download it.
 
     Raises:
@@ -56,7 +66,7 @@ def open_source(data: DataConfig, split: str, world: World, task: str) -> Source
             has other images.
     """
     with world.local_main_first():
-        source = open_dataset(data, split).fitted(task, split)
+        source = open_dataset(data, split).numbered(classes, split).fitted(task, split)
     if world.size > world.local_size and not world.is_same(crc32(source.fingerprint().encode())):
         raise UserError(
             f"{split}: the {len(source):,} images on {gethostname()} are not those of another: "

@@ -48,6 +48,7 @@ class Best:
     mean: Colors  # that training images were normalized by
     std: Colors
     decision: Decision  # on the validation images
+    fingerprint: str  # of the training images
 
     @property
     def origin(self) -> str:
@@ -134,7 +135,8 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
             f"{str(path)!a} is not a checkpoint of this project: it has a mean of {len(mean)} "
             f"channels, for images of {config.data.channels}"
         )
-    return Best(path, digest, weights, config, state["step"], classes, mean, std, decision)
+    found = classes, mean, std, decision, saved["fingerprint"]
+    return Best(path, digest, weights, config, state["step"], *found)
 
 
 def plain_weights(weights: dict[str, Tensor], knobs: dict[str, Any]) -> dict[str, Tensor]:

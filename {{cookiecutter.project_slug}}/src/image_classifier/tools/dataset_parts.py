@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..config import DataConfig
-from ..data import Source, is_val, numbers_as_names, val_part
+from ..data import Source, divide, find_parts, numbers_as_names, val_part
 from ..errors import UserError
 from ..runtime.console import printable
 
@@ -22,19 +22,17 @@ def choose_part(parts: Collection[str], data: DataConfig, split: str) -> tuple[s
     Raises:
         UserError: if there is no such part, or it is not divided and `data.fold` is not the first.
     """
-    val = val_part(parts, data)
-    part = {"train": "train", "val": val or "train", "test": "test"}[split]
-    if part not in parts:
+    found = find_parts(parts)
+    val = val_part(found.values(), data)
+    part = "train" if split == "val" and val is None else split
+    if part not in found:
         raise UserError(f"{data.root!a} has no {part!r}, only {', '.join(map(ascii, parts))}")
-    return part, val is None and part == "train"
+    return found[part], val is None and part == "train"
 
 
 def divided(source: Source, names: Iterable[bytes], data: DataConfig, split: str) -> Source:
     """The images of `split` among those for training and validation; `names` decides, of each."""
-    kept = [index for index, name in enumerate(names) if is_val(name, data) == (split == "val")]
-    if not kept:
-        raise UserError(f"{data.root!a}: of {len(source)} images, none is for {split}")
-    return source.picked(torch.tensor(kept))
+    return source.picked(divide(names, source.labels, data, split))
 
 
 def distinct(labels: Iterable[Label | None]) -> tuple[list[Label | None], np.ndarray]:

@@ -1,177 +1,145 @@
 """Your own images: `root/{train,val[,test]}/<class>/`, or `root/<class>/` split by file name."""
 
-import hashlib
 import os
-from collections.abc import Collection, Iterator
+from collections import Counter
 from pathlib import Path
 
 import torch
 
 from ...config import DataConfig
-from ...errors import UserError
-from ...runtime.console import printable
-from ..decode import SUFFIXES
+from ...errors import UserError, did_you_mean
+from .layout import check_classes, check_names, no_images, unused
+from .listing import class_folders, has_suffix, is_junk, listing, show, walk
+from .parts import divide, find_name, find_parts, role_of, val_part
 from .paths import PathList
 from .source import Source
 
-VAL_NAMES = ("val", "valid", "validation")
-PART_NAMES = ("training", "test", "testing", *VAL_NAMES)  # of a dataset, as nobody calls a class
+ALL = "all"  # in place of a split: the images of a folder without parts, also of one class alone
+
+
+class NoLabelsError(UserError):
+    """A folder of images that has none of the classes."""
 
 
 def folder(data: DataConfig, split: str) -> Source:
     """The images below `data.root`; the folders in it, or in its `train`, are the classes.
 
     Without a folder `val`, a hash of each training image's name decides whether it is for
-    validation: so images that are added never move the others. Each image is for validation in
-    one `data.fold`.
+    validation: so images that are added never move the others, but for the first of a class. Each
+    image is for validation in one `data.fold`.
 
     Raises:
-        UserError: if folders are missing or empty, or the splits' classes differ.
+        UserError: if folders are missing, empty or no classes, or the splits' classes differ.
     """
     root = Path(data.root)
     if not root.is_dir():
         raise UserError(f"--data.root {data.root!a}: there is no such folder")
-    train, parts = root / "train", [name for name in VAL_NAMES if (root / name).is_dir()]
-    val = val_part(parts, data, f"; --data.root {str(train)!a} divides the others")
-    # The folder of the split alone.
-    own = {"train": None, "val": val and root / val, "test": root / "test"}[split]
-    if not train.is_dir():
-        train = own if own is not None and own.is_dir() else undivided(root)
-    classes = class_folders(train)
+    parts = find_folders(root)
+    hint = f"; --data.root {str(parts.get('train', root))!a} divides the others"
+    val_part((part.name for part in parts.values()), data, hint)
+    own = None if split == "train" else parts.get(split)  # the folder of the split alone
+    if split == "test" and own is None:
+        raise UserError(f"{data.root!a} has no folder 'test'")
+    train = parts.get("train") or own or root
     place = own or train
+    classes = classes_in(train)
+    check_names(train, classes, is_root=train == root)
+    folders, notes = {name: name for name in classes}, []
     if place != train:
-        check_classes(place, train, classes)
-    is_divided = own is None and val is None
-    paths: list[bytes] = []
-    labels: list[int] = []
-    empty = []
-    for label, name in enumerate(classes):
-        found = images_of(place, name)
-        if is_divided:
-            found = [p for p in found if is_val(p, data) == (split == "val")]
-        if not found:
-            empty.append(show(name))
-        paths += found
-        labels += [label] * len(found)
-    if empty and (split == "train" or not paths):
-        raise UserError(
-            f"class {empty[0]!r} has no images for {split} in {str(place)!a}: "
-            "add some, or remove the folder"
-        )
-    notes = []
-    if is_divided:
-        notes.append(f"split by file name: {len(paths)} images for {split}")
-    if empty:
+        folders, notes = match(place, train, classes)
+    others = {name: Counter() for name in classes}
+    images = {name: images_of(place, folders[name], others[name]) for name in classes}
+    if own is None and split != ALL:
+        lines = check_classes(place, images, others, is_root=len(parts) < 2)
+        notes += [*lines, *unused(root, place, parts)] * (split == "train")
+    paths = [path for found in images.values() for path in found]
+    counts = torch.tensor([len(found) for found in images.values()])
+    labels = torch.arange(len(classes)).repeat_interleave(counts)
+    if not paths:
+        raise no_images(place, classes[0], split, others[classes[0]])
+    if own is None and split != ALL and "val" not in parts:
+        kept = divide(paths, labels, data, split)
+        paths, labels = [paths[index] for index in kept.tolist()], labels[kept]
+        notes.insert(0, f"split by file name: {len(paths)} images for {split}")
+    per_class = labels.bincount(minlength=len(classes)).tolist()
+    if empty := [show(name) for name, count in zip(classes, per_class, strict=True) if not count]:
         notes.append(f"no {split} images of: {', '.join(empty)}")
     return Source(
-        labels=torch.tensor(labels, dtype=torch.int64),
-        classes=tuple(show(name) for name in classes),
+        labels=labels,
+        classes=tuple(map(show, classes)),
         paths=PathList(place, paths),
         notes=tuple(notes),
     )
 
 
-def val_part(parts: Collection[str], data: DataConfig, hint: str = "") -> str | None:
-    """Which of the `parts` of a dataset has its validation images; None: the folds of `train` do.
+def find_folders(root: Path) -> dict[str, Path]:
+    """The folders of the parts train, val and test of a dataset, as far as they are there.
+
+    `seg_train/seg_train` has the classes of `seg_train`, if nothing lies beside it.
+    """
+    found = {}
+    for part, name in find_parts(folders_in(root)).items():
+        if part == "pred":
+            continue
+        found[part] = root / name
+        while len(inner := folders_in(found[part])) == 1 and role_of(inner[0])[0] == part:
+            found[part] /= inner[0]
+    return found
+
+
+def folders_in(place: Path) -> list[str]:
+    """The folders in `place`, without those of systems; none if they can't be listed."""
+    folders = next(os.walk(os.fsencode(place)), (b"", [], []))[1]
+    return [os.fsdecode(name) for name in folders if not is_junk(name)]
+
+
+def classes_in(place: Path) -> list[bytes]:
+    """The folders of classes in `place`, sorted.
 
     Raises:
-        UserError: if one has, and `data.fold` is not the first; it ends with `hint`.
+        NoLabelsError: if there are none.
     """
-    val = next((name for name in VAL_NAMES if name in parts), None)
-    if val and data.fold:
-        raise UserError(
-            f"--data.fold {data.fold}: {data.labels or data.root!a} has validation images of its "
-            f"own, in {val!r}{hint}"
-        )
-    return val
-
-
-def check_classes(place: Path, train: Path, classes: list[bytes]) -> None:
-    """Raise `UserError` unless `place` is there and its classes are among `classes` of `train`."""
-    if not place.is_dir():
-        raise UserError(f"{str(place.parent)!a} has no folder {place.name!r}")
-    if unknown := sorted(set(class_folders(place)) - set(classes)):
-        names = ", ".join(repr(show(name)) for name in unknown[:5])
-        raise UserError(f"{str(place)!a} has classes that {str(train)!a} has not: {names}")
-
-
-def images_of(place: Path, name: bytes) -> list[bytes]:
-    """The image files below `place/name`, from `place`, sorted; none without such a folder."""
-    top = os.path.join(os.fsencode(place), name)
-    skip = len(top) - len(name)
-    found = walk(top) if os.path.isdir(top) else ()
-    return [path[skip:].replace(os.fsencode(os.sep), b"/") for path in found]  # as on Linux
-
-
-def undivided(root: Path) -> Path:
-    """`root` itself; `UserError` if a folder in it is called as a part of a dataset is."""
-    parts = [show(name) for name in class_folders(root) if show(name).lower() in PART_NAMES]
-    if parts:
-        raise UserError(f"{str(root)!a} has a folder {parts[0]!r} but none called 'train'")
-    return root
-
-
-def class_folders(place: Path) -> list[bytes]:
-    """The folders in `place`, sorted; bytes, as they need not be text. `UserError` if none."""
     top = os.fsencode(place)
-    _, folders, files = next(os.walk(top, onerror=fail), (top, [], []))
-    names = sorted(name for name in folders if not is_junk(name))
-    if not names:
-        count = sum(map(has_suffix, files))
+    if not (names := class_folders(top)):
+        count = sum(map(has_suffix, listing(top)[1]))
         images = f"{count:,} images but " if count else ""
         example = ascii(str(place / "<class>" / "1.jpg"))
-        raise UserError(
+        raise NoLabelsError(
             f"{str(place)!a} has {images}no folders: put the images of each class into a folder of "
-            f"its own, such as {example}"
+            f"its own, such as {example}, or name a table of labels, --data.labels"
         )
     return names
 
 
-def walk(top: bytes, seen: set[tuple[int, int]] | None = None) -> Iterator[bytes]:
-    """The image files below `top`, sorted; a folder to which several links lead is entered once.
+def match(place: Path, train: Path, classes: list[bytes]) -> tuple[dict[bytes, bytes], list[str]]:
+    """The folder in `place` of each class of `train`, and lines on names that only look alike.
 
     Raises:
-        UserError: if a folder can't be listed.
+        NoLabelsError: if none of the folders in `place` is a class.
+        UserError: if one is no class.
     """
-    seen = set() if seen is None else seen
-    _, folders, files = next(os.walk(top, onerror=fail))
-    status = os.stat(top)
-    if (status.st_dev, status.st_ino) in seen:
-        return
-    seen.add((status.st_dev, status.st_ino))
-    # A folder has the slash that follows it: so the order is that of whole paths.
-    for name in sorted([*filter(has_suffix, files), *(name + b"/" for name in folders)]):
-        if is_junk(name):
-            continue
-        if name.endswith(b"/"):
-            yield from walk(os.path.join(top, name[:-1]), seen)
+    found, folders = classes_in(place), {name: name for name in classes}
+    known, notes, wrong = [show(name) for name in classes], [], []
+    numbers = {n: find_name(show(n), known) for n in found if n not in folders}
+    for name, number in numbers.items():
+        if number < 0 or classes[number] in found or [*numbers.values()].count(number) > 1:
+            wrong.append(name)
         else:
-            yield os.path.join(top, name)
+            folders[classes[number]] = name
+            notes.append(f"{str(place)!a}: {show(name)!a} is taken for class {known[number]!a}")
+    if wrong:
+        names = ", ".join(repr(show(name)) for name in wrong[:5])
+        hint = did_you_mean(show(wrong[0]), known)
+        if (number := numbers[wrong[0]]) >= 0:
+            hint = f"; {show(wrong[0])!a} looks like {known[number]!a}"
+        kind = UserError if len(wrong) < len(found) else NoLabelsError
+        raise kind(f"{str(place)!a} has classes that {str(train)!a} has not: {names}{hint}")
+    return folders, notes
 
 
-def fail(error: OSError) -> None:
-    """Raise the error for a folder that can't be listed."""
-    where = ascii(os.fsdecode(error.filename))
-    raise UserError(f"cannot list folder {where}: {error.strerror}") from error
-
-
-def has_suffix(path: bytes) -> bool:
-    """Whether a file is called as an image is."""
-    return os.fsdecode(path).lower().endswith(SUFFIXES)
-
-
-def is_junk(name: bytes) -> bool:
-    """Whether systems and tools left this behind: `.ipynb_checkpoints`, `__MACOSX`, `._x.jpg`."""
-    return name.startswith((b".", b"__"))
-
-
-def is_val(path: bytes, data: DataConfig) -> bool:
-    """Whether the image is for validation; decided by its path from the root alone."""
-    digest = hashlib.blake2b(path, digest_size=8).digest()
-    start, stop = (fold * data.val_fraction * 2**64 for fold in (data.fold, data.fold + 1))
-    return start <= int.from_bytes(digest, "big") < stop
-
-
-def show(name: bytes) -> str:
-    """A file's name as text that can be printed and written anywhere, in one line."""
-    return printable(name.decode("utf-8", "backslashreplace"))
+def images_of(place: Path, name: bytes, others: Counter[str]) -> list[bytes]:
+    """The image files below `place/name`, from `place`, sorted; none without such a folder."""
+    top = os.path.join(os.fsencode(place), name)
+    skip = len(top) - len(name)
+    found = walk(top, others) if os.path.isdir(top) else ()
+    return [path[skip:].replace(os.fsencode(os.sep), b"/") for path in found]  # as on Linux

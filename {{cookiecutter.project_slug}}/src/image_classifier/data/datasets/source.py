@@ -16,6 +16,7 @@ from ...runtime import seeding
 from ...runtime.console import some
 from ..arrays import dtype_of, take
 from ..decode import read_image
+from .parts import find_name
 from .paths import PathList
 
 Color = tuple[float, ...]  # of each channel
@@ -107,6 +108,21 @@ class Source:
     def task(self) -> str:
         """The `model.task` that its labels are for."""
         return "multi-label" if self.is_multi_label else "single-label"
+
+    def numbered(self, classes: tuple[str, ...], split: str) -> "Source":
+        """With labels that are numbers of `classes`, if its own are some of them.
+
+        Names may differ where a reader sees no difference. Rows of several labels stay.
+        """
+        numbers = [find_name(name, classes) for name in self.classes]
+        is_same = self.classes == classes or -1 in numbers or len({*numbers}) < len(numbers)
+        if self.is_multi_label or is_same:
+            return self
+        self.check_labels(split)
+        pairs = [(name, classes[n]) for name, n in zip(self.classes, numbers, strict=True)]
+        notes = [f"{own!a} is taken for class {name!a}" for own, name in pairs if own != name]
+        labels = torch.tensor(numbers)[self.labels]
+        return replace(self, labels=labels, classes=classes, notes=(*self.notes, *notes))
 
     def fitted(self, task: str, split: str) -> "Source":
         """With labels as the task has them: numbers of classes, or a row for each image.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import has_suffix
+from ...data import NoLabelsError, find_folders, has_suffix, look, open_files
 from ...errors import UserError
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_text
@@ -67,10 +67,7 @@ def check(
     """
     began = time.monotonic()
     is_folder = data.name == "folder" and Path(data.root).is_dir()
-    has_test = is_folder and Path(data.root, "test").is_dir()
-    if data.labels:
-        has_test = need_tool("labels", "label-table", "--data.labels").has_test_rows(data)
-    splits = splits or ("train", "val", "test")[: 2 + has_test]
+    splits, not_checked = (splits, "") if splits else find_splits(data, is_folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's: they are findings here, or do not matter
         images = Images(data, splits)
@@ -79,6 +76,7 @@ def check(
         raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
     groups = group_duplicates(images)
     findings = [*find_duplicates(images, groups), *find_odd_images(images), find_imbalance(images)]
+    findings.append(find_alike(images))
     every = choose_left_out(images, groups.copies)
     is_chosen = images.is_train | (images.stats["height"] == 0) | with_held_out
     left_out = {n: why for n, why in every.items() if is_chosen[n]}
@@ -107,6 +105,8 @@ def check(
     for finding in findings:
         print_finding(finding)
     print_summary(report, images)
+    if not_checked:
+        print(f"the test images are not checked, as they have no labels: {not_checked}")
     serious = sum(len(finding.items) for finding in findings if finding.is_serious)
     if quarantine and left_out:
         print(f"\n{len(left_out):,} images added to {str(target)!a}: training leaves them out")
@@ -119,6 +119,19 @@ def check(
         print(f"--quarantine-all leaves out {num_kept:,} validation and test images, too")
     cured = ("unreadable", "leaks", "conflicts") if quarantine else ()
     return sum(len(f.items) for f in findings if f.is_serious and f.name not in cured)
+
+
+def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str]:
+    """The splits to check, and why test images are not, if they have no labels: as on Kaggle."""
+    has_test, why = is_folder and "test" in find_folders(Path(data.root)), ""
+    if data.labels:
+        has_test = need_tool("labels", "label-table", "--data.labels").has_test_rows(data)
+    elif has_test:
+        try:
+            open_files(data, "test")
+        except NoLabelsError as error:
+            has_test, why = False, str(error).partition(": put")[0]
+    return ("train", "val", "test")[: 2 + has_test], why
 
 
 def skipped_files(images: Images) -> Counter[str]:
@@ -256,6 +269,17 @@ def find_imbalance(images: Images) -> Finding:
                 what = f"{split} has {count:,} images of {name!a}, and {counts[most]:,} of {most!a}"
                 items.append(item(images, [], what))
     return Finding("imbalance", "classes with few images", items)
+
+
+def find_alike(images: Images) -> Finding:
+    """Classes whose names a reader can hardly tell from each other."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in images.classes:
+        alike[look(name)].append(name)
+    items = [
+        item(images, [], " and ".join(map(ascii, names))) for names in alike.values() if names[1:]
+    ]
+    return Finding("alike", "classes whose names look alike: rename or merge them", items)
 
 
 def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:

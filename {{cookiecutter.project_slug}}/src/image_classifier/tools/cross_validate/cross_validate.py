@@ -98,9 +98,11 @@ def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> li
             "choose them by data.fold, as `folder` does"
         )
     if len(names) < num_images and not data.limit:
+        why = "all images of a class are in one, where one must stay for training: add some"
+        if data.labels:
+            why = f"the table {data.labels!a} has more; cross-validate takes as many as there are"
         raise UserError(
-            f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: the table "
-            f"{data.labels!a} has more; cross-validate takes as many as there are"
+            f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: {why}"
         )
     return folds
 

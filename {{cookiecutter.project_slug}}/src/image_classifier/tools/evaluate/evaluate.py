@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...config import ComputeConfig, RunConfig
-from ...data import EvalData
+from ...data import ALL, EvalData, find_folders, open_dataset
+from ...errors import UserError
 from ...evaluate import Scores, evaluate
 from ...runtime.distributed import join_world
 from ...tasks import metric_of
-from ..loaded_model import load_model
+from ..loaded_model import LoadedModel, load_model
 
 
 def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:
@@ -19,18 +20,37 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
     """
     with join_world(compute) as world:
         loaded = load_model(run, compute, world)
-        data = replace(loaded.config.data, root=root or loaded.config.data.root)
+        data = loaded.config.data
+        if root and (split := split_of(root, split, loaded)) == ALL:
+            data = replace(data, limit=0)
+        data = replace(data, root=root or data.root)
         folder = run if Path(run).is_dir() else ""
         task, mean_std = loaded.config.model.task, (loaded.mean, loaded.std)
         own = RunConfig(dir=folder)
-        images = EvalData(data, split, world, own, task=task, mean_std=mean_std)
+        how = {"task": task, "mean_std": mean_std, "classes": loaded.classes}
+        images = EvalData(data, split, world, own, **how)
         loaded.check_images(images.source, split)
         scores = evaluate(loaded.model, images, loaded.normalize, loaded.precision, world)
         if world.is_main:
             for note in images.source.notes:
                 print(note)
             print(scores.text(metric_of(loaded.config), loaded.decision))
-            print(
-                f"{len(images):,} {split} images, weights {loaded.origin} from {str(loaded.path)!a}"
-            )
+            which = f"{len(images):,} {split} images"
+            if split == ALL:
+                which = f"all {len(images):,} images in {root!a}"
+            print(f"{which}, weights {loaded.origin} from {str(loaded.path)!a}")
     return scores
+
+
+def split_of(root: str, split: str, loaded: LoadedModel) -> str:
+    """`split`; or all images, if `root` has no parts and is not the folder of the training."""
+    data, place = loaded.config.data, Path(root)
+    if data.name != "folder" or data.labels or not place.is_dir() or find_folders(place):
+        return split
+    if Path(data.root).is_dir() and place.samefile(data.root):
+        return split
+    try:  # it may have moved
+        found = open_dataset(replace(data, root=root), "train").fingerprint()
+    except UserError:
+        return ALL
+    return split if found.partition(" ")[0] == loaded.fingerprint.partition(" ")[0] else ALL

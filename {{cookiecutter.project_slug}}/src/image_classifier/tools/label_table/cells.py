@@ -6,12 +6,12 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from ...data import VAL_NAMES
+from ...data import ROLES
 from .rows import text_of
 
 TRAIN, VAL, TEST = range(3)
 SPLITS = {"train": TRAIN, "val": VAL, "test": TEST}
-SPLITS |= {"training": TRAIN, "testing": TEST} | dict.fromkeys(VAL_NAMES, VAL)
+SPLITS |= {name: SPLITS[role] for name, role in ROLES.items() if role in SPLITS}
 NO_FOLD = -1  # of test images
 # Beyond these, a weight of float32 or the sum of a million would be 0 or infinite.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-30, 1e30

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source, is_val, val_part
+from ...data import PathList, Source, divide, val_part
 from ...errors import UserError
 from ...runtime.console import printable, some
 from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VAL, number_of, yes_or_no
@@ -57,7 +57,7 @@ def table(data: DataConfig, split: str) -> Source:
     found = find_table(data)
     rows = read_rows(found, data)
     is_new = find_new(found, rows)
-    is_own = is_in_split(found, rows, data, split)
+    is_own = is_in_split(found, rows, is_new, data, split)
     own = torch.from_numpy(is_new & is_own).nonzero()[:, 0]
     if not len(own):
         where = f"{str(found.file)!a} has no images for {split}"
@@ -242,8 +242,10 @@ def find_new(found: Table, rows: Rows) -> np.ndarray:
     return is_new
 
 
-def is_in_split(found: Table, rows: Rows, data: DataConfig, split: str) -> np.ndarray:
-    """Which rows are of `split`: (count,) bool.
+def is_in_split(
+    found: Table, rows: Rows, is_new: np.ndarray, data: DataConfig, split: str
+) -> np.ndarray:
+    """Which of the rows that are new, (count,) bool, are of `split`, alike.
 
     Raises:
         UserError: if they are divided in two ways, or a training image is in no fold.
@@ -258,11 +260,12 @@ def is_in_split(found: Table, rows: Rows, data: DataConfig, split: str) -> np.nd
     if val_part(parts, data) or split == "test":
         return splits == SPLITS[split]
     if folds is None:
-        paths = rows.paths.relatives(torch.arange(len(rows.paths)))
-        is_for_val = np.fromiter((is_val(path, data) for path in paths), bool)
-    else:
-        without = np.flatnonzero((folds == NO_FOLD) & (splits == TRAIN))
-        if len(without):
-            raise found.wrong(rows.numbers[without[0]], "fold is empty")
-        is_for_val = folds == data.fold
-    return (splits == TRAIN) & (is_for_val == (split == "val"))
+        own = torch.from_numpy((splits == TRAIN) & is_new).nonzero()[:, 0]
+        labels = rows.labels[torch.from_numpy(rows.kinds)[own]]
+        is_chosen = np.zeros(len(splits), bool)
+        is_chosen[own[divide(rows.paths.relatives(own), labels, data, split)]] = True
+        return is_chosen
+    without = np.flatnonzero((folds == NO_FOLD) & (splits == TRAIN))
+    if len(without):
+        raise found.wrong(rows.numbers[without[0]], "fold is empty")
+    return (splits == TRAIN) & ((folds == data.fold) == (split == "val"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
+from ...data import NO_CLASS
 from ...errors import FaultError, UserError
 from ...runtime.files import write_whole
 from ...runtime.tools import need_tool
@@ -18,7 +19,7 @@ UNSAFE = re.compile(r"[^\w.-]+")  # in the name of a file
 
 
 def begin_heat_maps(folder: Path, count: int) -> None:
-    """Make the folder of `--explain`.
+    """Make the folder of `--explain`; a new one is marked, as its pictures are of no class.
 
     Raises:
         UserError: if that can't be done, or there are too many images.
@@ -31,6 +32,8 @@ def begin_heat_maps(folder: Path, count: int) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            (folder / NO_CLASS).touch()
     except OSError as error:
         raise UserError(f"--explain {str(folder)!a}: {error.strerror}") from error
 

@@ -2,6 +2,7 @@
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -59,22 +60,26 @@ class Images:
         self.loader.close()
 
 
-def list_files(paths: Sequence[str], stdin: BinaryIO, separator: bytes) -> PathList:
+def list_files(
+    paths: Sequence[str], stdin: BinaryIO, separator: bytes, others: Counter[str] | None = None
+) -> PathList:
     """The files that the words `paths` of a command line name, in their order.
 
-    Only the names are kept, in one array.
+    Only the names are kept, in one array. `others` counts, by their suffix, files in folders that
+    are not taken for images.
 
     Raises:
         UserError: if there is nothing at a path, or no image at all.
     """
-    found = (path for text in paths for path in files_of(text, stdin, separator))
+    others = Counter() if others is None else others
+    found = (path for text in paths for path in files_of(text, stdin, separator, others))
     first = next(found, None)
     if first is None:
         raise UserError("there are no images: name files, folders or 'patterns', or - for a list")
     return PathList(Path(), chain((first,), found))
 
 
-def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
+def files_of(text: str, stdin: BinaryIO, separator: bytes, others: Counter[str]) -> Iterator[bytes]:
     """The files that one word names: a file, a folder, a pattern, or `-` for a list on `stdin`.
 
     In folders and patterns only files with the suffix of an image count, sorted; a file that is
@@ -84,7 +89,7 @@ def files_of(text: str, stdin: BinaryIO, separator: bytes) -> Iterator[bytes]:
     if text == LIST:
         yield from filter(None, stdin.read().split(separator))
     elif os.path.isdir(path):
-        yield from walk(path)
+        yield from walk(path, others)
     elif os.path.lexists(path):
         yield path
     elif glob.has_magic(text):

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,8 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     out = Path(options.out) if options.out else None
     if out:
         check_out(out, options.fresh)
-    files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n")
+    separator, others = b"\0" if options.null else b"\n", Counter()
+    files = list_files(options.paths, sys.stdin.buffer, separator, others)
     wanted = begin(options, files)
     with join_world(compute) as world:
         if world.size > 1:
@@ -86,6 +88,10 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
             ) from error
         finally:
             images.close()
+    if others:
+        kinds = ", ".join(f"{count:,} {kind or 'without one'}" for kind, count in others.items())
+        said = f"left out by their suffix: {kinds}; a file that you name is read"
+        print(f"{others.total():,} files in folders are {said}", file=sys.stderr)
     if num_bad:
         where = f"; the column `error` of {str(out)!a} says why" if out else ""
         print(f"{num_bad:,} of {len(files):,} files cannot be read{where}", file=sys.stderr)

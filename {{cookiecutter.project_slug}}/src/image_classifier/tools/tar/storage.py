@@ -8,14 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar
 
-from ...data import PART_NAMES, VAL_NAMES
+from ...data import part_of
 from ...errors import FaultError, UserError
 from ...runtime.files import open_plain
 
 T = TypeVar("T")
 
-PARTS = {"train": "train", **dict.fromkeys(PART_NAMES, "test"), "training": "train"}
-PARTS |= {name: name for name in VAL_NAMES}
 GONE = 404, 410, 416  # HTTP: not found, gone, no such range
 PACKED = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4|lzma|Z))$")
 WAITS = 0.5, 1.0, 2.0, 4.0  # seconds between attempts to read from elsewhere
@@ -73,7 +71,8 @@ class Storage:
         parts: dict[str, list[str]] = {}
         for name, is_folder in self.list_names():
             word = re.match("[a-z]*", name.lower())[0]
-            if is_folder and name == word in PARTS:
+            part = part_of(name if is_folder else word)
+            if is_folder and part:
                 found = [f"{name}/{shard}" for shard, _ in self.list_names(name)]
             else:
                 found = [] if is_folder else [name]
@@ -82,7 +81,7 @@ class Storage:
                     f"{self.show(packed[0])} is compressed, and can't be read in part: unpack it"
                 )
             if shards := [shard for shard in found if shard.endswith(".tar")]:
-                parts.setdefault(PARTS.get(word, ""), []).extend(sorted(shards))
+                parts.setdefault(word if part == "val" else part, []).extend(sorted(shards))
         others = parts.pop("", [])
         if not parts and not others:
             raise UserError(f"--data.root {self.root!a}: there are no tar files, train-000000.tar")

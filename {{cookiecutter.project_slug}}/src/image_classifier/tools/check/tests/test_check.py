@@ -240,10 +240,11 @@ def test_validation_and_test_images_are_left_out_only_if_asked(root, capsys):
 
 
 def test_odd_images_sizes_and_colors(tmp_path):
-    train, val = (tmp_path / "photos" / split / "ant" for split in ("train", "val"))
-    for number, folder in enumerate((train, val)):
+    train, other, val = (tmp_path / "photos" / x for x in ("train/ant", "train/bee", "val/ant"))
+    for number, folder in enumerate((train, other, val)):
         folder.mkdir(parents=True)
-        Image.new("RGB", (40, 20), (102 * number, 51, 255)).save(train / f"{number}.png")
+        color = (102 * number, 51, 255)
+        Image.new("RGB", (40, 20), color).save(folder / "1.png") if number < 2 else None
     Image.radial_gradient("L").crop((0, 0, 9, 50)).convert("CMYK").save(val / "tiny.jpg")
     Image.fromarray(np.full((40, 40), 4095, np.uint16)).save(val / "dark.png")
     (val / "notes.txt").touch()
@@ -318,6 +319,32 @@ def test_photographs_at_night_are_not_nearly_black_for_their_bits(tmp_path):
         ),
     )
     assert not check(tmp_path / "photos")[1]["findings"]["dark"]
+
+
+@pytest.mark.parametrize("folder", [".", "unknown", "1/2"])
+def test_test_images_without_labels_do_not_stop_the_check(root, folder, capsys):
+    (root / "test" / folder).mkdir(parents=True)
+    shutil.copy(root / "train/bee/1.jpg", root / "test" / folder / "9.jpg")
+    assert main(["check", "--data.root", str(root)]) == 0
+    said = capsys.readouterr().out
+    assert "images: train 12, val 4; 2 classes\n" in said
+    assert "the test images are not checked, as they have no labels: '" in said
+    (root / "Test").mkdir()
+    (root / "test/ant").mkdir()
+    shutil.copy(root / "train/ant/2.jpg", root / "test/ant/9.jpg")
+    if folder == ".":  # it has labels now
+        assert main(["check", "--data.root", str(root)]) == 1
+        assert "images that leak between splits: 1\n" in capsys.readouterr().out
+
+
+def test_a_wrapper_is_refused_and_classes_that_look_alike_are_told(root, refusal):
+    cure = f"--data.root '{root.parent / 'outer/photos'}'"
+    (root.parent / "outer").mkdir()
+    root = root.rename(root.parent / "outer/photos")
+    assert cure in refusal("check", "--data.root", root.parent)
+    shutil.copytree(root / "train/ant", root / "train/Ant ")
+    report = check(root)[1]
+    assert [item["what"] for item in report["findings"]["alike"]] == ["'Ant ' and 'ant'"]
 
 
 def test_images_in_memory_are_checked_too_and_a_mistake_is_one_line(root, monkeypatch, refusal):

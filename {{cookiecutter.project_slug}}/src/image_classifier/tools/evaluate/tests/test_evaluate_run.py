@@ -1,6 +1,7 @@
 """`evaluate` repeats the scores of a run, with the weights, pixels and format that it had."""
 
 import os
+import shutil
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -12,6 +13,7 @@ from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
 from image_classifier.data import DATASETS
 from image_classifier.data.datasets.shapes import shapes
+from image_classifier.errors import UserError
 from image_classifier.models import load_best, read_checkpoint
 from image_classifier.models.airbench import Airbench
 from image_classifier.runtime.distributed import World, join_world
@@ -76,3 +78,47 @@ def test_images_of_any_channels_are_evaluated_as_in_training(config, satellite, 
     capsys.readouterr()
     assert main(["evaluate", config.run.dir]) == 0
     assert f"loss {loss:.4f}" in capsys.readouterr().out
+
+
+@pytest.fixture
+def trained(on_photos, photos):
+    """A run that divided a folder without parts by the names of its images."""
+    root = str(photos / "train")
+    train(changed(on_photos, data__root=root, data__val_fraction=0.5, data__limit=0, epochs=1))
+    return on_photos.run.dir
+
+
+def evaluated(run, root, *words):
+    """The predictions of `evaluate` for the images in a folder."""
+    split = words[0] if words else "val"
+    scores = evaluate_run(run, split, str(root), ComputeConfig(device="cpu"))
+    return scores.predictions
+
+
+def test_all_images_of_another_folder_are_scored_also_those_of_some_classes(
+    trained, photos, tmp_path, capsys
+):
+    for name in ("ant", "bee"):
+        shutil.copytree(photos / "train" / name, tmp_path / "new" / name)
+    (tmp_path / "new/bee/7.jpg").unlink()
+    both = evaluated(trained, tmp_path / "new")
+    assert f"all 11 images in '{tmp_path}/new', weights of" in capsys.readouterr().out
+    assert both.confusion().sum(1).tolist() == [6, 5]
+    shutil.rmtree(tmp_path / "new/ant")
+    (tmp_path / "new/bee").rename(tmp_path / "new/Bee")
+    some = evaluated(trained, tmp_path / "new", "test")
+    assert "'Bee' is taken for class 'bee'" in capsys.readouterr().out
+    assert some.source.classes == ("ant", "bee")
+    assert some.confusion().tolist() == [[0, 0], both.confusion()[1].tolist()]
+    (tmp_path / "new/Bee").rename(tmp_path / "new/cat")
+    with pytest.raises(UserError, match="knows the classes 2: ant, bee, which are not those of"):
+        evaluated(trained, tmp_path / "new")
+
+
+def test_the_folder_of_the_training_keeps_its_split_wherever_it_is(trained, photos, tmp_path):
+    moved = shutil.copytree(photos / "train", tmp_path / "moved")
+    sizes = [len(evaluated(trained, root).source) for root in ("", photos / "train", moved)]
+    assert len({*sizes}) == 1
+    assert sizes[0] < 12
+    assert len(evaluated(trained, photos).source) == 4  # its folder `val`
+    assert len(evaluated(trained, photos, "train").source) == 12

@@ -14,6 +14,7 @@ from torchvision.models import VisionTransformer
 
 from image_classifier.cli import main
 from image_classifier.config import ModelConfig
+from image_classifier.data import walk
 from image_classifier.errors import UserError
 from image_classifier.models import build_model, vit
 from image_classifier.runtime.tools import find_tool
@@ -159,13 +160,14 @@ def test_predict_writes_a_picture_for_each_image(tmp_path, photos, monkeypatch, 
     rows = out.read_bytes()
     assert main([*words, *explain, "--out", str(out), "--fresh"]) == 0
     assert out.read_bytes() == rows
-    names = [path.name for path in sorted(folder.iterdir())]
+    assert not [*walk(bytes(folder.parent))]  # they are of no class
+    names = [path.name for path in sorted(folder.glob("*.png"))]
     assert names == ["0002-12.png", "0003-14.png", "0004-13.png", "0005-15.png", "0006-12.png"]
-    shown = {path: path.read_bytes() for path in folder.iterdir()}
+    shown = {path: path.read_bytes() for path in folder.glob("*.png")}
     for path in shown:
         path.unlink()
     assert main([*words, *explain]) == 0
-    assert {path: path.read_bytes() for path in folder.iterdir()} == shown
+    assert {path: path.read_bytes() for path in folder.glob("*.png")} == shown
     with Image.open(next(iter(shown))) as image:
         assert (image.mode, image.size) == ("RGB", (32, 32))
     monkeypatch.setattr(predict, "MOST", 3)

@@ -144,6 +144,16 @@ def test_a_fold_is_a_column(tmp_path):
         assert splits_of(data, "train", "val", "test") == [train, val, "t"]
 
 
+def test_each_class_keeps_an_image_for_training_but_test_images_and_repeats_do_not_count(tmp_path):
+    rows = [f"{n}.jpg,{n // 2},Train" for n in range(80)]
+    rows += [f"t{n}.jpg,{n},testing" for n in range(40)]
+    data = put(tmp_path, "\n".join(["path,label,split", *rows, *rows]))
+    train, val, test = (open_files(data, split) for split in ("train", "val", "test"))
+    assert len(train.labels.unique()) == len(train.classes) == 40
+    assert len(train) + len(val) == 80
+    assert len(test) == 40
+
+
 def test_repeated_rows_count_once(tmp_path):
     data = put(tmp_path, "path,label\na,x\nb,x|y\n./a,x\nb,y|x\na,x\n")
     source = open_files(data, "train")

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import changed, on_deep, tiny, untrained_run
+from conftest import changed, on_deep, tiny, untrained_run, write_photo
 from safetensors.torch import load_file
 
 from image_classifier.cli import main
@@ -273,6 +273,20 @@ def test_folders_patterns_and_lists_give_images(tmp_path, monkeypatch):
     assert listed("-", stdin=b"a\nb.jpg\0c\0", separator=b"\0") == [b"a\nb.jpg", b"c"]
     with pytest.raises(UserError, match="no images: name"):
         listed("none")
+
+
+def test_files_in_folders_that_are_left_out_are_counted(run, tmp_path, capsys):
+    for name in ("1.jfif", "2.avif", "x/3", "4.AVIF"):
+        write_photo(tmp_path / "new.jpg", 1)
+        (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / "new.jpg", tmp_path / "new" / name)
+    assert main(["predict", run, str(tmp_path / "new"), "--device", "cpu", "--workers", "0"]) == 0
+    said = capsys.readouterr()
+    assert "1.jfif" in said.out
+    left = (
+        "3 files in folders are left out by their suffix: 2 .avif, 1 without one; a file that you "
+    )
+    assert left in said.err
 
 
 def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):

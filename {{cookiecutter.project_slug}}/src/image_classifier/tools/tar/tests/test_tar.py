@@ -197,6 +197,16 @@ def test_undivided_images_are_divided_by_their_names_whatever_their_shards(tmp_p
     assert 4 < len(names["one", "val"]) < 25
 
 
+def test_each_class_keeps_an_image_for_training_and_parts_have_other_names_too(tmp_path):
+    few = {f"{number // 2}/{number}.jpg": b"" for number in range(80)}
+    write_tar(tmp_path / "own/Training/0.tar", few)
+    write_tar(tmp_path / "own/Testing/0.tar", {"1/1.jpg": b""})
+    train, val, test = (opened(tmp_path / "own", split) for split in ("train", "val", "test"))
+    assert len(train.labels.unique()) == len(train.classes) == 40
+    assert len(train) + len(val) == 80
+    assert len(test) == 1
+
+
 def test_the_index_is_kept_and_made_again_when_a_shard_has_changed(photos, tmp_path, monkeypatch):
     root = pack(photos, tmp_path / "own")
     first = opened(root)

@@ -1,0 +1,146 @@
+"""Whether folders that are taken for classes are none, and which images nobody uses."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from ...errors import UserError
+from ...runtime.console import printable
+from ..decode import SUFFIXES
+from .listing import class_folders, has_image, has_suffix, is_junk, listing, show, walk
+from .parts import find_parts, look, part_names, role_of
+
+OF_SYSTEMS = (b".ipynb_checkpoints", b"__MACOSX", b"__pycache__", b".git", b".venv")
+# Suffixes of images that are not read; "": a name without one.
+UNREAD = ("", ".avif", ".heic", ".heif", ".jp2", ".jxl", ".svg", ".tga", ".dng", ".cr2", ".nef")
+MOST_COUNTED = 100_000  # images that are not used
+
+
+def check_names(place: Path, classes: list[bytes], is_root: bool) -> None:
+    """Raise `UserError` if folders in `data.root`, or in its part `place`, are parts."""
+    names = [os.fsdecode(name) for name in classes]
+    found = find_parts(names)
+    if not is_root and "train" in found and len(found) > 1:
+        raise UserError(
+            f"{str(place)!a} holds parts of a dataset, {quoted(found.values())}: "
+            f"--data.root {str(place)!a}"
+        )
+    if is_root and (parts := part_names(names)):
+        raise UserError(
+            f"{str(place)!a} has a folder {printable(parts[0])!r} but none called 'train': give "
+            "that name to the folder of the training images, or another to a class"
+        )
+
+
+def check_classes(
+    place: Path, images: dict[bytes, list[bytes]], others: dict[bytes, Counter[str]], is_root: bool
+) -> list[str]:
+    """Check that the folders in `place` are classes, by the paths of their images from there.
+
+    `others` has the suffixes of other files in them. Returns lines for the user.
+
+    Raises:
+        UserError: if a folder is no class; it says what is right.
+    """
+    shown, full = ascii(str(place)), [name for name, paths in images.items() if paths]
+    inside = {name: folders_of(images[name]) for name in full}  # b"" for images there
+    deep = [name for name in full if b"" not in inside[name]]
+    if len(full) == 1 and deep and (right := right_root(place, full[0])):
+        cure = f"--data.root {str(right)!a}"
+        if not is_root:
+            cure = f"move the folders in {str(right)!a} up to {shown}"
+        raise UserError(
+            f"{shown} has only one class, {show(full[0])!r}, which holds folders alone, "
+            f"{quoted(inside[full[0]])}: {cure}"
+        )
+    for name in full:
+        parts, folder = find_parts(map(os.fsdecode, inside[name])), place / os.fsdecode(name)
+        if "train" in parts and len(parts) > 1:
+            train, called = printable(parts["train"]), show(name)
+            raise UserError(
+                f"{str(folder)!a} is no class, it holds parts of a dataset, "
+                f"{quoted(parts.values())}: --data.root {str(folder)!a}, or move "
+                f"'{called}/{train}' to '{train}/{called}'"
+            )
+    if empty := [name for name in images if not images[name]]:
+        raise no_images(place, empty[0], "train", others[empty[0]])
+    if len(full) == 1:
+        raise UserError(
+            f"{shown} has only one class, {show(full[0])!r}: put the images of each class into a "
+            "folder of its own"
+        )
+    looks = {look(show(name)): name for name in full}
+    for name in deep:
+        known = [inner for inner in inside[name] if looks.get(look(show(inner)), name) != name]
+        if known:
+            raise UserError(
+                f"{show(name)!r} in {shown} is no class, it holds folders called as the classes "
+                f"{quoted(known)}: move it elsewhere, or its images into those"
+            )
+    unread = {kind: n for kind in UNREAD if (n := sum(other[kind] for other in others.values()))}
+    listed = ", ".join(f"{n:,} {kind or 'without a suffix'}" for kind, n in unread.items())
+    lines = [f"warning: files that cannot be read as images: {listed}"] if unread else []
+    if deep:
+        first = place / os.fsdecode(deep[0])
+        lines.append(
+            f"warning: {len(deep)} of {len(full)} classes hold folders alone, such as "
+            f"{str(first / os.fsdecode(min(inside[deep[0]])))!a}: what is below {show(deep[0])!r} "
+            f"is one class; if those are the classes, --data.root {str(first)!a}"
+        )
+    return lines
+
+
+def no_images(place: Path, name: bytes, split: str, others: Counter[str]) -> UserError:
+    """The error for a class without images; `others` has the suffixes of its files."""
+    why = "add some, or remove the folder"
+    if others:
+        kinds = ", ".join(repr(kind) if kind else "no suffix" for kind in sorted(others))
+        why = f"its {others.total():,} files have {kinds}; images are {', '.join(SUFFIXES)}"
+    return UserError(f"class {show(name)!r} has no images for {split} in {str(place)!a}: {why}")
+
+
+def folders_of(paths: list[bytes]) -> set[bytes]:
+    """The folders that images have in that of their class; b"" for an image without one."""
+    return {b"" if path.count(b"/") == 1 else path.split(b"/", 2)[1] for path in paths}
+
+
+def right_root(place: Path, name: bytes) -> Path | None:
+    """From `place/name` on the first folder that has several folders with images, if any has."""
+    names = [name]
+    while len(names) == 1:
+        place /= os.fsdecode(names[0])
+        top = os.fsencode(place)
+        names = [name for name in class_folders(top) if has_image(os.path.join(top, name))]
+    return place if names else None
+
+
+def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
+    """A line for each folder of images in `root`, or in `place` for training, that nobody uses."""
+    used = {os.fsencode(part.relative_to(root).parts[0]) for part in parts.values()}
+    for folder in dict.fromkeys((root, place)):
+        top = os.fsencode(folder)
+        folders, files = listing(top)
+        if count := sum(map(has_suffix, files)):
+            yield f"warning: {count:,} images in {str(folder)!a} are not used: they are in no class"
+        others = [name for name in folders if name not in used] if parts and folder == root else []
+        hidden = [name for name in next(os.walk(top))[1] if is_junk(name)]
+        for name in sorted([*others, *(name for name in hidden if name not in OF_SYSTEMS)]):
+            path = os.path.join(top, name)
+            if not (count := sum(1 for _ in islice(walk(path), MOST_COUNTED))):
+                continue
+            cure = ": rename it to 'val' for validation, or move the classes in it to 'train'"
+            if name in hidden:
+                cure = ": for its first letter it is no class, so rename it"
+            elif role_of(os.fsdecode(name))[0] == "pred":
+                cure = ", as they have no labels"
+            elif "val" in parts:
+                cure = f"; those for validation are in {parts['val'].name!a}"
+            yield f"warning: {count:,} images in {os.fsdecode(path)!a} are not used{cure}"
+
+
+def quoted(names: Iterable[bytes | str]) -> str:
+    """The first few names."""
+    shown = [show(name) if isinstance(name, bytes) else printable(name) for name in names]
+    return ", ".join([*map(repr, sorted(shown)[:3]), *["..."] * (len(shown) > 3)])

@@ -1,0 +1,270 @@
+"""How anybody's folders are understood: what is a part of a dataset, what a class, what neither."""
+
+import hashlib
+import random
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_datasets import names, opened, put
+
+from image_classifier.config import DataConfig
+from image_classifier.data.datasets.listing import (
+    class_folders,
+    walk,
+)
+from image_classifier.data.datasets.parts import (
+    divide,
+    find_parts,
+    look,
+    part_names,
+)
+from image_classifier.data.decode import read_image
+from image_classifier.errors import UserError
+
+
+def fill(root, folders, count=6):
+    """Put empty images into folders: `a; b/{c,d}` are three."""
+    for text in folders.split("; "):
+        for pieces in product(*(piece.split(",") for piece in re.split("[{}]", text))):
+            put(root, *(f"{''.join(pieces)}/{number}.jpg" for number in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("folders", "cure"),
+    [
+        ("PetImages/{Cat,Dog}", "--data.root '{}/PetImages'"),
+        ("a/b c/{Cat,Dog}", "--data.root '{}/a/b c'"),
+        ("images/{train,val}/{a,b}", "--data.root '{}/images'"),
+        ("x/{Training,Testing}/{a,b}", "--data.root '{}/x'"),
+        ("x/{Training,Testing}/{a,b}; papers", "--data.root '{}/x'"),
+        ("train/{train,val}/{a,b}", "--data.root '{}/train'"),
+        ("{train,val}/images/{a,b}", "move the folders in '{0}/train/images' up to '{0}/train'"),
+        ("train/images/{a,b}", "--data.root '{}/train/images'"),
+        ("{bottle,cable}/{train,test}", "or move 'bottle/train' to 'train/bottle'"),
+        ("{cat,dog}; old/{Cat,dog}", "'old' in '{}' is no class, .* the classes 'Cat', 'dog'"),
+        ("cat", "only one class, 'cat': put the images of each class into a folder of its own"),
+        ("{train,val}/cat", "only one class, 'cat'"),
+        ("cat/day1", "only one class, 'cat'"),
+        ("{train_a,test_b}/cat", "a folder 'test_b' but none called 'train'"),
+        ("cat; dog; validation_data/cat", "a folder 'validation_data' but none called"),
+        ("{train_1,train_2}/cat", "a folder 'train_1' but none called 'train'"),
+    ],
+)
+def test_a_wrapper_or_a_part_is_never_a_class(tmp_path, folders, cure):
+    fill(root := tmp_path / "own", folders)
+    put(root, "notes/readme.txt") if "PetImages" in folders else None
+    for split in ("train", "val")[: 1 + ("val" not in folders)]:
+        with pytest.raises(UserError, match=cure.format(root)) as caught:
+            opened(root, split)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [
+        ("Training", "", "Testing"),
+        ("TRAIN", "", "Test"),
+        ("Train", "Valid", "Test"),
+        ("train", "Validation", ""),
+        ("train_set", "val_set", "test-set"),
+        ("TrainingData", "ValidationData", "TestData"),
+        ("trainset", "valset", "testset"),
+        ("seg_train/seg_train", "", "seg_test/seg_test"),
+        ("training_set/training_set", "", "test_set/test_set"),
+        ("train2017", "val2017", ""),
+        ("asl_alphabet_train", "", "asl_alphabet_test/asl_alphabet_test"),
+        ("images_train", "images_valid", ""),
+    ],
+)
+def test_parts_are_known_by_the_names_that_people_give_them(tmp_path, train, val, test):
+    counts = {train: 20, val: 3, test: 2}
+    for place in filter(None, counts):
+        fill(tmp_path, f"{place}/{{ant,bee}}", counts[place])
+    put(tmp_path, "seg_pred/seg_pred/1.jpg", "papers/1.pdf", "__MACOSX/train/1.jpg")
+    splits = ["train", "val", *["test"] * bool(test)]
+    found = [opened(tmp_path, split) for split in splits]
+    assert {source.classes for source in found} == {("ant", "bee")}
+    sizes = [len(source) for source in found]
+    assert sizes[0] == 40 if val else sum(sizes[:2]) == 40
+    assert sizes[1:] == [6, 4][not val :][: len(splits) - 1] if val else sizes[2:] == [4]
+    assert found[0].paths.root == tmp_path / train
+
+
+def test_a_name_is_a_part_only_where_that_is_certain():
+    assert not part_names(["steam_train", "bus", "car"])
+    assert not part_names(["steam_train", "bullet_train"])
+    assert part_names(["train_1", "train_2"]) == ["train_1", "train_2"]
+    assert part_names(["a_train", "b_test", "extra"]) == ["a_train", "b_test"]
+    assert not part_names(["crash_test", "trains", "invalid", "contest", "train_station"])
+    assert part_names(["cat", "Valid"]) == ["Valid"]
+    assert find_parts(["train_gray", "test_gray", "train_color", "test_color"]) == {}
+    assert find_parts(["val", "Train", "train", "valid", "Val"]) == {"train": "train", "val": "val"}
+    assert find_parts(["train_test", "ant"]) == {}
+
+
+def test_what_lies_beside_the_parts_and_is_not_used_is_told(tmp_path):
+    fill(tmp_path, "train/{ant,bee}; holdout/ant; .old/ant; train/__cat; .venv/lib; seg_pred")
+    put(tmp_path, "1.jpg", "train/2.jpg", "notes/1.txt")
+    told = opened(tmp_path, "train").notes[1:]
+    hidden = "not used: for its first letter it is no class, so rename it"
+    cure = "rename it to 'val' for validation, or move the classes in it to 'train'"
+    assert [line.replace(f"{tmp_path}", "root") for line in told] == [
+        "warning: 1 images in 'root' are not used: they are in no class",
+        f"warning: 6 images in 'root/.old' are {hidden}",
+        f"warning: 6 images in 'root/holdout' are not used: {cure}",
+        "warning: 6 images in 'root/seg_pred' are not used, as they have no labels",
+        "warning: 1 images in 'root/train' are not used: they are in no class",
+        f"warning: 6 images in 'root/train/__cat' are {hidden}",
+    ]
+    fill(tmp_path, "{val,valid}/{ant,bee}")
+    told = opened(tmp_path, "train").notes
+    assert f"warning: 12 images in '{tmp_path}/valid' are not used; those for validation are " in (
+        "".join(told)
+    )
+    assert len(names(tmp_path, "val")) == 12
+
+
+def test_classes_may_hold_folders_but_that_is_told(tmp_path):
+    fill(tmp_path, "{ant,bee}/day{1,2}; cat", 12)
+    source = opened(tmp_path, "train")
+    assert source.classes == ("ant", "bee", "cat")
+    assert "warning: 2 of 3 classes hold folders alone, such as" in source.notes[-1]
+    assert f"if those are the classes, --data.root '{tmp_path}/ant'" in source.notes[-1]
+
+
+def test_images_of_every_suffix_that_the_decoder_knows_are_found(tmp_path):
+    pixels = np.random.default_rng(0).integers(256, size=(9, 8, 3), dtype=np.uint8)
+    for suffix in ("jfif", "JPE", "ppm", "pnm", "pgm"):
+        image, kind = Image.fromarray(pixels), "JPEG" if suffix[0] in "jJ" else "PPM"
+        image = image.convert("L") if suffix == "pgm" else image
+        (tmp_path / suffix).mkdir()
+        image.save(tmp_path / suffix / f"1.{suffix}", kind)
+    source = opened(tmp_path, "train")
+    assert len(source) == 5
+    for index in range(5):
+        path, found = source.paths[index], source.read(index).numpy()
+        assert torch.equal(read_image(path), source.read(index))
+        if path.suffix in (".ppm", ".pnm"):
+            assert np.array_equal(found, pixels)
+
+
+def test_files_that_are_no_images_by_their_suffix_are_told(tmp_path):
+    fill(tmp_path, "ant; bee")
+    put(tmp_path, "ant/1.avif", "ant/x/2.HEIC", "bee/3", "bee/notes.txt")
+    note = "warning: files that cannot be read as images: 1 without a suffix, 1 .avif, 1 .heic"
+    assert opened(tmp_path, "train").notes[-1] == note
+    put(tmp_path, "cat/1.avif", "cat/2", "cat/3.avif")
+    wanted = r"class 'cat' .* its 3 files have no suffix, '\.avif'; images are \.jpg, "
+    with pytest.raises(UserError, match=wanted):
+        opened(tmp_path, "train")
+
+
+RUN = "{0}/.lock {0}/status.json {0}/config.json {0}/checkpoints/best.pt {0}/wandb/run/1.png"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "runs/folder/.lock",
+        RUN.format("runs/folder"),
+        RUN.format("beta/repeat/seed-0") + " beta/results.json",
+        RUN.format("mine") + " mine/report/1.png",
+        RUN.format(".") + " memory/1.json",
+        "beta/status.json beta/config.json beta/checkpoints/last.pt",
+        "own.cache/train/index.safetensors own.cache/train/.lock own.cache/quarantine.txt",
+        "heat/.no_class heat/0001-1.png heat/0002-2.png",
+    ],
+)
+@pytest.mark.parametrize("place", [".", "train"])
+def test_a_run_a_cache_and_heat_maps_are_never_classes(tmp_path, files, place):
+    fill(tmp_path, f"{place}/{{ant,zebra}}", 30)
+    if place == "train":
+        fill(tmp_path, "val/{ant,zebra}")
+    before = [opened(tmp_path, split) for split in ("train", "val")]
+    put(tmp_path / place, *files.split())
+    for was, split in zip(before, ("train", "val"), strict=True):
+        now = opened(tmp_path, split)
+        assert (now.classes, now.fingerprint()) == (("ant", "zebra"), was.fingerprint())
+    assert len([*walk(bytes(tmp_path / place))]) == 60
+
+
+def test_a_class_with_images_stays_one_whatever_lies_in_it(tmp_path):
+    fill(tmp_path, "runs; x.cache; wandb; memory/day1")
+    put(tmp_path, "runs/.lock", "wandb/status.json", "memory/day1/config.json")
+    assert class_folders(bytes(tmp_path)) == [b"memory", b"runs", b"wandb", b"x.cache"]
+
+
+@pytest.mark.parametrize("fold", [0, 4])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_one_image_of_each_class_stays_in_training_and_no_other_moves(count, fold):
+    files = [[b"%d/%d.jpg" % (label, n) for n in range(count)] for label in range(300)]
+    files[0] = [b"0/%d.jpg" % n for n in range(40)]
+    expected = set()
+    for own in files:
+        hashes = {
+            file: int.from_bytes(hashlib.blake2b(file, digest_size=8).digest(), "big")
+            for file in own
+        }
+        start, stop = fold * 0.2 * 2**64, (fold + 1) * 0.2 * 2**64
+        chosen = {file for file, value in hashes.items() if start <= value < stop}
+        if len(chosen) == len(own):  # none would be left for training
+            chosen.remove(min(own, key=hashes.__getitem__))
+        expected |= chosen
+    for seed in range(2):
+        rows = [(file, label) for label, own in enumerate(files) for file in own]
+        random.Random(seed).shuffle(rows)
+        names, labels = zip(*rows, strict=True)
+        data, labels = DataConfig(fold=fold), torch.tensor(labels)
+        train, val = (divide(names, labels, data, split) for split in ("train", "val"))
+        assert sorted([*train.tolist(), *val.tolist()]) == [*range(len(rows))]
+        assert {names[index] for index in val} == expected
+        assert len(labels[train].unique()) == 300
+
+
+def test_of_several_labels_each_keeps_an_image_in_training():
+    files = [b"%d.jpg" % n for n in range(200)]
+    rows = torch.zeros(200, 50, dtype=torch.int8)
+    rows[torch.arange(200), torch.arange(200) % 50] = 1
+    rows[5] = -1
+    train = divide(files, rows, DataConfig(val_fraction=0.7), "train")
+    assert (rows[train] == 1).any(0).all()
+    assert 50 < len(train) < 110
+
+
+def test_too_few_images_are_refused_with_what_helps(tmp_path):
+    fill(tmp_path, "{ant,bee,cat}", 1)
+    assert len(opened(tmp_path, "train")) == 3
+    with pytest.raises(UserError, match=r"of 3 images, none is for val: add images$"):
+        opened(tmp_path, "val")
+    fill(tmp_path, "{ant,bee,cat}", 3)
+    with pytest.raises(UserError, match=r"none is for val: .* set --data\.val-fraction 0\.3$"):
+        opened(tmp_path, "val", val_fraction=0.01)
+    assert len(opened(tmp_path, "val", val_fraction=0.3))
+
+
+CAFES = "Caf\xe9", "Cafe\u0301"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [CAFES, CAFES[::-1], ("Cat", "cat"), ("cat", "cat "), ("a  b", "A b")]
+)
+def test_names_that_look_alike_are_one_class_of_two_splits(tmp_path, ours, theirs):
+    fill(tmp_path, f"train/{{{ours},zebra}}; val/{{{theirs},zebra}}")
+    train, val = (opened(tmp_path, split) for split in ("train", "val"))
+    assert val.classes == train.classes
+    assert torch.equal(val.labels, train.labels)
+    assert val.notes == (f"'{tmp_path}/val': {theirs!a} is taken for class {ours!a}",)
+    fill(tmp_path, f"val/{ours}")
+    with pytest.raises(UserError, match=re.escape(f"{theirs!a} looks like {ours!a}")):
+        opened(tmp_path, "val")
+
+
+def test_a_name_that_is_nearly_right_is_suggested(tmp_path):
+    fill(tmp_path, "train/{spider,zebra}; val/{spidre,zebra}")
+    with pytest.raises(UserError, match="has not: 'spidre'; did you mean spider"):
+        opened(tmp_path, "val")
+    assert look("\uff23\u200dat ") == look("cat")
