@@ -98,8 +98,8 @@ def test_prepared_images_are_those_of_the_files(root, form, error):
 
 
 def test_small_images_are_not_enlarged_and_can_be_resident(tmp_path):
-    for split in ("train", "val"):
-        write_photo(tmp_path / f"photos/{split}/ant/1.jpg", 0, size=(40, 40))
+    for name in ("train/ant", "train/bee", "val/ant"):
+        write_photo(tmp_path / f"photos/{name}/1.jpg", 0, size=(40, 40))
     assert prepare(tmp_path / "photos") == 0
     assert common_side(opened(tmp_path / "photos")) == 40
 
