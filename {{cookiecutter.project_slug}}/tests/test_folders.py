@@ -110,7 +110,7 @@ def test_what_lies_beside_the_parts_and_is_not_used_is_told(tmp_path):
     fill(tmp_path, "train/{ant,bee}; holdout/ant; .old/ant; train/__cat; .venv/lib; seg_pred")
     put(tmp_path, "1.jpg", "train/2.jpg", "notes/1.txt")
     told = opened(tmp_path, "train").notes[1:]
-    hidden = "not used: for its first letter it is no class, so rename it"
+    hidden = "not used: a name that begins with '.' or '__' is no class, rename it"
     cure = "rename it to 'val' for validation, or move the classes in it to 'train'"
     assert [line.replace(f"{tmp_path}", "root") for line in told] == [
         "warning: 1 images in 'root' are not used: they are in no class",
@@ -150,6 +150,15 @@ def test_images_of_every_suffix_that_the_decoder_knows_are_found(tmp_path):
         assert torch.equal(read_image(path), source.read(index))
         if path.suffix in (".ppm", ".pnm"):
             assert np.array_equal(found, pixels)
+
+
+def test_of_16_bit_colors_none_is_lost_in_silence(tmp_path):
+    (tmp_path / "1.ppm").write_bytes(b"P6 2 1 65535\n" + bytes(range(12)))
+    assert read_image(tmp_path / "1.ppm").shape == (1, 2, 3)
+    with pytest.raises(UserError, match="only 8 bits can be read: save it as TIFF"):
+        read_image(tmp_path / "1.ppm", bits=16)
+    (tmp_path / "1.pgm").write_bytes(b"P5 2 1 65535\n" + bytes([1, 2, 3, 4]))
+    assert read_image(tmp_path / "1.pgm", 1, 16).flatten().tolist() == [258, 772]
 
 
 def test_files_that_are_no_images_by_their_suffix_are_told(tmp_path):
@@ -193,9 +202,11 @@ def test_a_run_a_cache_and_heat_maps_are_never_classes(tmp_path, files, place):
 
 
 def test_a_class_with_images_stays_one_whatever_lies_in_it(tmp_path):
-    fill(tmp_path, "runs; x.cache; wandb; memory/day1")
-    put(tmp_path, "runs/.lock", "wandb/status.json", "memory/day1/config.json")
-    assert class_folders(bytes(tmp_path)) == [b"memory", b"runs", b"wandb", b"x.cache"]
+    fill(tmp_path, "runs; x.cache; wandb; memory/day1; mine/{day1,day2}")
+    put(tmp_path, "runs/.lock", "wandb/status.json", "memory/day1/config.json", ".lock")
+    put(tmp_path, "mine/status.json", "mine/day1/.lock", "mine/day1/config.json")
+    assert class_folders(bytes(tmp_path)) == [b"memory", b"mine", b"runs", b"wandb", b"x.cache"]
+    assert len([*walk(bytes(tmp_path))]) == 36
 
 
 @pytest.mark.parametrize("fold", [0, 4])

@@ -112,8 +112,10 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
             check_size(image.height, image.width, shrink=JPEG_SHRINK if is_jpeg else 1)
             if image.height * image.width > MAX_PIXELS:
                 image.draft(None, (image.width // JPEG_SHRINK, image.height // JPEG_SHRINK))
-            # Of 16-bit colors Pillow would keep 8 bits.
-            if bits == 8 or image.mode.startswith("I") or ";16" not in str(image.tile):
+            # Of 16-bit colors Pillow would keep 8 bits. Those of PPM have a highest value.
+            codec, _, _, details = image.tile[0] if image.tile else ("", (), 0, ())
+            is_deep = details[1] > 255 if codec == "ppm" else ";16" in str(image.tile)
+            if bits == 8 or image.mode.startswith("I") or not is_deep:
                 return image_pixels(image, channels, bits)
     except Image.DecompressionBombError as error:
         raise ValueError(f"{str(error).partition(',')[0]}: {FOR_LARGE}") from error

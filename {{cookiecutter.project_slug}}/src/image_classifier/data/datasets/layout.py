@@ -132,7 +132,7 @@ def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
                 continue
             cure = ": rename it to 'val' for validation, or move the classes in it to 'train'"
             if name in hidden:
-                cure = ": for its first letter it is no class, so rename it"
+                cure = ": a name that begins with '.' or '__' is no class, rename it"
             elif role_of(os.fsdecode(name))[0] == "pred":
                 cure = ", as they have no labels"
             elif "val" in parts:

@@ -10,7 +10,7 @@ from ...runtime.run_dir import WRITTEN, WRITTEN_FOLDERS
 from ..decode import SUFFIXES
 
 NO_CLASS = ".no_class"  # a file that says: no image of a dataset lies in this folder
-RUN_FILES = {name.encode() for name in WRITTEN}
+RUN_FILES = {b".lock", *(name.encode() for name in WRITTEN)}
 RUN_FOLDERS = {name.encode() for name in WRITTEN_FOLDERS}
 MARKS = (NO_CLASS.encode(), b".lock", b"status.json")  # of folders to look into more closely
 
@@ -67,7 +67,7 @@ def fail(error: OSError) -> None:
 
 def is_run(names: set[bytes]) -> bool:
     """Whether a folder with these in it is that of a run; it is locked before all else."""
-    return b"status.json" in names or names == {b".lock"} or len(names & RUN_FILES) > 1
+    return names == {b".lock"} or len(names & RUN_FILES) > 1
 
 
 def is_output(folder: bytes, name: bytes) -> bool:

@@ -45,8 +45,10 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
 def split_of(root: str, split: str, loaded: LoadedModel) -> str:
     """`split`; or all images, if `root` has no parts and is not the folder of the training."""
     data, place = loaded.config.data, Path(root)
-    if data.name != "folder" or data.labels or not place.is_dir() or find_folders(place):
+    if data.name != "folder" or data.labels or not place.is_dir():
         return split
+    if parts := find_folders(place):  # the only one of them is meant
+        return next(iter(parts)) if len(parts) == 1 and "train" not in parts else split
     if Path(data.root).is_dir() and place.samefile(data.root):
         return split
     try:  # it may have moved

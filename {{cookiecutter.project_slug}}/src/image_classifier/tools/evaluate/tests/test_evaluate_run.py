@@ -113,6 +113,9 @@ def test_all_images_of_another_folder_are_scored_also_those_of_some_classes(
     (tmp_path / "new/Bee").rename(tmp_path / "new/cat")
     with pytest.raises(UserError, match="knows the classes 2: ant, bee, which are not those of"):
         evaluated(trained, tmp_path / "new")
+    shutil.copytree(photos / "val/bee", tmp_path / "own/Testing/bee")
+    assert evaluated(trained, tmp_path / "own").confusion().sum(1).tolist() == [0, 2]
+    assert "2 test images, weights of" in capsys.readouterr().out
 
 
 def test_the_folder_of_the_training_keeps_its_split_wherever_it_is(trained, photos, tmp_path):
