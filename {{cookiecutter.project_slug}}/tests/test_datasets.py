@@ -286,13 +286,19 @@ def test_folds_take_each_image_for_validation_once(flat):
 def test_what_systems_leave_behind_is_no_image(flat):
     before = names(flat, "train", "val")
     put(flat, ".ipynb_checkpoints/1.jpg", "__MACOSX/1.jpg", "ant/._1.jpg", "ant/notes.txt")
+    put(flat, "@eaDir/1.jpg", "ant/@eaDir/1.jpg/thumbnail.jpg")  # of a Synology
     (flat / "ant" / "loop").symlink_to(flat / "ant")
     (flat / "cat").symlink_to(flat / "cat")  # no class
     (flat / "ant" / "folder.jpg").mkdir()  # no image
     # But links that lead nowhere are images that are missing, and names need not be text.
     (flat / "ant" / "gone.jpg").symlink_to(flat / "nowhere.jpg")
+    (flat / "ant" / "0loop.jpg").symlink_to("0loop.jpg")
     put(flat, os.fsdecode(b"ant/\xff.jpg"))
-    assert names(flat, "train", "val") - before == {"ant/gone.jpg", "ant/\udcff.jpg"}
+    assert names(flat, "train", "val") - before == {
+        "ant/0loop.jpg",
+        "ant/gone.jpg",
+        "ant/\udcff.jpg",
+    }
 
 
 def test_a_folder_that_may_not_be_listed_is_named(flat, monkeypatch):

@@ -12,7 +12,7 @@ from ..decode import SUFFIXES
 from .listing import class_folders, has_image, has_suffix, is_junk, listing, show, walk
 from .parts import find_parts, look, part_names, role_of
 
-OF_SYSTEMS = (b".ipynb_checkpoints", b"__MACOSX", b"__pycache__", b".git", b".venv")
+OF_SYSTEMS = (b".ipynb_checkpoints", b"__MACOSX", b"__pycache__", b"@eaDir", b".git", b".venv")
 # Suffixes of images that are not read; "": a name without one.
 UNREAD = ("", ".avif", ".heic", ".heif", ".jp2", ".jxl", ".svg", ".tga", ".dng", ".cr2", ".nef")
 MOST_COUNTED = 100_000  # images that are not used

@@ -92,7 +92,8 @@ def has_image(path: bytes) -> bool:
     """Whether there is an image below a folder; mostly its first file tells."""
     try:
         with os.scandir(path) as entries:
-            if any(has_suffix(e.name) and not is_junk(e.name) and not e.is_dir() for e in entries):
+            likely = (e for e in entries if has_suffix(e.name) and not is_junk(e.name))
+            if not all(os.path.isdir(entry.path) for entry in likely):
                 return True
     except OSError as error:
         fail(error)
@@ -106,7 +107,7 @@ def has_suffix(path: bytes) -> bool:
 
 def is_junk(name: bytes) -> bool:
     """Whether systems and tools left this behind: `.ipynb_checkpoints`, `__MACOSX`, `._x.jpg`."""
-    return name.startswith((b".", b"__"))
+    return name.startswith((b".", b"__", b"@eaDir"))
 
 
 def show(name: bytes) -> str:

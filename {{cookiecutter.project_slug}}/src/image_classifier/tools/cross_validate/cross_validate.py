@@ -9,6 +9,7 @@ from ...data import Source, open_dataset
 from ...errors import UserError
 from ...metrics import find_metric, metric_title, scores_text
 from ...predictions import confusion_of, counted_and_correct
+from ...runtime.console import say
 from ...runtime.files import write_json
 from ..many_runs import as_json, mean_text, print_table, train_all
 from ..recipe_options import Recipe
@@ -76,9 +77,10 @@ def cross_validate(recipe: Recipe, count: int) -> None:
 def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> list[Source]:
     """The validation images of each fold: together all of the images, each of them once.
 
+    Where all images of a class are in one fold, one of them is always for training.
+
     Raises:
-        UserError: if the dataset does not divide its images so, or all images of a class are in one
-            fold.
+        UserError: if the dataset does not divide its images so.
     """
     folds, names, num_images = [], set(), 0
     for fold in range(count):
@@ -97,12 +99,15 @@ def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> li
             f"dataset {data.name!r} has the same validation images in several folds: it should "
             "choose them by data.fold, as `folder` does"
         )
-    if len(names) < num_images and not data.limit:
-        why = "all images of a class are in one, where one must stay for training: add some"
-        if data.labels:
-            why = f"the table {data.labels!a} has more; cross-validate takes as many as there are"
+    missing = 0 if data.limit else num_images - len(names)
+    if missing > len(folds[0].classes):
         raise UserError(
-            f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: {why}"
+            f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: the table "
+            f"{data.labels!a} has more; cross-validate takes as many as there are"
+        )
+    if missing:
+        say(
+            f"{missing:,} images are validated by no run: without them, one has none of their class"
         )
     return folds
 

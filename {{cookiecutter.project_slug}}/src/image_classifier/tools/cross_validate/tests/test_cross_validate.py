@@ -83,6 +83,17 @@ def test_folds_may_be_a_column_of_a_table(photos, tmp_path):
         cross_validate.open_folds(data, 2)
 
 
+def test_a_class_whose_images_are_all_in_one_fold_keeps_one_for_training(tmp_path, capsys):
+    for number in range(60):
+        path = tmp_path / f"{number // 2}/{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    folds = cross_validate.open_folds(DataConfig("folder", str(tmp_path)), 3)
+    said = capsys.readouterr().out
+    assert f"{60 - sum(map(len, folds))} images are validated by no run" in said
+    assert 40 < sum(map(len, folds)) < 60
+
+
 def test_the_interval_of_folds_has_the_correction():
     top1 = [0.90, 0.92, 0.94, 0.91, 0.93]
     found = statistics.mean_of(top1, grain=0.001, overlap=1 / 4)
