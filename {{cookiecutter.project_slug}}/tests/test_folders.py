@@ -132,8 +132,10 @@ def test_classes_may_hold_folders_but_that_is_told(tmp_path):
     fill(tmp_path, "{ant,bee}/day{1,2}; cat", 12)
     source = opened(tmp_path, "train")
     assert source.classes == ("ant", "bee", "cat")
-    assert "warning: 2 of 3 classes hold folders alone, such as" in source.notes[-1]
-    assert f"if those are the classes, --data.root '{tmp_path}/ant'" in source.notes[-1]
+    assert "warning: 2 of 3 classes hold folders alone: all images" in source.notes[-1]
+    assert f"are the classes, --data.root '{tmp_path}/ant'" in source.notes[-1]
+    fill(tmp_path / "other", "{ant,bee}/images")  # no folders to choose from
+    assert len(opened(tmp_path / "other", "train").notes) == 1
 
 
 def test_images_of_every_suffix_that_the_decoder_knows_are_found(tmp_path):

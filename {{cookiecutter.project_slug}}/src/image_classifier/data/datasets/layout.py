@@ -82,12 +82,12 @@ def check_classes(
     unread = {kind: n for kind in UNREAD if (n := sum(other[kind] for other in others.values()))}
     listed = ", ".join(f"{n:,} {kind or 'without a suffix'}" for kind, n in unread.items())
     lines = [f"warning: files that cannot be read as images: {listed}"] if unread else []
-    if deep:
-        first = place / os.fsdecode(deep[0])
+    roots = (root for name in deep[:9] if (root := right_root(place, name)))
+    if first := next(roots, None):
         lines.append(
-            f"warning: {len(deep)} of {len(full)} classes hold folders alone, such as "
-            f"{str(first / os.fsdecode(min(inside[deep[0]])))!a}: what is below {show(deep[0])!r} "
-            f"is one class; if those are the classes, --data.root {str(first)!a}"
+            f"warning: {len(deep)} of {len(full)} classes hold folders alone: all images below "
+            f"one of them are one class; if the folders in {str(first)!a} are the classes, "
+            f"--data.root {str(first)!a}"
         )
     return lines
 
@@ -97,7 +97,8 @@ def no_images(place: Path, name: bytes, split: str, others: Counter[str]) -> Use
     why = "add some, or remove the folder"
     if others:
         kinds = ", ".join(repr(kind) if kind else "no suffix" for kind in sorted(others))
-        why = f"its {others.total():,} files have {kinds}; images are {', '.join(SUFFIXES)}"
+        why = f"its {others.total():,} files have {kinds}; images are {', '.join(SUFFIXES)}: "
+        why += "convert them, or move the folder away"
     return UserError(f"class {show(name)!r} has no images for {split} in {str(place)!a}: {why}")
 
 
