@@ -4,7 +4,6 @@ To add one: a function that returns a sentence, or "" if all is well, in `open_o
 """
 
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -94,8 +93,8 @@ def reused_images(config: Config, train: Source, val: Source) -> str:
     if are_same(train, val):
         return "the validation images are the training images: scores tell nothing of new images"
     is_test = val.is_test
-    if config.data.name == "folder" and Path(config.data.root, "test").is_dir():
-        with suppress(UserError):  # its images may have no labels
+    if config.data.name == "folder":
+        with suppress(UserError):  # there is no such folder, or its images have no labels
             is_test = are_same(val, open_dataset(config.data, "test"))
     return is_test * (
         "the validation images are the test images, and best.pt is the best on them, so its scores "
