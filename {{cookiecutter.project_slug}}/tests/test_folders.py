@@ -70,6 +70,7 @@ def test_a_wrapper_or_a_part_is_never_a_class(tmp_path, folders, cure):
         ("TRAIN", "", "Test"),
         ("Train", "Valid", "Test"),
         ("train", "Validation", ""),
+        ("train", "validation", ""),
         ("train_set", "val_set", "test-set"),
         ("TrainingData", "ValidationData", "TestData"),
         ("trainset", "valset", "testset"),
@@ -92,6 +93,11 @@ def test_parts_are_known_by_the_names_that_people_give_them(tmp_path, train, val
     assert sizes[0] == 40 if val else sum(sizes[:2]) == 40
     assert sizes[1:] == [6, 4][not val :][: len(splits) - 1] if val else sizes[2:] == [4]
     assert found[0].paths.root == tmp_path / train
+    named = {"train": train, "val": val, "test": test}
+    line = ", ".join(f"{part}: {name!r}" for part, name in named.items() if name)
+    is_usual = (train, val, test) == ("train", "validation", "")
+    told = "".join(note for note in found[0].notes if note.startswith("parts of the dataset: "))
+    assert told == ("" if is_usual else f"parts of the dataset: {line}")
 
 
 def test_a_name_is_a_part_only_where_that_is_certain():

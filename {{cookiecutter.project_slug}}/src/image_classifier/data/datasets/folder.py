@@ -10,7 +10,7 @@ from ...config import DataConfig
 from ...errors import UserError, did_you_mean
 from .layout import check_classes, check_names, no_images, unused
 from .listing import class_folders, has_suffix, is_junk, listing, show, walk
-from .parts import divide, find_name, find_parts, role_of, val_part
+from .parts import USUAL, divide, find_name, find_parts, role_of, val_part
 from .paths import PathList
 from .source import Source
 
@@ -51,6 +51,9 @@ def folder(data: DataConfig, split: str) -> Source:
     images = {name: images_of(place, folders[name], others[name]) for name in classes}
     if own is None and split != ALL:
         lines = check_classes(place, images, others, is_root=len(parts) < 2)
+        if any(part.parent != root or part.name not in USUAL for part in parts.values()):
+            names = (f"{name}: {str(part.relative_to(root))!a}" for name, part in parts.items())
+            lines.insert(0, f"parts of the dataset: {', '.join(names)}")
         notes += [*lines, *unused(root, place, parts)] * (split == "train")
     paths = [path for found in images.values() for path in found]
     counts = torch.tensor([len(found) for found in images.values()])
@@ -77,11 +80,11 @@ def find_folders(root: Path) -> dict[str, Path]:
 
     `seg_train/seg_train` has the classes of `seg_train`, if nothing lies beside it.
     """
-    found = {}
-    for part, name in find_parts(folders_in(root)).items():
-        if part == "pred":
+    found, names = {}, find_parts(folders_in(root))
+    for part in ("train", "val", "test"):
+        if part not in names:
             continue
-        found[part] = root / name
+        found[part] = root / names[part]
         while len(inner := folders_in(found[part])) == 1 and role_of(inner[0])[0] == part:
             found[part] /= inner[0]
     return found
