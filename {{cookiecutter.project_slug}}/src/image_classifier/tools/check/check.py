@@ -76,7 +76,7 @@ def check(
         raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
     groups = group_duplicates(images)
     findings = [*find_duplicates(images, groups), *find_odd_images(images), find_imbalance(images)]
-    findings.append(find_alike(images))
+    findings.append(find_similar_names(images))
     every = choose_left_out(images, groups.copies)
     is_chosen = images.is_train | (images.stats["height"] == 0) | with_held_out
     left_out = {n: why for n, why in every.items() if is_chosen[n]}
@@ -271,7 +271,7 @@ def find_imbalance(images: Images) -> Finding:
     return Finding("imbalance", "classes with few images", items)
 
 
-def find_alike(images: Images) -> Finding:
+def find_similar_names(images: Images) -> Finding:
     """Classes whose names a reader can hardly tell from each other."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in images.classes:
@@ -279,7 +279,7 @@ def find_alike(images: Images) -> Finding:
     items = [
         item(images, [], " and ".join(map(ascii, names))) for names in alike.values() if names[1:]
     ]
-    return Finding("alike", "classes whose names look alike: rename or merge them", items)
+    return Finding("names", "classes whose names look alike: rename or merge them", items)
 
 
 def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:

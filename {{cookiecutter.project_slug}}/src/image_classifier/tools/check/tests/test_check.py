@@ -344,7 +344,7 @@ def test_a_wrapper_is_refused_and_classes_that_look_alike_are_told(root, refusal
     assert cure in refusal("check", "--data.root", root.parent)
     shutil.copytree(root / "train/ant", root / "train/Ant ")
     report = check(root)[1]
-    assert [item["what"] for item in report["findings"]["alike"]] == ["'Ant ' and 'ant'"]
+    assert [item["what"] for item in report["findings"]["names"]] == ["'Ant ' and 'ant'"]
 
 
 def test_images_in_memory_are_checked_too_and_a_mistake_is_one_line(root, monkeypatch, refusal):
