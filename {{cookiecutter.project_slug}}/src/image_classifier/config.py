@@ -258,8 +258,6 @@ def check_data(data: DataConfig) -> None:
     """Raise `UserError` for a table of images that are no files, or a fold that there is not."""
     if data.labels and data.name != "folder":
         raise UserError(f"--data.labels is for --data.name folder, not for {data.name}")
-    if data.columns and not data.labels:
-        raise UserError("--data.columns names the columns of a table: --data.labels FILE")
     if (data.fold + 1) * data.val_fraction > 1 and not data.labels:
         raise UserError(
             f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "

@@ -65,6 +65,8 @@ def open_files(data: DataConfig, split: str) -> Source:
 
     Files that `check --quarantine` listed are left out.
     """
+    if data.columns and not data.labels:
+        raise UserError("--data.columns names the columns of a table: --data.labels FILE")
     function = need_tool(*TABLE).table if data.labels else find_dataset(data.name)
     with seeded(DATASET):
         found = function(data, split)

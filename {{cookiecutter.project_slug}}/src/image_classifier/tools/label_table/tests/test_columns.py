@@ -210,7 +210,7 @@ def test_names_of_columns_are_kept_with_a_run_and_need_a_table():
     with pytest.raises(
         UserError, match=r"--data.columns names the columns of a table: --data.labels"
     ):
-        Config(data=DataConfig("folder", columns=("path=Image",)))
+        open_dataset(DataConfig("folder", columns=("path=Image",)), "train")
 
 
 def test_an_id_is_the_file_with_the_suffix_that_there_is(opened):

@@ -32,7 +32,10 @@ from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS
 from image_classifier.runtime import platform
 from image_classifier.runtime.config_dict import words_of
-from image_classifier.tools.image_options import PrepareData, take_images
+from image_classifier.tools.image_options import (
+    PrepareData,
+    take_images,
+)
 from image_classifier.tools.prepare import prepare as writing
 from image_classifier.tools.prepare import prepared, shards
 from image_classifier.train import train
