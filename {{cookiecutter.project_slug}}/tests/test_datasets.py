@@ -49,6 +49,13 @@ FILES = ["ant/1.jpg"] * 6
         ({"mean": (125.3, 123.0, 113.9)}, "mean of a Source should be three .* from 0 to 1, not"),
         ({"std": (0.2, 0.2)}, "std of a Source should be three numbers"),
         ({"std": (0.2, 0.0, 0.2)}, "std of a Source should be three numbers"),
+        ({"weights": [1.0] * 6}, r"weights of a Source should be \(count,\) float32, finite, >= 0"),
+        ({"weights": torch.ones(6).double()}, r"not a Tensor \(6,\) torch\.float64$"),
+        ({"weights": torch.ones(5)}, r"not a Tensor \(5,\) torch\.float32$"),
+        ({"weights": torch.tensor([1, 1, 1, 1, 1, -0.5])}, ">= 0, not all 0, not "),
+        ({"weights": torch.tensor([1, 1, 1, 1, 1, torch.nan])}, "weights of a Source should be"),
+        ({"weights": torch.tensor([1, 1, 1, 1, 1, torch.inf])}, "weights of a Source should be"),
+        ({"weights": torch.zeros(6)}, ">= 0, not all 0, not "),
     ],
 )
 def test_what_no_source_can_hold_is_refused(fields, message):
@@ -61,7 +68,9 @@ def test_what_no_source_can_hold_is_refused(fields, message):
 
 def test_fields_are_kept_as_batches_and_checkpoints_want_them():
     strided = PIXELS.permute(0, 2, 1, 3)
-    source = Source(LABELS, CLASSES, strided, mean=np.zeros(3), std=torch.ones(3))
+    weights = (LABELS == 1).float()  # an image may count for nothing
+    source = Source(LABELS, CLASSES, strided, mean=np.zeros(3), std=torch.ones(3), weights=weights)
+    assert torch.equal(source.weights, weights)
     assert source.pixels.is_contiguous()  # else each batch would copy all images
     assert (source.mean, source.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     assert {type(value) for value in source.mean + source.std} == {float}

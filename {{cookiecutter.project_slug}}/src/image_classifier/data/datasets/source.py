@@ -71,9 +71,10 @@ class Source:
             # Batches gather rows; if the pixels were only permuted, each step would copy them all.
             object.__setattr__(self, "pixels", pixels.contiguous())
         if (weights := self.weights) is not None:
-            is_weights = weights.dtype == torch.float32 and weights.shape == labels.shape[:1]
-            is_weights = is_weights and bool((weights >= 0).all() and weights.sum() > 0)
-            check("weights", weights, is_weights, "(count,) float32, none negative, not all 0")
+            is_weights = isinstance(weights, Tensor) and weights.dtype == torch.float32
+            is_weights = is_weights and weights.shape == labels.shape[:1]
+            is_weights = is_weights and bool((weights >= 0).all() and 0 < weights.sum() < torch.inf)
+            check("weights", weights, is_weights, "(count,) float32, finite, >= 0, not all 0")
         is_paths = paths is None or isinstance(paths, PathList)
         check("paths", paths, is_paths, "PathList(folder, paths)")
         if (pixels is None) == (paths is None and self.reader is None):
