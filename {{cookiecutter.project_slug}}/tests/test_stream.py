@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import resource
 import signal
@@ -12,7 +13,7 @@ from unittest.mock import MagicMock, Mock, call
 
 import pytest
 import torch
-from conftest import changed, is_alive, run_alone, wait_for
+from conftest import changed, is_alive, run_alone, start, wait_for
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from image_classifier.data import autotune, shared_memory
@@ -62,6 +63,21 @@ def test_workers_end_in_silence_with_the_process_that_they_serve(streamed, tmp_p
     assert run_alone(killed_with_workers, streamed, said) == (-signal.SIGKILL, None)
     # What was said is their numbers and nothing else.
     wait_for(lambda: not any(map(is_alive, json.loads(said.read_text()))))
+
+
+def left_open(config):
+    """Stream a batch, and return with workers at work, as a script that ends by an error."""
+    shared_memory.left = TrainData(config, CPU)
+    next(shared_memory.left.batches(0, 100))
+    return [worker.pid for worker in shared_memory.left.loader.workers]
+
+
+def test_a_program_that_leaves_its_data_open_ends(streamed):
+    process, result = start(left_open, streamed)
+    process.join(30)  # workers ignore the signal by which Python ends them, and waits for ever
+    process.kill()
+    assert process.exitcode == 0
+    wait_for(lambda: not any(map(is_alive, pickle.loads(result.recv_bytes()))))
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
