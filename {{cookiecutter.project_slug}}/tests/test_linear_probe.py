@@ -10,6 +10,8 @@ import torch
 from conftest import changed, logged, run_ranks, train_until
 from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from test_resume import assert_same, final
 from torch import nn
@@ -135,6 +137,24 @@ def test_the_last_layer_is_logistic_regression_on_raw_features(num_classes, has_
     shares = (values.double() @ weight.T + bias).softmax(1)
     assert torch.allclose(shares, torch.from_numpy(wanted), atol=1e-6)
     assert has_bias or not bias.any()
+
+
+def test_the_penalty_is_that_of_the_best_answers_to_images_that_were_left_out(monkeypatch):
+    monkeypatch.setattr(linear_probe, "STRENGTHS", (1e-4, 0.1, 100.0))  # the last overfits
+    torch.manual_seed(3)
+    labels = (torch.arange(48) % 3 == 0).long()
+    values = torch.randn(48, 10) + 0.5 * labels[:, None]
+    folds, shares = StratifiedKFold(5, shuffle=True, random_state=1), {}
+    for strength in linear_probe.STRENGTHS:
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+        found = cross_val_predict(model, values.double(), labels, cv=folds)
+        shares[strength] = (found == labels.numpy()).mean()
+    assert shares[0.1] > max(shares[1e-4], shares[100])
+    share = f"{shares[0.1]:.2%}"
+    note = fit_classes(values, labels, has_bias=True, seed=1).note
+    assert note == f"C = 0.1, top-1 {share} in cross-validation"
+    note = fit_labels(values, labels[:, None].to(torch.int8), has_bias=True, seed=1).note
+    assert note == f"{share} of the labels right in cross-validation"
 
 
 def test_each_label_has_a_regression_of_its_own_and_what_is_unknown_does_not_count():
