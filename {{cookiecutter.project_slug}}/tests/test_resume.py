@@ -173,14 +173,14 @@ def test_a_finished_run_is_neither_trained_again_nor_mixed_with_another(finished
     before, last = final(finished), rows(finished)[-1]
     again = train(finished)
     assert again.metrics() == {name: last[name] for name in again.metrics()}
-    with pytest.raises(UserError, match=r"--optim.lr was 0.02, is 0.1.*--run.fresh"):
+    with pytest.raises(UserError, match=r"lr was 0.02, is 0.1; take another --run.dir, or start"):
         train(changed(finished, optim__lr=0.1))
     offer = r"take another --run.dir \(with --run.init-from '.*last.pt' it"
     with pytest.raises(UserError, match=f"--epochs was 2, is 4; {offer}"):
         train(changed(finished, epochs=4))
     edited = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
     monkeypatch.setattr(train_module, "build_model", lambda *_, **__: edited)
-    with pytest.raises(UserError, match=r"holds another model: .*--run.fresh"):
+    with pytest.raises(UserError, match=r"holds another model: .*take another --run.dir, or start"):
         train(finished)
     assert_same(final(finished), before)
 
