@@ -127,14 +127,21 @@ def find_table(data: DataConfig) -> Table:
     """The table `data.labels`, from the current folder or from `data.root`.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is none, or its name alone is given and each of the two has another.
     """
     places = Path(data.labels), Path(data.root, data.labels)
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
+    files = [place for place in places if place.is_file()]
+    if not files:
         where = f"here or in --data.root {data.root!a}"
         raise UserError(f"--data.labels {data.labels!a}: there is no such file {where}")
-    return open_table(file)
+    # What `predict` wrote here must not be taken in silence for the table of the images.
+    if len(files) == 2 and not os.path.dirname(data.labels) and not files[0].samefile(files[1]):
+        other = os.path.join(os.curdir, data.labels)
+        raise UserError(
+            f"--data.labels {data.labels!a}: there is one here and one in --data.root "
+            f"{data.root!a}: say {str(files[1])!a} or {other!a}"
+        )
+    return open_table(files[0])
 
 
 def folds_text(rows: Rows) -> str:

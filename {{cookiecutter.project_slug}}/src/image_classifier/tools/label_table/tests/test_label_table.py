@@ -13,6 +13,9 @@ from image_classifier.data.datasets import open_files
 from image_classifier.errors import UserError
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World, join_world
+from image_classifier.tools.label_table.labels import (
+    find_table,
+)
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -230,6 +233,23 @@ def test_a_table_is_found_or_refused(tmp_path, refusal):
     pytest.importorskip("pyarrow")
     put(tmp_path, b"PAR1", "labels.parquet")
     assert "cannot read " in refusal(*own, "labels.parquet")
+
+
+def test_a_table_here_is_not_taken_in_silence_for_that_of_the_images(tmp_path, monkeypatch):
+    (photos := tmp_path / "photos").mkdir()
+    put(photos, b"path,label\na.jpg,ant\nb.jpg,bee\n", "labels.csv")
+    put(tmp_path, b"path,label\na.jpg,x\nb.jpg,y\n", "labels.csv")  # as `predict` writes them
+    monkeypatch.chdir(tmp_path)
+
+    def classes(labels, root="photos"):
+        return find_table(DataConfig("folder", root, labels)).file.read_bytes()[-4:-1]
+
+    with pytest.raises(UserError, match=r"say 'photos/labels\.csv' or '\./labels\.csv'$"):
+        classes("labels.csv")
+    assert [classes("photos/labels.csv"), classes("./labels.csv")] == [b"bee", b"g,y"]
+    assert classes("labels.csv", ".") == b"g,y"  # one file
+    (tmp_path / "labels.csv").unlink()
+    assert classes("labels.csv") == b"bee"
 
 
 def test_a_missing_file_is_named_with_its_row_unless_it_may_be_skipped(flat, tmp_path):
