@@ -192,6 +192,8 @@ def find_paths(found: Table, data: DataConfig) -> int:
             return column
     what = f"{str(found.file)!a} has no column 'path', but {columns_text(found)}: "
     others = [n for n in range(len(names)) if n not in called and has_files(found, n, data)]
+    if any(is_file(path_of(found.names[n], root_of(data)), data) for n in others if names[n]):
+        raise UserError(f"{what}its first line should name the columns, such as path,label")
     if others:
         choices = [quote(f"path={printable(found.names[n].strip())}") for n in others]
         raise UserError(f"{what}--data.columns {', or '.join(choices)}")

@@ -164,6 +164,12 @@ def test_usual_names_of_columns_are_understood_where_files_prove_them(opened, tm
     assert f"path: column {head[0]}" in source.notes[0]
 
 
+def test_a_table_without_a_header_is_told_so(opened):
+    table = [[f"{n}.jpg", "ab"[n % 2]] for n in range(6)]
+    with pytest.raises(UserError, match="its first line should name the columns, such as path,la"):
+        opened(table, files=[f"{n}.jpg" for n in range(6)])
+
+
 def test_columns_are_taken_by_name(opened):
     head = ["No", "foto", "sort", "part", "how much"]
     table = [head, *([n, f"{n}.jpg", "ab"[n % 2], "train", 2] for n in range(6))]
