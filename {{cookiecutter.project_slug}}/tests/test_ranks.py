@@ -123,6 +123,8 @@ LEFT_OVER = [
     (JOB | {"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE='8', which"),
     (JOB | {"MASTER_ADDR": ""}, "without MASTER_ADDR, which"),
     (JOB | {"LOCAL_WORLD_SIZE": "4", "MASTER_PORT": ""}, "without MASTER_PORT, which"),
+    (JOB | {"MASTER_PORT": "http"}, "MASTER_PORT='http', which"),
+    (JOB | {"MASTER_PORT": "70000"}, "MASTER_PORT='70000', which"),
 ]
 
 

@@ -157,8 +157,11 @@ def read_ranks() -> tuple[int, int, int, int]:
     needed += ["MASTER_PORT"] * (size > 1 and STORE not in os.environ)
     missing = [name for name in needed if not os.environ.get(name)]
     fits = 0 <= rank < size and 0 <= local_rank < size and 1 <= local_size <= size
-    if missing or not fits:
-        found = " ".join(f"{name}={os.environ[name]!a}" for name in alone if name in os.environ)
+    port = os.environ.get("MASTER_PORT", "") if "MASTER_PORT" in needed else ""
+    no_port = ["MASTER_PORT"] * (bool(port) and not (port.isdecimal() and int(port) < 2**16))
+    if missing or no_port or not fits:
+        said = [*alone, *no_port]
+        found = " ".join(f"{name}={os.environ[name]!a}" for name in said if name in os.environ)
         without = f" without {', '.join(missing)}" if missing else ""
         raise UserError(
             f"the environment has {found}{without}, which is no rank of a job: unset what another "
