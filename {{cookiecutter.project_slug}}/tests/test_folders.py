@@ -112,6 +112,36 @@ def test_a_name_is_a_part_only_where_that_is_certain():
     assert find_parts(["train_test", "ant"]) == {}
 
 
+def test_links_that_lead_nowhere_are_told(tmp_path):
+    fill(tmp_path, "train/{ant,bee}")
+    (tmp_path / "val").symlink_to("unmounted/val")
+    (tmp_path / "train" / "cat").symlink_to("cat")  # to itself
+    told = [line for line in opened(tmp_path, "train").notes if "links" in line]
+    where, cat = f"'{tmp_path}/val' to 'unmounted/val'", f"'{tmp_path}/train/cat' to 'cat'"
+    assert told == [
+        f"warning: 1 links in '{tmp_path}' lead nowhere, such as {where}",
+        f"warning: 1 links in '{tmp_path}/train' lead nowhere, such as {cat}",
+    ]
+
+
+def test_a_flat_class_that_is_called_as_a_part_is_to_be_renamed(tmp_path):
+    fill(tmp_path, "train; bus; car")
+    with pytest.raises(UserError, match="if 'train' is a class, give it another name"):
+        opened(tmp_path, "train")
+
+
+def test_a_file_in_place_of_a_folder_is_called_a_file(tmp_path):
+    put(tmp_path, "photos.zip")
+    with pytest.raises(UserError, match=r"photos\.zip': it is a file, no folder"):
+        opened(tmp_path / "photos.zip", "train")
+
+
+def test_of_many_classes_without_images_a_few_are_named(tmp_path):
+    fill(tmp_path, "{train,val}/{a,b}")
+    fill(tmp_path, "train/{c,d,e,f,g,h}")
+    assert opened(tmp_path, "val").notes == ("no val images of 6: c, d, e, f, g, ...",)
+
+
 def test_what_lies_beside_the_parts_and_is_not_used_is_told(tmp_path):
     fill(tmp_path, "train/{ant,bee}; holdout/ant; .old/ant; train/__cat; .venv/lib; seg_pred")
     put(tmp_path, "1.jpg", "train/2.jpg", "notes/1.txt")

@@ -8,9 +8,10 @@ import torch
 
 from ...config import DataConfig
 from ...errors import UserError, did_you_mean
+from ...runtime.console import some
 from .layout import check_classes, check_names, no_images, unused
 from .listing import class_folders, has_suffix, is_junk, listing, show, walk
-from .parts import USUAL, divide, find_name, find_parts, role_of, val_part
+from .parts import USUAL, divide, find_name, find_parts, part_of, role_of, val_part
 from .paths import PathList
 from .source import Source
 
@@ -33,7 +34,8 @@ def folder(data: DataConfig, split: str) -> Source:
     """
     root = Path(data.root)
     if not root.is_dir():
-        raise UserError(f"--data.root {data.root!a}: there is no such folder")
+        what = "it is a file, no folder" if root.exists() else "there is no such folder"
+        raise UserError(f"--data.root {data.root!a}: {what}")
     parts = find_folders(root)
     hint = f"; --data.root {str(parts.get('train', root))!a} divides the others"
     val_part((part.name for part in parts.values()), data, hint)
@@ -66,7 +68,8 @@ def folder(data: DataConfig, split: str) -> Source:
         notes.insert(0, f"split by file name: {len(paths)} images for {split}")
     per_class = labels.bincount(minlength=len(classes)).tolist()
     if empty := [show(name) for name, count in zip(classes, per_class, strict=True) if not count]:
-        notes.append(f"no {split} images of: {', '.join(empty)}")
+        what = "images" if split == ALL else f"{split} images"
+        notes.append(f"no {what} of {some(tuple(empty), 5)}")
     return Source(
         labels=labels,
         classes=tuple(map(show, classes)),
@@ -107,9 +110,11 @@ def classes_in(place: Path) -> list[bytes]:
         count = sum(map(has_suffix, listing(top)[1]))
         images = f"{count:,} images but " if count else ""
         example = ascii(str(place / "<class>" / "1.jpg"))
+        other = f"; if {place.name!a} is a class, give it another name"
         raise NoLabelsError(
             f"{str(place)!a} has {images}no folders: put the images of each class into a folder of "
             f"its own, such as {example}, or name a table of labels, --data.labels"
+            f"{other if count and part_of(place.name) else ''}"
         )
     return names
 
