@@ -7,6 +7,7 @@ that comes before both. Cookiecutter finds it in `needs_cookiecutter_2_6.py`.
 """
 
 import inspect
+import os
 import re
 import shutil
 import sys
@@ -87,6 +88,10 @@ def _check_space(folder: Path) -> None:
     if disk.free < needed and disk.total:  # 0: the file system does not say
         sizes = f"{needed / 2**20:.1f} MB, and its disk has {disk.free / 2**20:.1f} MB left"
         raise RefusedError(f"a project needs {sizes}")
+    inodes = os.statvfs(there) if hasattr(os, "statvfs") else None  # which Windows has not
+    if inodes and inodes.f_files and inodes.f_favail < len(files):
+        counts = f"{len(files)} files, and its disk has room for {inodes.f_favail} (inodes)"
+        raise RefusedError(f"a project needs {counts}")
 
 
 def _refuse(error: RefusedError) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -112,6 +113,16 @@ def test_a_full_disk_is_refused_before_a_file_is_written(way, here, monkeypatch,
     assert not contents(here)
     full.total = 0  # some file systems say nothing
     assert cli.main(["--no-input"]) == 0
+
+
+def test_a_disk_without_inodes_is_refused_before_a_file_is_written(here, monkeypatch, capfd):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, free=0))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=120, f_favail=100))
+    with pytest.raises(SystemExit):
+        render_with_cookiecutter(here / "a/b")
+    said = r"ERROR: a project needs [0-9]+ files, and its disk has room for 100 \(inodes\)\n"
+    assert re.fullmatch(said, capfd.readouterr().err)
+    assert not contents(here)
 
 
 def test_a_disk_that_fills_up_leaves_one_line_and_nothing_else(here):

@@ -119,8 +119,8 @@ def test_links_that_lead_nowhere_are_told(tmp_path):
     told = [line for line in opened(tmp_path, "train").notes if "links" in line]
     where, cat = f"'{tmp_path}/val' to 'unmounted/val'", f"'{tmp_path}/train/cat' to 'cat'"
     assert told == [
-        f"warning: 1 links in '{tmp_path}' lead nowhere, such as {where}",
-        f"warning: 1 links in '{tmp_path}/train' lead nowhere, such as {cat}",
+        f"warning: links in '{tmp_path}' that lead nowhere: 1, such as {where}",
+        f"warning: links in '{tmp_path}/train' that lead nowhere: 1, such as {cat}",
     ]
 
 

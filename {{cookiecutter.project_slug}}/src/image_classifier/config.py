@@ -278,10 +278,11 @@ def check_task(config: Config) -> None:
 
 def check_decision(run: RunConfig) -> None:
     """Raise `UserError` for two wishes at once, or a wish for errors."""
-    if run.error_cost and (run.min_precision or run.error_cost < 1):
+    if run.error_cost and run.min_precision:
+        raise UserError("--run.error-cost and --run.min-precision: one of the two decides")
+    if 0 < run.error_cost < 1:
         raise UserError(
-            f"--run.error-cost {run.error_cost:g} is 1 or more, as an abstention costs 1, and "
-            "without --run.min-precision: one of the two decides"
+            f"--run.error-cost {run.error_cost:g} should be 1 or more, as an abstention costs 1"
         )
 
 

@@ -127,8 +127,8 @@ def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
             yield f"warning: {count:,} images in {str(folder)!a} are not used: they are in no class"
         paths = (os.path.join(top, name) for name in sorted(files) if not has_suffix(name))
         if broken := [os.fsdecode(path) for path in paths if not os.path.exists(path)]:
-            where = f"{broken[0]!a} to {os.readlink(broken[0])!a}"
-            yield f"warning: {len(broken):,} links in {str(folder)!a} lead nowhere, such as {where}"
+            where = f"{len(broken):,}, such as {broken[0]!a} to {os.readlink(broken[0])!a}"
+            yield f"warning: links in {str(folder)!a} that lead nowhere: {where}"
         others = [name for name in folders if name not in used] if parts and folder == root else []
         hidden = [name for name in next(os.walk(top))[1] if is_junk(name)]
         for name in sorted([*others, *(name for name in hidden if name not in OF_SYSTEMS)]):

@@ -109,10 +109,11 @@ def check(
         print(f"the test images are not checked, as they have no labels: {not_checked}")
     serious = sum(len(finding.items) for finding in findings if finding.is_serious)
     if quarantine and left_out:
-        print(f"\n{len(left_out):,} images added to {str(target)!a}: training leaves them out")
+        added = f"{len(left_out):,} image{'s' * (len(left_out) != 1)} added to {str(target)!a}"
+        print(f"\n{added}: training leaves them out")
     elif serious:
         advice = "; --quarantine makes training leave them out" * (are_files and bool(left_out))
-        print(f"\n{serious:,} serious findings, marked by !{advice}")
+        print(f"\n{serious:,} serious finding{'s' * (serious != 1)}, marked by !{advice}")
     else:
         print("\nnothing serious")
     if num_kept and are_files:
