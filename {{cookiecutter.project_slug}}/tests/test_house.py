@@ -1,6 +1,7 @@
 """The rules of the house, and that its papers are true."""
 
 import hashlib
+import inspect
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import is_dataclass
 from itertools import dropwhile
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from image_classifier.cli import commands
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
 from image_classifier.presets import PRESETS
-from image_classifier.runtime.command_line import parse
+from image_classifier.runtime.command_line import COMMENT, parse
 from image_classifier.runtime.config_dict import flatten
 
 PROJECT = Path(__file__).parent.parent
@@ -46,6 +48,14 @@ def test_every_knob_is_read():
     readers = "".join(t for path, t in MODULES.items() if path not in ("config.py", "presets.py"))
     for knob in flatten(Config()):
         assert re.search(rf"\b\w+\.{knob.rpartition('.')[2]}\b", readers), knob
+
+
+def test_every_knob_has_its_help_beside_it():  # a comment that is parted from its line is none
+    config = Config()
+    for section in (config, *filter(is_dataclass, vars(config).values())):
+        comments = dict(COMMENT.findall(inspect.getsource(type(section))))
+        for name, value in vars(section).items():
+            assert comments[name] or is_dataclass(value), name
 
 
 def test_the_package_never_names_itself_and_rooms_are_imported_by_their_faces():

@@ -171,9 +171,8 @@ class RunConfig:
     # .safetensors; pretrained: torchvision's for the model, downloaded
     init_head: Literal["probe", "zero"] = "probe"  # a new last layer on pretrained weights. probe:
     # logistic regression on the features of the training images; zero: zeros
-    log_every_steps: int = within(
-        50, 1
-    )  # between rows of metrics.jsonl; slow runs print lines between them
+    log_every_steps: int = within(50, 1)  # between rows of metrics.jsonl; slow runs print lines
+    # between them
     evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
     # followed by a checkpoint, as are 10 minutes without one
     best_by: str = "auto"  # the metric that decides which weights are in best.pt, and whether
