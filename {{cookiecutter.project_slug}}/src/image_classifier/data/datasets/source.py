@@ -115,9 +115,10 @@ class Source:
 
         Names may differ where a reader sees no difference. Rows of several labels stay.
         """
+        if self.is_multi_label or self.classes == classes or not classes:
+            return self
         numbers = [find_name(name, classes) for name in self.classes]
-        is_same = self.classes == classes or -1 in numbers or len({*numbers}) < len(numbers)
-        if self.is_multi_label or is_same:
+        if -1 in numbers or len({*numbers}) < len(numbers):
             return self
         self.check_labels(split)
         pairs = [(name, classes[n]) for name, n in zip(self.classes, numbers, strict=True)]

@@ -5,10 +5,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
-from unicodedata import category, normalize
+from unicodedata import normalize
 
 import numpy as np
 
+from ...data import look
 from ...errors import UserError
 from .cells import is_missing, list_of, yes_or_no
 from .rows import text_of
@@ -118,8 +119,7 @@ def loose_name(name: str) -> str:
     """What is equal for names that look alike."""
     with suppress(ValueError):
         return str(float(name))
-    letters = (letter for letter in normalize("NFKC", name).casefold() if category(letter) != "Cf")
-    return re.sub(r"[\s_-]+", " ", "".join(letters))
+    return re.sub(r"[\s_-]+", " ", look(name))
 
 
 def joined(names: list[str]) -> Iterator[str]:
