@@ -1,6 +1,5 @@
 """Pretrained weights: from a run of this project, or from a file of torchvision's or timm's."""
 
-import json
 import re
 import sys
 from argparse import Namespace
@@ -17,7 +16,7 @@ from ..config import ModelConfig
 from ..errors import UserError
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
-from ..runtime.files import parse_object
+from ..runtime.files import about_tensors
 from ..runtime.platform import install_command
 from ..runtime.tools import need_tool
 from .blocks import find_head
@@ -151,11 +150,9 @@ def read_weights(path: Path) -> PretrainedWeights:
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, "pt") as file:
-                keys = file.metadata() or {}
+                # Ours also says which images they were trained on.
+                about = about_tensors(file.metadata(), "classes", "mean", "std")
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            # Ours also says which images they were trained on; once it did in several keys.
-            old = {key: json.loads(keys[key]) for key in ("classes", "mean", "std") if key in keys}
-            about = parse_object(keys.get("about", "")) or old
             if "classes" in about:
                 classes, mean, std = (about[key] for key in ("classes", "mean", "std"))
                 mean, std = check_images(classes, mean, std)

@@ -156,6 +156,16 @@ def tensor_file(tensors: dict[str, Any], about: dict[str, Any]) -> bytes:
     return save(tensors, {"about": json.dumps(about, sort_keys=True)})
 
 
+def about_tensors(metadata: dict[str, str] | None, *old: str) -> dict[str, Any]:
+    """What `tensor_file` says of its tensors, from the metadata of a file; empty if it has none.
+
+    Older files had a key for each thing: those called as `old` held JSON, the others text.
+    """
+    keys = metadata or {}
+    parsed = {name: json.loads(keys[name]) for name in old if name in keys}
+    return parse_object(keys.get("about", "")) or keys | parsed
+
+
 def parse_object(text: str | bytes) -> dict[str, Any]:
     """The JSON object in `text`; empty if it is anything else."""
     try:

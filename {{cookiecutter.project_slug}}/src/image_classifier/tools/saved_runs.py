@@ -1,6 +1,5 @@
 """What a run folder says of its run."""
 
-import json
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..metrics import better
-from ..runtime.files import parse_object, read_object, read_rows
+from ..runtime.files import about_tensors, read_object, read_rows
 from ..tasks import metric_of
 
 # Knobs in which the runs of a recipe may differ, and the exception.
@@ -118,11 +117,9 @@ def read_predictions(path: Path) -> SavedPredictions | None:
     try:
         with safe_open(path, "pt") as file:
             predicted, target = file.get_tensor("predicted"), file.get_tensor("target")
-            keys = file.metadata()
-            old = {name: json.loads(keys[name]) for name in ("files", "classes") if name in keys}
-            about = parse_object(keys.get("about", "")) or {"files": {}} | keys | old
+            about = about_tensors(file.metadata(), "files", "classes")
             images, step = str(about["images"]), int(about["step"])
-            files, classes = dict(about["files"]), tuple(map(str, about["classes"]))
+            files, classes = dict(about.get("files", {})), tuple(map(str, about["classes"]))
         if predicted.ndim > 2 or predicted.shape != target.shape:
             raise ValueError("predictions and targets differ in number")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
