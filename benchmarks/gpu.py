@@ -72,7 +72,8 @@ SIZES = {
 }
 # How commands begin. Upper-case words stand for folders; RESULTS and RUN are new for each command.
 BEGINNINGS = {
-    "test": "-m pytest -v -rs --tb short -o faulthandler_timeout=90 -p no:cacheprovider",
+    "test": "-m pytest -v -rs --tb short -W default -o faulthandler_timeout=90"
+    " -p no:cacheprovider -p no:benchmark",
     "compare": "benchmarks/training.py --device {device} --rounds 1 --results RESULTS {course}",
     "step": "benchmarks/gpu_steps.py --device {device} --results RESULTS",
     "photo_tips": "train.py bench folder --data.root PHOTOS {photos} --quick --run.dir RUN --rows",
