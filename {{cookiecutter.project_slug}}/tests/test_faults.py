@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import changed, logged, losses, run_alone, run_ranks, start, wait_for
 from test_resume import assert_same
 from torch import nn
@@ -54,7 +55,24 @@ def plant(monkeypatch, fault):
     monkeypatch.setattr(train_module, "build_loss", build_faulty)
 
 
-def lack_memory(monkeypatch, most, first=1):
+# What torch and the libraries below it raise where memory runs out, as torch 2.15 words it.
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    dist.DistBackendError(
+        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for "
+        "details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "Last error:\nCuda failure 2 'out of memory'"
+    ),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 8.95 GiB, max allowed: 9.07 GiB)"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory"),
+]
+
+
+def lack_memory(monkeypatch, most, first=1, error=NO_MEMORY[0]):
     """Let training fail with more than `most` images, from pass `first` on; the sizes of passes."""
     sizes, forward = [], ResNet9.forward
 
@@ -62,7 +80,7 @@ def lack_memory(monkeypatch, most, first=1):
         if model.training:
             sizes.append(len(images))
             if len(images) > most and len(sizes) >= first:
-                raise torch.OutOfMemoryError("planted")
+                raise error
         return forward(model, images)
 
     monkeypatch.setattr(ResNet9, "forward", forward_or_fail)
@@ -150,6 +168,22 @@ def test_out_of_memory_halves_the_micro_batch_alone(config, trained_once, monkey
     assert "from the last save with 5 (the batch stays 16)" in lines
     assert sizes == [11] + 8 * [5, 5, 5, 1]
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY[1:])
+def test_whatever_reports_the_lack_of_memory_the_micro_batch_is_halved(config, monkeypatch, error):
+    lack_memory(monkeypatch, most=15, error=error)
+    with pytest.raises(OutOfMemoryError, match="started again from the last save with 8"):
+        train(config)
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: an illegal memory access was encountered", "CUDNN_STATUS_INTERNAL_ERROR"]
+)
+def test_another_error_of_a_gpu_is_not_taken_for_a_lack_of_memory(config, monkeypatch, text):
+    lack_memory(monkeypatch, most=15, error=RuntimeError(text))
+    with pytest.raises(RuntimeError, match=f"^{text}$"):
+        train(config)
 
 
 def test_where_one_image_is_too_much_the_message_says_what_needs_less(config, monkeypatch):

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
-
 from ..config import Config
-from ..errors import EXIT_OUT_OF_MEMORY, FaultError
+from ..errors import EXIT_OUT_OF_MEMORY, FaultError, is_out_of_memory
 from .distributed import World
 from .files import read_object, write_json
 
@@ -43,12 +41,14 @@ class MicroBatch:
         """A block that, if it runs out of memory, halves the micro-batch of the next start.
 
         Raises:
-            OutOfMemoryError: in place of torch's, if there is a smaller micro-batch.
+            OutOfMemoryError: in place of an error of torch, if there is a smaller micro-batch.
             FaultError: if there is none.
         """
         try:
             yield
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             done = steps_done()
             place = f"out of memory at step {done + 1} with micro-batch {self.size}"
             if self.size == 1:

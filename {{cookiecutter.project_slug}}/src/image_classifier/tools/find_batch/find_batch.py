@@ -20,7 +20,7 @@ from torch import Tensor
 from ...augment import Augmented
 from ...config import Config
 from ...data import TrainData
-from ...errors import FaultError, UserError
+from ...errors import FaultError, UserError, is_out_of_memory
 from ...precision import settle_precision
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
@@ -110,7 +110,9 @@ class Trial:
         self.forget_peak()
         try:
             seconds = self.times(count)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             return None
         on_gpu = self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_memory_bytes()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ...errors import is_out_of_memory
 from ...runtime.console import printable
 from ...runtime.files import write_json
 from ...runtime.platform import peak_memory_bytes
@@ -33,8 +34,8 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
     try:
         yield lambda: None
     except Exception as error:
-        reason = error if isinstance(error, torch.OutOfMemoryError) else error.__cause__
-        if isinstance(reason, torch.OutOfMemoryError):
+        reason = error.__cause__ or error
+        if is_out_of_memory(reason):
             with suppress(Exception):  # which would hide that memory ran out
                 write_account(setup, state, str(reason))
         raise
