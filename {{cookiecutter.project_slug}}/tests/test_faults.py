@@ -8,7 +8,7 @@ import time
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from image_classifier.models import read_checkpoint
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import consensus
+from image_classifier.runtime import consensus, launch
 from image_classifier.runtime.launch import attempt
 from image_classifier.runtime.out_of_memory import (
     OutOfMemoryError,
@@ -168,6 +168,17 @@ def test_out_of_memory_halves_the_micro_batch_alone(config, trained_once, monkey
     assert "from the last save with 5 (the batch stays 16)" in lines
     assert sizes == [11] + 8 * [5, 5, 5, 1]
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+def test_a_restart_in_the_same_process_begins_with_an_empty_gpu(config, monkeypatch):
+    done = Mock()
+    done.attempt.side_effect = [OutOfMemoryError.code, 0]
+    monkeypatch.setattr(launch, "attempt", done.attempt)
+    monkeypatch.setattr(torch.cuda, "empty_cache", done.empty_cache)
+    monkeypatch.setattr(os, "environ", {})
+    run = changed(config, run__processes=1).run
+    assert launch.run_in_processes(train, run, config.compute) == 0
+    assert done.mock_calls == [call.attempt(train), call.empty_cache(), call.attempt(train)]
 
 
 @pytest.mark.parametrize("error", NO_MEMORY[1:])

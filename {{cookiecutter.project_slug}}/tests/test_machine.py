@@ -34,6 +34,13 @@ def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
     assert machine.host_memory_bytes(tmp_path / "nowhere") > 2**29
 
 
+def test_memory_of_a_gpu_that_torch_keeps_unused_is_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 900)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 200)
+    assert machine.device_memory_bytes(torch.device("cuda", 0)) == 701
+
+
 def test_threads_are_those_that_the_user_asks_for_and_torch_computes_on_them(monkeypatch):
     def threads(processes=1, **variables):
         monkeypatch.setattr(os, "environ", variables)

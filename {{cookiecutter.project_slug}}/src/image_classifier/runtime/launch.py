@@ -52,6 +52,9 @@ def run_in_processes(work: Callable[[], None], run: RunConfig, compute: ComputeC
     while (code := attempt(work)) == EXIT_OUT_OF_MEMORY:
         os.environ[RESTART_COUNTS[0]] = "1"
         gc.collect()  # the failed attempt may be in reference cycles, with all that it holds
+        import torch
+
+        torch.cuda.empty_cache()  # does nothing if no GPU is in use
     return code
 
 

@@ -38,9 +38,10 @@ def host_memory_bytes(cgroup: Path = CGROUP) -> int:
 
 
 def device_memory_bytes(device: torch.device) -> int:
-    """Free memory on `device`, in bytes."""
+    """Free memory on `device`, in bytes; what torch has taken and does not use is free, too."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     return host_memory_bytes()
 
 
