@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import (
+    SMOKE,
     changed,
     is_alive,
     job_of,
@@ -26,10 +27,11 @@ from conftest import (
     run_alone,
     run_ranks,
     start,
+    train_in_file,
     train_until,
     wait_for,
 )
-from test_faults import lack_memory
+from test_faults import NO_MEMORY, lack_memory
 from test_resume import assert_same, final
 
 from image_classifier import checkpoint
@@ -207,7 +209,6 @@ def opened(folder):
         found = [splits.open_source(data, "train", world, task)]
         found.append(pretrained.download("resnet18", world).read_text())
         splits.open_source(data, "no/folder", world, task)
-    assert not dist.is_initialized()
     job = os.environ["TORCHELASTIC_RUN_ID"]
     assert world.rank or not [*Path(tempfile.gettempdir()).glob(f"store-{job}*")]
     return found, error.type, is_peer_failure(error.value)
@@ -244,6 +245,34 @@ def test_out_of_memory_on_one_rank_has_all_start_again_with_half_at_once(config,
     left = json.loads(Path(config.run.dir, "micro_batch.json").read_text())
     assert left == {"micro_batch": 4, "was": 8, "step": 5}
     assert losses(config.run.dir) == pytest.approx(losses(trained_once), rel=1e-3)
+
+
+def failing(error, output):
+    """Train as a rank; rank 1 raises. Who leaves the group after an error waits, as in NCCL."""
+    if os.environ["RANK"] == "1":
+        lack_memory(pytest.MonkeyPatch(), most=0, first=2, error=error)
+    leave = dist.destroy_process_group
+    dist.destroy_process_group = lambda: signal.pause() if sys.exc_info()[0] else leave()
+    try:
+        train_in_file([*SMOKE.split(), "--run.dir", f"{output}.run"], output)
+    finally:
+        signal.pause()  # as the destructor of the group may
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (NO_MEMORY[0], EXIT_OUT_OF_MEMORY, "rank 1: out of memory at step 2 with micro-batch "),
+        (UserError("planted"), 2, "error: planted"),
+        (ZeroDivisionError("planted"), 1, "failed on rank 1"),
+    ],
+)
+def test_a_rank_that_fails_ends_though_the_others_wait_for_it(error, code, said, tmp_path):
+    ranks = [start(failing, error, tmp_path / rank["RANK"], rank=rank)[0] for rank in job_of(2)]
+    ranks[1].join(timeout=20)
+    assert ranks[1].exitcode == code
+    assert said in (tmp_path / "1").read_text()
+    ranks[0].kill()
 
 
 def left_group():

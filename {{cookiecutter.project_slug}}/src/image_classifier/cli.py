@@ -15,7 +15,7 @@ from .config import Config
 from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, UserError, choose
 from .runtime.command_line import HELP, all_presets, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable
-from .runtime.launch import is_restart, run_in_processes
+from .runtime.launch import end_in_group, is_restart, run_in_processes
 from .runtime.tools import find_tools
 
 
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     promise = "; the run goes on, metrics.jsonl has all" if words[:1] == ["train"] else ""
     with lasting_output(promise) as output:
         code = obey(words)
+    end_in_group(code)
     if output.error is None or code != EXIT_DONE or words[:1] == ["train"]:
         return code
     tool = find_tools("command").get("".join(words[:1]))

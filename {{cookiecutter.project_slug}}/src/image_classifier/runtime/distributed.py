@@ -102,9 +102,11 @@ class World:
 def join_world(
     compute: ComputeConfig, timeout_seconds: float = RunConfig.timeout_seconds
 ) -> Iterator[World]:
-    """Choose this rank's device and join the process group; leave it on every way out.
+    """Choose this rank's device and join the process group; leave it at the end of the block.
 
-    A rank gives up waiting for another after `timeout_seconds`.
+    A rank gives up waiting for another after `timeout_seconds`. One that raises stays in the group
+    up to its end: to leave it, NCCL waits for all ranks, which may wait for that one
+    (https://github.com/pytorch/pytorch/pull/119250).
 
     Raises:
         UserError: if there are more processes than devices, no device of the kind asked for, or
@@ -134,11 +136,11 @@ def join_world(
     )
     try:
         yield world
-    finally:
         # DDP may drop the last reference to a group whose threads are still at work, and then waits
         # for them for ever (https://github.com/pytorch/pytorch/issues/56297): one more is kept.
         left.append(dist.group.WORLD)
         dist.destroy_process_group()
+    finally:
         if isinstance(store, dist.FileStore) and rank == 0:
             with suppress(OSError):  # a file without a name
                 Path(store.path).unlink()

@@ -63,6 +63,18 @@ def is_launched() -> bool:
     return "RANK" in os.environ
 
 
+def end_in_group(code: int) -> None:
+    """End this process with `code` if it failed in a process group, which `join_world` left alone.
+
+    At once, as to free the group at the end of Python may wait for other ranks, too.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if code != EXIT_DONE and dist is not None and dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def is_restart() -> bool:
     """Whether this job was started before: it continues its run, whatever `--run.fresh` says."""
     return any(os.environ.get(name, "0") != "0" for name in RESTART_COUNTS)
