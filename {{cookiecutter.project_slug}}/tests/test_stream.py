@@ -17,7 +17,10 @@ from conftest import changed, is_alive, run_alone, start, wait_for
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from image_classifier.data import autotune, shared_memory
-from image_classifier.data.batch import prefetched
+from image_classifier.data.batch import (
+    copy_stream,
+    prefetched,
+)
 from image_classifier.data.datasets import open_dataset
 from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
@@ -205,10 +208,25 @@ def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
     assert forget.call_count == 3 * refused
 
 
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, capsys, is_pinned):
+@pytest.fixture
+def mocked_streams(monkeypatch):
     for name in ("Stream", "Event", "current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, MagicMock())
+    copy_stream.cache_clear()
+    yield
+    copy_stream.cache_clear()
+
+
+@pytest.mark.usefixtures("mocked_streams")
+def test_a_pass_frees_memory_that_the_next_pass_takes_as_both_copy_in_one_stream():
+    for _ in range(3):
+        assert len([*prefetched(iter([(Mock(), Mock())]), World(torch.device("cuda")))]) == 1
+    assert torch.cuda.Stream.call_count == 1
+
+
+@pytest.mark.usefixtures("mocked_streams")
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(capsys, is_pinned):
     batches = [(Mock(is_pinned=lambda: is_pinned), Mock()) for _ in range(3)]
     for _ in range(2):
         copies = prefetched(iter(batches), World(torch.device("cuda")))

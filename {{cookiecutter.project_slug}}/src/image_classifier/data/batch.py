@@ -40,7 +40,7 @@ def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batc
         for host in host_batches:
             yield Batch(*(tensor.to(device) for tensor in host))
         return
-    side_stream, copied = torch.cuda.Stream(device), torch.cuda.Event()
+    side_stream, copied = copy_stream(device), torch.cuda.Event()
     ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
 
     def copy_next() -> tuple[Tensor, ...] | None:
@@ -66,6 +66,15 @@ def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batc
         copied.synchronize()
         ahead = copy_next()
         yield Batch(*here)
+
+
+@cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all copies to a GPU: torch keeps freed memory for each stream on its own.
+
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
+    """
+    return torch.cuda.Stream(device)
 
 
 @cache
