@@ -85,7 +85,8 @@ def integrated_gradients(
     model: nn.Module, stem: nn.Module, patches: Tensor, images: Tensor, classes: Tensor
 ) -> Tensor:
     """What each number of `patches`, the output of `stem`, adds to the logits, in their shape."""
-    usual = patches.detach().flatten(2).median(2).values[:, :, None, None]  # such as background
+    ranked = patches.detach().flatten(2).sort(2).values  # --deterministic refuses `median` on a GPU
+    usual = ranked[:, :, (ranked.shape[2] - 1) // 2, None, None]  # their median, such as background
     change, total = patches.detach() - usual, torch.zeros_like(patches)
     for step in range(STEPS):
         between = (usual + change * (step + 0.5) / STEPS).requires_grad_()

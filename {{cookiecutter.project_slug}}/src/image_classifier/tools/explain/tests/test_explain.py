@@ -1,5 +1,6 @@
 """Heat lies where the evidence for a class is known to be, and nothing else of a run changes."""
 
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models import VisionTransformer
 
 from image_classifier.cli import main
@@ -84,6 +86,40 @@ def test_heat_lies_on_the_evidence_for_the_class_that_is_asked_for(build, monkey
         on = ((maps * boxes).sum((2, 3)) / maps.sum((1, 2)) / areas).mean(1)
         assert on[own] > 3
         assert on[other] < 0.75 * on[own]
+
+
+# https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
+REFUSED = r"median\.dim|kthvalue|histc|put_|scatter_reduce|max_unpool"
+REFUSED += r"|(_adaptive_|grid_sampler_|reflection_pad|upsample_\w*(linear|cubic)).*backward"
+
+
+@pytest.mark.parametrize("build", [resnet9, mean_of_patches, class_token])
+def test_maps_take_no_operation_that_a_deterministic_run_refuses_on_a_gpu(build, monkeypatch):
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, _, args=(), kwargs=None):
+            called.add(str(operation).removeprefix("aten."))
+            return operation(*args, **(kwargs or {}))
+
+    model, (images, colors, _) = build(monkeypatch), squares(0)
+    called = set()
+    with Watch():
+        heat.heat_maps(model, images, colors[:, 0])
+    assert any("backward" in name for name in called) == (build != resnet9)  # its head is linear
+    assert not [name for name in called if re.match(REFUSED, name)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("build", [resnet9, mean_of_patches, class_token])
+def test_a_deterministic_run_has_maps_on_a_gpu(build, monkeypatch):
+    model, (images, colors, _) = build(monkeypatch).cuda(), squares(0)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        maps = [heat.heat_maps(model, images.cuda(), colors[:, 0].cuda()) for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert maps[0].equal(maps[1])
 
 
 def test_a_map_is_what_captum_multiplies():
