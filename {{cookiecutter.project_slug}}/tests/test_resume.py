@@ -13,11 +13,13 @@ from unittest.mock import DEFAULT, Mock
 import pytest
 import torch
 from conftest import changed, logged, losses, run_alone, run_ranks, start, train_until
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
+from image_classifier.checkpoint import to_host
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
@@ -34,25 +36,90 @@ SPEED = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memor
 SPEED += ("device/", "energy_joules")
 
 
+def small_run(config):
+    """The checkpoints of a run that trains one layer, and its state after a step."""
+    cpu, model = torch.device("cpu"), nn.Linear(3, 2)
+    precision = Precision("fp32", config.compute, config.optim, cpu)
+    state = TrainState(model, build_optimizer(config.optim, model), precision, step=1)
+    source = Source(torch.zeros(2).long(), ("ant", "bee"), torch.zeros(2, 8, 8, 3).byte())
+    return checkpoint.Checkpoints(config, World(cpu), source), state
+
+
 def test_a_checkpoint_is_written_while_training_goes_on(config, monkeypatch):
-    cpu, may_write = torch.device("cpu"), threading.Event()
+    may_write = threading.Event()
 
     def write_late(*arguments):
         may_write.wait(5)
         write_whole(*arguments)
 
     monkeypatch.setattr(checkpoint, "write_whole", write_late)
-    model = nn.Linear(3, 2)
-    precision = Precision("fp32", config.compute, config.optim, cpu)
-    state = TrainState(model, build_optimizer(config.optim, model), precision, step=1)
-    source = Source(torch.zeros(2).long(), ("ant", "bee"), torch.zeros(2, 8, 8, 3).byte())
-    with checkpoint.Checkpoints(config, World(cpu), source) as checkpoints:
-        before = model.weight.detach().clone()
+    checkpoints, state = small_run(config)
+    with checkpoints:
+        before = state.model.weight.detach().clone()
         checkpoints.save(state, {"loss": 0.0, "step": 0})
-        model.weight.data.zero_()  # the next step
+        state.model.weight.data.zero_()  # the next step
         assert not checkpoints.last.exists()
         may_write.set()
     assert torch.equal(read_checkpoint(checkpoints.last)["state"]["model"]["weight"], before)
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_a_save_copies_all_once_and_only_when_the_last_one_is_written(
+    config, monkeypatch, averages
+):
+    was_written = []
+
+    def write_slowly(*arguments):
+        time.sleep(0.1)
+        write_whole(*arguments)
+
+    def spied(*arguments):
+        was_written.append(not checkpoints.pending or checkpoints.pending.done())
+        return to_host(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write_whole", write_slowly)
+    monkeypatch.setattr(checkpoint, "to_host", spied)
+    checkpoints, state = small_run(config)
+    state.ema = nn.Linear(3, 2) if averages else None
+    with checkpoints:
+        for state.step in (1, 2):
+            state.best_step = state.step
+            checkpoints.save(state, {"loss": 0.0, "step": 0})
+    assert was_written == [True, True]
+    best = load_file(checkpoints.folder / "best.safetensors")
+    torch.testing.assert_close(best, dict(state.best_model.state_dict()), rtol=0, atol=0)
+
+
+def test_saves_of_a_gpu_share_memory_and_are_what_was_there_whatever_it_can_lock(monkeypatch):
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock())
+    weight = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    state = {"step": 1, "ema": None, "model": {"weight": weight.as_subclass(OnGpu)}}
+    state["optimizer"] = {"state": {0: {"step": torch.ones(())}}, "param_groups": [{"lr": 0.1}]}
+    buffers = {}
+    first = to_host(state, buffers)
+    assert_same(first, state)
+    assert first["model"]["weight"].stride() == weight.stride()
+    weight.zero_()
+    second = to_host(state, buffers)
+    assert_same(second, state)
+    places = [saved["model"]["weight"].data_ptr() for saved in (first, second)]
+    assert places[0] == places[1] != weight.data_ptr()
+    assert len(buffers) == 1
+    assert torch.cuda.synchronize.call_count == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_saves_of_a_gpu_are_in_page_locked_memory():
+    weight, buffers = torch.randn(64, 3, 3, 3, device="cuda"), {}
+    for _ in range(2):
+        saved = to_host({"weight": weight}, buffers)["weight"]
+        assert saved.is_pinned()
+        assert torch.equal(saved, weight.cpu())
+        weight += 1
 
 
 def final(config):

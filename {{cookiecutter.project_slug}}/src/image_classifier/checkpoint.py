@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import KeyPath, tree_leaves, tree_map_with_path
 
 from .config import FREE_TO_CHANGE, Config, RunConfig, flag
 from .data import Source, are_replaced
@@ -93,6 +93,7 @@ class Checkpoints(AbstractContextManager):
         # One torch thread: a second team of OpenMP threads would slow down those of training.
         self.writer = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.pending: Future[None] | None = None
+        self.buffers: dict[KeyPath, Tensor] = {}
         self.saved_step, self.saved_at = 0, monotonic()  # of the last save, on every rank
         self.kept_step = 0  # of the newest checkpoint on the disk
 
@@ -193,25 +194,24 @@ class Checkpoints(AbstractContextManager):
         self.saved_step, self.saved_at = state.step, monotonic()
         if not self.world.is_main:
             return
-        self.wait()
+        self.wait()  # the last one is written from the same buffers
         saved = {
-            "state": to_host(state.state_dict()),
+            "state": to_host(state.state_dict(), self.buffers),
             **self.identity,
             "report": log,
             "torch": str(torch.__version__),
         }
-        weights = to_host(state.best_model.state_dict()) if state.is_best else None
-        self.pending = self.writer.submit(self._write, saved, weights)
+        self.pending = self.writer.submit(self._write, saved, state.is_best)
 
-    def _write(self, saved: dict[str, Any], best: dict[str, Tensor] | None) -> None:
+    def _write(self, saved: dict[str, Any], is_best: bool) -> None:
         """Write one checkpoint under all of its names, `last.pt` last."""
         step = saved["state"]["step"]
         with self.saving(step, saved["state"]):
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"step_{step:08d}.pt"
             write_whole(path, lambda file: torch.save(saved, file))
-            if best is not None:
-                self.write_weights(best, saved)
+            if is_best:
+                self.write_weights(saved["state"]["ema"] or saved["state"]["model"], saved)
                 give_name(path, self.folder / "best.pt")
             give_name(path, self.last)
 
@@ -274,9 +274,35 @@ class Checkpoints(AbstractContextManager):
             self.wait()
 
 
-def to_host(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy with all tensors in CPU memory, which training won't change. Waits for the device."""
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
+def to_host(state: dict[str, Any], buffers: dict[KeyPath, Tensor]) -> dict[str, Any]:
+    """A copy with all tensors in CPU memory, which training won't change. Waits for the device.
+
+    Those of a CUDA device are in `buffers`, by their place in `state`: the next copy into the same
+    buffers overwrites them.
+    """
+
+    def copied(place: KeyPath, value: object) -> object:
+        if not isinstance(value, Tensor):
+            return value
+        tensor = value.detach()
+        if not tensor.is_cuda:
+            return tensor.to("cpu", copy=True)
+        if place not in buffers:
+            buffers[place] = host_buffer(tensor)
+        return buffers[place].copy_(tensor, non_blocking=True)
+
+    copies = tree_map_with_path(copied, state)
+    if buffers:
+        torch.cuda.synchronize()
+    return copies
+
+
+def host_buffer(tensor: Tensor) -> Tensor:
+    """Memory for a copy of `tensor`: page-locked, so that a GPU copies without being waited for."""
+    try:
+        return torch.empty_like(tensor, device="cpu", pin_memory=True)
+    except RuntimeError:  # the system locks no more
+        return torch.empty_like(tensor, device="cpu")
 
 
 def difference(was: str, now: str) -> str:
