@@ -51,6 +51,8 @@ def test_small_images_cost_less(config, monkeypatch):
     [
         ("NVIDIA A100-SXM4-80GB", torch.float32, 156),
         ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989),
+        ("NVIDIA H100 NVL", torch.bfloat16, 835),
+        ("NVIDIA B200", torch.float32, 1125),
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", torch.bfloat16, None),
         ("Tesla T4", torch.float16, 65),
         ("NVIDIA GeForce RTX 3090 Ti", torch.bfloat16, None),
@@ -58,6 +60,18 @@ def test_small_images_cost_less(config, monkeypatch):
 )
 def test_a_datasheet_is_that_of_the_very_gpu(name, dtype, teraflops):
     assert observer.datasheet(name, dtype) == (teraflops and pytest.approx(teraflops * 1e12))
+
+
+def test_a_device_is_measured_by_several_products_between_two_waits(monkeypatch):
+    seconds = iter(range(100))
+    monkeypatch.setattr(observer, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setitem(observer.PRODUCTS, "cpu", (16, 10))
+    products, matmul = [], torch.matmul
+    monkeypatch.setattr(
+        torch, "matmul", lambda *words, **more: products.append(matmul(*words, **more))
+    )
+    found = observer.matmul_flops.__wrapped__(torch.device("cpu"), torch.float32)
+    assert found == len(products) * 2 * 16**3 == 10 * 2 * 16**3  # in the second that it took
 
 
 def test_a_run_logs_what_an_image_costs_and_its_share_of_the_peak(config, monkeypatch, capsys):
