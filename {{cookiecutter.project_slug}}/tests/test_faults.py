@@ -251,6 +251,30 @@ def test_an_optimizer_that_knows_nothing_of_it_takes_no_step_whose_gradients_are
     assert (weight < 1).all()
 
 
+class AppleWeight(nn.Parameter):
+    """A weight on the CPU that says it is on an Apple GPU."""
+
+    device = torch.device("mps")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_on_an_apple_gpu_no_fused_kernel_decides_whether_a_step_is_skipped(config, name):
+    optim = replace(config.optim, name=name)
+    precision = Precision("fp32", config.compute, optim, torch.device("cpu"))
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    for layer in model:
+        layer.weight, layer.bias = AppleWeight(layer.weight), AppleWeight(layer.bias)
+    optimizer = build_optimizer(optim, model)
+    assert [group["fused"] for group in optimizer.param_groups] == [False, False]
+    before = deepcopy(model.state_dict())
+    for factor in (float("nan"), 1.0):
+        assert_same(before, model.state_dict())
+        precision.backward(factor * model(torch.ones(2, 4)).square().sum())
+        precision.step(optimizer)
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    assert not torch.equal(before["0.weight"], model[0].weight)
+
+
 def harm(monkeypatch, layer, steps):
     """Let the gradient of the weight `layer` and of those below it be nan in these steps."""
     build = train_module.build_model

@@ -153,7 +153,7 @@ def test_what_is_no_cuda_gpu_is_one_of_apple_or_is_refused_and_said(monkeypatch)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_without_a_measurement_a_run_computes_in_fp32(config, monkeypatch, device):
+def test_unmeasured_a_run_computes_in_fp32_and_fp16_needs_a_cuda_gpu(config, monkeypatch, device):
     monkeypatch.setattr(precision, "find_tool", lambda *_: None)
     world = distributed.World(torch.device(device))
     auto = changed(config, precision="auto")
@@ -161,6 +161,8 @@ def test_without_a_measurement_a_run_computes_in_fp32(config, monkeypatch, devic
     asked = precision.Precision("bf16", auto.compute, auto.optim, world.device)
     with asked.autocast():
         assert torch.get_autocast_dtype(device) == torch.bfloat16
+    with pytest.raises(UserError, match=f"fp16 needs a CUDA GPU; on {device} use bf16 or fp32"):
+        precision.Precision("fp16", auto.compute, auto.optim, world.device)
 
 
 def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):

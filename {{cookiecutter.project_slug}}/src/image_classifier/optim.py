@@ -55,12 +55,16 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
 
 
 def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the weights of `model`, in fused kernels."""
+    """The optimizer of the weights of `model`, in fused kernels; on Apple's GPUs in foreach's."""
     leave_tracer_out(torch.optim.Optimizer)
     groups = param_groups(optim, model)
+    # Fused kernels for Apple's GPUs refuse `found_inf` (SGD) or ignore it (AdamW):
+    # https://github.com/pytorch/pytorch/pull/186360
+    is_apple = next(model.parameters()).device.type == "mps"
+    kernels = {"fused": not is_apple, "foreach": is_apple}
     if optim.name == "sgd":
         sgd = SGD(
-            groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, fused=True
+            groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, **kernels
         )
         # Left to itself, SGD allocates momentum in the first step, and leaves it uninitialized if
         # `found_inf` skips that step.
@@ -69,8 +73,8 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         return sgd
     betas = (optim.momentum, 0.999)
     if optim.name == "adamw":
-        return AdamW(groups, lr=optim.lr, betas=betas, fused=True)
-    muon = Muon(groups, lr=optim.lr, betas=betas, fused=True)
+        return AdamW(groups, lr=optim.lr, betas=betas, **kernels)
+    muon = Muon(groups, lr=optim.lr, betas=betas, **kernels)
     muon.hidden = find_hidden(model)
     return muon
 

@@ -35,10 +35,10 @@ class Precision:
         """Compute in `name`: fp32 (TF32 on a GPU), bf16 or fp16; `settle_precision` replaces auto.
 
         Raises:
-            UserError: for fp16 on a CPU.
+            UserError: for fp16 without a CUDA device.
         """
-        if name == "fp16" and device.type == "cpu":
-            raise UserError("--precision fp16 needs a GPU; on a CPU take bf16 or fp32")
+        if name == "fp16" and device.type != "cuda":
+            raise UserError(f"--precision fp16 needs a CUDA GPU; on {device.type} use bf16 or fp32")
         self.name, self.dtype, self.device = name, DTYPES[name], device
         self.clip_norm = optim.clip_norm
         # Weights and the norms of their gradients, (weights,) on the device, step by step.
@@ -73,8 +73,8 @@ class Precision:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients.
 
-        Where one gradient is inf or nan, nothing is updated. The host does not wait for that: fused
-        optimizers read `found_inf` on the device.
+        Where one gradient is inf or nan, nothing is updated. The host does not wait for that if the
+        optimizer is fused, as it is but on Apple's GPUs: it reads `found_inf` on the device.
         """
         with phase("optimizer"):
             weights = [w for group in optimizer.param_groups for w in group["params"]]
@@ -93,8 +93,10 @@ class Precision:
                 found_inf, scale = self.found_inf_and_scale
                 # What GradScaler does; the scale is 1.
                 torch._amp_foreach_non_finite_check_and_unscale_([norms], found_inf.zero_(), scale)
-                optimizer.found_inf = found_inf
-                if getattr(optimizer, "_step_supports_amp_scaling", False) or not found_inf:
+                if getattr(optimizer, "_step_supports_amp_scaling", False):
+                    optimizer.found_inf = found_inf
+                    optimizer.step()
+                elif not found_inf:
                     optimizer.step()
             for weight in weights:  # what `zero_grad` does, without a note for a profiler
                 weight.grad = None
