@@ -116,6 +116,22 @@ def test_crops_are_those_of_pillow():
     assert torch.equal(out, pixels[:48, 6:54])
 
 
+def test_a_crop_repeats_the_outermost_pixels_at_the_border():
+    noise, sides = torch.Generator().manual_seed(0), (37, 61)
+    images = torch.randint(256, (200, *sides, 3), generator=noise).byte()
+    draws = torch.rand((200, crops.BOX_DRAWS), generator=noise)
+    draws[:, :2] = draws[:, :2].round()  # boxes in the corners
+    found = augment.resized_crop(images, draws, 96, 0.08)
+    boxes = crops.random_boxes(draws, *sides, 0.08)
+    for image, (top, left, height, width), crop in zip(images, boxes, found, strict=True):
+        centers = (torch.arange(96) + 0.5) / 96
+        y = ((top + height * centers) * (2 / sides[0]) - 1)[:, None].expand(96, 96)
+        x = ((left + width * centers) * (2 / sides[1]) - 1).expand(96, 96)
+        pixels, grid = image.permute(2, 0, 1)[None].float(), torch.stack((x, y), dim=2)[None]
+        whole = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
+        torch.testing.assert_close(crop, whole[0].permute(1, 2, 0), atol=0.01, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("name", "theirs", "bins", "rounds"),
     [

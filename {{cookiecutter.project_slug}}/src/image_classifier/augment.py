@@ -144,12 +144,14 @@ def resized_crop(images: Tensor, draws: Tensor, size: int, min_area: float) -> T
     centers = (torch.arange(size, device=images.device) + 0.5) / size
     y = (top[:, None] + box_height[:, None] * centers) * (2 / height) - 1
     x = (left[:, None] + box_width[:, None] * centers) * (2 / width) - 1
+    # Clamped to pixel centers, which is `padding_mode="border"`: torch 2.11 and 2.12 lack that on
+    # Apple's GPUs (https://github.com/pytorch/pytorch/issues/125098).
+    y.clamp_(1 / height - 1, 1 - 1 / height)
+    x.clamp_(1 / width - 1, 1 - 1 / width)
     grid = torch.stack(
         (x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=3
     )
-    cropped = grid_sample(
-        images.permute(0, 3, 1, 2).float(), grid, padding_mode="border", align_corners=False
-    )
+    cropped = grid_sample(images.permute(0, 3, 1, 2).float(), grid, align_corners=False)
     return cropped.permute(0, 2, 3, 1).contiguous()
 
 
