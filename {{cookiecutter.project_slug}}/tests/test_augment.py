@@ -167,13 +167,13 @@ def test_an_operation_does_what_torchvisions_does(number):
     nearest = transforms.InterpolationMode.NEAREST  # torchvision 0.26 does not know its name
     theirs = v2.TrivialAugmentWide()._apply_image_or_video_transform
     theirs = partial(theirs, fill={}, interpolation=nearest)
-    (operation, _), pixels = policies.OPERATIONS[number], images.permute(0, 2, 3, 1).contiguous()
+    pixels, which = images.permute(0, 2, 3, 1).contiguous(), torch.full((5,), number)
     signs = [1.0, -1.0, 1.0, -1.0, 1.0] if policies.SIGNED[number] else [1.0] * 5
     for magnitude in [0.0] if space(31, 47, 47) is None else space(31, 47, 47).tolist():
         strengths = [sign * magnitude for sign in signs]
         pairs = zip(images, strengths, strict=True)
         expected = torch.stack([theirs(image, name, strength) for image, strength in pairs])
-        ours = operation(pixels, torch.tensor(strengths)).permute(0, 3, 1, 2)
+        ours = policies.apply_grouped(pixels, which, torch.tensor(strengths)).permute(0, 3, 1, 2)
         difference = (ours.int() - expected.int()).abs()
         # Colors may be rounded otherwise; so may places half way between two pixels.
         assert (difference > 1).float().mean() < 0.003

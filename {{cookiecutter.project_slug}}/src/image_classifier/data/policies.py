@@ -2,7 +2,9 @@
 
 An operation is a function of images, (count, side, side, channels) uint8, which it may overwrite,
 and of a magnitude for each, (count,) float32. It makes of them what torchvision's makes of one
-image at a time. To add one: a function, and its row in `OPERATIONS`.
+image at a time. To add one: a function, and its row in `OPERATIONS`. One function may be several
+operations, each with a magnitude of its own, which is 0 for images that have another of them: fewer
+kernels to launch on a GPU.
 
 Which images have which operations: `color` needs 3 channels; without them gray is the mean of the
 channels. Those of `OF_BYTES` count or cut levels of 8 bits; images of 16 bits, whole numbers in
@@ -11,6 +13,8 @@ float32 here, have the others: geometry, brightness, color, contrast, sharpness.
 
 import math
 import re
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -77,31 +81,42 @@ def magnitude_table(is_trivial: bool, side: int) -> Tensor:
 
 
 def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
-    """Apply to each image the operation of number `which` (batch,): all images of one at once.
+    """Apply to each image the operation of number `which` (batch,): all of a function at once.
 
     `which` and `magnitudes` are on the CPU.
     """
-    on_cpu, size = images.device.type == "cpu", images[0].numel()
+    device = images.device
+    columns = torch.zeros(max(FUNCTIONS.values()), len(which))
+    columns.scatter_(0, COLUMN[which][None], magnitudes[None])
+    on_cpu, size = device.type == "cpu", images[0].numel()
     if on_cpu and size >= LARGE:
         alone = images.contiguous().split(1)
-        each = zip(alone, which.tolist(), magnitudes.split(1), strict=True)
-        return torch.cat([OPERATIONS[n][0](image, magnitude) for image, n, magnitude in each])
-    order = which.argsort()
-    counts = which.bincount(minlength=len(OPERATIONS)).tolist()
-    rows, magnitudes = (
-        host.to(images.device, non_blocking=True).split(counts)
-        for host in (order, magnitudes[order])
-    )
+        each = zip(alone, which.tolist(), columns.split(1, dim=1), strict=True)
+        return torch.cat([apply(FUNCTION_OF[n], image, own) for image, n, own in each])
+    function = FUNCTION[which]
+    order = function.argsort()
+    counts = function.bincount(minlength=len(FUNCTIONS)).tolist()
+    packed = torch.cat((order[None].int(), columns[:, order].view(torch.int32)))  # one to copy
+    if images.is_cuda:
+        packed = packed.pin_memory()
+    # Elsewhere the host must wait: https://github.com/pytorch/pytorch/issues/189690
+    packed = packed.to(device, non_blocking=images.is_cuda)
+    rows, columns = packed[0].long().split(counts), packed[1:].view(torch.float32)
     # On a CPU a few images at a time, so that what an operation makes of them stays in its cache.
     together = CACHED // size if on_cpu else len(which)
     changed = torch.empty_like(images)
     words = torch.uint8 if size % 8 else torch.int64  # 8 x fewer to copy
-    for (operation, _), *group in zip(OPERATIONS, rows, magnitudes, strict=True):
-        parts = (tensor.split(together) for tensor in group)
-        for row, magnitude in zip(*parts, strict=True) if len(group[0]) else ():
-            result = operation(images.index_select(0, row), magnitude)
+    for operation, *group in zip(FUNCTIONS, rows, columns.split(counts, dim=1), strict=True):
+        parts = (tensor.split(together, dim=-1) for tensor in group)
+        for row, own in zip(*parts, strict=True) if len(group[0]) else ():
+            result = apply(operation, images.index_select(0, row), own)
             changed.flatten(1).view(words).index_copy_(0, row, result.flatten(1).view(words))
     return changed
+
+
+def apply(operation: Callable[..., Tensor], images: Tensor, columns: Tensor) -> Tensor:
+    """`operation` of `images` with those of `columns`, (most, count), that are its magnitudes."""
+    return operation(images, *columns[: FUNCTIONS[operation]])
 
 
 def identity(images: Tensor, _: Tensor) -> Tensor:
@@ -109,35 +124,46 @@ def identity(images: Tensor, _: Tensor) -> Tensor:
     return images
 
 
-def shear_x(images: Tensor, slopes: Tensor) -> Tensor:
-    """Move each row by its distance from the upper border times a slope."""
-    rows = torch.arange(images.shape[1], device=images.device)
-    return move_rows(images, rows, (slopes[:, None] * (rows + 0.5)).round().long())
+def move_rows(images: Tensor, slopes: Tensor, right: Tensor, down: Tensor) -> Tensor:
+    """Shear and translate: move each row by its distance from the upper border times a slope.
+
+    And all of them by whole pixels; black where there is none.
+    """
+    count, height, width, channels = images.shape
+    y = torch.arange(height, device=images.device)
+    rows = y - down.long()[:, None]
+    columns = (slopes[:, None] * (y + 0.5)).round().long() - right.long()[:, None]
+    # Between rows as many black pixels, so that a window on a row may begin outside of it.
+    spaced = images.new_zeros((count * height + 1, 2, width, channels))
+    spaced[:-1, 1] = images.flatten(0, 1)
+    is_inside = (rows >= 0) & (rows < height)
+    columns = torch.where(is_inside, columns, width).clamp(-width, width)
+    numbers = torch.arange(count, device=images.device)[:, None] * height + rows % height
+    size = (2 * width * count * height + 1, channels * width)
+    windows = spaced.view(-1).as_strided(size, (channels, 1))
+    starts = numbers * 2 * width + width + columns
+    return windows.index_select(0, starts.flatten()).view_as(images)
 
 
-def shear_y(images: Tensor, slopes: Tensor) -> Tensor:
-    """Move each column by its distance from the left border times a slope."""
-    y, x = pixel_centers(images)
-    return sample(images, y + slopes[:, None, None] * (x + images.shape[2] / 2), x)
+def turn(images: Tensor, slopes: Tensor, degrees: Tensor) -> Tensor:
+    """Shear: move each column by its distance from the left border times a slope.
 
-
-def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
-    """Move to the right by whole pixels."""
-    rows = torch.arange(images.shape[1], device=images.device)
-    return move_rows(images, rows, -pixels.long()[:, None])
-
-
-def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
-    """Move downwards by whole pixels."""
-    rows = torch.arange(images.shape[1], device=images.device)
-    return move_rows(images, rows - pixels.long()[:, None], 0)
-
-
-def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turn counterclockwise about the middle."""
-    y, x = pixel_centers(images)
-    angle = (degrees * (math.pi / 180))[:, None, None]
-    return sample(images, x * angle.sin() + y * angle.cos(), x * angle.cos() - y * angle.sin())
+    Or turn counterclockwise about the middle. The nearest pixel; black where there is none.
+    """
+    count, height, width, channels = images.shape
+    # From the middle.
+    y, x = (torch.arange(n, device=images.device) - (n - 1) / 2 for n in (height, width))
+    angle, slopes, y = (degrees * (math.pi / 180))[:, None, None], slopes[:, None, None], y[:, None]
+    sin, cos = angle.sin(), angle.cos()
+    y, x = y * cos + (x * sin + slopes * (x + width / 2)), x * cos - y * sin
+    # All that is outside is the frame.
+    framed = images.new_zeros((count, height + 2, width + 2, channels))
+    framed[:, 1:-1, 1:-1] = images
+    y = y.add_(height / 2 - 0.5).round_().clamp_(-1, height)
+    x = x.add_(width / 2 - 0.5).round_().clamp_(-1, width)
+    origins = torch.arange(count, dtype=torch.int32, device=images.device) * (height + 2) + 1
+    places = y.mul_(width + 2).add_(x).int() + (origins * (width + 2) + 1)[:, None, None]
+    return framed.view(-1, channels).index_select(0, places.flatten()).view_as(images)
 
 
 def brightness(images: Tensor, change: Tensor) -> Tensor:
@@ -269,54 +295,14 @@ def gray_matrix(pixels: int, copies: int) -> Tensor:
     return torch.block_diag(*[weights] * pixels)
 
 
-def move_rows(images: Tensor, rows: Tensor, columns: Tensor | int) -> Tensor:
-    """Images whose rows are rows of `images`, from a column on; black where there is none.
-
-    `rows` and `columns`, broadcast to (count, height) int64, may lie outside.
-    """
-    count, height, width, channels = images.shape
-    # Between rows as many black pixels, so that a window on a row may begin outside of it.
-    spaced = images.new_zeros((count * height + 1, 2, width, channels))
-    spaced[:-1, 1] = images.flatten(0, 1)
-    is_inside = (rows >= 0) & (rows < height)
-    columns = torch.where(is_inside, columns, width).clamp(-width, width)
-    numbers = torch.arange(count, device=images.device)[:, None] * height + rows % height
-    size = (2 * width * count * height + 1, channels * width)
-    windows = spaced.view(-1).as_strided(size, (channels, 1))
-    starts = numbers * 2 * width + width + columns
-    return windows.index_select(0, starts.flatten()).view_as(images)
-
-
-def sample(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """The pixels of `images` nearest to `y` and `x`; black where there is none.
-
-    They are broadcast to (count, height, width), in pixels from the middle.
-    """
-    count, height, width, channels = images.shape
-    # All that is outside is the frame.
-    framed = images.new_zeros((count, height + 2, width + 2, channels))
-    framed[:, 1:-1, 1:-1] = images
-    y = (y + (height / 2 - 0.5)).round_().clamp_(-1, height)
-    x = (x + (width / 2 - 0.5)).round_().clamp_(-1, width)
-    origins = torch.arange(count, dtype=torch.int32, device=images.device) * (height + 2) + 1
-    places = y.mul_(width + 2).add_(x).int() + (origins * (width + 2) + 1)[:, None, None]
-    return framed.view(-1, channels).index_select(0, places.flatten()).view_as(images)
-
-
-def pixel_centers(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Where pixels are, from the middle: y (height, 1) and x (width,)."""
-    y, x = (torch.arange(n, device=images.device) - (n - 1) / 2 for n in images.shape[1:3])
-    return y[:, None], x
-
-
 # Each with the kind of its magnitude.
 OPERATIONS = (
     (identity, ""),
-    (shear_x, "shear"),
-    (shear_y, "shear"),
-    (translate_x, "move"),
-    (translate_y, "move"),
-    (rotate, "turn"),
+    (move_rows, "shear"),
+    (turn, "shear"),
+    (move_rows, "move"),
+    (move_rows, "move"),
+    (turn, "turn"),
     (brightness, "blend"),
     (color, "blend"),
     (contrast, "blend"),
@@ -328,3 +314,7 @@ OPERATIONS = (
 )
 OF_BYTES = (posterize, solarize, autocontrast, equalize)
 SIGNED = [kind not in ("", "bits", "threshold") for _, kind in OPERATIONS]
+FUNCTION_OF = [operation for operation, _ in OPERATIONS]
+FUNCTIONS = Counter(FUNCTION_OF)  # the number of magnitudes of each
+FUNCTION = torch.tensor([[*FUNCTIONS].index(function) for function in FUNCTION_OF])
+COLUMN = torch.tensor([FUNCTION_OF[:n].count(function) for n, function in enumerate(FUNCTION_OF)])
