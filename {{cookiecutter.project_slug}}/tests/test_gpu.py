@@ -13,6 +13,7 @@ from conftest import changed, losses, on_deep, run_alone, run_ranks, train_until
 from test_faults import last, plant
 from test_resume import assert_same
 
+from image_classifier.cli import main
 from image_classifier.config import ComputeConfig, ModelConfig
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import FaultError
@@ -209,6 +210,27 @@ def test_numbers_of_16_bits_arrive_as_on_a_cpu(config, satellite, where):
             return torch.cat([batch.images.float().cpu() for batch in data.batches(0, 3)])
 
     assert torch.equal(arrived(GPU), arrived(torch.device("cpu")))
+
+
+def test_every_command_takes_the_gpu_by_itself(tmp_path, photos, capsys):
+    run, image = str(tmp_path / "run"), str(photos / "val" / "ant" / "12.jpg")
+    data = ["--data.root", str(photos), "--data.image-size", "64", "--data.batch-size", "4"]
+    data += ["--model.name", "resnet9", "--model.width", "8"]
+    train_words = ["train", "folder", "--epochs", "2", "--run.dir", run, *data]
+    for words in (
+        train_words,
+        ["evaluate", run],
+        ["predict", run, image, "--out", f"{tmp_path}/labels.csv"],
+        ["export", run, "--format", "safetensors"],
+        ["compare", run, run],
+        ["find-batch", "folder", "--run.dir", f"{run}-batch", *data],
+        ["probe", "folder", "--run.init-from", run, "--run.dir", f"{run}-probe", *data],
+    ):
+        torch.cuda.reset_peak_memory_stats()
+        capsys.readouterr()
+        assert main(words) == 0, words
+        took_gpu = torch.cuda.max_memory_allocated() > 0
+        assert took_gpu or words[0] == "compare", capsys.readouterr()
 
 
 @pytest.mark.parametrize("name", ["resnet9", "vit_s"])
