@@ -214,6 +214,7 @@ def test_numbers_of_16_bits_arrive_as_on_a_cpu(config, satellite, where):
 
 def test_every_command_takes_the_gpu_by_itself(tmp_path, photos, capsys):
     run, image = str(tmp_path / "run"), str(photos / "val" / "ant" / "12.jpg")
+    best = f"{run}/checkpoints/best.pt"
     data = ["--data.root", str(photos), "--data.image-size", "64", "--data.batch-size", "4"]
     data += ["--model.name", "resnet9", "--model.width", "8"]
     train_words = ["train", "folder", "--epochs", "2", "--run.dir", run, *data]
@@ -224,7 +225,7 @@ def test_every_command_takes_the_gpu_by_itself(tmp_path, photos, capsys):
         ["export", run, "--format", "safetensors"],
         ["compare", run, run],
         ["find-batch", "folder", "--run.dir", f"{run}-batch", *data],
-        ["probe", "folder", "--run.init-from", run, "--run.dir", f"{run}-probe", *data],
+        ["probe", "folder", "--run.init-from", best, "--run.dir", f"{run}-probe", *data],
     ):
         torch.cuda.reset_peak_memory_stats()
         capsys.readouterr()
