@@ -396,7 +396,7 @@ def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[s
     reader.join(5)
     took = round(time.monotonic() - began, 1)
     results: dict[str, Any] = {}
-    for path in sorted(folder.rglob("*.json*")):  # and metrics.jsonl
+    for path in sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")]):
         text = path.read_text()
         with contextlib.suppress(json.JSONDecodeError):  # what was killed while it was written
             rows = text.splitlines() if path.suffix == ".jsonl" else [text]

@@ -154,7 +154,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
                 state.advance()
 
                 log.step(state.step, loss, batch)
-                tell_watchers()
+                log.was_paused |= any(tell_watchers())
                 if is_due(run.log_every_steps) or is_due(steps_per_epoch):
                     log.progress(state.step, lr)
                 if is_evaluated := is_due(evaluate_every) or limit.message != "":

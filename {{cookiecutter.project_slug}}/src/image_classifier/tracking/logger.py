@@ -144,7 +144,7 @@ class RunLogger:
             pixels = denormalize(batch.images[:SAMPLES], self.train_data.source)
             self.samples = pixels, batch.labels[:SAMPLES].clone(), step
             self.restart_clock(step)  # it compiles
-        elif self.was_saved:
+        elif self.was_paused:
             self.restart_clock(step)
         elif time.monotonic() > self.line_due:
             every = self.config.run.log_every_steps
@@ -296,7 +296,7 @@ class RunLogger:
 
     def restart_clock(self, step: int) -> None:
         """Measure the throughput from here: evaluation and saving are not training."""
-        self.was_saved = False
+        self.was_paused = False
         self.marked, self.marked_step = time.monotonic(), step
         self.marked_wait = self.train_data.waited_seconds
 
@@ -331,7 +331,7 @@ class RunLogger:
 
     def state_dict(self) -> dict[str, float]:
         """What the next row needs of the steps before a save. Waits for device and ranks."""
-        self.was_saved = True
+        self.was_paused = True
         return {"loss": self.summed_loss(self.step_done), "step": self.row_step}
 
     def summed_loss(self, step: int) -> float:

@@ -60,7 +60,10 @@ def open_observers(setup: Setup) -> list[Observer]:
 
 @contextmanager
 def watchers(setup: Setup, state: TrainState) -> Iterator[Callable[[], object]]:
-    """A block of steps that all watchers surround, on every rank; call its value after each."""
+    """A block of steps that all watchers surround, on every rank; call its value after each.
+
+    A watcher returns whether it took time that is not training's.
+    """
     with ExitStack() as stack:
         tools = find_tools("watcher").values()
         told = [stack.enter_context(tool.watch(setup, state)) for tool in tools]

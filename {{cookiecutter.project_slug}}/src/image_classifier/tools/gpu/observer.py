@@ -38,7 +38,9 @@ def open_observer(setup: Setup) -> Observer:
     try:
         pynvml.nvmlInit()
         # By UUID: CUDA_VISIBLE_DEVICES renumbers.
-        uuids = [torch.cuda.get_device_properties(n).uuid for n in range(world.local_size)]
+        # With a GPU to each task of a cluster, a rank sees its own alone.
+        seen = min(world.local_size, torch.cuda.device_count())
+        uuids = [torch.cuda.get_device_properties(n).uuid for n in range(seen)]
         gpus = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
     except pynvml.NVMLError as error:
         return Observer(notes=(f"the GPU's utilization and power are unknown: {error}",))

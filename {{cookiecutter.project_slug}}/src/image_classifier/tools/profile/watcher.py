@@ -5,11 +5,13 @@ To read the trace: https://ui.perfetto.dev; the memory snapshot: https://docs.py
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEventAvg
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ...runtime.console import printable
@@ -18,10 +20,11 @@ from ...tracking import Setup
 from ...train_state import TrainState
 
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
+NEEDED_STEPS = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
 
 
 @contextmanager
-def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], None]]:
+def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
     """A block in which rank 0 records a few steps if `--profile`; call its value after each.
 
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
@@ -29,7 +32,7 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], None]]:
     """
     config, world = setup.config, setup.world
     if not config.profile or not world.is_main:
-        yield lambda: None
+        yield lambda: False
         return
     folder = Path(config.run.dir, "profile")
     folder.mkdir(exist_ok=True)
@@ -38,20 +41,19 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], None]]:
     if not is_cuda:  # where torch is built for GPUs, it would report that there is no driver
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-    def end_step() -> None:
+    def end_step() -> bool:
         recorder.step()
         if is_cuda:  # a warning names each line of Python that waits for the GPU
             is_last_skipped = recorder.step_num == SKIPPED_STEPS - 1
             torch.cuda.set_sync_debug_mode("warn" if is_last_skipped else "default")
+        return recorder.step_num == NEEDED_STEPS  # it took seconds to write
 
     def finish(recorder: profile) -> None:
         recorder.export_chrome_trace(trace)
         averages = recorder.key_averages()
         print("phases of a step:")
         for name in PHASES:
-            events = (event for event in averages if event.key == name)
-            spent = max((e.device_time_total or e.cpu_time_total for e in events), default=0)
-            print(f"  {name:<14} {spent / 1000 / RECORDED_STEPS:8.2f} ms")
+            print(f"  {name:<14} {spent_in(name, averages) / 1000 / RECORDED_STEPS:8.2f} ms")
         by = f"self_{'device' if is_cuda else 'cpu'}_time_total"
         print(averages.table(sort_by=by, row_limit=12, max_name_column_width=40))
         if is_cuda:
@@ -60,7 +62,8 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], None]]:
         print(f"trace of {RECORDED_STEPS} steps: {printable(trace)} (ui.perfetto.dev)")
 
     if is_cuda:
-        torch.cuda.memory._record_memory_history(max_entries=100_000)
+        # To resolve C++'s frames, too, takes a minute.
+        torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
     with profile(
         activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_cuda,
         schedule=schedule(
@@ -73,7 +76,16 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], None]]:
         acc_events=True,  # otherwise torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
         yield end_step
-    needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
-    if recorder.step_num < needed:
-        print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
+    if recorder.step_num < NEEDED_STEPS:
+        print(f"nothing recorded: --profile needs a run with {NEEDED_STEPS} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
+
+
+def spent_in(name: str, averages: Iterable[FunctionEventAvg]) -> float:
+    """Microseconds of a phase: of its kernels on a GPU; if there are none, of the host."""
+    phases = [e for e in averages if e.key == name and e.device_type == DeviceType.CPU]
+    on_device = sum(e.device_time_total for e in phases)
+    if name == "backward":  # its kernels are launched by a thread of autograd's
+        nodes = (e for e in averages if e.key.startswith("autograd::engine::evaluate_function"))
+        on_device = on_device or sum(e.device_time_total for e in nodes)
+    return on_device or sum(e.cpu_time_total for e in phases)

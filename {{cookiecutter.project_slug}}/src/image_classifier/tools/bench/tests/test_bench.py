@@ -144,7 +144,9 @@ def test_every_tip_works_or_says_what_it_needs(on_photos, device):
         assert row["reason"] or len(row["variants"]) >= 2
         for variant in row["variants"]:
             assert not variant["failure"], (row["name"], variant)
-        if row["name"] in ("gradient_checkpointing", "mixed_precision"):
+        # On a GPU a network this small takes less than its copies in bf16.
+        saves = ["gradient_checkpointing"] + ["mixed_precision"] * (device == "cpu")
+        if row["name"] in saves:
             peaks = [variant["peak_bytes"] for variant in row["variants"]]
             assert 0 < peaks[1] < peaks[0]
     written = {path.name for path in Path(config.run.dir).glob("[!.]*")}

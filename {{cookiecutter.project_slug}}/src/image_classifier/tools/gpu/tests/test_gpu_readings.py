@@ -28,7 +28,8 @@ def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_
     # To torch there are the second and the third, as by `CUDA_VISIBLE_DEVICES=1,2`.
     see = lambda number: SimpleNamespace(uuid="bc"[number])  # noqa: E731
     monkeypatch.setattr(torch.cuda, "get_device_properties", see)
-    gpus = SimpleNamespace(world=World(torch.device("cuda", 0), size=2, local_size=2))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpus = SimpleNamespace(world=World(torch.device("cuda", 0), size=4, local_size=4))
     observer = open_observer(gpus)
     readings = {"device/utilisation": 0.9, "device/memory_bytes": 2 * 2**30}
     readings |= {"device/power_watts": 300, "device/temperature_celsius": 62}
