@@ -88,17 +88,16 @@ def evaluate(
     # column for each image. Each rank fills its own columns.
     num_rows = len(ImageResult._fields) + num_classes * is_whole
     table = torch.zeros((num_rows, len(data)), device=world.device)
-    parts = []
+    own, done = table[:, world.rank :: world.size], 0
     with torch.inference_mode():
         for batch in data.batches():
             logits = predict_logits(model, batch.images, normalize, precision)
             rows = torch.stack(task.results(logits, batch.labels))
             shares = task.probabilities(logits).T if is_whole else rows[:0]
-            parts.append(torch.cat([rows, shares]))
+            own[:, done : done + len(logits)] = torch.cat([rows, shares])
+            done += len(logits)
     for layer in training:  # not `model.train()`, as frozen BatchNorm layers stay as they are
         layer.training = True
-    if parts:
-        table[:, world.rank :: world.size] = torch.cat(parts, dim=1)
     table = world.all_reduce_sum(table).cpu()
     found = ImageResult(*table[: len(ImageResult._fields)])
     shares = table[len(ImageResult._fields) :].T if is_whole else None
