@@ -101,7 +101,8 @@ def build_crop_and_flip(
     moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # workers flip too
     is_served = moves and not crops and Windows.serve(data, pad)
     windows = Windows(data.pixels, pad) if is_served else None
-    sides = seeding.sides_at(seed, len(data), device) if augment.flip == "alternating" else None
+    alternates = augment.flip == "alternating"
+    sides = seeding.sides_at(seed, len(data)).to(device) if alternates else None
 
     def crop_and_flip(batch: Batch, draws: Tensor | None, step: int) -> Tensor:
         pixels, rows = batch.pixels, batch.rows
