@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import time
+from contextlib import closing
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from unittest.mock import MagicMock, Mock, call
@@ -16,7 +17,7 @@ import torch
 from conftest import changed, is_alive, run_alone, start, wait_for
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from image_classifier.data import autotune, shared_memory
+from image_classifier.data import autotune, batch, shared_memory
 from image_classifier.data.batch import (
     copy_stream,
     prefetched,
@@ -194,6 +195,8 @@ def test_a_worker_that_is_killed_while_others_start_is_named(streamed, monkeypat
 def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
     cuda, forget = Mock(), Mock()
     cuda.cudaHostRegister.return_value = int(refused)
+    cuda.cudaGetErrorString.return_value = "invalid argument"
+    monkeypatch.setattr(shared_memory, "refusals", [])
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(shared_memory, "forget_cuda_error", forget)
@@ -204,8 +207,30 @@ def test_memory_that_can_not_be_locked_is_noticed(config, monkeypatch, refused):
     slots = batches.images, batches.labels, batches.indices
     memory = [(tensor.data_ptr(), tensor.nbytes, 0) for tensor in slots]
     released = [] if refused else [call.cudaHostUnregister(place) for place, *_ in memory]
-    assert cuda.mock_calls == [call.cudaHostRegister(*place) for place in memory] + released
+    asked = [one for one in cuda.mock_calls if one != call.cudaGetErrorString(int(refused))]
+    assert asked == [call.cudaHostRegister(*place) for place in memory] + released
     assert forget.call_count == 3 * refused
+    why = "cudaHostRegister: error 1, invalid argument"
+    assert shared_memory.refusals == [why] * 3 * refused
+
+
+def test_an_error_on_the_gpu_leaves_no_worker_and_stays_the_one_that_is_told(config, monkeypatch):
+    def fail():
+        alive.extend(worker.is_alive() for worker in workers)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    cuda, alive = Mock(), []
+    cuda.cudaHostRegister.return_value = 0
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    samples = Samples(open_dataset(config.data, "train"), 32)
+    batches = SharedMemoryLoader(samples, 4, workers=2, prefetch_batches=1, pin=True)
+    next(batches.begin([(0, torch.arange(4))]))
+    workers = batches.workers
+    with pytest.raises(ValueError, match="the first"), closing(batches):
+        raise ValueError("the first")
+    assert alive == [False, False]
+    assert cuda.cudaHostUnregister.call_count == 3
 
 
 @pytest.fixture
@@ -226,10 +251,12 @@ def test_a_pass_frees_memory_that_the_next_pass_takes_as_both_copy_in_one_stream
 
 @pytest.mark.usefixtures("mocked_streams")
 @pytest.mark.parametrize("is_pinned", [False, True])
-def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(capsys, is_pinned):
+def test_batches_that_a_gpu_can_not_fetch_by_itself_are_said_once(monkeypatch, capsys, is_pinned):
+    monkeypatch.setattr(batch, "refusals", ["cudaHostRegister: error 2, out of memory"])
     batches = [(Mock(is_pinned=lambda: is_pinned), Mock()) for _ in range(3)]
     for _ in range(2):
         copies = prefetched(iter(batches), World(torch.device("cuda")))
         assert [copy.pixels for copy in copies] == [images.to() for images, _ in batches]
     printed = capsys.readouterr().out
-    assert printed.count("warning: batches are not page-locked") == (not is_pinned)
+    why = "cudaHostRegister: error 2, out of memory"
+    assert printed.count(f"batches are not page-locked ({why})") == (not is_pinned)

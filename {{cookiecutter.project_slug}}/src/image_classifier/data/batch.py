@@ -10,7 +10,7 @@ from torch import Tensor
 from ..runtime.distributed import World
 from ..runtime.phases import phase
 from .arrays import take
-from .shared_memory import HostBatch
+from .shared_memory import HostBatch, refusals
 
 
 @dataclass
@@ -84,4 +84,5 @@ def warn_not_pinned(world: World) -> None:
     https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
     """
     if world.is_main:
-        print("warning: batches are not page-locked: the GPU waits for each copy; see `ulimit -l`")
+        why = f" ({refusals[-1]})" if refusals else ""
+        print(f"warning: batches are not page-locked{why}: the GPU waits for each copy")

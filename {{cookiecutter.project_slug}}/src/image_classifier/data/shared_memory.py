@@ -41,6 +41,7 @@ HINTS = {  # by the signal that ended a worker
     "SIGBUS": " (a memory-mapped file was cut short, or its disk fails? run `prepare` again)",
 }
 
+refusals: list[str] = []  # why this process could not page-lock memory
 HostBatch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -250,11 +251,12 @@ class SharedMemoryLoader:
 
     def close(self) -> None:
         """Kill the workers, as one that hangs would never end by itself."""
+        kill_all(self.workers)
         if self.locked:
-            torch.cuda.synchronize()  # a batch may still be on its way
+            with contextlib.suppress(RuntimeError):  # of a kernel: the error that ends the run
+                torch.cuda.synchronize()  # a batch may still be on its way
         for tensor in self.locked:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
-        kill_all(self.workers)
         self.loader = self.parts = None
         self.workers, self.locked = [], []
 
@@ -311,10 +313,12 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def page_lock(tensor: Tensor) -> bool:
-    """Page-lock `tensor` for asynchronous copies; False where the system refuses (`ulimit -l`)."""
-    code = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+    """Page-lock `tensor` for asynchronous copies; False if that is refused: see `refusals`."""
+    cuda = torch.cuda.cudart()
+    code = cuda.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
     if int(code) == 0:
         return True
+    refusals.append(f"cudaHostRegister: error {int(code)}, {cuda.cudaGetErrorString(code)}")
     forget_cuda_error()
     return False
 
