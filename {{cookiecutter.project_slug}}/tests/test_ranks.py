@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 import weakref
 from datetime import timedelta
 from functools import partial
@@ -33,10 +34,11 @@ from conftest import (
 )
 from test_faults import NO_MEMORY, lack_memory
 from test_resume import assert_same, final
+from torch import nn
 
 from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.config import Config
+from image_classifier.config import ComputeConfig, Config
 from image_classifier.data import splits
 from image_classifier.errors import (
     EXIT_OUT_OF_MEMORY,
@@ -54,6 +56,21 @@ from image_classifier.runtime.files import read_object
 from image_classifier.runtime.signals import Signals, StoppedError
 from image_classifier.runtime.tools import find_tools
 from image_classifier.train import train
+
+
+def heard_warnings():
+    """Which of two warnings are heard beside DDP: its own of a GPU, and another."""
+    compute = ComputeConfig(device="cpu")
+    with distributed.join_world(compute) as world, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train_module.wrap_ddp(nn.Linear(2, 2), world, compute)
+        for text in ("Grad strides do not match bucket view strides. This", "Another"):
+            warnings.warn(text, stacklevel=1)
+        return [str(warning.message) for warning in said]
+
+
+def test_ranks_do_not_warn_of_strides_that_mean_nothing():
+    assert run_ranks(2, heard_warnings) == [["Another"], ["Another"]]
 
 
 def finds_another():

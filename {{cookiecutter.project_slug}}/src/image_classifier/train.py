@@ -1,5 +1,6 @@
 """The story of a run: build, place, compile, wrap or shard, then one flat loop over steps."""
 
+import warnings
 from contextlib import closing, nullcontext
 from copy import deepcopy
 from types import ModuleType
@@ -272,6 +273,9 @@ def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Modul
     """
     if world.size == 1 or compute.parallel == "fsdp":
         return model
+    # Of 1 x 1 convolutions in channels_last, whose strides are ambiguous, and nothing is wrong.
+    # https://github.com/pytorch/pytorch/issues/47163
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [world.device] if world.device.type == "cuda" else None
     ddp_model = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     ddp_model.broadcast_buffers = False  # before each forward pass; `evaluate` does it when needed
