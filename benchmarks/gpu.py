@@ -342,6 +342,7 @@ def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
 def environment() -> dict[str, str]:
     """The variables of a command: it finds the project, keeps bytecode, and asks no network."""
     paths = {"PYTHONPATH": str(PROJECT / "src"), "PYTHONDONTWRITEBYTECODE": ""}
+    paths["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # of each of the processes that share the cores
     return os.environ | paths | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
 

@@ -45,7 +45,7 @@ def now(device: str) -> float:
 
 
 def repeat(given: argparse.Namespace) -> Rows:
-    """Train a preset with a seed each: seconds of its steps, and top-1."""
+    """Train a preset with a seed each: seconds of its steps and of the first, and top-1."""
     import image_classifier.train as module
     from image_classifier.cli import main
     from image_classifier.data.loader import TrainData
@@ -56,7 +56,10 @@ def repeat(given: argparse.Namespace) -> Rows:
 
     def batches(data: Any, start: int, stop: int) -> Iterator[Any]:  # noqa: ANN401
         clock["began"] = now(given.device)
-        yield from own_batches(data, start, stop)
+        for number, batch in enumerate(own_batches(data, start, stop)):
+            yield batch
+            if not number:
+                clock["first"] = now(given.device)
 
     def evaluate(*words: Any) -> Any:  # noqa: ANN401
         clock["ended"] = now(given.device)
@@ -75,18 +78,20 @@ def repeat(given: argparse.Namespace) -> Rows:
         if code:
             sys.exit(code)
         row = {"seconds": clock["ended"] - clock["began"], "top1_percent": scores[-1]}
+        row["first_step_seconds"] = clock["first"] - clock["began"]
         print(f"run {number}: {row}", flush=True)
         rows.append(row)
     return {given.words: rows[given.runs > 1 :]}
 
 
 def peers(given: argparse.Namespace) -> Rows:
-    """Run each script on CIFAR-10 in the file that it would download; it prints what it finds."""
+    """Run each script on CIFAR-10 in the file that it would download: its seconds, all in all."""
     import numpy as np
     import torch
     from PIL import Image
 
     own = sys.argv
+    rows: Rows = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("cifar10").mkdir()
         classes = sorted(path.name for path in (given.cifar / "train").iterdir())
@@ -99,9 +104,11 @@ def peers(given: argparse.Namespace) -> Rows:
         for script in sorted(given.peers.glob("*.py")):
             print(f"peer {script.name}", flush=True)
             sys.argv = [str(script)]
+            began = now(given.device)
             runpy.run_path(str(script), run_name="__main__")
+            rows[script.name] = [{"seconds": now(given.device) - began}]
     sys.argv = own  # which the result names
-    return {}
+    return rows
 
 
 def rate(step: Callable[[], object], images: int, given: argparse.Namespace) -> dict[str, float]:
