@@ -78,10 +78,12 @@ class TrainState:
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
         nets = (self.ema, self.model)
         old, new = ([*map(local_part, chain(net.parameters(), net.buffers()))] for net in nets)
-        floats = [i for i, tensor in enumerate(new) if tensor.is_floating_point()]
-        torch._foreach_lerp_([old[i] for i in floats], [new[i] for i in floats], 1 - decay)
-        for i in set(range(len(new))) - set(floats):  # BatchNorm's count of batches
-            old[i].copy_(new[i])
+        pairs = [*zip(old, new, strict=True)]
+        floats = [pair for pair in pairs if pair[1].is_floating_point()]
+        counts = [pair for pair in pairs if not pair[1].is_floating_point()]  # BatchNorm's batches
+        torch._foreach_lerp_(*zip(*floats, strict=True), 1 - decay)
+        if counts:
+            torch._foreach_copy_(*zip(*counts, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only, so that it loads with `weights_only=True`."""
