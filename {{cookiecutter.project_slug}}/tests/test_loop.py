@@ -210,7 +210,8 @@ def test_every_optimizer_learns(config, name, lr):
 
 def test_muon_moves_all_directions_alike():
     matrix = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(orthogonal(matrix @ torch.diag(torch.linspace(0.1, 9, 20))))
+    matrices = (matrix @ torch.diag(torch.linspace(0.1, 9, 20)))[None]
+    values = torch.linalg.svdvals(torch.cat((orthogonal(matrices), orthogonal(matrices.mT).mT)))
     assert 0.6 < values.min() < values.max() < 1.3
 
 

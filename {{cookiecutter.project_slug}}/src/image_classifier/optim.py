@@ -6,8 +6,10 @@ schedule: a function from 0..1 to 0..1 in `SCHEDULES`, and its name in `OptimCon
 
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,43 +142,54 @@ class Muon(AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Update all weights from their gradients; none if `found_inf` is 1, like fused AdamW."""
-        found_inf, loss_scale = (getattr(self, name, None) for name in ("found_inf", "grad_scale"))
-        pairs = [(group, w) for group in self.param_groups for w in group["params"]]
-        for group, weight in pairs:
-            if weight not in self.hidden or weight.grad is None:
-                continue
-            gradient = weight.grad.flatten(1)  # (outputs, inputs)
-            gradient = gradient if loss_scale is None else gradient / loss_scale
-            state = self.state[weight]
-            if not state:
-                # AdamW expects its step count in the state of every weight.
-                state |= {"step": torch.tensor(0.0), "momentum": torch.zeros_like(gradient)}
-            momentum = state["momentum"]
-            moved = momentum.lerp(gradient, 1 - group["betas"][0])
-            update = orthogonal(gradient.lerp(moved, group["betas"][0]))
-            scale = 0.2 * math.sqrt(max(update.shape))
-            turned = weight * (1 - group["lr"] * group["weight_decay"])
-            turned.add_(update.view(weight.shape), alpha=-group["lr"] * scale)
-            if found_inf is not None:
-                moved = torch.where(found_inf > 0, momentum, moved)
-                turned = torch.where(found_inf > 0, weight, turned)
-            momentum.copy_(moved)
-            weight.copy_(turned)
-            weight.grad = None  # so AdamW, which comes next, skips it
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            for weight in group["params"]:
+                if weight in self.hidden and weight.grad is not None:
+                    alike[weight.shape].append(weight)
+            for weights in alike.values():
+                self.turn(weights, group)
         super().step(closure)
 
+    def turn(self, weights: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Update hidden weights of one shape, all at once: fewer kernels for a GPU to launch."""
+        found_inf, loss_scale = (getattr(self, name, None) for name in ("found_inf", "grad_scale"))
+        # (weights, outputs, inputs)
+        gradient = torch.stack([weight.grad for weight in weights]).flatten(2)
+        gradient = gradient if loss_scale is None else gradient / loss_scale
+        is_taken = 1.0
+        if found_inf is not None:  # on the device, so that the host does not wait for it
+            is_taken = (found_inf == 0).float()
+            gradient = torch.where(found_inf == 0, gradient, 0.0)
+        states = [self.state[weight] for weight in weights]
+        for state in states:
+            if not state:
+                # AdamW expects its step count in the state of every weight.
+                state |= {"step": torch.tensor(0.0), "momentum": torch.zeros_like(gradient[0])}
+        momenta = [state["momentum"] for state in states]
+        beta, lr = group["betas"][0], group["lr"]
+        moved = torch.stack(momenta).lerp(gradient, (1 - beta) * is_taken)
+        update = orthogonal(gradient.lerp(moved, beta))
+        update *= -0.2 * math.sqrt(max(update.shape[1:])) * lr * is_taken
+        torch._foreach_copy_(momenta, moved.unbind())
+        torch._foreach_mul_(weights, 1 - lr * group["weight_decay"] * is_taken)
+        torch._foreach_add_(weights, update.view(-1, *weights[0].shape).unbind())
+        for weight in weights:
+            weight.grad = None  # so AdamW, which comes next, skips it
 
-def orthogonal(matrix: Tensor, iterations: int = 5) -> Tensor:
-    """A matrix with about the same singular vectors, and singular values near 1: (rows, columns).
 
-    The quintic Newton-Schulz iteration of https://kellerjordan.github.io/posts/muon/.
+def orthogonal(matrices: Tensor, iterations: int = 5) -> Tensor:
+    """Matrices with about the same singular vectors, and singular values near 1.
+
+    They are (count, rows, columns). The quintic Newton-Schulz iteration of
+    https://kellerjordan.github.io/posts/muon/.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix.bfloat16()
-    x = x / (x.norm() + 1e-7)
-    is_tall = x.shape[0] > x.shape[1]
-    x = x.T if is_tall else x
+    x = matrices.bfloat16()
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.mT if is_tall else x
     for _ in range(iterations):
-        square = x @ x.T
-        x = a * x + (b * square + c * square @ square) @ x
-    return (x.T if is_tall else x).to(matrix.dtype)
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).to(matrices.dtype)
