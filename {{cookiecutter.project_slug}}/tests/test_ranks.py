@@ -10,8 +10,10 @@ import tempfile
 import time
 import warnings
 import weakref
+from contextlib import redirect_stdout
 from datetime import timedelta
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import ANY, Mock
@@ -216,6 +218,7 @@ def opened(folder):
 
     whole = lambda split: download(folder / split).read_text()  # noqa: E731
     opened_as = lambda split: SimpleNamespace(fitted=lambda *_: whole(split))  # noqa: E731
+    tempfile.tempdir = str(folder)  # where ranks that fail leave the file they met in
     splits.open_dataset = lambda _, split: SimpleNamespace(numbered=lambda *_: opened_as(split))
     pretrained.published_weights = lambda _: SimpleNamespace(url="https://host/w-0123.pth")
     torch.hub.get_dir = lambda: str(folder)
@@ -226,8 +229,6 @@ def opened(folder):
         found = [splits.open_source(data, "train", world, task)]
         found.append(pretrained.download("resnet18", world).read_text())
         splits.open_source(data, "no/folder", world, task)
-    job = os.environ["TORCHELASTIC_RUN_ID"]
-    assert world.rank or not [*Path(tempfile.gettempdir()).glob(f"store-{job}*")]
     return found, error.type, is_peer_failure(error.value)
 
 
@@ -236,6 +237,24 @@ def test_one_process_of_a_machine_downloads_while_the_others_wait(tmp_path):
     assert first == (["whole", "whole"], FileNotFoundError, False)
     # Where it fails, nobody waits for ever, and one alone tells why.
     assert (second[0], second[2]) == (["whole", "whole"], True)
+
+
+def patient():
+    """What rank 1 prints while rank 0 takes longer than a collective waits."""
+    distributed.LINE_SECONDS, seconds = 0.2, 2.0
+    with (
+        distributed.join_world(Config().compute, seconds) as world,
+        redirect_stdout(StringIO()) as printed,
+    ):
+        for more in (1.0, -seconds):
+            with world.local_main_first("downloading"):
+                time.sleep(0 if world.rank else seconds + more)
+        assert world.all_true(True)
+    return printed.getvalue()
+
+
+def test_a_download_may_take_longer_than_ranks_wait_for_each_other():
+    assert "rank 1 waits for another: downloading\n" in run_ranks(2, patient)[1]
 
 
 @pytest.mark.parametrize(("seconds_per_step", "interval"), [(0.01, 50), (3.0, 1)])
@@ -268,6 +287,7 @@ def failing(error, output):
     """Train as a rank; rank 1 raises. Who leaves the group after an error waits, as in NCCL."""
     if os.environ["RANK"] == "1":
         lack_memory(pytest.MonkeyPatch(), most=0, first=2, error=error)
+    tempfile.tempdir = str(output.parent)  # where ranks that fail leave the file they met in
     leave = dist.destroy_process_group
     dist.destroy_process_group = lambda: signal.pause() if sys.exc_info()[0] else leave()
     try:

@@ -65,7 +65,7 @@ def open_source(
         UserError: if there are no images, their labels are not for the task, or another machine
             has other images.
     """
-    with world.local_main_first():
+    with world.local_main_first(f"opening the {split} images"):
         source = open_dataset(data, split).numbered(classes, split).fitted(task, split)
     if world.size > world.local_size and not world.is_same(crc32(source.fingerprint().encode())):
         raise UserError(

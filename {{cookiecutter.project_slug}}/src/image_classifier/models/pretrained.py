@@ -203,7 +203,7 @@ def published(name: str, world: World) -> PretrainedWeights:
     """
     if name.startswith(TIMM):
         networks = need_tool("networks", "timm", name)
-        with world.local_main_first():
+        with world.local_main_first(f"reading the weights of {name}"):
             return PretrainedWeights(f"timm's weights of {name}", networks.published(name))
     found = read_weights(download(name, world))
     return replace(found, note=f"torchvision's weights of {name}")
@@ -222,7 +222,7 @@ def download(name: str, world: World) -> Path:
         )
     path = Path(torch.hub.get_dir(), "checkpoints", Path(weights.url).name)
     checksum = path.stem.rpartition("-")[2]
-    with world.local_main_first():
+    with world.local_main_first(f"reading the weights of {name}"):
         if path.is_file():
             return path
         try:

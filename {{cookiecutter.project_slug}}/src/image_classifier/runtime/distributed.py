@@ -4,12 +4,16 @@
 started with the same environment variables.
 """
 
+import itertools
+import math
 import os
 import signal
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +29,11 @@ from .machine import find_accelerator, num_threads
 from .platform import LOOPBACK, end_with_parent, interface_to, keep_freed_memory
 
 T = TypeVar("T")
+FAILED = "failed"  # key in the store: how many ranks failed where others wait for them
+LINE_SECONDS = 60.0  # until a rank that waits in the store says so
+POLL_SECONDS = 0.05  # between two looks at the store
 left: list[object] = []  # process groups that this process has left; see `join_world`
+blocks = itertools.count()  # in which the first rank of a machine was first: as many on each rank
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,7 @@ class World:
     local_rank: int = 0
     local_size: int = 1  # processes on this machine
     why_cpu: str = ""  # why the device is the CPU although nobody asked for it
+    store: dist.Store | None = None  # where ranks leave words for each other; None if alone
 
     @property
     def is_main(self) -> bool:
@@ -89,13 +98,40 @@ class World:
         return slice(self.rank * part, (self.rank + 1) * part)
 
     @contextmanager
-    def local_main_first(self) -> Iterator[None]:
-        """A block that the first rank of a machine runs before its others, such as a download."""
+    def local_main_first(self, what: str) -> Iterator[None]:
+        """A block that the first rank of a machine runs before its others; all leave it together.
+
+        Ranks wait in the store as long as `what`, such as a download, takes: a collective gives up.
+
+        Raises:
+            DistError: if another rank failed in such a block; that one reports why.
+        """
+        if self.size == 1:
+            yield
+            return
+        block = f"block {next(blocks)}"
+        local_main = f"{block} on {socket.gethostname()}"
         if self.local_rank > 0:
-            dist.barrier()
-        yield
-        if self.local_rank == 0 and self.size > 1:
-            dist.barrier()
+            self.wait_for(local_main, 1, what)
+        try:
+            yield
+        except BaseException:
+            self.store.add(FAILED, 1)
+            raise
+        self.store.add(local_main, 1)
+        self.store.add(block, 1)
+        self.wait_for(block, self.size, what)
+
+    def wait_for(self, key: str, ranks: int, what: str) -> None:
+        """Wait until so many ranks have counted `key` up; say so after a minute."""
+        line_due = time.monotonic() + LINE_SECONDS
+        while self.store.add(key, 0) < ranks:
+            if self.store.add(FAILED, 0):
+                raise dist.DistError(f"another rank failed: {what}")
+            if time.monotonic() > line_due:
+                print(f"rank {self.rank} waits for another: {what}", flush=True)
+                line_due = math.inf
+            time.sleep(POLL_SECONDS)
 
 
 @contextmanager
@@ -134,16 +170,14 @@ def join_world(
         timeout=patience,
         device_id=device if has_nccl else None,
     )
-    try:
-        yield world
-        # DDP may drop the last reference to a group whose threads are still at work, and then waits
-        # for them for ever (https://github.com/pytorch/pytorch/issues/56297): one more is kept.
-        left.append(dist.group.WORLD)
-        dist.destroy_process_group()
-    finally:
-        if isinstance(store, dist.FileStore) and rank == 0:
-            with suppress(OSError):  # a file without a name
-                Path(store.path).unlink()
+    yield replace(world, store=store)
+    # DDP may drop the last reference to a group whose threads are still at work, and then waits for
+    # them for ever (https://github.com/pytorch/pytorch/issues/56297): one more is kept.
+    left.append(dist.group.WORLD)
+    dist.destroy_process_group()
+    if isinstance(store, dist.FileStore) and rank == 0:
+        with suppress(OSError):  # a file without a name
+            Path(store.path).unlink()
 
 
 def read_ranks() -> tuple[int, int, int, int]:
