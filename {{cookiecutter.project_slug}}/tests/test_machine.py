@@ -175,7 +175,14 @@ def test_each_process_has_a_device_of_its_own_or_is_refused(monkeypatch):
         assert choose_device(name, 1, 2) == (torch.device("cuda", 1), "")
         with pytest.raises(UserError, match=r"3 processes .* --run\.processes 2"):
             choose_device(name, 0, 3)
-    assert chosen == [1, 1]
+    assert chosen == 2 * [torch.device("cuda", 1)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
+    for task in "01":  # torchrun in one task of SLURM; two tasks, each of which sees its own GPU
+        with pytest.raises(UserError, match=r"2 processes .* there are 1: --run\.processes 1"):
+            choose_device("auto", 1, 2)
+        monkeypatch.setenv("SLURM_LOCALID", task)
+    assert choose_device("auto", 1, 2) == (torch.device("cuda", 0), "")
 
 
 def test_a_full_disk_is_told_in_a_line_and_another_fault_with_its_traceback(capsys):

@@ -217,13 +217,18 @@ def choose_device(name: str, local_rank: int, local_size: int) -> tuple[torch.de
         raise UserError(f"--compute.device {name}: {why or f'this machine has {found}'}")
     name, why = (found, why) if name == "auto" else (name, "")
     if name == "cuda":
-        if local_size > torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        # With `srun --gpus-per-task 1`, each task sees one GPU, its own, as the first.
+        is_task = os.environ.get("SLURM_LOCALID") == str(local_rank)  # no rank of a task's launcher
+        has_own = count == 1 and is_task and "SLURM_GPUS_PER_TASK" in os.environ
+        if local_size > count and not has_own:
             raise UserError(
-                f"{local_size} processes need as many GPUs; there are {torch.cuda.device_count()}: "
-                f"--run.processes {torch.cuda.device_count()}, or --compute.device cpu"
+                f"{local_size} processes need as many GPUs; there are {count}: "
+                f"--run.processes {count}, or --compute.device cpu"
             )
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank), ""
+        device = torch.device("cuda", 0 if has_own else local_rank)
+        torch.cuda.set_device(device)
+        return device, ""
     if name == "mps" and local_size > 1:
         raise UserError("several processes on one Apple GPU do not help: --run.processes 1")
     return torch.device(name), why
