@@ -1,0 +1,69 @@
+"""A step takes few operations, each of which a GPU launches as a kernel or more."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from image_classifier.data.policies import Policy
+from image_classifier.optim import build_optimizer
+from image_classifier.precision import Precision
+from image_classifier.train_state import TrainState
+
+META = torch.device("meta")  # tensors without numbers: what runs for them is what runs on a GPU
+MOVE = torch.ops.aten._to_copy.default
+
+
+class Operations(TorchDispatchMode):
+    """Keeps the operations in a block, and how each was called; views launch nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operation, types, words=(), knobs=None):
+        if not operation.is_view:
+            self.calls.append((operation, knobs or {}))
+        return operation(*words, **(knobs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "rounds"), [("trivialaugment", 230, 1), ("randaugment", 450, 2)]
+)
+def test_a_policy_launches_few_operations_and_copies_its_draws_once_a_round(name, most, rounds):
+    policy = Policy(name)
+    images = torch.empty((1000, 32, 32, 3), dtype=torch.uint8, device=META)
+    draws = torch.rand((1000, policy.num_draws), generator=torch.Generator().manual_seed(0))
+    policy(images, draws)  # the first time makes a table
+    with Operations() as found:
+        policy(images, draws)
+    assert len(found.calls) <= most
+    moves = [knobs for operation, knobs in found.calls if operation is MOVE]
+    copies = [knobs for knobs in moves if knobs.get("device") == META]
+    assert len(copies) == rounds
+    # Only CUDA keeps the memory until then: https://github.com/pytorch/pytorch/issues/189690
+    assert not any(knobs.get("non_blocking") for knobs in copies)
+
+
+@pytest.mark.parametrize(("name", "most"), [("sgd", 12), ("adamw", 16), ("muon", 60)])
+def test_a_deep_network_is_updated_and_averaged_in_as_many_operations_as_a_flat_one(
+    config, name, most
+):
+    counts = []
+    for depth in (4, 12):
+        optim = replace(config.optim, name=name)
+        precision = Precision("fp32", config.compute, optim, torch.device("cpu"))
+        layers = [nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(depth)]
+        model = nn.Sequential(*layers)
+        optimizer = build_optimizer(optim, model)
+        state = TrainState(model, optimizer, precision, ema=deepcopy(model), ema_decay=0.9)
+        for _ in range(2):  # the first step allocates
+            model(torch.randn(4, 8)).square().sum().backward()
+            with Operations() as found:
+                precision.step(optimizer)
+                state.advance()
+        counts.append(len(found.calls))
+    assert counts[0] == counts[1] <= most
