@@ -1,0 +1,359 @@
+"""What a run asks of a GPU, on any machine: tensors that are together, and no hidden waits.
+
+torch's FakeTensorMode has CUDA tensors that know their shape, type and device, but no numbers.
+Streams and the backward pass need a driver (https://github.com/pytorch/pytorch/issues/92627), and
+so does what `test_gpu.py` shows: that numbers are right, and how long they take.
+"""
+
+import math
+from contextlib import contextmanager
+from copy import deepcopy
+
+import pytest
+import torch
+from conftest import changed, on_deep, untrained_run
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils._pytree import tree_leaves
+
+from image_classifier import augment as augment_module
+from image_classifier.augment import build_augment
+from image_classifier.data import Source, policies
+from image_classifier.data.datasets import DATASETS
+from image_classifier.data.loader import EvalData, TrainData
+from image_classifier.decision import Decision
+from image_classifier.evaluate import evaluate
+from image_classifier.features import predict_features
+from image_classifier.models import vit
+from image_classifier.optim import build_optimizer, set_training
+from image_classifier.precision import Precision
+from image_classifier.preprocess import Normalize
+from image_classifier.runtime import seeding
+from image_classifier.runtime.distributed import World
+from image_classifier.runtime.tools import find_tool
+from image_classifier.tasks import build_loss
+from image_classifier.train import (
+    find_teacher,
+    init_model,
+    train_step,
+)
+from image_classifier.train_state import TrainState
+
+aten = torch.ops.aten
+PUTS = aten.index_put_.default, aten.index_put.default
+GPU = torch.device("cuda", 0)
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
+    pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),  # by deepcopy
+]
+
+
+class HiddenWaitError(Exception):
+    """The host waits for the device."""
+
+
+class ApartError(Exception):
+    """An operation has tensors of the device and of the host."""
+
+
+class FakeGPU(FakeTensorMode):
+    """A block with CUDA tensors. Those of the CPU stay real: the host draws numbers, too."""
+
+    def __init__(self):
+        super().__init__(allow_non_fake_inputs=True)
+        self.waits_left = math.inf
+
+    @contextmanager
+    def waits(self, count):
+        """A block in which the host waits for the device so many times at most."""
+        self.waits_left = count
+        yield
+        self.waits_left = math.inf
+
+    def wait(self, operation):
+        """Count an operation for which the host waits."""
+        self.waits_left -= 1
+        if self.waits_left < 0:
+            raise HiddenWaitError(operation)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        """Do an operation. All numbers that the host reads are 0."""
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        kinds = {tensor.device.type for tensor in tensors}
+        targets = {leaf.type for leaf in leaves if isinstance(leaf, torch.device)}
+        if "cuda" not in kinds | targets:
+            is_pin = operation is aten._pin_memory.default  # needs a driver
+            return args[0] if is_pin else operation(*args, **kwargs)
+        if operation is aten._local_scalar_dense.default:
+            self.wait(operation)
+            return torch.zeros((), dtype=args[0].dtype).item()
+        if operation is aten._to_copy.default and kinds | targets == {"cpu", "cuda"}:
+            return self.copy(operation, types, args, kwargs, to_host="cpu" in targets)
+        if operation is aten.copy_.default and kinds == {"cpu", "cuda"}:
+            return self.copy(operation, types, args, kwargs, to_host=args[0].device.type == "cpu")
+        if kinds == {"cpu", "cuda"} and any(t.ndim for t in tensors if t.device.type == "cpu"):
+            raise ApartError(operation)
+        if operation in PUTS and any(tensor.dtype == torch.bool for tensor in tensors[1:-1]):
+            self.wait(operation)  # to count what is true
+        if operation is aten._fused_sgd_.default:  # has no fake kernel
+            return None
+        try:
+            return super().__torch_dispatch__(operation, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise HiddenWaitError(operation) from error
+
+    def copy(self, operation, types, args, kwargs, to_host):
+        """Copy from one to the other."""
+        if to_host or not (kwargs.get("non_blocking") or args[2:]):
+            self.wait(operation)
+        if not to_host:
+            return super().__torch_dispatch__(operation, types, args, kwargs)
+        if operation is aten.copy_.default:
+            return args[0].zero_()
+        return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A block with CUDA tensors, and what the package asks of a driver."""
+    # Fake tensors take draws of the CPU's generator. Those of CUDA need a driver.
+    generator_at = seeding.generator_at
+    monkeypatch.setattr(seeding, "generator_at", lambda *key, **_: generator_at(*key))
+    monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
+    monkeypatch.setattr(Tensor, "backward", lambda _: None)  # `trained` plants gradients
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**36, 2**36))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    # Or torch turns autocast and the scaling of losses off.
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    with FakeGPU() as mode:
+        yield mode
+
+
+def of_several(*_):
+    """Sixty-four images with any number of seven labels, some unknown."""
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.randint(-1, 2, (64, 7), dtype=torch.int8, generator=draws)
+    pixels = torch.randint(256, (64, 32, 32, 3), generator=draws).byte()
+    return Source(labels, tuple("abcdefg"), pixels)
+
+
+@pytest.fixture
+def on_labels(config, monkeypatch):
+    """A run on images of several labels."""
+    monkeypatch.setitem(DATASETS, "noise", of_several)
+    return changed(config, data__name="noise", model__task="multi-label")
+
+
+def opened(config):
+    """The training images on the device, and how they are normalized and augmented."""
+    world = World(GPU)
+    data = TrainData(changed(config, data__where="device"), world)
+    precision = Precision(config.precision, config.compute, config.optim, GPU)
+    normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
+    return data, precision, normalize, build_augment(config.augment, data, normalize, world, 0)
+
+
+def augmented(gpu, config, start=3, stop=5):
+    """The last batch of these steps, by default from two epochs; the host never waits."""
+    data, _, _, augment = opened(config)
+    with gpu.waits(0):
+        for step, batch in enumerate(data.batches(start, stop), start=start):
+            found = augment(batch, step)
+    assert {tensor.device for tensor in found if tensor is not None} == {GPU}
+    return found
+
+
+def trained(gpu, config):
+    """The state after two steps, as `train` does them; in the second the host never waits."""
+    data, precision, normalize, augment = opened(config)
+    teacher = find_teacher(config, data)
+    model = init_model(config, data, normalize).to(GPU, memory_format=precision.memory_format)
+    ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
+    optimizer = build_optimizer(config.optim, model)
+    loss_fn = build_loss(config, data.source, data.batch_size)
+    state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
+    set_training(model, config.optim)
+    size = data.batch_size // config.optim.accumulate
+    for loaded in data.batches(0, 2):
+        seeding.seed_layers(config.seed, state.step, 0, GPU)
+        batch = augment(loaded, state.step)
+        loss = train_step(model, batch, loss_fn, precision, size, teacher)
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight) if weight.requires_grad else None
+        precision.step(optimizer)
+        state.advance()
+        gpu.waits_left = 0
+    gpu.waits_left = math.inf
+    assert loss.device == GPU
+    return state
+
+
+AUGMENTED = [
+    {"augment__crop": "none", "augment__flip": "none"},
+    {"augment__crop": "pad", "augment__flip": "random", "augment__cutout": 4},
+    {"augment__crop": "resized", "augment__flip": "alternating", "data__balance": "loss"},
+    {"augment__crop": "none", "augment__flip": "alternating", "augment__mixup": 0.2},
+    {"augment__cutmix": 0.5, "data__balance": "sampling"},
+    {"augment__policy": "randaugment-m9-n1", "augment__crop": "resized"},
+]
+
+
+@pytest.mark.parametrize("knobs", AUGMENTED)
+def test_augmentation_stays_on_the_device(gpu, config, knobs):
+    assert augmented(gpu, changed(config, **knobs)).images.shape == (16, 3, 32, 32)
+
+
+def test_images_grow_and_several_labels_are_mixed_on_the_device(gpu, config, on_labels):
+    growing = changed(config, epochs=10, augment__min_size=16)
+    sides = [augmented(gpu, growing, at, at + 1).images.shape[2] for at in (0, 32, 36)]
+    assert sides == [16, 28, 32]
+    assert augmented(gpu, changed(on_labels, augment__mixup=1.0)).labels.shape == (16, 7)
+
+
+def test_images_of_16_bits_stay_on_the_device(gpu, config, satellite):
+    config = on_deep(config, satellite, 5, augment__policy="trivialaugment")
+    assert augmented(gpu, config).images.shape == (8, 5, 32, 32)
+
+
+@pytest.mark.parametrize(("channels", "dtype"), [(1, torch.uint8), (3, torch.uint8), (5, None)])
+def test_every_operation_of_a_policy_stays_on_the_device(gpu, channels, dtype):
+    numbers = [
+        number
+        for number, (operation, _) in enumerate(policies.OPERATIONS)
+        if (operation is not policies.color or channels == 3)
+        and (operation not in policies.OF_BYTES or dtype)
+    ]
+    which, images = torch.tensor(numbers), torch.zeros((len(numbers), 32, 32, channels), device=GPU)
+    with gpu.waits(0):
+        strengths = torch.full((len(which),), 0.5)
+        found = policies.apply_grouped(images.to(dtype or images.dtype), which, strengths)
+    assert found.shape == images.shape
+
+
+NETWORKS = ["resnet9", "airbench", "airbench96", "resnet18", "vit_s"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_learn_on_the_device(gpu, config, monkeypatch, name):
+    monkeypatch.setattr(vit, "DEPTH", 2)
+    drops = {"model__dropout": 0.1, "model__drop_path": 0.1 * (name == "vit_s")}
+    trained(gpu, changed(config, model__name=name, optim__ema_decay=0.9, **drops))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_optimizers_never_wait(gpu, config, name, precision):
+    config = changed(config, optim__name=name, precision=precision)
+    if precision == "bf16":
+        config = changed(config, optim__clip_norm=1.0, optim__accumulate=2, optim__layer_decay=0.5)
+    state = trained(gpu, config)
+    assert all(norms.device == GPU for _, norms in state.precision.recent)
+
+
+@pytest.mark.parametrize("loss", ["entropy", "focal", "asymmetric"])
+def test_several_labels_are_learned_on_the_device(gpu, on_labels, loss):
+    balance = "loss" if loss == "entropy" else "none"
+    trained(gpu, changed(on_labels, optim__loss=loss, data__balance=balance))
+
+
+TOOLS = {
+    ("layers", "probe"): {"model__head": "layers"},
+    ("adapters", "lora"): {"run__init_from": "pretrained", "model__lora_rank": 2},
+    ("recompute", "gradient-checkpointing"): {"compute__gradient_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_tools_add_to_a_step_stays_on_the_device(gpu, config, tool):
+    if find_tool(*tool) is None:
+        pytest.skip("deleted")
+    trained(gpu, changed(config, **TOOLS[tool]))
+
+
+@pytest.mark.parametrize("mixup", [0.0, 1.0])
+def test_a_teacher_stays_on_the_device(gpu, on_photos, photos, monkeypatch, mixup):
+    if (tool := find_tool("teacher", "distill")) is None:
+        pytest.skip("deleted")
+    load_model = tool.load_model
+
+    def load(run, compute, _):  # torch.load has no numbers in the block
+        with unset_fake_temporarily():
+            trained_model = load_model(run, compute, World(torch.device("cpu")))
+        trained_model.model.to(GPU)
+        return trained_model
+
+    monkeypatch.setattr(tool, "load_model", load)
+    with unset_fake_temporarily():
+        run = untrained_run(changed(on_photos, run__dir=f"{on_photos.run.dir}-teacher"), photos)
+    trained(gpu, changed(on_photos, optim__teacher=run, augment__mixup=mixup))
+
+
+@pytest.mark.parametrize(
+    ("task", "tta"),
+    [("single-label", "none"), ("single-label", "shift"), ("multi-label", "flip")],
+)
+def test_an_evaluation_waits_once(gpu, config, on_labels, task, tta):
+    config = changed(on_labels if task == "multi-label" else config, augment__tta=tta)
+    train_data, precision, normalize, _ = opened(config)
+    model = init_model(config, train_data, normalize).to(GPU)
+    data = EvalData(config.data, "val", World(GPU), batch_size=40, task=task)
+    images = [batch.images for batch in data.batches()]
+    with gpu.waits(1):
+        scores = evaluate(model, data, normalize, precision, World(GPU))
+    with gpu.waits(0):
+        _, features = predict_features(model.eval(), images[0], normalize, precision)
+    assert features.device == GPU
+    assert set(scores.names) >= set(scores.known)
+
+
+def test_a_decision_is_made_on_the_device(gpu):
+    probabilities, decision = torch.rand(4, 3, device=GPU), Decision(2.0, (0.5,))
+    with gpu.waits(0):
+        for has_several in (False, True):
+            shares = decision.calibrated(probabilities, has_several)
+        assert decision.is_sure(shares).device == GPU
+    assert decision.has_label(shares).device == GPU
+
+
+MISTAKES = {
+    "a copy to the host": lambda images, _: images.cpu().to(GPU),
+    "a number": lambda images, _: images * images.max().item(),
+    "a list": lambda images, _: images * images[0, 0, 0].tolist()[0],
+    "a condition": lambda images, draws: images if (draws > 0.5).any() else -images,
+    "a mask": lambda images, draws: images[draws[:, 0] < 2],
+    "values at a mask": lambda images, draws: images.index_put_((draws[:, 0] < 0.5,), images[0]),
+    "where it holds": lambda images, draws: images[torch.where(draws[:, 0] < 0.5)[0]],
+    "a constant copied": lambda images, _: images * torch.tensor([0.5], device=GPU),
+    "a tensor copied": lambda images, _: images.copy_(torch.zeros(images.shape)),
+    "a comparison": lambda images, _: images if torch.equal(images, images) else -images,
+    "a count": lambda images, draws: images + draws.long().flatten().bincount().max(),
+    "repeats": lambda images, _: images.repeat_interleave(torch.ones(16, device=GPU).long(), 0),
+}
+APART = {
+    "a constant on the host": lambda images, _: images * torch.full((1,), 0.5),
+    "images on the host": lambda images, _: images - torch.zeros(images.shape),
+    "an index on the host": lambda images, _: images[torch.arange(len(images))],
+    "images of the host by an index": lambda images, draws: torch.zeros(9)[draws.long()] + images,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES | APART)
+def test_a_planted_mistake_is_found(gpu, config, monkeypatch, mistake):
+    shrink = augment_module.shrink
+    act, error = (MISTAKES | APART)[mistake], ApartError if mistake in APART else HiddenWaitError
+
+    def planted(pixels, size):
+        draws = torch.rand(len(pixels), 2, device=GPU)
+        return act(shrink(pixels, size).float(), draws)
+
+    monkeypatch.setattr(augment_module, "shrink", planted)
+    with pytest.raises(error):
+        augmented(gpu, changed(config, augment__min_size=16))
