@@ -52,8 +52,8 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
         recorder.export_chrome_trace(trace)
         averages = recorder.key_averages()
         print("phases of a step:")
-        for name in PHASES:
-            print(f"  {name:<14} {spent_in(name, averages) / 1000 / RECORDED_STEPS:8.2f} ms")
+        for name, microseconds in phase_times(averages).items():
+            print(f"  {name:<14} {microseconds / 1000 / RECORDED_STEPS:8.2f} ms")
         by = f"self_{'device' if is_cuda else 'cpu'}_time_total"
         print(averages.table(sort_by=by, row_limit=12, max_name_column_width=40))
         if is_cuda:
@@ -81,11 +81,15 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
     gc.collect()  # a trace holds many small objects in cycles
 
 
-def spent_in(name: str, averages: Iterable[FunctionEventAvg]) -> float:
-    """Microseconds of a phase: of its kernels on a GPU; if there are none, of the host."""
-    phases = [e for e in averages if e.key == name and e.device_type == DeviceType.CPU]
-    on_device = sum(e.device_time_total for e in phases)
-    if name == "backward":  # its kernels are launched by a thread of autograd's
-        nodes = (e for e in averages if e.key.startswith("autograd::engine::evaluate_function"))
-        on_device = on_device or sum(e.device_time_total for e in nodes)
-    return on_device or sum(e.cpu_time_total for e in phases)
+def phase_times(averages: Iterable[FunctionEventAvg]) -> dict[str, float]:
+    """Microseconds of each phase: of its kernels on a GPU; where there are none, of the host."""
+    times, launched = {}, 0.0
+    for name in PHASES:
+        events = [e for e in averages if e.key == name and e.device_type == DeviceType.CPU]
+        on_device = sum(e.device_time_total for e in events)
+        times[name] = on_device or sum(e.cpu_time_total for e in events)
+        launched += on_device if name != "backward" else 0.0
+    kernels = (e for e in averages if e.device_type != DeviceType.CPU and not e.is_user_annotation)
+    if total := sum(e.self_device_time_total for e in kernels):
+        times["backward"] = total - launched  # a thread of autograd's launches them
+    return times

@@ -3,10 +3,12 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import changed
+from torch.autograd import DeviceType
 
 from image_classifier.errors import UserError
 from image_classifier.runtime import tools
@@ -22,6 +24,22 @@ def test_phases_of_a_step_are_printed_and_a_trace_is_written(config, monkeypatch
         assert json.load(trace)["traceEvents"]
     said = capsys.readouterr().out
     assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
+
+
+def event(key, on_cpu, device=0.0, cpu=0.0, *, is_phase=False):
+    kind = DeviceType.CPU if on_cpu else DeviceType.CUDA
+    times = {"cpu_time_total": cpu, "device_time_total": device, "self_device_time_total": device}
+    return SimpleNamespace(key=key, device_type=kind, is_user_annotation=is_phase, **times)
+
+
+def test_on_a_gpu_the_backward_pass_has_the_kernels_of_no_other_phase():
+    events = [event("wait for data", on_cpu=True, cpu=9.0)]
+    events += [event("forward", on_cpu=True, device=20.0), event("optimizer", True, 5.0)]
+    # On the device a phase is a span, which has the gaps between its kernels, too.
+    events += [event("forward", on_cpu=False, device=70.0, is_phase=True)]
+    events += [event("conv", on_cpu=False, device=50.0), event("step", False, 5.0)]
+    spent = {"wait for data": 9.0, "copy": 0, "augment": 0, "forward": 20.0, "backward": 30.0}
+    assert watcher.phase_times(events) == spent | {"optimizer": 5.0}
 
 
 def test_the_flag_is_refused_without_its_tool(config, monkeypatch):
