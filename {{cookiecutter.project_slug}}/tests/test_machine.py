@@ -73,9 +73,13 @@ def test_ranks_on_a_machine_share_its_cores(monkeypatch, photos):
     assert autotune.choose_workers(data, kept, on_gpu)[0] == 4
     threads = Mock(side_effect=samples.ThreadPoolExecutor)
     monkeypatch.setattr(samples, "ThreadPoolExecutor", threads)
-    load_spread(source, 5, data, Mock(), world)
-    list(EvalData(data, "val", world).batches())
-    assert {call.args for call in threads.call_args_list} == {(4,)}
+    # Of images that decode in no time one thread has the interpreter's lock for all of it.
+    for locked, most in ((1e-9, 4), (1e9, 1)):
+        threads.reset_mock()
+        monkeypatch.setattr(samples, "LOCKED_SECONDS", locked)
+        load_spread(source, 5, data, Mock(), world)
+        list(EvalData(data, "val", world).batches())
+        assert {call.args for call in threads.call_args_list} == {(most,)}
     monkeypatch.setattr(autotune, "device_memory_bytes", lambda _: 1000)
     most = int(1000 * autotune.MEMORY_SHARE)
     for needed, device, fits in ((most // 2 + 1, CPU, False), (most // 2 + 1, on_gpu.device, True)):

@@ -4,6 +4,7 @@ What becomes of an image depends on the seed, the epoch and its number alone, so
 workers makes the same.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +23,8 @@ from .datasets.source import Source
 from .decode import BadImageError
 
 LOADED_TOGETHER = 64  # images that a thread decodes between two looks at its queue
+PROBED = 17  # images that tell how many threads are of use
+LOCKED_SECONDS = 1e-4  # of an image's, in which a thread holds the interpreter's lock, roughly
 SHARED_TOGETHER = 4096  # images that ranks exchange at once
 LEFT_OUT = -1  # the label of an image that can't be read, which the loss and the scores ignore
 # Is called with the index of an unreadable image and the reason; it may raise.
@@ -128,15 +131,20 @@ def load(
     pixels = source.empty(len(indices), side)
     samples = Samples(source, side, fit=fit)
 
-    def fill(part: Tensor, is_bad: Tensor, numbers: Tensor) -> None:
-        for row, reason in samples.fill(part, 0, numbers.numpy()).items():
-            note(int(numbers[row]), reason)
-            is_bad[row] = True
+    def fill(first: int, stop: int) -> float:
+        began = time.perf_counter()
+        part = slice(first, stop)
+        for row, reason in samples.fill(pixels[part], 0, indices[part].numpy()).items():
+            note(int(indices[first + row]), reason)
+            bad[first + row] = True
+        return time.perf_counter() - began
 
-    # Decoders do not hold the interpreter's lock, so threads do; but they would share what draws
-    # random numbers.
-    num_threads = 1 if source.is_random else max(1, num_cores() // sharers)
-    with ThreadPoolExecutor(num_threads) as threads:
-        parts = (tensor.split(LOADED_TOGETHER) for tensor in (pixels, bad, indices))
-        list(threads.map(fill, *parts))
+    # Decoders do not hold the interpreter's lock, so threads do; but no more of them than find it
+    # free. They would share what draws random numbers.
+    fill(0, 1)  # imports decoders
+    busy = fill(1, PROBED) / (PROBED - 1) / LOCKED_SECONDS
+    most = 1 if source.is_random else min(num_cores() // sharers, round(busy))
+    firsts = range(PROBED, len(indices), LOADED_TOGETHER)
+    with ThreadPoolExecutor(max(1, most)) as threads:
+        list(threads.map(lambda first: fill(first, first + LOADED_TOGETHER), firsts))
     return pixels, bad
