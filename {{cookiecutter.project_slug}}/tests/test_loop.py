@@ -93,11 +93,11 @@ def test_the_learning_rate_rises_then_falls_to_nothing(config, schedule, at_40):
     assert rates[40] == pytest.approx(at_40)
 
 
-def gpu_settings(config):
+def gpu_settings(config, steps=10_000):
     """What torch is told about a GPU: matrix products, TF32, choice of kernels, determinism."""
     del os.environ["CUBLAS_WORKSPACE_CONFIG"]  # of conftest.py
     seed_everything(0, config.deterministic, torch.device("cuda"))
-    Precision("fp32", config.compute, config.optim, torch.device("cuda"))
+    Precision("fp32", config.compute, config.optim, torch.device("cuda"), steps)
     cudnn, workspace = torch.backends.cudnn, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     exact = torch.are_deterministic_algorithms_enabled()
     return torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, exact, workspace
@@ -107,6 +107,12 @@ def test_a_gpu_is_set_for_speed_and_repeats_its_kernels_where_asked(config):
     fast, exact = (run_alone(gpu_settings, changed(config, deterministic=d)) for d in (False, True))
     assert fast == (0, ("high", True, True, False, None))
     assert exact == (0, ("high", True, False, True, ":4096:8"))
+
+
+def test_a_short_run_does_not_begin_with_a_search_for_the_fastest_convolutions(config):
+    code, settings = run_alone(gpu_settings, config, 500)
+    assert code == 0
+    assert settings[2] is False
 
 
 @pytest.fixture

@@ -59,7 +59,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         train_data = TrainData(config, world, pretrained.mean_std)
         total_steps, steps_per_epoch = train_data.total_steps, train_data.steps_per_epoch
         config, why_precision = settle_precision(config, train_data, world, newest)
-        precision = Precision(config.precision, config.compute, config.optim, world.device)
+        precision = Precision(
+            config.precision, config.compute, config.optim, world.device, total_steps
+        )
         micro_batch = MicroBatch(config, world)
         sharding = find_sharding(config, world)  # FSDP; None: each rank has all weights
         task, mean_std = config.model.task, train_data.mean_std

@@ -34,7 +34,9 @@ class Training:
             )
         self.config, self.world, self.data = config, world, data
         seed_everything(config.seed, config.deterministic, world.device)
-        precision = Precision(config.precision, config.compute, config.optim, world.device)
+        precision = Precision(
+            config.precision, config.compute, config.optim, world.device, data.total_steps
+        )
         self.normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
         self.augment = build_augment(config.augment, data, self.normalize, world, config.seed)
         self.teacher = find_teacher(config, data)
