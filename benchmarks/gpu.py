@@ -3,6 +3,7 @@
     python benchmarks/gpu.py pack --cifar cifar10.tar.xz --photos photos --peers airbench94_muon.py
     tar xf build/gpu.tar && python gpu/benchmarks/gpu.py run          # there, without a network
     python gpu/benchmarks/gpu.py run --stages 1 4 --seconds 570 --out results
+    python benchmarks/gpu.py report gpu.json                          # here: results/gpu.json
 
 `pack` writes `build/gpu.tar`: a rendered project, the benchmarks and faults, and wheels of what
 they need beside torch and torchvision, which the machine with the GPU has. CIFAR-10 is an archive
@@ -15,16 +16,18 @@ command that takes longer than its limit is killed with all that it started, and
 on. After each one, `gpu.json` in `--out` (or $OUT) has what all of them returned, printed and
 wrote, and `gpu.log` all that was printed. What has passed is not made again: call it as often as
 needed, or on another machine with `--after gpu.json`. Without a GPU, or with `--device cpu`, sizes
-are tiny and commands that need a GPU are left out: a rehearsal.
+are tiny and commands that need a GPU are left out: a rehearsal. `report` writes down what was seen.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -32,6 +35,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -271,19 +275,16 @@ def run(given: argparse.Namespace) -> int:
             todo = []
             for command in commands:
                 known = found["commands"].get(command.words)
-                left = given.seconds - (time.monotonic() - began)
-                lacking = [need for need in command.needs if not places.get(need.upper())]
-                if known and not known["code"]:
-                    say(log, f"-- passed before: {command.words}")
-                elif lacking or left < 10:
-                    names = {"gpu": "a GPU", "cifar": "--cifar", "peers": "--peers"}
-                    why = f"needs {names[lacking[0]]}" if lacking else "no time left"
+                if why := why_not(command, known, places):
                     say(log, f"-- {why}: {command.words}")
                 else:
                     todo.append(command)
 
             def make(command: Command, number: int = number) -> None:
                 left = given.seconds - (time.monotonic() - began)
+                if left < 10:
+                    say(log, f"-- no time left: {command.words}")
+                    return
                 result = obey(command.words, min(command.seconds, left), places, log)
                 found["commands"][command.words] = {"stage": number, **result}
                 for path in (state, given.out / "gpu.json"):
@@ -295,6 +296,15 @@ def run(given: argparse.Namespace) -> int:
         failed = [one for one in made if one["code"]]
         say(log, f"\n{len(made)} commands were run, {len(failed)} failed: {given.out / 'gpu.json'}")
     return int(bool(failed))
+
+
+def why_not(command: Command, known: dict[str, Any] | None, places: dict[str, str]) -> str:
+    """Why a command is not made: it passed before, or what it needs is not there."""
+    if known and not known["code"]:
+        return "passed before"
+    names = {"gpu": "a GPU", "cifar": "--cifar", "peers": "--peers"}
+    lacking = [names[need] for need in command.needs if not places.get(need.upper())]
+    return f"needs {lacking[0]}" if lacking else ""
 
 
 def say(log: Any, line: str) -> None:  # noqa: ANN401 - a text file
@@ -410,8 +420,43 @@ def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[s
     return {"code": code, "seconds": took, "printed": lines[-200:], "results": results}
 
 
+def report(given: argparse.Namespace) -> None:
+    """Write `results/gpu.json`: what the commands of a run returned and measured."""
+    found = json.loads(given.state.read_text())
+    machine = found["machine"]
+    torch, cuda, cudnn, torchvision, _ = machine.pop("torch").split()
+    asked = {command.words for _, commands in stages(True).values() for command in commands}
+    made = {words: one for words, one in found["commands"].items() if words in asked}
+    rows = {words: row for words, one in made.items() if (row := measurements(one))}
+    past = {"commit": machine.pop("commit"), "digest": None, "load": None, "machine": machine}
+    past["date"] = date.fromtimestamp(given.state.stat().st_mtime).isoformat()
+    past["versions"] = {"torch": torch, "torchvision": torchvision, "CUDA": cuda, "cuDNN": cudnn}
+    past["seconds"] = round(sum(one["seconds"] for one in made.values()))
+    record.write(
+        record.RESULTS / "gpu.json",
+        "The first hour on a GPU",
+        "Tests that passed and failed; `repeat` has the seconds of training steps alone.",
+        record.measured({words: [row] for words, row in rows.items()}, {}) | past,
+    )
+
+
+def measurements(one: dict[str, Any]) -> dict[str, float]:
+    """The numbers that a command printed: of pytest, `faults` and `gpu_steps.py repeat`."""
+    printed = "\n".join(one["printed"])
+    counts = re.findall(r"(\d+) (passed|failed)\b", one["printed"][-1] if one["printed"] else "")
+    row = {name: float(number) for number, name in counts}
+    if kept := re.findall(r"\*\*kept\*\*|BROKEN", printed):
+        row = {"passed": float(kept.count("**kept**")), "failed": float(kept.count("BROKEN"))}
+    if runs := re.findall(r"run \d+: ({.*})", printed):
+        found = [json.loads(run.replace("'", '"')) for run in runs]
+        row = {key: statistics.median(run[key] for run in found) for key in found[0]}
+    elif row or not one["code"]:
+        row["seconds"] = one["seconds"]
+    return row
+
+
 def main(words: list[str] | None = None) -> int:
-    """Pack, or run."""
+    """Pack, run, or report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -430,10 +475,12 @@ def main(words: list[str] | None = None) -> int:
     running.add_argument("--out", type=Path, default=os.environ.get("OUT", str(WORK / "out")))
     running.add_argument("--after", type=Path, help="gpu.json of a run that passed some of it")
     running.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if it is there")
+    reporting = verbs.add_parser("report")
+    reporting.add_argument("state", type=Path, help="the gpu.json that `run` left")
     given = parser.parse_args(words)
-    if given.verb == "pack":
-        return pack(given) or 0
-    return run(given)
+    if given.verb == "run":
+        return run(given)
+    return {"pack": pack, "report": report}[given.verb](given) or 0
 
 
 if __name__ == "__main__":
