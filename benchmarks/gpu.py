@@ -100,13 +100,13 @@ correct, at the same time
   280  -          {test} tests/test_gpu.py -n 8 --durations 12
   280  -          {test} -m gpu --ignore tests/test_gpu.py
   280  -          -m faults --gpu --tries {tries}
+whole training beside others
+  300  -          {compare} --only ours-synthetic ours ours-streamed {peers}
 cifar10_speed, beside airbench
   120  cifar      {step} repeat --cifar CIFAR --runs {runs} --words 'cifar10_speed{short}'
   140  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS
   150  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --words
                   'cifar10_speed --compute.compile'
-whole training beside others
-  300  -          {compare} --only ours-synthetic ours ours-streamed {peers}
 a few photographs, from trained weights
   100  -          train.py finetune_lite0 --data.root SOME --compute.device {device} --run.dir RUN
                   {few}

