@@ -78,7 +78,8 @@ SIZES = {
 BEGINNINGS = {
     "test": "-m pytest -v -rs --tb short -W default -o faulthandler_timeout=90"
     " -p no:cacheprovider -p no:benchmark",
-    "compare": "benchmarks/training.py --device {device} --rounds 1 --results RESULTS {course}",
+    "compare": "benchmarks/training.py --device {device} --root SOME --rounds 1 --results RESULTS"
+    " {course}",
     "step": "benchmarks/gpu_steps.py --device {device} --results RESULTS",
     "photo_tips": "train.py bench folder --data.root PHOTOS {photos} --quick --run.dir RUN --rows",
     "cifar_tips": "train.py bench cifar10 --data.name folder --data.root CIFAR --quick"
