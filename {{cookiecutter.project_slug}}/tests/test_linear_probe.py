@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from sklearn.preprocessing import StandardScaler
 from test_resume import assert_same, final
 from torch import nn
 
-from image_classifier import linear_probe
+from image_classifier import features, linear_probe
 from image_classifier.config import ModelConfig
-from image_classifier.errors import UserError
+from image_classifier.errors import FaultError, UserError
 from image_classifier.linear_probe import fit_classes, fit_labels
 from image_classifier.models import build_model, load_best
 from image_classifier.train import train
@@ -120,6 +121,15 @@ def test_a_last_layer_that_can_not_be_fitted_begins_at_zero_and_says_why(finetun
     train(changed(finetuned, epochs=1.0))
     (_, at_zero), *_ = evaluations(finetuned)
     assert at_zero == pytest.approx(0.1, abs=0.1)  # all classes alike
+
+
+def test_where_a_library_lacks_memory_for_features_a_smaller_batch_is_advised(
+    finetuned, monkeypatch
+):
+    fail = Mock(side_effect=RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
+    monkeypatch.setattr(features, "predict_features", fail)
+    with pytest.raises(FaultError, match=r"memory: give a smaller --data\.batch-size than 16"):
+        train(finetuned)
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])

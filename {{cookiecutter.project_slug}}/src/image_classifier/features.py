@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .config import FREE_TO_CHANGE, Config
 from .data import LEFT_OUT, EvalData, cache_folder
-from .errors import FaultError, UserError
+from .errors import UserError, smaller_batch_on_oom
 from .evaluate import predict_logits
 from .models import find_head
 from .precision import Precision
@@ -111,17 +111,13 @@ def features_of(
 ) -> tuple[Tensor, Tensor]:
     """Features and labels of all images of `data`, of which each rank computes its part."""
     progress, found, labels, done = Progress(len(data)), [], [], 0
-    try:
+    with smaller_batch_on_oom("--data.batch-size", data.data.batch_size):
         for batch in data.batches():
             found.append(predict_features(model, batch.images, normalize, precision)[1])
             labels.append(batch.labels)
             done += len(found[-1]) * world.size
             if world.is_main:
                 progress.show(min(done, len(data)))
-    except torch.OutOfMemoryError as error:
-        raise FaultError(
-            f"out of memory: give a smaller --data.batch-size than {data.data.batch_size}"
-        ) from error
     gathered = []
     for parts in (found, labels):
         part = torch.cat(parts)

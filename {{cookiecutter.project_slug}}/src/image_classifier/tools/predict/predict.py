@@ -4,6 +4,7 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from ...config import ComputeConfig
 from ...data import PathList
-from ...errors import FaultError, UserError
+from ...errors import FaultError, UserError, smaller_batch_on_oom
 from ...evaluate import predict_logits
 from ...features import predict_features
 from ...runtime.console import printable, say
@@ -62,7 +63,7 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
             trained.normalize.tta = options.tta
         wanted = replace(wanted, top_k=min(options.top_k, len(trained.classes)))
         images = Images(files, trained, options.batch_size, options.workers, world)
-        try:
+        with closing(images), smaller_batch_on_oom("--batch-size", options.batch_size):
             if not out:
                 num_bad = print_rows(trained, images, wanted)
             else:
@@ -82,12 +83,6 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
                 num_bad = write_rows(output, trained, images, wanted)
             if wanted.embeddings:
                 save_embeddings(wanted.embeddings)
-        except torch.OutOfMemoryError as error:
-            raise FaultError(
-                f"out of memory: give a smaller --batch-size than {options.batch_size}"
-            ) from error
-        finally:
-            images.close()
     if others:
         kinds = ", ".join(f"{count:,} {kind or 'without one'}" for kind, count in others.items())
         said = f"left out by their suffix: {kinds}; a file that you name is read"

@@ -304,6 +304,13 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, refusal):
     assert "there is no checkpoint" in refusal("predict", tmp_path, photos)
 
 
+def test_where_a_library_lacks_memory_a_smaller_batch_is_advised(run, photos, monkeypatch, capsys):
+    fail = Mock(side_effect=RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
+    monkeypatch.setattr(images.Images, "batches", fail)
+    assert predict(run, photos) == 1
+    assert "out of memory: give a smaller --batch-size than 4" in capsys.readouterr().err
+
+
 def test_images_of_any_channels_are_predicted_as_in_evaluation(config, satellite, tmp_path):
     config = on_deep(config, satellite, 5, epochs=1, data__fit="pad")
     scores = train(config)
