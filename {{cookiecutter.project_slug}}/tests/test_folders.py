@@ -158,10 +158,16 @@ def test_what_lies_beside_the_parts_and_is_not_used_is_told(tmp_path):
     ]
     fill(tmp_path, "{val,valid}/{ant,bee}")
     told = opened(tmp_path, "train").notes
-    assert f"warning: 12 images in '{tmp_path}/valid' are not used; those for validation are " in (
-        "".join(told)
-    )
+    assert f"'{tmp_path}/valid' are not used: the val folder is 'val'; rename" in "".join(told)
     assert len(names(tmp_path, "val")) == 12
+
+
+def test_of_two_folders_for_training_both_are_named_with_the_rename(tmp_path):
+    fill(tmp_path, "{train,Train}/{ant,bee}")
+    assert opened(tmp_path, "train").notes[1:] == (
+        f"warning: 12 images in '{tmp_path}/Train' are not used: the train folder is 'train'; "
+        "rename that to use these, or merge them",
+    )
 
 
 def test_classes_may_hold_folders_but_that_is_told(tmp_path):
@@ -309,6 +315,14 @@ def test_names_that_look_alike_are_one_class_of_two_splits(tmp_path, ours, their
     assert val.notes == (f"'{tmp_path}/val': {theirs!a} is taken for class {ours!a}",)
     fill(tmp_path, f"val/{ours}")
     with pytest.raises(UserError, match=re.escape(f"{theirs!a} looks like {ours!a}")):
+        opened(tmp_path, "val")
+
+
+def test_two_classes_whose_names_look_alike_are_told_and_a_third_folder_is_neither(tmp_path):
+    fill(tmp_path, "train/{Cat,cat,dog}; val/{CAT,dog}")
+    told = "warning: 'Cat' and 'cat' are two classes; if they are one, merge them"
+    assert opened(tmp_path, "train").notes == (told,)
+    with pytest.raises(UserError, match="has not: 'CAT'; 'CAT' looks like 'Cat' and 'cat'"):
         opened(tmp_path, "val")
 
 

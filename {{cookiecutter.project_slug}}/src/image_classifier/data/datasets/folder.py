@@ -11,7 +11,7 @@ from ...errors import UserError, did_you_mean
 from ...runtime.console import some
 from .layout import check_classes, check_names, no_images, unused
 from .listing import class_folders, has_suffix, is_junk, listing, show, walk
-from .parts import USUAL, divide, find_name, find_parts, part_of, role_of, val_part
+from .parts import USUAL, divide, find_name, find_parts, look, part_of, role_of, val_part
 from .paths import PathList
 from .source import Source
 
@@ -138,8 +138,8 @@ def match(place: Path, train: Path, classes: list[bytes]) -> tuple[dict[bytes, b
     if wrong:
         names = ", ".join(repr(show(name)) for name in wrong[:5])
         hint = did_you_mean(show(wrong[0]), known)
-        if (number := numbers[wrong[0]]) >= 0:
-            hint = f"; {show(wrong[0])!a} looks like {known[number]!a}"
+        if alike := [ascii(name) for name in known if look(name) == look(show(wrong[0]))]:
+            hint = f"; {show(wrong[0])!a} looks like {' and '.join(alike)}"
         kind = UserError if len(wrong) < len(found) else NoLabelsError
         raise kind(f"{str(place)!a} has classes that {str(train)!a} has not: {names}{hint}")
     return folders, notes

@@ -82,6 +82,11 @@ def check_classes(
     unread = {kind: n for kind in UNREAD if (n := sum(other[kind] for other in others.values()))}
     listed = ", ".join(f"{n:,} {kind or 'without a suffix'}" for kind, n in unread.items())
     lines = [f"warning: files that cannot be read as images: {listed}"] if unread else []
+    twins = {name: other for name in full if (other := looks[look(show(name))]) != name}
+    lines += [
+        f"warning: {show(name)!a} and {show(other)!a} are two classes; if they are one, merge them"
+        for name, other in twins.items()
+    ]
     roots = (root for name in deep[:9] if (root := right_root(place, name)))
     if first := next(roots, None):
         lines.append(
@@ -136,12 +141,14 @@ def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
             if not (count := sum(1 for _ in islice(walk(path), MOST_COUNTED))):
                 continue
             cure = ": rename it to 'val' for validation, or move the classes in it to 'train'"
+            role = role_of(os.fsdecode(name))[0]
             if name in hidden:
                 cure = ": a name that begins with '.' or '__' is no class, rename it"
-            elif role_of(os.fsdecode(name))[0] == "pred":
+            elif role == "pred":
                 cure = ", as they have no labels"
-            elif "val" in parts:
-                cure = f"; those for validation are in {parts['val'].name!a}"
+            elif (part := role if role in parts else "val") in parts:
+                other = ascii(parts[part].relative_to(root).parts[0])
+                cure = f": the {part} folder is {other}; rename that to use these, or merge them"
             yield f"warning: {count:,} images in {os.fsdecode(path)!a} are not used{cure}"
 
 
