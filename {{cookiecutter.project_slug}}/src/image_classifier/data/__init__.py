@@ -11,8 +11,9 @@ from .cache_folder import NO_CACHE, cache_folder
 from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import ALL, NoLabelsError, find_folders
+from .datasets.layout import WrapperError
 from .datasets.listing import NO_CLASS, has_suffix, is_junk, walk
-from .datasets.parts import ROLES, divide, find_parts, look, part_of, val_part
+from .datasets.parts import ROLES, divide, find_name, find_parts, look, part_of, val_part
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced, numbers_as_names
 from .decode import BadImageError, read_image

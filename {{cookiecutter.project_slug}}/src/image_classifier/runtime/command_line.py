@@ -5,7 +5,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -63,6 +63,16 @@ def parse(
             raise UserError(f"Missing from {prog}: {option.name.upper()}; see --help")
     check_ranges(options)
     return options
+
+
+@contextlib.contextmanager
+def naming_flags_of(kind: type) -> Iterator[None]:
+    """A block whose `UserError` names a flag such as `--data.root` as `kind` has it: `--root`."""
+    try:
+        yield
+    except UserError as error:
+        section = rf"--\w+\.(?=({'|'.join(flags_of(kind))})\b(?!-))"
+        raise UserError(re.sub(section, "--", str(error))) from error
 
 
 def with_short_forms(words: list[str], flags: list[str]) -> list[str]:

@@ -18,6 +18,10 @@ UNREAD = ("", ".avif", ".heic", ".heif", ".jp2", ".jxl", ".svg", ".tga", ".dng",
 MOST_COUNTED = 100_000  # images that are not used
 
 
+class WrapperError(UserError):
+    """A folder that holds only the folder in which the classes are."""
+
+
 def check_names(place: Path, classes: list[bytes], is_root: bool) -> None:
     """Raise `UserError` if folders in `data.root`, or in its part `place`, are parts."""
     names = [os.fsdecode(name) for name in classes]
@@ -51,7 +55,7 @@ def check_classes(
         cure = f"--data.root {str(right)!a}"
         if not is_root:
             cure = f"move the folders in {str(right)!a} up to {shown}"
-        raise UserError(
+        raise WrapperError(
             f"{shown} has only one class, {show(full[0])!r}, which holds folders alone, "
             f"{quoted(inside[full[0]])}: {cure}"
         )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ...config import ComputeConfig, RunConfig
-from ...runtime.command_line import command, parse, summary
+from ...runtime.command_line import command, naming_flags_of, parse, summary
 from ...runtime.launch import run_in_processes
 
 
@@ -30,6 +30,7 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from .evaluate import evaluate_run
 
-        evaluate_run(options.run, options.split, options.root, compute)
+        with naming_flags_of(EvaluateOptions):
+            evaluate_run(options.run, options.split, options.root, compute)
 
     return run_in_processes(work, RunConfig(processes=options.processes), compute)

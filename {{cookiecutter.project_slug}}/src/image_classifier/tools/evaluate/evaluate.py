@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...config import ComputeConfig, RunConfig
-from ...data import ALL, EvalData, find_folders, open_dataset
+from ...data import ALL, EvalData, WrapperError, find_folders, find_name, open_dataset
 from ...errors import UserError
 from ...evaluate import Scores, evaluate
 from ...runtime.distributed import join_world
@@ -43,7 +43,11 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
 
 
 def split_of(root: str, split: str, loaded: LoadedModel) -> str:
-    """`split`; or all images, if `root` has no parts and is not the folder of the training."""
+    """`split`; or all images, if `root` has no parts and is not the folder of the training.
+
+    Raises:
+        WrapperError: if the classes are in a folder in `root`.
+    """
     data, place = loaded.config.data, Path(root)
     if data.name != "folder" or data.labels or not place.is_dir():
         return split
@@ -53,6 +57,10 @@ def split_of(root: str, split: str, loaded: LoadedModel) -> str:
         return split
     try:  # it may have moved
         found = open_dataset(replace(data, root=root), "train").fingerprint()
-    except UserError:
+    except UserError as error:
+        names = [path.name for path in place.iterdir()]
+        is_known = any(find_name(name, loaded.classes) >= 0 for name in names)
+        if isinstance(error, WrapperError) and not is_known:
+            raise
         return ALL
     return split if found.partition(" ")[0] == loaded.fingerprint.partition(" ")[0] else ALL

@@ -7,7 +7,7 @@ import tyro
 
 from ...config import within
 from ...errors import UserError
-from ...runtime.command_line import command, parse, summary
+from ...runtime.command_line import command, naming_flags_of, parse, summary
 from ...runtime.launch import attempt
 
 RESULT_IS_IN_FILES = True
@@ -37,6 +37,7 @@ def main(words: list[str]) -> int:
     def work() -> None:
         from .export import export
 
-        export(options)
+        with naming_flags_of(ExportOptions):
+            export(options)
 
     return attempt(work)

@@ -118,6 +118,16 @@ def test_all_images_of_another_folder_are_scored_also_those_of_some_classes(
     assert "2 test images, weights of" in capsys.readouterr().out
 
 
+def test_a_wrapper_of_the_classes_is_refused_with_the_flag_of_this_command(
+    trained, photos, tmp_path, refusal
+):
+    shutil.copytree(photos / "train", tmp_path / "wrap/images")
+    cure = f"--root '{tmp_path}/wrap/images'"
+    assert f", 'ant', 'bee': {cure}" in refusal("evaluate", trained, "--root", tmp_path / "wrap")
+    (tmp_path / "wrap/images").rename(tmp_path / "wrap/ant")
+    assert len(evaluated(trained, tmp_path / "wrap").source) == 12  # a class with folders
+
+
 def test_the_folder_of_the_training_keeps_its_split_wherever_it_is(trained, photos, tmp_path):
     moved = shutil.copytree(photos / "train", tmp_path / "moved")
     sizes = [len(evaluated(trained, root).source) for root in ("", photos / "train", moved)]

@@ -178,6 +178,7 @@ def test_a_mistake_is_answered_in_one_line(run, photos, tmp_path, monkeypatch, r
         "--format onnx": f"onnx_of_nobody: {install_command('onnx_of_nobody')}",
         "--format safetensors --split test": "test",
         "--format safetensors --out /proc/nowhere": "cannot write to '/proc/nowhere'",
+        f"--format safetensors --root {tmp_path}/no": f"error: --root '{tmp_path}/no': there",
         f"--format safetensors --root {tmp_path}/other": "not those of the images: 1: wasp",
     }.items():
         assert expected in refusal("export", run, *words.split())
