@@ -133,7 +133,10 @@ def joined(names: list[str]) -> Iterator[str]:
         if whole or (len(several) > 1 and len(different) <= len(names)):
             name = (whole or several)[0]
             example = "|".join(parts[name])
-            yield f"class {name!a} looks like several labels, which a cell has as {example!a}"
+            yield (
+                f"class {name!a} looks like several labels, but {mark!a} does not separate labels: "
+                f"write {example!a}"
+            )
             return
 
 

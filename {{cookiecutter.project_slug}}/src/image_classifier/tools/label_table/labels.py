@@ -80,7 +80,7 @@ def table(data: DataConfig, split: str) -> Source:
     notes = [f"{str(found.file)!a}: {len(own):,} images for {split}"]
     notes[0] = "; ".join([notes[0], *rows.column_notes])
     if split == "train":
-        notes += [f"{str(found.file)!a}: {note}" for note in rows.class_notes]
+        notes += [f"warning: {str(found.file)!a}: {note}" for note in rows.class_notes]
     if len(is_new) > (num_new := int(is_new.sum())):
         notes.append(f"{len(is_new) - num_new:,} rows repeat another, and are left out")
     if empty := [rows.classes[n] for n in (source.class_counts() == 0).nonzero()[:, 0]]:
