@@ -1,12 +1,18 @@
 """What limits the speed of a run, in one sentence per epoch."""
 
+import math
+
+import torch
+
 from ...config import Config
 from ...data import TrainData
-from ...runtime.machine import num_cores, usual_precision
+from ...runtime.machine import device_memory_bytes, num_cores, usual_precision
 from ...tracking import Observer, Setup, Speed
 
 LOADING_LIMITS = 0.1  # share of the time spent waiting for images from which on loading is slow
 LONG = 600.0  # seconds left of a run, for which another start, and a minute of compiling, may pay
+LAUNCHING_LIMITS = 0.5  # GPU utilization below which the host does not launch kernels fast enough
+READING_SECONDS = 1.0  # before a reading of the utilization, of which it is the mean, at most
 
 
 def open_observer(setup: Setup) -> Observer:
@@ -24,15 +30,53 @@ def open_observer(setup: Setup) -> Observer:
 
 def find_limit(config: Config, data: TrainData, speed: Speed) -> tuple[str, str]:
     """What limits the speed of training, and which option to try, if any."""
-    rate, waited = speed.images_per_second, speed.waited
+    rate, waited, device = speed.images_per_second, speed.waited, data.world.device
+    is_long = (data.total_steps - speed.step) * data.batch_size / rate >= LONG
     if waited > LOADING_LIMITS:
         could = f"while the model could take {rate / (1 - waited):,.0f}"
         return f"Loading is the limit: {rate:,.0f} images/s, {could}", faster_loading(data)
-    loading, advice = "", faster_model(config, data, speed)
+    # In shorter epochs an evaluation may be in the reading.
+    if device.type == "cuda" and data.steps_per_epoch * data.batch_size / rate > READING_SECONDS:
+        utilization = gpu_utilization(device)
+        if utilization < LAUNCHING_LIMITS:
+            found = f"{rate:,.0f} images/s, GPU utilization {utilization:.0%}"
+            advice = less_overhead(config, device) if is_long else ""
+            return f"Kernel launch overhead is the limit: {found}", advice
+    loading, advice = "", faster_model(config, data) if is_long else ""
     if data.where == "stream" and data.loader.num_filled:  # by the workers of one process
         decoded = max(1, data.workers) * data.loader.num_filled / data.loader.busy_seconds
         loading = f", while loading could give {decoded * data.world.size:,.0f}"
     return f"The model is the limit: {rate:,.0f} images/s{loading}", advice
+
+
+def gpu_utilization(device: torch.device) -> float:
+    """Share of the last second at most in which kernels ran on a GPU; nan if NVML can't tell.
+
+    It needs the library nvidia-ml-py. Kernels of other programs count, too.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return math.nan
+    try:
+        pynvml.nvmlInit()
+        # By UUID: `torch.cuda.utilization` takes CUDA's numbers for NVML's, which may differ.
+        uuid = torch.cuda.get_device_properties(device).uuid
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+    except pynvml.NVMLError:  # such as a part of a GPU (MIG), which has no reading
+        return math.nan
+
+
+def less_overhead(config: Config, device: torch.device) -> str:
+    """Options that keep a GPU busy for longer with each kernel, or launch fewer of them."""
+    advice = []
+    activations = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    if device_memory_bytes(device) > 2 * activations:
+        advice.append("a larger --data.batch-size")
+    if not config.compute.compile and config.compute.parallel == "ddp":
+        advice.append("--compute.compile")
+    return " or ".join(advice or ["a CPU with faster cores"])
 
 
 def faster_loading(data: TrainData) -> str:
@@ -48,11 +92,8 @@ def faster_loading(data: TrainData) -> str:
     return " or ".join(advice or ["more CPU cores, or a smaller --data.image-size"])
 
 
-def faster_model(config: Config, data: TrainData, speed: Speed) -> str:
-    """Options that make the model faster; none for the last minutes of a run."""
-    images_left = (data.total_steps - speed.step) * data.batch_size
-    if images_left / speed.images_per_second < LONG:
-        return ""
+def faster_model(config: Config, data: TrainData) -> str:
+    """Options that make the model faster."""
     advice, usual = [], usual_precision(data.world.device)
     if data.world.device.type == "cuda" and config.precision == "fp32" != usual:
         advice.append(f"--precision {usual}")

@@ -1,8 +1,10 @@
 """What limits the speed of a run is said after each epoch."""
 
 import re
+import sys
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,6 +59,58 @@ def test_no_other_start_is_advised_for_the_last_minutes_of_a_run():
     verdict = observer.open_observer(SimpleNamespace(config=Config(), train_data=data)).verdict
     said = [verdict(Speed(step, 32, 100.0, waited=0.0)) for step in (9500, 9300)]
     assert ["Try" in line for line in said] == [False, True]
+
+
+class ReadingError(Exception):
+    """NVML's error."""
+
+
+LAUNCHING = "Kernel launch overhead is the limit: 100 images/s, GPU utilization 27%. Try "
+
+
+@pytest.mark.parametrize(
+    ("percent", "num_steps", "compiled", "free", "said"),
+    [
+        (27, 500, False, 9, f"{LAUNCHING}a larger --data.batch-size or --compute.compile."),
+        (27, 500, True, 9, f"{LAUNCHING}a larger --data.batch-size."),
+        (27, 500, False, 3, f"{LAUNCHING}--compute.compile."),
+        (27, 500, True, 3, f"{LAUNCHING}a CPU with faster cores."),
+        (80, 500, False, 9, f"{MODEL}. Try --compute.compile."),
+        (27, 1, False, 9, f"{MODEL}. Try --compute.compile."),  # in a third of a second
+        (ReadingError, 500, False, 9, f"{MODEL}. Try --compute.compile."),
+        (ImportError, 500, False, 9, f"{MODEL}. Try --compute.compile."),
+    ],
+)
+def test_a_gpu_that_waits_for_its_kernels_is_told_from_a_slow_model(
+    monkeypatch, percent, num_steps, *, compiled, free, said
+):
+    nvml = Mock(NVMLError=ReadingError)
+    nvml.nvmlDeviceGetHandleByUUID = {"GPU-b": SimpleNamespace(gpu=percent)}.get
+    nvml.nvmlDeviceGetUtilizationRates = lambda gpu: gpu
+    if percent is ReadingError:
+        nvml.nvmlInit.side_effect = ReadingError
+    monkeypatch.setitem(sys.modules, "pynvml", None if percent is ImportError else nvml)
+    see = lambda _: SimpleNamespace(uuid="b")  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", see)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1)
+    monkeypatch.setattr(observer, "device_memory_bytes", lambda _: free)
+    world = World(torch.device("cuda", 0))
+    data = {"where": "device", "steps_per_epoch": num_steps} | HOUR | {"world": world}
+    config = changed(Config(), compute__compile=compiled)
+    setup = SimpleNamespace(config=config, train_data=SimpleNamespace(**data))
+    verdict = observer.open_observer(setup).verdict
+    assert verdict(Speed(1, 32, 100.0, waited=0.0)).startswith(said)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_small_batches_on_a_gpu_are_limited_by_launching(config, capsys):
+    pytest.importorskip("pynvml")
+    config = changed(config, compute__device="cuda", data__batch_size=2, data__limit=4096)
+    train(changed(config, epochs=1, run__log_every_steps=100))
+    assert "Kernel launch overhead is the limit: " in capsys.readouterr().out
 
 
 def test_waiting_for_slow_images_is_measured(config, monkeypatch, capsys):
