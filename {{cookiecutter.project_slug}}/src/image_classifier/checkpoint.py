@@ -101,14 +101,11 @@ class Checkpoints(AbstractContextManager):
         """Load the checkpoint `saved` into `state`; `--run.fresh` deletes what a run left before.
 
         Raises:
-            UserError: if it is of another run.
+            UserError: if it is of another model.
         """
         if self.run.fresh:
             clear_run(self.folder.parent, self.world)
-        if saved is None:
-            return
-        self.check_identity(saved)
-        if not saved["state"]["step"]:  # what a run begins with is made again
+        if saved is None or not saved["state"]["step"]:  # what a run begins with is made again
             return
         try:
             self.load(state, saved)

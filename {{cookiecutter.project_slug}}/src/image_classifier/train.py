@@ -71,6 +71,10 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         normalize = Normalize(train_data.source, config.data.max_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         teacher = find_teacher(config, train_data)
+        kind = sharding.ShardedCheckpoints if sharding else Checkpoints
+        checkpoints = kind(config, world, train_data.source, teacher.digest if teacher else "")
+        if newest:  # before the minutes that the features of a probe may take
+            checkpoints.check_identity(newest)
 
         # The model: built from the seed, filled, moved, laid out, compiled.
         model = init_model(config, train_data, normalize)
@@ -79,6 +83,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
         init_note = pretrained.load_into(model, train_data.source.classes)
         del pretrained  # the model has its own copy of the weights
         model = model.to(world.device, memory_format=precision.memory_format)
+        setup = Setup(config, world, train_data, val_data, model, precision)
+        check_setup(setup)
         if is_trained and not has_head:  # fit the last layer to what the others make of images
             how = normalize, precision, world
             init_note += f"; {start_from_probe(config, model, train_data, *how)}"
@@ -87,8 +93,6 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
             for compiled in filter(None, (model, ema)):
                 compiled.compile()
 
-        setup = Setup(config, world, train_data, val_data, model, precision)
-        check_setup(setup)
         observers = open_observers(setup)
 
         # FSDP: from here on a rank has a part of each weight, and of all that belongs to it.
@@ -104,8 +108,6 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0912, PLR0915 - one story
 
         ema_decay, decides = config.optim.ema_decay, metric_of(config)
         state = TrainState(model, optimizer, precision, ema, ema_decay, decides)
-        kind = sharding.ShardedCheckpoints if sharding else Checkpoints
-        checkpoints = kind(config, world, train_data.source, teacher.digest if teacher else "")
         checkpoints.resume(state, newest)
         log = RunLogger(setup, saved, observers)
         del saved, newest  # model and optimizer have what they need of it

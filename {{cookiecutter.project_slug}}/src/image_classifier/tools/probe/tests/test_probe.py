@@ -101,21 +101,14 @@ def test_another_probe_does_not_overwrite_the_one_before(probe, files, refusal):
     words = weights, "--model.name", "airbench"
     folder = probe(*words)
     best = (folder / "checkpoints/best.pt").read_bytes()
-    small = "smoke", "--data.name", "folder", "--data.limit", 0, "--data.batch-size", 4
-    said = refusal(
-        "probe",
-        *small,
-        "--data.root",
-        folder.parent / "photos",
-        "--run.dir",
-        folder,
-        "--run.init-from",
-        *words,
-        "--run.trackers",
-        "--model.head",
-        "layers",
-    )
+    cached = [*folder.parent.glob("photos.cache/features-*")]
+    small = "probe", "smoke", "--data.name", "folder", "--data.limit", 0, "--data.batch-size", 4
+    small += "--data.root", folder.parent / "photos", "--run.trackers", "--run.init-from", *words
+    small += "--model.head", "layers", "--run.dir"
+    said = refusal(*small, folder)
     assert "--model.head was last, is layers; take another --run.dir" in said
+    assert "is none of: " in refusal(*small, folder.parent / "other", "--run.best-by", "kappas")
+    assert [*folder.parent.glob("photos.cache/features-*")] == cached  # it was refused before
     assert (folder / "checkpoints/best.pt").read_bytes() == best
     probe(*words, is_fresh=False)  # the same again
 
