@@ -98,6 +98,7 @@ def gpu_settings(config, steps=10_000):
     del os.environ["CUBLAS_WORKSPACE_CONFIG"]  # of conftest.py
     seed_everything(0, config.deterministic, torch.device("cuda"))
     Precision("fp32", config.compute, config.optim, torch.device("cuda"), steps)
+    Precision("fp32", config.compute, config.optim, torch.device("cuda"))  # of a teacher
     cudnn, workspace = torch.backends.cudnn, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     exact = torch.are_deterministic_algorithms_enabled()
     return torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, exact, workspace

@@ -42,7 +42,8 @@ class Precision:
     ) -> None:
         """Compute in `name`: fp32 (TF32 on a GPU), bf16 or fp16; `settle_precision` replaces auto.
 
-        On a GPU, a run of many `steps` begins with a search for the fastest convolutions.
+        On a GPU, a run of many `steps` begins with a search for the fastest convolutions. A
+        network that does not train has none, and leaves that to the run whose teacher it may be.
 
         Raises:
             UserError: for fp16 without a CUDA device.
@@ -61,8 +62,9 @@ class Precision:
         torch.set_float32_matmul_precision("high")  # TF32: products of 19-bit inputs, on a GPU
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = True
-            is_exact = torch.are_deterministic_algorithms_enabled()
-            torch.backends.cudnn.benchmark = steps >= STEPS_FOR_TUNING and not is_exact
+            if steps:
+                is_exact = torch.are_deterministic_algorithms_enabled()
+                torch.backends.cudnn.benchmark = steps >= STEPS_FOR_TUNING and not is_exact
 
     @cached_property
     def found_inf_and_scale(self) -> tuple[Tensor, Tensor]:
