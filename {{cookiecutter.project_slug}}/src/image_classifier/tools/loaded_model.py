@@ -54,7 +54,7 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
         best = load_best(path)  # the run has saved another since some rank read it
     config = best.config
     name, usual = config.precision, usual_precision(world.device)
-    if world.device.type == "cpu" and name != usual:  # a GPU may have trained it
+    if world.device.type != "cuda" and name != usual:  # a CUDA GPU may have trained it
         name = "fp32"
     precision = Precision(name, compute, config.optim, world.device)
     size, channels = config.data.image_size, config.data.channels

@@ -3,6 +3,7 @@
 import os
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +17,7 @@ from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import UserError
 from image_classifier.models import load_best, read_checkpoint
 from image_classifier.models.airbench import Airbench
+from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tools import loaded_model
 from image_classifier.tools.evaluate.evaluate import evaluate_run
@@ -45,6 +47,19 @@ def test_it_computes_in_the_format_of_the_run_if_the_cpu_is_fast_in_it(usual, co
     monkeypatch.setattr(loaded_model, "usual_precision", lambda _: usual)
     cpu = World(torch.device("cpu"))
     assert loaded_model.load_model(config.run.dir, config.compute, cpu).precision.name == usual
+
+
+def test_an_apple_gpu_takes_weights_that_were_trained_in_fp16(trained_once, monkeypatch):
+    def trained_in_fp16(path):
+        best = load_best(path)
+        return replace(best, config=changed(best.config, precision="fp16"))
+
+    apple = SimpleNamespace(device=torch.device("mps"), is_same=lambda _: True)
+    on_cpu = lambda *how: Precision(*how[:-1], torch.device("cpu"))  # noqa: E731
+    monkeypatch.setattr(loaded_model, "load_best", trained_in_fp16)
+    monkeypatch.setattr(loaded_model, "Precision", on_cpu)
+    loaded = loaded_model.load_model(str(trained_once), ComputeConfig(), apple)
+    assert loaded.precision.name == "fp32"
 
 
 def test_a_mistake_is_answered_in_one_line(tmp_path, refusal):
