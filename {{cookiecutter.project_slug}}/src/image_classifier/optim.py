@@ -148,10 +148,10 @@ class Muon(AdamW):
                 if weight in self.hidden and weight.grad is not None:
                     alike[weight.shape].append(weight)
             for weights in alike.values():
-                self.turn(weights, group)
+                self.update_hidden(weights, group)
         super().step(closure)
 
-    def turn(self, weights: list[nn.Parameter], group: dict[str, Any]) -> None:
+    def update_hidden(self, weights: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Update hidden weights of one shape, all at once: fewer kernels for a GPU to launch."""
         found_inf, loss_scale = (getattr(self, name, None) for name in ("found_inf", "grad_scale"))
         # (weights, outputs, inputs)

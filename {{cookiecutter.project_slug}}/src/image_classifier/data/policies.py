@@ -124,7 +124,7 @@ def identity(images: Tensor, _: Tensor) -> Tensor:
     return images
 
 
-def move_rows(images: Tensor, slopes: Tensor, right: Tensor, down: Tensor) -> Tensor:
+def shift_or_shear_x(images: Tensor, slopes: Tensor, right: Tensor, down: Tensor) -> Tensor:
     """Shear and translate: move each row by its distance from the upper border times a slope.
 
     And all of them by whole pixels; black where there is none.
@@ -145,7 +145,7 @@ def move_rows(images: Tensor, slopes: Tensor, right: Tensor, down: Tensor) -> Te
     return windows.index_select(0, starts.flatten()).view_as(images)
 
 
-def turn(images: Tensor, slopes: Tensor, degrees: Tensor) -> Tensor:
+def rotate_or_shear_y(images: Tensor, slopes: Tensor, degrees: Tensor) -> Tensor:
     """Shear: move each column by its distance from the left border times a slope.
 
     Or turn counterclockwise about the middle. The nearest pixel; black where there is none.
@@ -298,11 +298,11 @@ def gray_matrix(pixels: int, copies: int) -> Tensor:
 # Each with the kind of its magnitude.
 OPERATIONS = (
     (identity, ""),
-    (move_rows, "shear"),
-    (turn, "shear"),
-    (move_rows, "move"),
-    (move_rows, "move"),
-    (turn, "turn"),
+    (shift_or_shear_x, "shear"),
+    (rotate_or_shear_y, "shear"),
+    (shift_or_shear_x, "move"),
+    (shift_or_shear_x, "move"),
+    (rotate_or_shear_y, "turn"),
     (brightness, "blend"),
     (color, "blend"),
     (contrast, "blend"),

@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from .machine import find_accelerator, num_threads
 from .platform import LOOPBACK, end_with_parent, interface_to, keep_freed_memory
 
 T = TypeVar("T")
-FAILED = "failed"  # key in the store: how many ranks failed where others wait for them
+FAILED = "failed"  # key in the store: a rank failed where others wait for it
 LINE_SECONDS = 60.0  # until a rank that waits in the store says so
 POLL_SECONDS = 0.05  # between two looks at the store
 left: list[object] = []  # process groups that this process has left; see `join_world`
@@ -109,24 +108,23 @@ class World:
         if self.size == 1:
             yield
             return
-        block = f"block {next(blocks)}"
-        local_main = f"{block} on {socket.gethostname()}"
+        block = f"block {next(blocks)}, rank"
+        local_main = self.rank - self.local_rank
         if self.local_rank > 0:
-            self.wait_for(local_main, 1, what)
+            self.wait_for([f"{block} {local_main}"], what)
         try:
             yield
         except BaseException:
-            self.store.add(FAILED, 1)
+            self.store.set(FAILED, "")
             raise
-        self.store.add(local_main, 1)
-        self.store.add(block, 1)
-        self.wait_for(block, self.size, what)
+        self.store.set(f"{block} {self.rank}", "")
+        self.wait_for([f"{block} {rank}" for rank in range(self.size)], what)
 
-    def wait_for(self, key: str, ranks: int, what: str) -> None:
-        """Wait until so many ranks have counted `key` up; say so after a minute."""
+    def wait_for(self, keys: list[str], what: str) -> None:
+        """Wait until other ranks have left all `keys` in the store; say so after a minute."""
         line_due = time.monotonic() + LINE_SECONDS
-        while self.store.add(key, 0) < ranks:
-            if self.store.add(FAILED, 0):
+        while not self.store.check(keys):
+            if self.store.check([FAILED]):
                 raise dist.DistError(f"another rank failed: {what}")
             if time.monotonic() > line_due:
                 print(f"rank {self.rank} waits for another: {what}", flush=True)
