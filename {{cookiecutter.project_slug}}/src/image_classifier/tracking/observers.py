@@ -59,7 +59,7 @@ def open_observers(setup: Setup) -> list[Observer]:
 
 
 @contextmanager
-def watchers(setup: Setup, state: TrainState) -> Iterator[Callable[[], object]]:
+def watchers(setup: Setup, state: TrainState) -> Iterator[Callable[[], list[object]]]:
     """A block of steps that all watchers surround, on every rank; call its value after each.
 
     A watcher returns whether it took time that is not training's.

@@ -20,7 +20,6 @@ from ...tracking import Setup
 from ...train_state import TrainState
 
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
-NEEDED_STEPS = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
 
 
 @contextmanager
@@ -37,6 +36,7 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
     folder = Path(config.run.dir, "profile")
     folder.mkdir(exist_ok=True)
     trace = str(folder / "trace.json.gz")
+    needed = SKIPPED_STEPS + WARMUP_STEPS + RECORDED_STEPS
     is_cuda = world.device.type == "cuda"
     if not is_cuda:  # where torch is built for GPUs, it would report that there is no driver
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -46,7 +46,7 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
         if is_cuda:  # a warning names each line of Python that waits for the GPU
             is_last_skipped = recorder.step_num == SKIPPED_STEPS - 1
             torch.cuda.set_sync_debug_mode("warn" if is_last_skipped else "default")
-        return recorder.step_num == NEEDED_STEPS  # it took seconds to write
+        return recorder.step_num == needed  # it took seconds to write
 
     def finish(recorder: profile) -> None:
         recorder.export_chrome_trace(trace)
@@ -76,8 +76,8 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
         acc_events=True,  # otherwise torch 2.11 warns that it would forget earlier recordings
     ) as recorder:
         yield end_step
-    if recorder.step_num < NEEDED_STEPS:
-        print(f"nothing recorded: --profile needs a run with {NEEDED_STEPS} steps or more to go")
+    if recorder.step_num < needed:
+        print(f"nothing recorded: --profile needs a run with {needed} steps or more to go")
     gc.collect()  # a trace holds many small objects in cycles
 
 

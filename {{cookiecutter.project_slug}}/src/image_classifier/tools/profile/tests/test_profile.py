@@ -24,6 +24,7 @@ def test_phases_of_a_step_are_printed_and_a_trace_is_written(config, monkeypatch
         assert json.load(trace)["traceEvents"]
     said = capsys.readouterr().out
     assert all(f"  {phase} " in said for phase in ("wait for data", "forward", "optimizer"))
+    assert "nothing recorded" not in said
 
 
 def event(key, on_cpu, device=0.0, cpu=0.0, *, is_phase=False):
