@@ -471,7 +471,7 @@ def main(words: list[str] | None = None) -> int:
     packing.add_argument(
         "--peers", type=Path, nargs="*", default=[], help="scripts like airbench's"
     )
-    running.add_argument("--stages", type=int, nargs="*", default=range(1, 20), help="(all)")
+    running.add_argument("--stages", type=int, nargs="*", default=[*stages(True)], help="(all)")
     running.add_argument("--seconds", type=float, default=1e9, help="for all that is made now")
     running.add_argument("--out", type=Path, default=os.environ.get("OUT", str(WORK / "out")))
     running.add_argument("--after", type=Path, help="gpu.json of a run that passed some of it")
