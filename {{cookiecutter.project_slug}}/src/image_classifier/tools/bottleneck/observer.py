@@ -6,7 +6,7 @@ import torch
 
 from ...config import Config
 from ...data import TrainData
-from ...runtime.machine import device_memory_bytes, num_cores, usual_precision
+from ...runtime.machine import device_memory_bytes, num_cores, nvml_handle, usual_precision
 from ...tracking import Observer, Setup, Speed
 
 LOADING_LIMITS = 0.1  # share of the time spent waiting for images from which on loading is slow
@@ -60,9 +60,7 @@ def gpu_utilization(device: torch.device) -> float:
         return math.nan
     try:
         pynvml.nvmlInit()
-        # By UUID: `torch.cuda.utilization` takes CUDA's numbers for NVML's, which may differ.
-        uuid = torch.cuda.get_device_properties(device).uuid
-        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        gpu = nvml_handle(pynvml, device.index)
         return pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
     except pynvml.NVMLError:  # such as a part of a GPU (MIG), which has no reading
         return math.nan
@@ -74,9 +72,15 @@ def less_overhead(config: Config, device: torch.device) -> str:
     activations = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     if device_memory_bytes(device) > 2 * activations:
         advice.append("a larger --data.batch-size")
-    if not config.compute.compile and config.compute.parallel == "ddp":
+    if may_compile(config, device):
         advice.append("--compute.compile")
     return " or ".join(advice or ["a CPU with faster cores"])
+
+
+def may_compile(config: Config, device: torch.device) -> bool:
+    """Whether compiling may gain: not on a CPU, where it is slower, and not with FSDP."""
+    compute = config.compute
+    return device.type != "cpu" and compute.parallel == "ddp" and not compute.compile
 
 
 def faster_loading(data: TrainData) -> str:
@@ -99,7 +103,6 @@ def faster_model(config: Config, data: TrainData) -> str:
         advice.append(f"--precision {usual}")
     if not config.compute.channels_last:
         advice.append("--compute.channels-last")
-    can_compile = data.world.device.type != "cpu" and config.compute.parallel == "ddp"
-    if can_compile and not config.compute.compile:  # which is slower on a CPU
+    if may_compile(config, data.world.device):
         advice.append("--compute.compile")
     return " or ".join(advice or ["a smaller --model.name or --data.image-size"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...runtime.machine import nvml_handle
 from ...runtime.platform import install_command
 from ...tracking import Observer, Setup, Speed
 
@@ -37,11 +38,9 @@ def open_observer(setup: Setup) -> Observer:
         return Observer(notes=(note,))
     try:
         pynvml.nvmlInit()
-        # By UUID: CUDA_VISIBLE_DEVICES renumbers.
         # With a GPU to each task of a cluster, a rank sees its own alone.
         seen = min(world.local_size, torch.cuda.device_count())
-        uuids = [torch.cuda.get_device_properties(n).uuid for n in range(seen)]
-        gpus = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+        gpus = [nvml_handle(pynvml, number) for number in range(seen)]
     except pynvml.NVMLError as error:
         return Observer(notes=(f"the GPU's utilization and power are unknown: {error}",))
     joules_at_start = read_gpus(pynvml, gpus).get(ENERGY, 0.0)
