@@ -132,7 +132,7 @@ def finetune() -> Config:
     # Begins with a linear probe. For some hundreds of images: small batches, for many small steps,
     # in which BatchNorm has no statistics of its own.
     return Config(
-        epochs=12,
+        epochs=8,
         data=DataConfig(name="folder", image_size=224, batch_size=16),
         augment=AugmentConfig(crop="resized"),
         model=ModelConfig(name="resnet18"),
