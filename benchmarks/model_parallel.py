@@ -71,11 +71,12 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[..., None]]:  # noqa: ANN401
     """The training step of each variant, a function of all images and labels."""
     import torch
-    from image_classifier.augment import Augmented
+    from image_classifier.data import Augmented
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
+    from image_classifier.parallel import wrap_ddp
     from image_classifier.tasks import class_loss
-    from image_classifier.train import train_step, wrap_ddp
+    from image_classifier.train import train_step
 
     spec = importlib.util.spec_from_file_location("example", EXAMPLE)
     example = importlib.util.module_from_spec(spec)

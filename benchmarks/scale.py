@@ -130,13 +130,14 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
     """A function that trains a network of its own for a step; it has its `optimizer`."""
     import torch
     import torch.distributed as dist
-    from image_classifier.augment import Augmented
+    from image_classifier.data import Augmented
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
+    from image_classifier.parallel import wrap_ddp
     from image_classifier.precision import Precision
     from image_classifier.tasks import class_loss
     from image_classifier.tools.fsdp import sharding
-    from image_classifier.train import train_step, wrap_ddp
+    from image_classifier.train import train_step
     from torch.nn.parallel import DistributedDataParallel
 
     share, side = options.batch // world.size, options.side

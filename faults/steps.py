@@ -15,10 +15,10 @@ import image_classifier.train as train
 
 def build(*words):
     loss_of = build_loss(*words)
-    def starved(logits, *targets):
+    def starved(logits, batch):
         if os.environ["RANK"] == "1" and len(logits) > 12:
             raise torch.OutOfMemoryError("planted")
-        return loss_of(logits, *targets)
+        return loss_of(logits, batch)
     return starved
 
 train.build_loss = build

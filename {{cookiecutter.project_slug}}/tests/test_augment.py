@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 from image_classifier import augment
 from image_classifier.config import AugmentConfig, Config
 from image_classifier.data import (
+    Augmented,
     Windows,
     crops,
     policies,
@@ -195,10 +196,10 @@ def test_labels_are_mixed_as_the_images_are(knobs):
         labels, images = torch.arange(4), torch.arange(4.0).view(4, 1, 1, 1).repeat(1, 3, 12, 12)
         words = {"mix_labels": mix_classes, "num_classes": 4}
         mix = partial(augment.mixup_cutmix, augment=AugmentConfig(**knobs), **words)
-        batch = augment.Augmented(images.clone(), labels, weights=torch.arange(4.0))
+        batch = Augmented(images.clone(), labels, weights=torch.arange(4.0))
         mixed, targets, weights = mix(batch, chance=random.Random(seed))
         torch.testing.assert_close(weights, targets @ torch.arange(4.0))
-        one_unread = augment.Augmented(images, torch.tensor([0, 1, 2, LEFT_OUT]))
+        one_unread = Augmented(images, torch.tensor([0, 1, 2, LEFT_OUT]))
         _, of_some, _ = mix(one_unread, chance=random.Random(seed))
         assert torch.equal(of_some, targets * (torch.arange(4) < 3))
         torch.testing.assert_close(targets.sum(1), torch.ones(4))

@@ -10,7 +10,7 @@ import torch
 from conftest import changed
 
 from image_classifier.config import OptimConfig
-from image_classifier.data import decode, splits
+from image_classifier.data import Augmented, decode, splits
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError, UserError
@@ -24,11 +24,12 @@ def test_the_loss_ignores_masked_images():
     logits = torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
     loss_of = class_loss(OptimConfig(label_smoothing=0.1), 4)
     labels, weights = torch.tensor([0, LEFT_OUT, 1, LEFT_OUT]), torch.tensor([1.0, 1.0, 3.0, 3.0])
-    loss = loss_of(logits, labels, weights)
+    readable, masked = (Augmented(None, labels[n::2], weights[n::2]) for n in range(2))
+    loss = loss_of(logits, Augmented(None, labels, weights))
     loss.backward()
-    assert torch.equal(loss, loss_of(logits[::2], labels[::2], weights[::2]))
+    assert torch.equal(loss, loss_of(logits[::2], readable))
     assert logits.grad.all(1).tolist() == [True, False] * 2
-    assert loss_of(logits[1::2], labels[1::2], weights[1::2]) == 0
+    assert loss_of(logits[1::2], masked) == 0
 
 
 @pytest.mark.parametrize("tools", [("check", "skip-bad-images"), ("check",), ()])

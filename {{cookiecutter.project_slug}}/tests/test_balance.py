@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from image_classifier import train as train_module
-from image_classifier.augment import Augmented
+from image_classifier.data import Augmented
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
@@ -22,6 +22,7 @@ from image_classifier.runtime.seeding import balanced_order_at
 from image_classifier.tasks import class_loss
 
 CPU = World(torch.device("cpu"))
+PARTS = (0, 4), (4, 6)  # of six images
 
 
 @pytest.fixture
@@ -71,7 +72,8 @@ def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
     each = cross_entropy(logits, labels, label_smoothing=0.1, reduction="none")
     expected = pytest.approx(sum(weights * each) / 6)
     for targets in (labels, one_hot(labels, 3).float()):
-        found = [loss_of(logits[p], targets[p], weights[p]) for p in (slice(4), slice(4, 6))]
+        batch = Augmented(None, targets, weights)
+        found = [loss_of(logits[start:stop], batch.part(start, stop)) for start, stop in PARTS]
         assert sum(found) == expected
 
 
@@ -90,7 +92,8 @@ def test_each_image_has_its_weight_when_it_reaches_the_model(skewed, where, knob
 def test_each_micro_batch_has_the_weights_of_its_images(config):
     model, given = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), []
 
-    def loss_fn(logits, targets, weights):
+    def loss_fn(logits, part):
+        _, targets, weights = part
         given.append((targets.tolist(), (10 * weights).int().tolist()))
         return (logits.sum(1) * weights).sum()
 

@@ -38,7 +38,6 @@ from image_classifier.runtime.distributed import World
 from image_classifier.runtime.tools import find_tool
 from image_classifier.tasks import build_loss
 from image_classifier.train import (
-    find_teacher,
     init_model,
     train_step,
 )
@@ -174,18 +173,17 @@ def augmented(gpu, config, start=3, stop=5):
 def trained(gpu, config):
     """The state after two steps, as `train` does them; in the second the host never waits."""
     data, precision, normalize, augment = opened(config)
-    teacher = find_teacher(config, data)
     model = init_model(config, data, normalize).to(GPU, memory_format=precision.memory_format)
     ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
     optimizer = build_optimizer(config.optim, model)
-    loss_fn = build_loss(config, data.source, data.batch_size)
+    loss_fn = build_loss(config, data, data.batch_size)
     state = TrainState(model, optimizer, precision, ema, config.optim.ema_decay)
     set_training(model, config.optim)
     size = data.batch_size // config.optim.accumulate
     for loaded in data.batches(0, 2):
         seeding.seed_layers(config.seed, state.step, 0, GPU)
         batch = augment(loaded, state.step)
-        loss = train_step(model, batch, loss_fn, precision, size, teacher)
+        loss = train_step(model, batch, loss_fn, precision, size)
         for weight in model.parameters():
             weight.grad = torch.ones_like(weight) if weight.requires_grad else None
         precision.step(optimizer)

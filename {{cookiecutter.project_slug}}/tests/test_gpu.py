@@ -18,10 +18,11 @@ from image_classifier.config import ComputeConfig, ModelConfig
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import FaultError
 from image_classifier.models import build_model
+from image_classifier.parallel import wrap_ddp
 from image_classifier.runtime import distributed
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.launch import run_in_processes
-from image_classifier.train import train, wrap_ddp
+from image_classifier.train import train
 
 GPU = torch.device("cuda", 0)
 is_there = torch.cuda.is_available()

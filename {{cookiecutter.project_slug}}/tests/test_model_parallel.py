@@ -14,6 +14,7 @@ from image_classifier.config import (
     ModelConfig,
     OptimConfig,
 )
+from image_classifier.data import Augmented
 from image_classifier.models import build_model
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tasks import class_loss
@@ -56,7 +57,7 @@ def gradients_of(model):
 def whole():
     """Loss and gradients of the network on one device."""
     model, (images, labels) = network(), batch()
-    loss = class_loss(OptimConfig(), IMAGES)(model(images), labels)
+    loss = class_loss(OptimConfig(), IMAGES)(model(images), Augmented(None, labels))
     loss.backward()
     return loss.item(), gradients_of(model)
 
@@ -74,7 +75,7 @@ def of_rank(schedule, micro_batches):
 def test_a_split_network_has_the_gradients_of_the_whole(micro_batches):
     model, (images, labels) = network(), batch()
     split = example().Split(model, [torch.device("cpu")] * 2, micro_batches)
-    loss = class_loss(OptimConfig(), IMAGES)(split(images), labels)
+    loss = class_loss(OptimConfig(), IMAGES)(split(images), Augmented(None, labels))
     loss.backward()
     torch.testing.assert_close((loss.item(), gradients_of(model)), whole())
     assert [*split.first.state_dict(), *split.second.state_dict()] == [*model.state_dict()]

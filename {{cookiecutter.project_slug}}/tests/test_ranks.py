@@ -38,8 +38,7 @@ from test_faults import NO_MEMORY, lack_memory
 from test_resume import assert_same, final
 from torch import nn
 
-from image_classifier import checkpoint
-from image_classifier import train as train_module
+from image_classifier import checkpoint, parallel
 from image_classifier.config import ComputeConfig, Config
 from image_classifier.data import splits
 from image_classifier.errors import (
@@ -65,7 +64,7 @@ def heard_warnings():
     compute = ComputeConfig(device="cpu")
     with distributed.join_world(compute) as world, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        train_module.wrap_ddp(nn.Linear(2, 2), world, compute)
+        parallel.wrap_ddp(nn.Linear(2, 2), world, compute)
         for text in ("Grad strides do not match bucket view strides. This", "Another"):
             warnings.warn(text, stacklevel=1)
         return [str(warning.message) for warning in said]
@@ -178,7 +177,7 @@ def test_nodes_meet_over_the_network_that_reaches_the_first():
 
 def trained_with(config, **knobs):
     """Train as a rank, with these attributes of DDP; the number formats of what ranks added up."""
-    dtypes, wrap, reduce = set(), train_module.wrap_ddp, dist.all_reduce
+    dtypes, wrap, reduce = set(), parallel.wrap_ddp, dist.all_reduce
 
     def wrapped(*arguments):
         model = wrap(*arguments)
@@ -186,7 +185,7 @@ def trained_with(config, **knobs):
             setattr(model, name, value)
         return model
 
-    train_module.wrap_ddp = wrapped
+    parallel.wrap_ddp = wrapped
     dist.all_reduce = lambda tensor, **more: dtypes.add(tensor.dtype) or reduce(tensor, **more)
     train(config)
     return dtypes
@@ -263,6 +262,15 @@ def test_ranks_tell_each_other_about_twice_a_second(monkeypatch, seconds_per_ste
     ranks.last = (0, 0.0)
     monkeypatch.setattr(consensus.time, "monotonic", lambda: 100 * seconds_per_step)
     assert ranks.interval(100) == interval
+
+
+def test_ranks_that_resume_at_a_late_step_tell_each_other_as_often(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(consensus.time, "monotonic", lambda: now[0])
+    alone = distributed.World(torch.device("cpu"))
+    ranks = consensus.AsyncConsensus(alone, timeout_seconds=60, step=1000)
+    now[0] = 3.0  # the first step takes as long
+    assert ranks.interval(1001) == 1
 
 
 def starved(config):

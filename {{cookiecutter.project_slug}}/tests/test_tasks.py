@@ -1,6 +1,7 @@
 """One label or several: the loss, the metrics and what decides are those of the task."""
 
 import warnings
+from argparse import Namespace
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from image_classifier.config import (
     DataConfig,
     OptimConfig,
 )
-from image_classifier.data import LEFT_OUT, EvalData, Source
+from image_classifier.data import LEFT_OUT, Augmented, EvalData, Source
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.decode import BadImageError
 from image_classifier.errors import UserError
@@ -144,9 +145,10 @@ def test_the_loss_of_several_labels_ignores_unknown_ones_and_its_parts_add_up(lo
     labels[2] = LEFT_OUT
     weights = torch.rand(6, generator=generator)
     loss_of = label_loss(OptimConfig(loss=loss, label_smoothing=0.1), 6)
-    parts = [slice(4), slice(4, 6)]
-    found = sum(loss_of(logits[part], labels[part], weights[part]) for part in parts)
-    assert_close(found, loss_of(logits, labels, weights))
+    batch = Augmented(None, labels, weights)
+    parts = ((0, 4), (4, 6))
+    found = sum(loss_of(logits[start:stop], batch.part(start, stop)) for start, stop in parts)
+    assert_close(found, loss_of(logits, batch))
     found.backward()
     assert torch.equal(logits.grad != 0, labels >= 0)
     # As its paper says, for one label of which nothing is smoothed.
@@ -160,7 +162,8 @@ def test_the_loss_of_several_labels_ignores_unknown_ones_and_its_parts_add_up(lo
         ),
         "asymmetric": (-np.log(share), -(no**4) * np.log(1 - no)),
     }[loss]
-    found = [loss_of(logit, torch.tensor([[label]])).item() for label in (1, 0)]
+    batches = [Augmented(None, torch.tensor([[label]])) for label in (1, 0)]
+    found = [loss_of(logit, batch).item() for batch in batches]
     assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -182,7 +185,8 @@ def test_rare_labels_count_for_more_and_mixed_ones_stay_unknown():
     )
     known = labels >= 0
     expected = ((each * known).sum(1) / known.sum(1)).mean()
-    assert build_loss(config, source, 4)(logits, labels) == pytest.approx(expected.item())
+    loss_fn = build_loss(config, Namespace(source=source), 4)
+    assert loss_fn(logits, Augmented(None, labels)) == pytest.approx(expected.item())
     mixed = mix_several(labels, torch.arange(4) ^ 1, 0.75, 2)
     assert mixed.tolist() == [[0.75, 0], [0.25, 0], [0, -1], [0, -1]]
 

@@ -8,15 +8,16 @@ import pytest
 from conftest import changed, logged, losses, run_ranks
 from test_faults import plant
 
+from image_classifier import pace
 from image_classifier.errors import EXIT_RESTART, UserError
-from image_classifier.runtime import consensus, launch, time_limit
+from image_classifier.runtime import consensus, launch
 from image_classifier.train import train
 
 
 def tick(monkeypatch, seconds):
     """Let each step take so many seconds of the clock that the limit reads."""
     now = [0.0]
-    monkeypatch.setattr(time_limit, "seconds_since_start", lambda: now[0])
+    monkeypatch.setattr(pace, "seconds_since_start", lambda: now[0])
 
     def advance(_, loss):
         now[0] += seconds

@@ -23,9 +23,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 # The code beside this folder, also where nothing or another copy of it is installed.
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from image_classifier.augment import Augmented, build_augment
+from image_classifier.augment import build_augment
 from image_classifier.config import Config, ModelConfig
-from image_classifier.data import TrainData
+from image_classifier.data import Augmented, TrainData
 from image_classifier.optim import (
     build_optimizer,
     build_schedule,
@@ -35,7 +35,7 @@ from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.presets import smoke
 from image_classifier.runtime.distributed import World, join_world
-from image_classifier.tasks import build_loss
+from image_classifier.tasks import LossFn, build_loss
 from image_classifier.train import init_model, train_step
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -83,7 +83,7 @@ class Split(nn.Module):
 def pipeline_step(
     model: nn.Module,
     world: World,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    loss_fn: LossFn,
     schedule: str,
     micro_batches: int,
 ) -> tuple[nn.Sequential, Callable[[Tensor, Tensor], Tensor | None]]:
@@ -99,7 +99,11 @@ def pipeline_step(
     else:
         half.register_forward_pre_hook(send_contiguous_gradient)
     stage = PipelineStage(half, world.rank, world.size, world.device)
-    run = SCHEDULES[schedule](stage, micro_batches, loss_fn=loss_fn, scale_grads=False)
+
+    def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+        return loss_fn(logits, Augmented(None, labels))  # the second rank has no images
+
+    run = SCHEDULES[schedule](stage, micro_batches, loss_fn=loss_of, scale_grads=False)
 
     def step(images: Tensor, labels: Tensor) -> Tensor | None:
         if world.is_main:
@@ -153,7 +157,7 @@ def train(config: Config, options: argparse.Namespace, ranks: World | None) -> N
     precision = Precision("fp32", config.compute, config.optim, world.device)
     normalize = Normalize(data.source, config.data.max_size, precision, config.augment)
     augment = build_augment(config.augment, data, normalize, world, config.seed)
-    loss_fn = build_loss(config, data.source, options.batch)
+    loss_fn = build_loss(config, data, options.batch)
     model = init_model(config, data, normalize).to(memory_format=precision.memory_format)
     if ranks:
         how = options.schedule, options.micro_batches

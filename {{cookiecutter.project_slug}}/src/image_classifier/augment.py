@@ -10,14 +10,23 @@ To add an augmentation: a function of images and draws, a line in `build_augment
 import random
 from collections.abc import Callable
 from math import floor, sqrt
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from .config import AugmentConfig
-from .data import BOX_DRAWS, Batch, Policy, TrainData, Windows, random_boxes, shift_and_flip, take
+from .data import (
+    BOX_DRAWS,
+    Augmented,
+    Batch,
+    Policy,
+    TrainData,
+    Windows,
+    random_boxes,
+    shift_and_flip,
+    take,
+)
 from .errors import UserError
 from .preprocess import Normalize
 from .runtime import seeding
@@ -32,15 +41,6 @@ MULTIPLES = 4, 32
 GROWTH = 0.7, 0.85  # shares of the run at which they begin to grow, and reach full size
 CPU = torch.device("cpu")
 NUM_DRAWS = 9  # per image: 1 for the flip, 2 for the shift, 4 for the crop, 2 for cutout
-
-
-class Augmented(NamedTuple):
-    """This rank's part of a batch, as the model learns from it."""
-
-    images: Tensor  # (batch, 3, size, size) float32
-    labels: Tensor  # as `Batch` has them; with mixup or CutMix (batch, classes) float32 shares, of
-    # several labels -1 where one is unknown
-    weights: Tensor | None = None  # (batch,) float32: how much each image counts; None: all alike
 
 
 def build_augment(

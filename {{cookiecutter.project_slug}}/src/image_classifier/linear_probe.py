@@ -23,6 +23,7 @@ from .runtime.console import some
 from .runtime.distributed import World
 from .tracking import blank_logits
 
+PROBE = "linear probe"  # what fine-tuning begins with
 FOLDS = 5
 # C of scikit-learn, 1 / the L2 penalty. No larger ones: a layer that fits the training images
 # perfectly leaves fine-tuning nothing to learn from them.
@@ -67,7 +68,7 @@ def start_from_probe(  # noqa: PLR0917 - all that is needed to compute features
         train = EvalData(config.data, "train", world, config.run, task=task, mean_std=mean_std)
         with closing(train):
             features = compute_features(config, train, model, normalize, precision, world)
-        note = f"linear probe of {features.values.shape[1]:,} features, {features.note}"
+        note = f"{PROBE} of {features.values.shape[1]:,} features, {features.note}"
         if world.is_main:
             note += fit_layer(layer, features, data.weights, config.seed)
         for parameter in layer.parameters():  # the other ranks still have zeros

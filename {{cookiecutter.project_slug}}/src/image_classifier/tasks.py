@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
 from .config import Config, OptimConfig
-from .data import LEFT_OUT, Source
+from .data import LEFT_OUT, Augmented, Source, TrainData
 from .decision import THRESHOLD
 from .metrics import average_precisions, recalls
 from .predictions import Predictions
 from .runtime.config_dict import flatten
+from .runtime.tools import need_tool
 
 MOST_WEIGHT = 100.0  # of a rare label
 
-LossFn = Callable[..., Tensor]  # logits, targets, weights of images or None -> ()
+LossFn = Callable[[Tensor, Augmented], Tensor]  # logits (count, classes), their images -> ()
 
 
 class ImageResult(NamedTuple):
@@ -49,19 +50,25 @@ class Task:
     best_by: str  # the metric that decides unless `run.best_by` says otherwise
 
 
-def build_loss(config: Config, source: Source, batch_size: int) -> LossFn:
-    """The loss of (count, classes) logits with labels or with shares of them.
+def build_loss(config: Config, data: TrainData, batch_size: int) -> LossFn:
+    """The loss of the logits of a micro-batch, with its labels or with shares of them.
 
-    For a micro-batch it returns its share of the mean over all `batch_size` images of the rank, so
-    that micro-batches of any size add up. An image that could not be read has the label -1, or no
-    probability of any class, and adds nothing. Weights are (count,) float32: how much each image
-    counts; None: all alike.
+    It is the micro-batch's share of the mean over all `batch_size` images of the rank, so that
+    micro-batches of any size add up. An image that could not be read has the label -1, or no
+    probability of any class, and adds nothing. With `--optim.teacher` a trained model gives a part
+    of the targets, and the loss has the `digest` of its file.
+
+    Raises:
+        UserError: if that model does not know the classes of `data`, or its tool was deleted.
     """
-    weight = None
+    source, weight = data.source, None
     if config.data.balance == "loss" and source.is_multi_label:
         positives, negatives = source.class_counts(), (source.labels == 0).sum(0)
         weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
-    return TASKS[config.model.task].loss(config.optim, batch_size, weight)
+    loss_fn = TASKS[config.model.task].loss(config.optim, batch_size, weight)
+    if not config.optim.teacher:
+        return loss_fn
+    return need_tool("teacher", "distill", "--optim.teacher").distilled(loss_fn, config, data)
 
 
 def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:
@@ -69,7 +76,8 @@ def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> 
     given = {"label_smoothing": optim.label_smoothing, "ignore_index": LEFT_OUT}
     total, single = (nn.CrossEntropyLoss(reduction=how, **given) for how in ("sum", "none"))
 
-    def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def loss_of(logits: Tensor, batch: Augmented) -> Tensor:
+        _, targets, weights = batch
         if weights is not None:
             return (single(logits, targets) * weights).sum() / batch_size
         if total.weight is None:  # equal weights: a division would be two operations more
@@ -98,7 +106,8 @@ def label_loss(optim: OptimConfig, batch_size: int, weight: Tensor | None = None
         given = {"reduction": "none", "pos_weight": on(logits.device)}
         return binary_cross_entropy_with_logits(logits, targets, **given)
 
-    def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def loss_of(logits: Tensor, batch: Augmented) -> Tensor:
+        _, targets, weights = batch
         known = targets >= 0
         smooth = targets.clamp(min=0) * (1.0 - smoothing) + smoothing / 2
         each = cost(logits.float(), smooth).where(known, 0.0)

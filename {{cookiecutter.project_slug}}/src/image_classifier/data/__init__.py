@@ -6,7 +6,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 
 from .arrays import take
 from .autotune import choose_workers, fits_memory, open_loader, worker_counts
-from .batch import Batch, prefetched
+from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder
 from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,19 @@ class Batch:
         """(batch, channels, height, width) uint8 or uint16, channels_last."""
         pixels = self.pixels if self.rows is None else take(self.pixels, self.rows)
         return pixels.permute(0, 3, 1, 2)
+
+
+class Augmented(NamedTuple):
+    """This rank's part of a batch, or of a micro-batch, as the model learns from it."""
+
+    images: Tensor  # (batch, channels, size, size) float32
+    labels: Tensor  # as `Batch` has them; with mixup or CutMix (batch, classes) float32 shares, of
+    # several labels -1 where one is unknown
+    weights: Tensor | None = None  # (batch,) float32: how much each image counts; None: all alike
+
+    def part(self, start: int, stop: int) -> "Augmented":
+        """Images `start` to `stop`, which is not in it."""
+        return Augmented(*(None if one is None else one[start:stop] for one in self))
 
 
 def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batch]:

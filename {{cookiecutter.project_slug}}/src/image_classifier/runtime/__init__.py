@@ -5,7 +5,6 @@
 - `consensus`: ranks agree on a signal or a save after the same step
 - `out_of_memory`: halves the micro-batch after running out of memory
 - `signals`: SIGTERM, Ctrl-C and others end a run after its step
-- `time_limit`: the wall-clock limit of a run
 - `seeding`: random numbers decided by seed, epoch and index
 - `machine`: cores, memory and accelerators that the container offers
 - `platform`: what macOS or Windows lack: locks, signals, forks, kinds of memory

@@ -19,11 +19,11 @@ class AsyncConsensus:
     runs between hosts (gloo): it notices a rank that hangs, whatever its GPU still has queued.
     """
 
-    def __init__(self, world: World, timeout_seconds: float) -> None:
-        """Ranks of `world` give up on each other after `timeout_seconds`."""
-        self.world, self.next_step = world, 0
+    def __init__(self, world: World, timeout_seconds: float, step: int = 0) -> None:
+        """Ranks of `world`, after `step` steps, give up on each other after `timeout_seconds`."""
+        self.world, self.next_step = world, step
         self.pending: tuple[Tensor, dist.Work] | None = None
-        self.last = (0, time.monotonic())  # step and time of the last exchange
+        self.last = (step, time.monotonic())  # step and time of the last exchange
         if world.size > 1:
             timeout = timedelta(seconds=timeout_seconds)
             self.group = dist.new_group(backend="gloo", timeout=timeout)

@@ -6,5 +6,5 @@ observer needs `Observer`, `Setup` and `Speed`, and a watcher `Setup`. All of th
 
 from .checks import blank_logits, check_setup
 from .logger import RunLogger
-from .observers import Observer, Setup, Speed, open_observers, watchers
+from .observers import Observer, Setup, Speed, open_observers
 from .trackers import PROJECT, Knobs, Tracker

@@ -9,15 +9,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..augment import Augmented
+from ..data import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
 from ..metrics import metric_text, phrase
@@ -33,7 +32,7 @@ from ..runtime.signals import StoppedError
 from ..runtime.tools import find_tool
 from ..tasks import metric_of
 from ..train_state import TrainState
-from .observers import Observer, Setup, Speed
+from .observers import Observer, Setup, Speed, watchers
 from .trackers import Trackers, confusion_image
 
 SAMPLES = 24  # augmented training images that the report page shows
@@ -46,10 +45,11 @@ class RunLogger:
     """Logs one run to the terminal and to its folder; ranks other than 0 are quiet."""
 
     def __init__(
-        self, setup: Setup, saved: dict[str, Any] | None, observers: list[Observer]
+        self, setup: Setup, state: TrainState, row: dict[str, float], observers: list[Observer]
     ) -> None:
-        """Begin, or continue from the checkpoint `saved`: rows of later steps are dropped."""
+        """Begin or continue with `state` and `row`, see `state_dict`: later rows are dropped."""
         self.setup, self.config, self.world = setup, setup.config, setup.world
+        self.state = state
         self.train_data = train_data = setup.train_data
         self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, train_data.total_steps
         self.folder = Path(self.config.run.dir)
@@ -59,8 +59,7 @@ class RunLogger:
         self.write_report = page.write_page if page else None
         self.samples: tuple[Tensor, Tensor, int] | None = None  # images, labels and their step
         self.warnings = [line for observer in observers for line in observer.warnings]
-        self.step_done = self.start_step = saved["state"]["step"] if saved else 0
-        row = saved["report"] if saved else {"loss": 0.0, "step": 0}
+        self.step_done = self.start_step = state.step
         self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
         self.image_size = 0  # of the last step
@@ -73,6 +72,7 @@ class RunLogger:
         self.line_due = self.began + FIRST_LINE
         self.restart_clock(self.start_step)
         self.unwritten: list[str] = []  # rows for which the disk had no space
+        self.tell_watchers: Callable[[], list[object]] = list  # of a step; there are none yet
         if self.world.is_main:
             write_json(self.folder / "config.json", flatten(self.config))
             write_json(self.folder / "environment.json", environment(self.world))
@@ -96,6 +96,12 @@ class RunLogger:
         else:
             self.write_status("failed", f"{kind.__name__}: {error}")
         self.trackers.tell("close", kind is None)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """A block of steps, which watchers surround."""
+        with watchers(self.setup, self.state) as self.tell_watchers:
+            yield
 
     def say(self, line: str, is_last: bool = True) -> None:
         """Print a line, once for all processes."""
@@ -150,6 +156,7 @@ class RunLogger:
             every = self.config.run.log_every_steps
             if 0 not in (step % every, step % self.steps_per_epoch, self.total_steps - step):
                 self.show(step, self.rates(self.speed(*self.spent(step))))
+        self.was_paused |= any(self.tell_watchers())
 
     def progress(self, step: int, lr: float) -> None:
         """Log the mean loss since the last row, and the throughput. Waits for the device.
@@ -208,7 +215,7 @@ class RunLogger:
         rate = steps * self.train_data.batch_size / seconds
         return Speed(self.step_done, self.image_size, rate, waited / seconds)
 
-    def scores(self, step: int, scores: Scores, is_last: bool, what: str = "validation") -> None:
+    def scores(self, step: int, scores: Scores, what: str, *, is_last: bool) -> None:
         """Log an evaluation, and rewrite the report page if the last writing is a while ago.
 
         Some metrics take seconds, of many images and classes: the last evaluation has all.
@@ -225,7 +232,6 @@ class RunLogger:
     def finish(
         self,
         scores: Scores,
-        state: TrainState,
         message: str,
         model: nn.Module | None,
         normalize: Normalize,
@@ -235,6 +241,7 @@ class RunLogger:
         `scores` are of the best weights, which `model` has; it is None if this rank has only a part
         of them.
         """
+        state = self.state
         self.message = message if self.step_done < self.total_steps else ""
         others = "" if state.is_best else state.best_text  # than the last weights
         if self.world.is_main:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
-from ...augment import Augmented
 from ...config import Config
-from ...data import Batch
+from ...data import Augmented, Batch
 from ...optim import build_optimizer
 from ...runtime.command_line import summary
 from . import data_loading

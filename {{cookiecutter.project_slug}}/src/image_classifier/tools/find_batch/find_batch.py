@@ -17,9 +17,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from ...augment import Augmented
 from ...config import Config
-from ...data import TrainData
+from ...data import Augmented, TrainData
 from ...errors import FaultError, UserError, is_out_of_memory
 from ...precision import settle_precision
 from ...runtime.distributed import World, join_world
@@ -140,7 +139,7 @@ class Trial:
         training, state = self.training, self.training.state
         for group in state.optimizer.param_groups:
             group["lr"] = 0.0
-        how = training.loss_fn, state.precision, len(images), training.teacher
+        how = training.loss_fn, state.precision, len(images)
         train_step(training.ddp_model, Augmented(images, labels), *how)
         state.precision.step(state.optimizer)
         state.advance()

@@ -6,8 +6,8 @@ part of the mean gradient. The parameters are `DTensor`s, of which `to_local()` 
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 
 import torch
@@ -19,10 +19,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...config import Config
 from ...errors import UserError
 from ...models import find_parts
+from ...parallel import Replicas
 from ...precision import Precision
 from ...runtime.config_dict import flatten, words_of
 from ...runtime.distributed import World, local_part
-from .checkpoints import ShardedCheckpoints  # noqa: F401 - what `train` saves with
+from .checkpoints import ShardedCheckpoints
 
 LARGE_LAYER = 1_000_000  # weights of a single layer that is worth an exchange of its own
 REFUSED = {
@@ -32,6 +33,31 @@ REFUSED = {
     "compute.gradient_dtype": ("bf16", "fp32"),
 }
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+class Shards(Replicas):
+    """Every rank has a part of each weight; the parts of a block are gathered as it computes."""
+
+    checkpoints = ShardedCheckpoints
+    has_all_weights = False
+
+    def shard(self, networks: Iterable[nn.Module], precision: Precision) -> None:
+        """Keep this rank's part of the weights of each of `networks`."""
+        for network in networks:
+            shard(network, precision, self.world)
+
+    def own(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """`optimizer`, which updates this rank's parts."""
+        step_on_parts(optimizer)
+        return optimizer
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model as it is: FSDP averages gradients by itself."""
+        return model
+
+    def whole(self, model: nn.Module) -> AbstractContextManager[None]:
+        """A block in which this rank has all weights of `model`."""
+        return whole(model)
 
 
 def check_config(config: Config) -> None:

@@ -1,0 +1,134 @@
+"""When a run logs, evaluates, saves and stops: on all ranks after the same step."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .checkpoint import Checkpoints
+from .config import RunConfig
+from .data import TrainData
+from .runtime.consensus import AsyncConsensus
+from .runtime.launch import seconds_since_start
+from .runtime.signals import TIME_LIMIT, Signals, StoppedError
+from .train_state import TrainState
+
+
+class Pace:
+    """What is due after a step. No rank waits for another to know it."""
+
+    def __init__(
+        self, run: RunConfig, data: TrainData, state: TrainState, checkpoints: Checkpoints
+    ) -> None:
+        """Of a run on `data` that begins, or goes on, with `state`."""
+        self.run, self.state, self.checkpoints = run, state, checkpoints
+        self.total_steps, self.steps_per_epoch = data.total_steps, data.steps_per_epoch
+        self.evaluate_every = data.steps_in(run.evaluate_every_epochs)
+        self.limit = TimeLimit(run, state.seconds)
+        self.signals = Signals()
+        self.signal = 0  # the one that ends the run, once all ranks know of it
+        self.consensus = AsyncConsensus(data.world, run.timeout_seconds, state.step)
+        self.stop_reason = ""  # why the run ends before its last step
+        self.look()
+
+    def look(self) -> None:
+        """After an evaluation, or at the start: whether to stop early."""
+        self.stop_reason = self.state.early_stop(self.run.patience) or self.limit.message
+
+    @property
+    def last_step(self) -> int:
+        """How many steps there are; 0 if the run is over."""
+        return 0 if self.stop_reason else self.total_steps
+
+    @property
+    def schedule_step(self) -> int:
+        """How many steps the schedule of the learning rate has behind it."""
+        return self.limit.place(self.state.step, self.total_steps)
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether to log a row."""
+        return self.is_due(self.run.log_every_steps) or self.is_due(self.steps_per_epoch)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether to evaluate."""
+        return self.is_due(self.evaluate_every) or self.limit.message != ""
+
+    def is_due(self, every: int) -> bool:
+        """Whether as many steps have passed, or all."""
+        return self.state.step % every == 0 or self.state.step == self.total_steps
+
+    def agree_to_save(self) -> bool:
+        """Whether to save: an evaluation, a signal, the time limit, or none for a while."""
+        was_evaluated, step = self.is_evaluated, self.state.step
+        pause, spent = self.limit.read()
+        overdue = step if self.checkpoints.are_old else 0
+        told = self.signals.number or pause, overdue, spent
+        self.signal, overdue, spent = self.consensus.max(step, *told)
+        self.limit.agree(spent)
+        is_saved = was_evaluated or self.signal > 0 or overdue > self.checkpoints.saved_step
+        if is_saved:
+            self.state.seconds = self.limit.seconds
+        return is_saved
+
+    def is_over(self) -> bool:
+        """Whether the run ends here.
+
+        Raises:
+            StoppedError: if a signal or the time limit ends it, and all is saved.
+        """
+        if self.signal and self.state.step < self.total_steps:
+            account = self.checkpoints.account(self.state.step, self.total_steps)
+            raise StoppedError(self.signal, account)
+        return self.stop_reason != ""
+
+
+class TimeLimit:
+    """How much of `--run.max-minutes` is over, which all ranks learn at the same step.
+
+    A run that finishes in time takes its learning rate from the clock where that is ahead of the
+    steps. https://arxiv.org/abs/1905.04753 shows what such schedules cost.
+    """
+
+    def __init__(self, run: RunConfig, seconds_before: float) -> None:
+        """Of a run whose earlier starts took `seconds_before`."""
+        self.limit = 60 * run.max_minutes or math.inf
+        self.finishes, self.seconds_before = run.finish_in_time, seconds_before
+        self.evaluation_seconds = 0.0  # how long the last evaluation took
+        self.share, self.message = 0.0, ""  # the message says why the run is done, once it is
+        self.agree(round(1e6 * seconds_before / self.limit) if self.finishes else 0)
+
+    @property
+    def seconds(self) -> float:
+        """How long a run that finishes in time took until now, all its starts together; else 0."""
+        return self.seconds_before + seconds_since_start() if self.finishes else 0.0
+
+    def read(self) -> tuple[int, int]:
+        """On this rank: the number among signals that pauses the run, and the millionths over.
+
+        Both are 0 without a limit, as in most runs: a step has no time to ask the environment.
+        """
+        if self.limit == math.inf:
+            return 0, 0
+        if not self.finishes:
+            return TIME_LIMIT if seconds_since_start() > self.limit else 0, 0
+        return 0, round(1e6 * self.seconds / max(1.0, self.limit - self.evaluation_seconds))
+
+    def agree(self, millionths: int) -> None:
+        """Take the largest share of any rank."""
+        if millionths:
+            self.share = max(self.share, min(1.0, millionths / 1e6))
+        if self.share == 1:
+            self.message = "done in time: --run.max-minutes is over"
+
+    def place(self, step: int, total_steps: int) -> int:
+        """How many of `total_steps` the schedule of the learning rate has behind it."""
+        return max(step, int(self.share * total_steps)) if self.share else step
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """A block as long as the evaluation that must still fit into the limit at the end."""
+        began = time.monotonic()
+        yield
+        self.evaluation_seconds = time.monotonic() - began

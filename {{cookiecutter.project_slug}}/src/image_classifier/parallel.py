@@ -1,0 +1,74 @@
+"""How ranks train one model together: each has all weights, or a part of them (the tool `fsdp`)."""
+
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from .checkpoint import Checkpoints
+from .config import ComputeConfig, Config
+from .precision import Precision
+from .runtime.distributed import World
+from .runtime.tools import need_tool
+
+
+class Replicas:
+    """Every rank has all weights, and DDP averages their gradients; one rank alone has no DDP."""
+
+    checkpoints: type[Checkpoints] = Checkpoints
+    has_all_weights = True
+
+    def __init__(self, compute: ComputeConfig, world: World) -> None:
+        """Of the ranks of `world`."""
+        self.compute, self.world = compute, world
+
+    def shard(self, networks: Iterable[nn.Module], precision: Precision) -> None:
+        """Keep a part of the weights of each of `networks`; here, all of them."""
+
+    def own(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """`optimizer`, which updates the weights that this rank has."""
+        return optimizer
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model as it trains: its backward pass averages gradients over all ranks."""
+        return wrap_ddp(model, self.world, self.compute)
+
+    def whole(self, model: nn.Module) -> AbstractContextManager:  # noqa: ARG002 - FSDP's has
+        """A block in which this rank has all weights of `model`."""
+        return nullcontext()
+
+
+def open_parallel(config: Config, world: World) -> Replicas:
+    """What `--compute.parallel` says.
+
+    Raises:
+        UserError: if its tool was deleted, or can't train as `config` says.
+    """
+    if config.compute.parallel == "ddp":
+        return Replicas(config.compute, world)
+    tool = need_tool("sharding", "fsdp", "--compute.parallel fsdp")
+    tool.check_config(config)
+    return (tool.Shards if world.size > 1 else Replicas)(config.compute, world)
+
+
+def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:
+    """The model as it trains: wrapped by DDP, if there are other ranks, to average gradients.
+
+    To share BatchNorm's statistics too: `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, on GPUs.
+    Not with `static_graph`, which fails with `no_sync` (pytorch/pytorch#187732).
+    """
+    if world.size == 1:
+        return model
+    # Of 1 x 1 convolutions in channels_last, whose strides are ambiguous, and nothing is wrong.
+    # https://github.com/pytorch/pytorch/issues/47163
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+    devices = [world.device] if world.device.type == "cuda" else None
+    ddp_model = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    ddp_model.broadcast_buffers = False  # before each forward pass; `evaluate` does it when needed
+    if compute.gradient_dtype == "bf16":
+        ddp_model.register_comm_hook(None, bf16_compress_hook)
+    return ddp_model
