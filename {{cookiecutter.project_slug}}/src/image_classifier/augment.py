@@ -59,7 +59,8 @@ def build_augment(
             f"of the {world.size} processes an even number of images"
         )
     crop_and_flip = build_crop_and_flip(augment, data, seed)
-    channels, bits = data.source.channels, data.source.bits
+    channels = data.source.channels
+    bits = data.source.bits
     policy = Policy(augment.policy, channels, bits) if augment.policy != "none" else None
     full_size = data.data.image_size
     is_random = augment.crop != "none" or augment.flip != "none" or augment.cutout > 0
@@ -94,7 +95,8 @@ def build_crop_and_flip(
     The draws are (batch, NUM_DRAWS) from 0 to 1, or None if nothing is random. It returns
     (batch, size, size, channels) whole numbers or float32 images of the size at that step.
     """
-    size, device = data.data.image_size, data.world.device
+    size = data.data.image_size
+    device = data.world.device
     size_at = build_size(augment, size, data.steps_per_epoch, data.total_steps)
     crops = augment.crop == "resized" and not data.crops_in_workers
     pad = size // 8 if augment.crop == "pad" else 0
@@ -105,9 +107,11 @@ def build_crop_and_flip(
     sides = seeding.sides_at(seed, len(data)).to(device) if alternates else None
 
     def crop_and_flip(batch: Batch, draws: Tensor | None, step: int) -> Tensor:
-        pixels, rows = batch.pixels, batch.rows
+        pixels = batch.pixels
+        rows = batch.rows
         if crops:
-            pixels, rows = batch.images.permute(0, 2, 3, 1), None
+            pixels = batch.images.permute(0, 2, 3, 1)
+            rows = None
             further_tries = local_draws(seed, step, 2, count=BOX_DRAWS - 4, data=data)
             boxes = torch.cat((draws[:, 3:7], further_tries), dim=1)
             pixels = resized_crop(pixels, boxes, size, augment.min_scale)
@@ -191,7 +195,8 @@ def mixup_cutmix(
     coin = chance.random() < 0.5
     if augment.cutmix and (coin or not augment.mixup):
         kept = chance.betavariate(augment.cutmix, augment.cutmix)
-        half_height, half_width = (sqrt(1 - kept) * side / 2 for side in (height, width))
+        half_height = sqrt(1 - kept) * height / 2
+        half_width = sqrt(1 - kept) * width / 2
         y, x = chance.uniform(0, height), chance.uniform(0, width)
         rows = slice(max(0, round(y - half_height)), min(height, round(y + half_height)))
         columns = slice(max(0, round(x - half_width)), min(width, round(x + half_width)))
@@ -214,7 +219,8 @@ def build_size(
     It grows linearly from `min_size` to `image_size`, between epochs. Small images teach most of
     what large ones do, at a fraction of the cost: https://arxiv.org/abs/2104.00298
     """
-    least, (begin, end) = augment.min_size, GROWTH
+    least = augment.min_size
+    begin, end = GROWTH
     multiple = MULTIPLES[image_size >= LARGE_IMAGE]
 
     def size_at(step: int) -> int:

@@ -81,7 +81,8 @@ class Checkpoints(AbstractContextManager):
         """Of a run of `config`, which learns from the images of `source` by `loss_fn`."""
         self.folder = Path(config.run.dir, "checkpoints")
         self.last = self.folder / "last.pt"
-        self.run, self.world = config.run, world
+        self.run = config.run
+        self.world = world
         # What a run must have in common with a checkpoint to resume from it.
         self.identity = {
             "config": flatten(config),
@@ -96,7 +97,8 @@ class Checkpoints(AbstractContextManager):
         self.writer = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.pending: Future[None] | None = None
         self.buffers: dict[KeyPath, Tensor] = {}
-        self.saved_step, self.saved_at = 0, monotonic()  # of the last save, on every rank
+        self.saved_step = 0  # of the last save, on every rank
+        self.saved_at = monotonic()
         self.kept_step = 0  # of the newest checkpoint on the disk
 
     def resume(self, state: TrainState, saved: dict[str, Any] | None) -> dict[str, float]:
@@ -151,7 +153,8 @@ class Checkpoints(AbstractContextManager):
         """
         known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
         config = self.identity["config"]
-        known, config = (knobs | {"run.best_by": metric_of(knobs)} for knobs in (known, config))
+        known = known | {"run.best_by": metric_of(known)}
+        config = config | {"run.best_by": metric_of(config)}
         for knob, value in config.items():
             was = known[knob]
             is_free = knob.startswith(FREE_TO_CHANGE) and knob != "run.best_by"
@@ -160,12 +163,14 @@ class Checkpoints(AbstractContextManager):
             if was != value and not is_free:
                 raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
         if saved["classes"] != self.identity["classes"]:
-            was, now = tuple(saved["classes"]), tuple(self.identity["classes"])
+            was = tuple(saved["classes"])
+            now = tuple(self.identity["classes"])
             raise self.refusal(f"its classes ({some(was)}) are not those of the data ({some(now)})")
         if saved["fingerprint"] != self.identity["fingerprint"]:
             raise self.refusal(difference(saved["fingerprint"], self.identity["fingerprint"]))
         for name in ("mean", "std"):
-            was, now = list(saved[name]), self.identity[name]
+            was = list(saved[name])
+            now = self.identity[name]
             if was != now:
                 raise self.refusal(f"it normalized with a {name} of {was}, not of {now}")
         if saved.get("teacher", "") != self.identity["teacher"]:
@@ -193,7 +198,8 @@ class Checkpoints(AbstractContextManager):
 
     def save(self, state: TrainState, log: dict[str, float]) -> None:
         """Save `state` and the state of the log; the file is written while training continues."""
-        self.saved_step, self.saved_at = state.step, monotonic()
+        self.saved_step = state.step
+        self.saved_at = monotonic()
         if not self.world.is_main:
             return
         self.wait()  # the last one is written from the same buffers
@@ -309,8 +315,10 @@ def host_buffer(tensor: Tensor) -> Tensor:
 
 def difference(was: str, now: str) -> str:
     """How the images of two fingerprints differ; a space separates the recipe of `prepare`."""
-    (images, _, recipe), (new_images, _, new_recipe) = was.partition(" "), now.partition(" ")
+    images, _, recipe = was.partition(" ")
+    new_images, _, new_recipe = now.partition(" ")
     if images != new_images:
         return "the training images have changed"
-    form, new_form = (f"prepared images ({r})" if r else "the files" for r in (recipe, new_recipe))
+    form = f"prepared images ({recipe})" if recipe else "the files"
+    new_form = f"prepared images ({new_recipe})" if new_recipe else "the files"
     return f"it learned from {form}, not from {new_form}: see `prepare` and --data.cache off"

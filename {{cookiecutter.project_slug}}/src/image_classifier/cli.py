@@ -81,7 +81,8 @@ def train(words: list[str]) -> int:
 def overview() -> str:
     """What to type first, and the verbs with what they do."""
     verbs = commands()
-    train, width = command("train"), max(map(len, verbs))
+    train = command("train")
+    width = max(map(len, verbs))
     root = f"{train} --data.root photos"
     lines = "\n".join(f"  {name:<{width}}  {summary(verb)}" for name, verb in verbs.items())
     return (

@@ -217,7 +217,9 @@ class Config:
             UserError: if a value is out of range or contradicts another.
         """
         check_ranges(self)
-        data, augment, optim = self.data, self.augment, self.optim
+        data = self.data
+        augment = self.augment
+        optim = self.optim
         if not POLICY.fullmatch(augment.policy):
             raise UserError(
                 f"--augment.policy {augment.policy!a} is none of: none, trivialaugment, "
@@ -266,7 +268,8 @@ def check_data(data: DataConfig) -> None:
 
 def check_task(config: Config) -> None:
     """Raise `UserError` for a loss that is not for the task or for `data.balance`."""
-    loss, balance = config.optim.loss, config.data.balance
+    loss = config.optim.loss
+    balance = config.data.balance
     if loss not in ("focal", "asymmetric"):  # one of your own may do all
         return
     if config.model.task == "single-label":

@@ -78,7 +78,8 @@ def choose_decision(
         )
     if not min_precision and not error_cost:
         return Decision(temperature)
-    (scores, predicted), known = shares.max(1), labels >= 0
+    scores, predicted = shares.max(1)
+    known = labels >= 0
     pair = scores[known], (predicted == labels)[known]
     return Decision(temperature, (choose_threshold(*pair, min_precision, error_cost),))
 
@@ -93,7 +94,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     from scipy.optimize import minimize_scalar
 
     step = max(1, logits.numel() // MOST_NUMBERS)
-    logits, labels = logits[::step].double(), labels[::step].long()
+    logits = logits[::step].double()
+    labels = labels[::step].long()
     known = labels >= 0
     if not known.any():
         return 1.0

@@ -57,7 +57,8 @@ class Scores:
 
     def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
         """All metrics, what is told of each class, and what `decision` means, as lines."""
-        found, source = self.predictions, self.predictions.source
+        found = self.predictions
+        source = self.predictions.source
         shares = TASKS[source.task].by_class(found).tolist()
         text = scores_text(self.metrics(*self.names), shares, source.classes, best_by)
         if found.probabilities is not None:
@@ -79,7 +80,8 @@ def evaluate(
         UserError: if an image cannot be read and `--data.on_bad_image` is stop, or none can.
         FaultError: if too many cannot be read, or a data worker was killed.
     """
-    task, num_classes = TASKS[data.source.task], len(data.source.classes)
+    task = TASKS[data.source.task]
+    num_classes = len(data.source.classes)
     is_whole = keeps_all(data.source)
     training = [layer for layer in model.modules() if layer.training]
     world.broadcast_buffers(model)
@@ -88,7 +90,8 @@ def evaluate(
     # column for each image. Each rank fills its own columns.
     num_rows = len(ImageResult._fields) + num_classes * is_whole
     table = torch.zeros((num_rows, len(data)), device=world.device)
-    own, done = table[:, world.rank :: world.size], 0
+    own = table[:, world.rank :: world.size]
+    done = 0
     with torch.inference_mode():
         for batch in data.batches():
             logits = predict_logits(model, batch.images, normalize, precision)
@@ -103,7 +106,8 @@ def evaluate(
     shares = table[len(ImageResult._fields) :].T if is_whole else None
     predictions = task.predictions(data.source, found, shares)
     counted, right = counted_and_correct(predictions.predicted, data.source.labels)
-    count, num_answers = int(counted.sum()), int(predictions.is_counted.sum())
+    count = int(counted.sum())
+    num_answers = int(predictions.is_counted.sum())
     if not count:
         raise UserError(f"none of the {len(data):,} images to evaluate on can be read")
     known = {"loss": -float(found.log_target_probability.double().sum()) / num_answers}

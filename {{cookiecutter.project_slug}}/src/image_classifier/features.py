@@ -90,7 +90,8 @@ def compute_features(  # noqa: PLR0917 - what it takes to predict
         FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
     """
     name = f"features-{digest(config, data, model)}.safetensors"
-    path, began = cache_folder(config.data) / name, monotonic()
+    path = cache_folder(config.data) / name
+    began = monotonic()
     if world.all_true((found := read_features(path)) is not None):
         return Features(*found, f"read from {str(path)!a}")
     damage = f", as {str(path)!a} is damaged" * path.exists()
@@ -110,7 +111,10 @@ def features_of(
     model: nn.Module, data: EvalData, normalize: Normalize, precision: Precision, world: World
 ) -> tuple[Tensor, Tensor]:
     """Features and labels of all images of `data`, of which each rank computes its part."""
-    progress, found, labels, done = Progress(len(data)), [], [], 0
+    progress = Progress(len(data))
+    found = []
+    labels = []
+    done = 0
     with smaller_batch_on_oom("--data.batch-size", data.data.batch_size):
         for batch in data.batches():
             found.append(predict_features(model, batch.images, normalize, precision)[1])
@@ -135,7 +139,8 @@ def left_out(labels: Tensor) -> Tensor:
 def read_features(path: Path) -> tuple[Tensor, Tensor] | None:
     """Features and labels in a file of the cache; None if there is none or it is damaged."""
     with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
-        values, labels = (file.get_tensor(name) for name in ("features", "labels"))
+        values = file.get_tensor("features")
+        labels = file.get_tensor("labels")
         if (file.metadata() or {}).get("sum") == checksum(values, labels):
             return values, labels
     return None
@@ -159,7 +164,8 @@ def forget_oldest(folder: Path) -> None:
 
 def digest(config: Config, data: EvalData, model: nn.Module) -> str:
     """A digest of all that features depend on: weights but the last layer's, images, knobs."""
-    known, (head, _) = hashlib.blake2b(digest_size=8), find_head(model)
+    known = hashlib.blake2b(digest_size=8)
+    head, _ = find_head(model)
     for name, weight in model.state_dict().items():
         if not name.startswith(f"{head}."):
             known.update(name.encode())

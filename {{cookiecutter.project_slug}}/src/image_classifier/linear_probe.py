@@ -62,9 +62,11 @@ def start_from_probe(  # noqa: PLR0917 - all that is needed to compute features
     """
     _, layer = find_head(model)
     begin_at_zero(model)
-    why, note = misfit(config, layer, data.source), ""
+    why = misfit(config, layer, data.source)
+    note = ""
     if not why:
-        task, mean_std = config.model.task, data.mean_std
+        task = config.model.task
+        mean_std = data.mean_std
         train = EvalData(config.data, "train", world, config.run, task=task, mean_std=mean_std)
         with closing(train):
             features = compute_features(config, train, model, normalize, precision, world)
@@ -109,7 +111,8 @@ def misfit(config: Config, layer: nn.Module, source: Source) -> str:
         return "it is no linear layer"
     if config.run.init_head == "zero":
         return "as --run.init-head says"
-    classes, sizes = source.classes, source.class_counts().tolist()
+    classes = source.classes
+    sizes = source.class_counts().tolist()
     missing = tuple(name for name, size in zip(classes, sizes, strict=True) if not size)
     if not source.is_multi_label and (missing or len(classes) < 2):
         return f"there is no training image of {some(missing)}" if missing else "there is one class"
@@ -125,7 +128,8 @@ def fit_layer(layer: nn.Linear, features: Features, weights: Tensor | None, seed
     """Fit `layer` to features; `weights` are those of the images. Returns a note for the log."""
     known = ~left_out(features.labels)
     weights = None if weights is None else weights.cpu()[known]
-    values, labels = features.values[known], features.labels[known]
+    values = features.values[known]
+    labels = features.labels[known]
     with few_threads(values), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes smaller than the number of folds
         fit = fit_labels if labels.ndim > 1 else fit_classes
@@ -163,7 +167,8 @@ def fit_classes(
         seed: of the folds.
         weights: (count,) float32, how much each image counts; None: all alike.
     """
-    values, targets = features.double().numpy(), labels.numpy()
+    values = features.double().numpy()
+    targets = labels.numpy()
     weights = None if weights is None else weights.numpy()
     scores = cross_validate(values, targets, int(labels.bincount().max()), has_bias, seed, weights)
     # The best top-1; of equal ones, that of the lowest loss.
@@ -171,7 +176,8 @@ def fit_classes(
     fitted = logistic(strength, has_bias).fit(values, targets, **weighted(weights))
     weight, bias = linear_layer(fitted)
     if len(weight) == 1:  # of two classes: one sigmoid
-        weight, bias = (torch.cat((-half, half)) for half in (weight / 2, bias / 2))
+        weight = torch.cat((-weight, weight)) / 2
+        bias = torch.cat((-bias, bias)) / 2
     told = f", top-1 {scores[strength][0]:.2%} in cross-validation" if scores else ""
     return Fit(weight, bias, f"C = {strength:g}{told}")
 
@@ -184,12 +190,15 @@ def fit_labels(
     As `fit_classes`, but `labels` is (count, classes) int8: 1, 0 or LEFT_OUT, which does not count.
     A label that all images have, or none, has no weights: its bias is that of its frequency.
     """
-    count, width = labels.shape[1], features.shape[1]
-    weight, bias = torch.zeros((count, width)).double(), torch.zeros(count).double()
+    count = labels.shape[1]
+    width = features.shape[1]
+    weight = torch.zeros((count, width)).double()
+    bias = torch.zeros(count).double()
     num_right = num_known = 0
     for number in range(count):
         known = labels[:, number] != LEFT_OUT
-        values, targets = features[known].double().numpy(), labels[known, number].numpy()
+        values = features[known].double().numpy()
+        targets = labels[known, number].numpy()
         own = None if weights is None else weights[known].numpy()
         smaller = int(min(targets.sum(), (1 - targets).sum()))
         if not smaller:

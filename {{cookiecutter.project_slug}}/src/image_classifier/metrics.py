@@ -35,7 +35,8 @@ class Metric:
 
 def truth_of(predictions: Predictions) -> np.ndarray:
     """Which labels images have, (count, classes) int8: LEFT_OUT where that does not count."""
-    labels, counted = predictions.source.labels, predictions.is_counted
+    labels = predictions.source.labels
+    counted = predictions.is_counted
     if labels.ndim == 1:
         truth = one_hot(labels, len(predictions.source.classes)).to(torch.int8)
         return truth.masked_fill(~counted[:, None], LEFT_OUT).numpy()
@@ -47,7 +48,8 @@ def against_the_rest(predictions: Predictions) -> Iterator[tuple[int, np.ndarray
 
     Classes that no image has, or all have, are left out.
     """
-    truth, shares = truth_of(predictions), predictions.probabilities.numpy()
+    truth = truth_of(predictions)
+    shares = predictions.probabilities.numpy()
     for number, (own, share) in enumerate(zip(truth.T, shares.T, strict=True)):
         known = (own != LEFT_OUT) & np.isfinite(share)
         if 0 < (own[known] == 1).sum() < known.sum():
@@ -83,8 +85,10 @@ def class_scores(predictions: Predictions, average: str | None = None) -> np.nda
     """Precision, recall, F1 and images of each class: (4, classes); or a mean of them, (4,)."""
     from sklearn.metrics import precision_recall_fscore_support
 
-    source, counted = predictions.source, predictions.is_counted
-    truth, found = source.labels[counted], predictions.predicted[counted]
+    source = predictions.source
+    counted = predictions.is_counted
+    truth = source.labels[counted]
+    found = predictions.predicted[counted]
     if source.is_multi_label:  # an empty column, or a single class would be taken for two
         both = ((table == 1) & counted for table in (source.labels, predictions.predicted))
         truth, found = (np.pad(table.numpy(), ((0, 0), (0, 1))) for table in both)
@@ -113,7 +117,8 @@ def macro_f1(predictions: Predictions) -> float:
 
 def brier(predictions: Predictions) -> float:
     """The squared error of probabilities: of all classes of an image together, or of a label."""
-    truth, shares = truth_of(predictions), predictions.probabilities.numpy()
+    truth = truth_of(predictions)
+    shares = predictions.probabilities.numpy()
     known = truth != LEFT_OUT
     errors = np.square(shares[known] - truth[known], dtype=np.float64)
     return float(errors.mean()) * (1 if predictions.source.is_multi_label else truth.shape[1])

@@ -108,7 +108,8 @@ def find_hidden(model: nn.Module) -> set[nn.Parameter]:
     Grouped and depthwise filters are excluded: an orthogonal update across groups, which share no
     inputs, has no meaning.
     """
-    matrices, heads = find_matrices(model), find_heads(model)
+    matrices = find_matrices(model)
+    heads = find_heads(model)
     # The layers that see the images: the first, and convolutions after it of as many channels.
     channels = [getattr(layer, "in_channels", 0) for layer in matrices.values()]
     stems = list(takewhile(lambda count: 0 < count == channels[0], channels))
@@ -153,7 +154,8 @@ class Muon(AdamW):
 
     def update_hidden(self, weights: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Update hidden weights of one shape, all at once: fewer kernels for a GPU to launch."""
-        found_inf, loss_scale = (getattr(self, name, None) for name in ("found_inf", "grad_scale"))
+        found_inf = getattr(self, "found_inf", None)
+        loss_scale = getattr(self, "grad_scale", None)
         # (weights, outputs, inputs)
         gradient = torch.stack([weight.grad for weight in weights]).flatten(2)
         gradient = gradient if loss_scale is None else gradient / loss_scale
@@ -167,7 +169,8 @@ class Muon(AdamW):
                 # AdamW expects its step count in the state of every weight.
                 state |= {"step": torch.tensor(0.0), "momentum": torch.zeros_like(gradient[0])}
         momenta = [state["momentum"] for state in states]
-        beta, lr = group["betas"][0], group["lr"]
+        beta = group["betas"][0]
+        lr = group["lr"]
         moved = torch.stack(momenta).lerp(gradient, (1 - beta) * is_taken)
         update = orthogonal(gradient.lerp(moved, beta))
         update *= -0.2 * math.sqrt(max(update.shape[1:])) * lr * is_taken

@@ -21,8 +21,11 @@ class Pace:
         self, run: RunConfig, data: TrainData, state: TrainState, checkpoints: Checkpoints
     ) -> None:
         """Of a run on `data` that begins, or goes on, with `state`."""
-        self.run, self.state, self.checkpoints = run, state, checkpoints
-        self.total_steps, self.steps_per_epoch = data.total_steps, data.steps_per_epoch
+        self.run = run
+        self.state = state
+        self.checkpoints = checkpoints
+        self.total_steps = data.total_steps
+        self.steps_per_epoch = data.steps_per_epoch
         self.evaluate_every = data.steps_in(run.evaluate_every_epochs)
         self.limit = TimeLimit(run, state.seconds)
         self.signals = Signals()
@@ -61,7 +64,8 @@ class Pace:
 
     def agree_to_save(self) -> bool:
         """Whether to save: an evaluation, a signal, the time limit, or none for a while."""
-        was_evaluated, step = self.is_evaluated, self.state.step
+        was_evaluated = self.is_evaluated
+        step = self.state.step
         pause, spent = self.limit.read()
         overdue = step if self.checkpoints.are_old else 0
         told = self.signals.number or pause, overdue, spent
@@ -94,9 +98,11 @@ class TimeLimit:
     def __init__(self, run: RunConfig, seconds_before: float) -> None:
         """Of a run whose earlier starts took `seconds_before`."""
         self.limit = 60 * run.max_minutes or math.inf
-        self.finishes, self.seconds_before = run.finish_in_time, seconds_before
+        self.finishes = run.finish_in_time
+        self.seconds_before = seconds_before
         self.evaluation_seconds = 0.0  # how long the last evaluation took
-        self.share, self.message = 0.0, ""  # the message says why the run is done, once it is
+        self.share = 0.0  # of the time
+        self.message = ""  # why the run is done, once it is
         self.agree(round(1e6 * seconds_before / self.limit) if self.finishes else 0)
 
     @property

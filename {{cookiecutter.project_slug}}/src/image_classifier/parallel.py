@@ -24,7 +24,8 @@ class Replicas:
 
     def __init__(self, compute: ComputeConfig, world: World) -> None:
         """Of the ranks of `world`."""
-        self.compute, self.world = compute, world
+        self.compute = compute
+        self.world = world
 
     def shard(self, networks: Iterable[nn.Module], precision: Precision) -> None:
         """Keep a part of the weights of each of `networks`; here, all of them."""

@@ -50,7 +50,9 @@ class Precision:
         """
         if name == "fp16" and device.type != "cuda":
             raise UserError(f"--precision fp16 needs a CUDA GPU; on {device.type} use bf16 or fp32")
-        self.name, self.dtype, self.device = name, DTYPES[name], device
+        self.name = name
+        self.dtype = DTYPES[name]
+        self.device = device
         self.clip_norm = optim.clip_norm
         # Weights and the norms of their gradients, (weights,) on the device, step by step.
         self.recent: deque[tuple[list[nn.Parameter], Tensor]] = deque(maxlen=REMEMBERED)
@@ -118,10 +120,12 @@ class Precision:
 
         Those weights have gradients that were inf or nan. Waits for the device.
         """
-        recent, found = [*self.recent], []
+        recent = [*self.recent]
+        found = []
         self.recent.clear()
         if recent and torch.cat([norms for _, norms in recent]).isfinite().all():
-            recent, self.skipped_in_a_row = [], 0
+            recent = []
+            self.skipped_in_a_row = 0
         for done, (weights, norms) in enumerate(recent, start=1):
             pairs = zip(weights, norms.isfinite().tolist(), strict=True)
             harmed = [weight for weight, is_finite in pairs if not is_finite]
@@ -160,11 +164,13 @@ def settle_precision(
     if name in DTYPES:
         return replace(config, precision=name), "as this run began"
     if world.device.type == "cuda":
-        name, why = usual_precision(world.device), "fast on this device"
+        name = usual_precision(world.device)
+        why = "fast on this device"
     elif world.device.type == "cpu" and (probe := find_tool("probe", "cpu-precision")):
         gain, when = probe.find_gain(config, data, world) if world.is_main else (math.inf, "")
         name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     else:
-        name, why = "fp32", "right on every device; bf16 may be faster"
+        name = "fp32"
+        why = "right on every device; bf16 may be faster"
     return replace(config, precision=name), why

@@ -77,17 +77,21 @@ class Predictions:
         known = self.is_counted
         shares = decision.calibrated(self.probabilities, self.source.is_multi_label)
         if self.source.is_multi_label:
-            chosen, own = known & decision.has_label(shares), known & (self.source.labels == 1)
+            chosen = known & decision.has_label(shares)
+            own = known & (self.source.labels == 1)
             right = int((chosen & own).sum())
-            precision, recall = (right / max(1, int(part.sum())) for part in (chosen, own))
+            precision = right / max(1, int(chosen.sum()))
+            recall = right / max(1, int(own.sum()))
             used = [threshold for threshold in decision.thresholds if threshold < NEVER]
             if num_never := len(decision.thresholds) - len(used):
                 text += f"; {num_never} labels never count, as none is right"
-            low, high = (f"{of(used, default=1):.1%}" for of in (min, max))
+            low = f"{min(used, default=1):.1%}"
+            high = f"{max(used, default=1):.1%}"
             text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
             return f"{text}, recall {recall:.2%}"
         chosen = known & decision.is_sure(shares)
-        count, right = int(chosen.sum()), int((chosen & self.is_correct).sum())
+        count = int(chosen.sum())
+        right = int((chosen & self.is_correct).sum())
         if decision.thresholds[0] == NEVER:
             return f"{text}; no prediction counts: to abstain always is best on these images"
         text += f"; predictions count from {decision.thresholds[0]:.1%} on: "
@@ -127,7 +131,8 @@ def confusion_of(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 def counted_and_correct(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Which images count, and which are right, as all of their known labels are: (count,) bool."""
-    counted, right = (predicted != LEFT_OUT) & (labels != LEFT_OUT), predicted == labels
+    counted = (predicted != LEFT_OUT) & (labels != LEFT_OUT)
+    right = predicted == labels
     if labels.ndim == 2:
         return counted.any(1), counted.any(1) & (right | ~counted).all(1)
     return counted, counted & right

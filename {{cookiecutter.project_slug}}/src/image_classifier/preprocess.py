@@ -45,7 +45,8 @@ class Normalize:
         `augment` says which views evaluation averages; without it, one.
         """
         self.tta = augment.tta if augment else "none"
-        device, self.memory_format = precision.device, precision.memory_format
+        device = precision.device
+        self.memory_format = precision.memory_format
         largest = 2**source.bits - 1
         # Rows rather than single pixels: a last dimension of 3 is too short for vector units.
         scale = [1 / (largest * s) for s in source.std]
@@ -85,5 +86,6 @@ def denormalize(images: Tensor, source: Source) -> Tensor:
 
     (batch, channels, size, size) -> (batch, size, size, channels) uint8.
     """
-    mean, std = (torch.tensor(values, device=images.device) for values in (source.mean, source.std))
+    mean = torch.tensor(source.mean, device=images.device)
+    std = torch.tensor(source.std, device=images.device)
     return (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte()

@@ -222,7 +222,9 @@ def shortened(config: Config, epochs: float) -> Config:
     """
     if not 0 < epochs < config.epochs:
         return config
-    share, optim, run = epochs / config.epochs, config.optim, config.run
+    share = epochs / config.epochs
+    optim = config.optim
+    run = config.run
     warmup = round(optim.warmup_epochs * share, 6)
     # Of a preset that evaluates every epoch, a shorter run does so too, and not more often.
     every = min(max(1.0, round(run.evaluate_every_epochs * share, 6)), run.evaluate_every_epochs)

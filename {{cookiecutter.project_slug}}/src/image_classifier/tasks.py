@@ -61,9 +61,11 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> LossFn:
     Raises:
         UserError: if that model does not know the classes of `data`, or its tool was deleted.
     """
-    source, weight = data.source, None
+    source = data.source
+    weight = None
     if config.data.balance == "loss" and source.is_multi_label:
-        positives, negatives = source.class_counts(), (source.labels == 0).sum(0)
+        positives = source.class_counts()
+        negatives = (source.labels == 0).sum(0)
         weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
     loss_fn = TASKS[config.model.task].loss(config.optim, batch_size, weight)
     if not config.optim.teacher:
@@ -74,7 +76,8 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> LossFn:
 def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:
     """Cross entropy with labels or with probabilities of each class."""
     given = {"label_smoothing": optim.label_smoothing, "ignore_index": LEFT_OUT}
-    total, single = (nn.CrossEntropyLoss(reduction=how, **given) for how in ("sum", "none"))
+    total = nn.CrossEntropyLoss(reduction="sum", **given)
+    single = nn.CrossEntropyLoss(reduction="none", **given)
 
     def loss_of(logits: Tensor, batch: Augmented) -> Tensor:
         _, targets, weights = batch
@@ -168,7 +171,8 @@ def class_predictions(
 
 def label_predictions(source: Source, found: ImageResult, probabilities: Tensor) -> Predictions:
     """What is predicted of images with any number of labels."""
-    unread, refuted = (found.predicted == LEFT_OUT)[:, None], 1 - probabilities
+    unread = (found.predicted == LEFT_OUT)[:, None]
+    refuted = 1 - probabilities
     return Predictions(
         source=source,
         predicted=(probabilities >= THRESHOLD).to(torch.int8).masked_fill(unread, LEFT_OUT),

@@ -53,7 +53,9 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         # Data, and the number format that is fastest for this model on this device. Pretrained
         # weights want images normalized as those that they were trained on.
         train_data = TrainData(config, world, pretrained.mean_std)
-        source, task, mean_std = train_data.source, config.model.task, train_data.mean_std
+        source = train_data.source
+        task = config.model.task
+        mean_std = train_data.mean_std
         config, why_precision = settle_precision(config, train_data, world, newest)
         precision = Precision(
             config.precision, config.compute, config.optim, world.device, train_data.total_steps

@@ -47,9 +47,12 @@ class TrainState:
     def record(self, score: float) -> bool:
         """Take note of the score of these weights; whether it is the best so far."""
         self.num_worse += 1
-        best, sign = self.best_score, better(self.best_by)
+        best = self.best_score
+        sign = better(self.best_by)
         if self.best_step < 0 or isnan(best) or sign * score > sign * best:
-            self.best_score, self.best_step, self.num_worse = score, self.step, 0
+            self.best_score = score
+            self.best_step = self.step
+            self.num_worse = 0
         return self.is_best
 
     def early_stop(self, patience: int) -> str:

@@ -106,7 +106,8 @@ def check_array(
         raise ValueError(f"its numbers are {dtype}: save it as uint8 or uint16")
     if len(shape) not in (2, 3):
         raise ValueError(f"an array of {len(shape)} dimensions is no image")
-    sides, found = [*shape], 1
+    sides = [*shape]
+    found = 1
     if len(shape) == 3:
         found = sides.pop(channel_axis(shape, channels))
     elif channels not in COLORED:

@@ -55,7 +55,8 @@ def open_loader(
         _, _, slots = divide(batch_size, workers, depth)
         return world.local_size * slots * batch_size * samples.source.pixel_bytes * samples.size**2
 
-    free, depth = host_memory_bytes(), data.prefetch_batches
+    free = host_memory_bytes()
+    depth = data.prefetch_batches
     while depth > 1 and needed(depth) > SLOTS_SHARE * free:
         depth -= 1
     if needed(depth) > free:
@@ -65,7 +66,8 @@ def open_loader(
             "lower the batch size or the image size"
         )
     less = f"; prefetch-batches {depth}: memory is short" if depth < data.prefetch_batches else ""
-    pin, timeout_seconds = world.device.type == "cuda", (run or RunConfig()).timeout_seconds
+    pin = world.device.type == "cuda"
+    timeout_seconds = (run or RunConfig()).timeout_seconds
     loader = SharedMemoryLoader(
         samples, batch_size, workers, depth, pin, note=note, timeout_seconds=timeout_seconds
     )

@@ -54,7 +54,8 @@ def prefetched(host_batches: Iterator[HostBatch], world: World) -> Iterator[Batc
         for host in host_batches:
             yield Batch(*(tensor.to(device) for tensor in host))
         return
-    side_stream, copied = copy_stream(device), torch.cuda.Event()
+    side_stream = copy_stream(device)
+    copied = torch.cuda.Event()
     ahead: tuple[Tensor, ...] | None = None  # the next batch, on the GPU
 
     def copy_next() -> tuple[Tensor, ...] | None:

@@ -25,7 +25,10 @@ MAX_PIXELS = 64_000_000  # against decompression bombs
 JPEG_SHRINK = 2  # a JPEG of more pixels is decoded at half its sides, up to 4 times as many
 FOR_LARGE = "shrink it, or pass --data.on-bad-image skip"
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
-JPEG_START, FILL, APP1, SCAN = b"\xff\xd8\xff", 0xFF, 0xE1, 0xDA
+JPEG_START = b"\xff\xd8\xff"
+FILL = 0xFF
+APP1 = 0xE1
+SCAN = 0xDA
 WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD8))  # TEM and RST0 to RST7
 # What tells the orientation, by its name in Pillow's `info`.
 METADATA = {"exif": b"Exif\0\0", "xmp": b"http://ns.adobe.com/xap/1.0/\0"}
@@ -132,7 +135,8 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
 def channels_of_tiff(encoded: bytes) -> int:
     """The channels of a TIFF file; 0 if it is damaged."""
     try:
-        tags, file = TiffImagePlugin.ImageFileDirectory_v2(encoded[:8]), io.BytesIO(encoded)
+        tags = TiffImagePlugin.ImageFileDirectory_v2(encoded[:8])
+        file = io.BytesIO(encoded)
         file.seek(tags.next)
         tags.load(file)
         return int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 0))
@@ -173,7 +177,9 @@ def metadata_of(jpeg: bytes) -> dict[str, bytes] | None:
     They may follow other segments, and these may contain anything: thumbnails, with markers of
     their own, or text.
     """
-    found, place, end = {}, 2, len(jpeg) - 4
+    found = {}
+    place = 2
+    end = len(jpeg) - 4
     while place < end and jpeg[place] == FILL:
         marker = jpeg[place + 1]
         if marker == SCAN:
@@ -181,7 +187,8 @@ def metadata_of(jpeg: bytes) -> dict[str, bytes] | None:
         if marker in WITHOUT_LENGTH or marker == FILL:
             place += 1 if marker == FILL else 2
             continue
-        start, place = place + 4, place + 2 + max(2, (jpeg[place + 2] << 8) + jpeg[place + 3])
+        start = place + 4
+        place = place + 2 + max(2, (jpeg[place + 2] << 8) + jpeg[place + 3])
         if marker != APP1:
             continue
         if jpeg.startswith(METADATA["exif"], start, place):  # split, if it is long

@@ -15,12 +15,14 @@ def shift_and_flip(
 
     Takes the images at `rows` of `pixels`, or all, in one gather. Borders are reflected.
     """
-    device, (height, width, channels) = pixels.device, pixels.shape[1:]
+    device = pixels.device
+    height, width, channels = pixels.shape[1:]
     if rows is None:
         rows = torch.arange(len(pixels), device=device)
     # 32-bit indices where they suffice: indices are most of what is read here.
     whole = torch.int32 if pixels.numel() < channels * 2**31 else torch.int64
-    rows, shifts = rows.to(whole), shifts.to(whole)
+    rows = rows.to(whole)
+    shifts = shifts.to(whole)
     y = torch.arange(height, dtype=whole, device=device) + shifts[:, :1]  # (batch, height)
     x = torch.arange(width, dtype=whole, device=device) + shifts[:, 1:]  # (batch, width)
     if flipped is not None:
@@ -42,7 +44,8 @@ class Windows:
     def __init__(self, pixels: Tensor, pad: int) -> None:
         """Of `pixels`, (count, height, width, channels), for shifts of up to `pad`."""
         count, self.height, self.width, self.channels = pixels.shape
-        self.pad, self.padded_width = pad, self.width + 2 * pad
+        self.pad = pad
+        self.padded_width = self.width + 2 * pad
         columns = reflect(torch.arange(-pad, self.width + pad), self.width)
         padded = pixels.new_empty((2, count, self.height, self.padded_width, self.channels))
         for side, order in zip(padded, (columns, columns.flip(0)), strict=True):
@@ -66,7 +69,8 @@ class Windows:
     def __call__(self, numbers: Tensor, shifts: Tensor, flipped: Tensor | None) -> Tensor:
         """The images `numbers` (batch,), shifted and flipped: (batch, height, width, channels)."""
         y = reflect(torch.arange(self.height) + shifts[:, :1], self.height)  # (batch, height)
-        rows, x = numbers[:, None] * self.height + y, self.pad + shifts[:, 1:]
+        rows = numbers[:, None] * self.height + y
+        x = self.pad + shifts[:, 1:]
         if flipped is not None:
             rows = rows + flipped[:, None] * self.flipped_from
         starts = rows * self.padded_width + x

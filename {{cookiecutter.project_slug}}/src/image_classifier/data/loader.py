@@ -37,8 +37,11 @@ class TrainData:
             UserError: if the images or the batch size are unusable.
             FaultError: if too many resident images are unreadable.
         """
-        data, augment = config.data, config.augment
-        self.data, self.world, self.seed = data, world, config.seed
+        data = config.data
+        augment = config.augment
+        self.data = data
+        self.world = world
+        self.seed = config.seed
         self.source, self.note = open_split(
             data, "train", world, config.run.dir, task=config.model.task, mean_std=mean_std
         )
@@ -71,7 +74,8 @@ class TrainData:
             labels[bad] = LEFT_OUT
             self.labels = labels.to(self.home)
         self.weights = self.image_weights()
-        self.epoch, self.orders = -1, (torch.empty(0), torch.empty(0))  # of the last step
+        self.epoch = -1  # of the last step
+        self.orders = (torch.empty(0), torch.empty(0))
         self.waited_seconds = 0.0  # time that the training loop waited for batches
 
     def __len__(self) -> int:
@@ -87,7 +91,8 @@ class TrainData:
 
         With `data.balance` loss also inversely proportional to the size of its class.
         """
-        labels, weights = self.source.labels, self.source.weights
+        labels = self.source.labels
+        weights = self.source.weights
         if self.data.balance == "loss" and not self.source.is_multi_label:
             weights = torch.ones(len(self)) if weights is None else weights
             weights = weights / labels.bincount()[labels]
@@ -134,7 +139,8 @@ class TrainData:
             else:
                 drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
             order = order.pin_memory() if self.home.type == "cuda" else order
-            self.epoch, self.orders = epoch, (order.to(self.home, non_blocking=True), drawn)
+            self.epoch = epoch
+            self.orders = (order.to(self.home, non_blocking=True), drawn)
         return self.orders
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
@@ -166,7 +172,8 @@ class TrainData:
 
     def _gathered(self, step: int) -> HostBatch:
         """A gather in pinned host memory."""
-        indices, pin = self.indices_at(step), self.world.device.type == "cuda"
+        indices = self.indices_at(step)
+        pin = self.world.device.type == "cuda"
         shape = (len(indices), *self.pixels.shape[1:])
         images = torch.empty(shape, dtype=self.pixels.dtype, pin_memory=pin)
         take(self.pixels, indices, out=images)
@@ -202,8 +209,10 @@ class EvalData:
         Raises:
             UserError: if the split is empty, or there is no memory for a batch.
         """
-        data, run = replace(data, image_size=data.eval_size), run or RunConfig()
-        self.data, self.world = data, world
+        data = replace(data, image_size=data.eval_size)
+        run = run or RunConfig()
+        self.data = data
+        self.world = world
         self.batch_size = batch_size or max(1, data.batch_size // world.size)
         self.source, self.note = open_split(
             data, split, world, run.dir, task=task, mean_std=mean_std, classes=classes
@@ -235,7 +244,9 @@ class EvalData:
                 yield Batch(batch.pixels, batch.labels)
             return
         if self.pixels is None:  # their crop is always the same: they are decoded only once
-            side, fit, sharers = self.data.image_size, self.data.fit, self.world.local_size
+            side = self.data.image_size
+            fit = self.data.fit
+            sharers = self.world.local_size
             with torch.inference_mode(False):  # it does not reach the threads that fill a tensor
                 pixels, bad = load(self.source, self.indices, side, self.note, sharers, fit=fit)
                 self.labels[bad.to(self.world.device)] = LEFT_OUT

@@ -88,7 +88,8 @@ def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
     device = images.device
     columns = torch.zeros(max(FUNCTIONS.values()), len(which))
     columns.scatter_(0, COLUMN[which][None], magnitudes[None])
-    on_cpu, size = device.type == "cpu", images[0].numel()
+    on_cpu = device.type == "cpu"
+    size = images[0].numel()
     if on_cpu and size >= LARGE:
         alone = images.contiguous().split(1)
         each = zip(alone, which.tolist(), columns.split(1, dim=1), strict=True)
@@ -101,7 +102,8 @@ def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
         packed = packed.pin_memory()
     # Elsewhere the host must wait: https://github.com/pytorch/pytorch/issues/189690
     packed = packed.to(device, non_blocking=images.is_cuda)
-    rows, columns = packed[0].long().split(counts), packed[1:].view(torch.float32)
+    rows = packed[0].long().split(counts)
+    columns = packed[1:].view(torch.float32)
     # On a CPU a few images at a time, so that what an operation makes of them stays in its cache.
     together = CACHED // size if on_cpu else len(which)
     changed = torch.empty_like(images)
@@ -152,8 +154,11 @@ def rotate_or_shear_y(images: Tensor, slopes: Tensor, degrees: Tensor) -> Tensor
     """
     count, height, width, channels = images.shape
     # From the middle.
-    y, x = (torch.arange(n, device=images.device) - (n - 1) / 2 for n in (height, width))
-    angle, slopes, y = (degrees * (math.pi / 180))[:, None, None], slopes[:, None, None], y[:, None]
+    y = torch.arange(height, device=images.device) - (height - 1) / 2
+    x = torch.arange(width, device=images.device) - (width - 1) / 2
+    angle = (degrees * (math.pi / 180))[:, None, None]
+    slopes = slopes[:, None, None]
+    y = y[:, None]
     sin, cos = angle.sin(), angle.cos()
     y, x = y * cos + (x * sin + slopes * (x + width / 2)), x * cos - y * sin
     # All that is outside is the frame.
@@ -196,7 +201,8 @@ def sharpness(images: Tensor, change: Tensor) -> Tensor:
     smooth += columns[:, :, 2 * step :]
     middle = rows[:, 1:-1, step:-step]
     smooth = smooth.add_(middle, alpha=4).float().mul_(1 / 13).round_()
-    middle, changed = images.flatten(2)[:, 1:-1, step:-step].float(), images.clone()
+    middle = images.flatten(2)[:, 1:-1, step:-step].float()
+    changed = images.clone()
     sharper = smooth.sub_(middle).mul_(-change[:, None, None]).add_(middle)
     changed.flatten(2)[:, 1:-1, step:-step] = whole(sharper, images)
     return changed
@@ -223,7 +229,8 @@ def autocontrast(images: Tensor, _: Tensor) -> Tensor:
     is_flat = low == high
     low = low.masked_fill(is_flat, 0.0)
     scale = ((high - low) * (1 / 255)).masked_fill(is_flat, 1.0)
-    low, scale = (for_row(values, images) for values in (low, scale))
+    low = for_row(low, images)
+    scale = for_row(scale, images)
     return to_bytes(rows.float().sub_(low).div_(scale)).view_as(images)
 
 

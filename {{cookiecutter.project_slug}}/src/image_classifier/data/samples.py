@@ -49,7 +49,9 @@ class Samples:
 
         `fit` is how other images become squares: see `data.fit`.
         """
-        self.source, self.size, self.seed = source, size, seed
+        self.source = source
+        self.size = size
+        self.seed = seed
         self.fit = partial(fit_square, fit=fit, mean=source.mean)
         # Where workers crop they flip too; else the device does both, to all images of a batch.
         crops = augment if augment and augment.crop == "resized" else None
@@ -71,7 +73,8 @@ class Samples:
             key = (seeding.SAMPLE, self.seed, epoch)
             draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=BOX_DRAWS + 1))
             box_sizes = random_sides(draws[:, 2:-1], self.min_area).tolist()
-            corners, flips = draws[:, :2].tolist(), draws[:, -1].tolist()
+            corners = draws[:, :2].tolist()
+            flips = draws[:, -1].tolist()
         for row, (drawn, place) in enumerate(zip(indices.tolist(), out, strict=True)):
             index = drawn % len(self.source)
             try:

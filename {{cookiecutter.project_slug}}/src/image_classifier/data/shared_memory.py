@@ -68,10 +68,12 @@ class SlotWriter(Dataset):
 
     def __init__(self, samples: Samples, images: Tensor) -> None:
         """`images` is (slots, batch, size, size, channels), in shared memory."""
-        self.samples, self.images = samples, images
+        self.samples = samples
+        self.images = images
 
     def __getitem__(self, part: Part) -> Decoded:
-        began, count = time.perf_counter(), len(part.indices)
+        began = time.perf_counter()
+        count = len(part.indices)
         rows = self.images[part.slot, part.first : part.first + count]
         try:
             unreadable = self.samples.fill(rows, part.epoch, part.indices)
@@ -91,7 +93,9 @@ class PartSampler:
 
     def __init__(self, indices: Tensor, labels: Tensor, source: Source, part_size: int) -> None:
         """`indices` and `labels` (slots, batch, ...) get those of images of `source`."""
-        self.indices, self.labels, self.source = indices, labels, source
+        self.indices = indices
+        self.labels = labels
+        self.source = source
         self.part_size = part_size
         self.begin(())
 
@@ -103,7 +107,8 @@ class PartSampler:
 
     def __iter__(self) -> Iterator[Part]:
         for number, (epoch, indices) in enumerate(self.batches):
-            slot, count = number % len(self.indices), len(indices)
+            slot = number % len(self.indices)
+            count = len(indices)
             assert number - self.num_done < len(self.indices), "a slot is still in use"
             images = indices % len(self.source)
             self.labels[slot, :count] = self.source.labels[images]
@@ -136,8 +141,11 @@ class SharedMemoryLoader:
         `workers` is the number of processes that decode `prefetch_batches` ahead of the batch in
         use (0: this process decodes); `pin`: page-lock the slots, for a GPU to copy from them.
         """
-        self.samples, self.num_workers, self.pin = samples, workers, pin
-        self.note, self.timeout_seconds = note, timeout_seconds
+        self.samples = samples
+        self.num_workers = workers
+        self.pin = pin
+        self.note = note
+        self.timeout_seconds = timeout_seconds
         part_size, self.prefetch_factor, slots = divide(batch_size, workers, prefetch_batches)
         shape = (slots, batch_size, samples.size, samples.size, samples.source.channels)
         self.images = shared(shape, samples.source.dtype)
@@ -145,7 +153,8 @@ class SharedMemoryLoader:
         self.labels = shared((slots, batch_size, *labels.shape[1:]), labels.dtype)
         self.indices = shared((slots, batch_size), torch.int64)
         self.sampler = PartSampler(self.indices, self.labels, samples.source, part_size)
-        self.num_filled, self.busy_seconds = 0, 0.0  # images and time, over all workers
+        self.num_filled = 0  # images, by all workers
+        self.busy_seconds = 0.0  # of all workers together
         self.loader: DataLoader | None = None  # once started
         self.workers: list[multiprocessing.Process] = []
         self.locked: list[Tensor] = []  # what is page-locked
@@ -258,7 +267,8 @@ class SharedMemoryLoader:
         for tensor in self.locked:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
         self.loader = self.parts = None
-        self.workers, self.locked = [], []
+        self.workers = []
+        self.locked = []
 
 
 def kill_all(workers: list[multiprocessing.Process]) -> None:

@@ -62,7 +62,8 @@ class Residual(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        first, last = conv(channels, channels), conv(channels, channels)
+        first = conv(channels, channels)
+        last = conv(channels, channels)
         self.body = nn.Sequential(first, norm(channels), nn.GELU(), last, norm(channels))
         self.gelu = nn.GELU()
 

@@ -144,7 +144,8 @@ def load_pretrained(
 
 def read_weights(path: Path) -> PretrainedWeights:
     """The weights in a file of torch's or of safetensors, by the names that it has for them."""
-    note, known = f"weights from {str(path)!a}", {}
+    note = f"weights from {str(path)!a}"
+    known = {}
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!a}")
     if path.suffix == ".safetensors":
@@ -154,7 +155,9 @@ def read_weights(path: Path) -> PretrainedWeights:
                 about = about_tensors(file.metadata(), "classes", "mean", "std")
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if "classes" in about:
-                classes, mean, std = (about[key] for key in ("classes", "mean", "std"))
+                classes = about["classes"]
+                mean = about["mean"]
+                std = about["std"]
                 mean, std = check_images(classes, mean, std)
                 known = {"classes": tuple(classes), "mean": mean, "std": std}
         except Exception as error:

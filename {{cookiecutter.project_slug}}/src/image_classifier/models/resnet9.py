@@ -21,7 +21,10 @@ class ResNet9(nn.Module):
     def __init__(self, model: ModelConfig, num_classes: int, channels: int, norm: Norm) -> None:
         """Four stages of `model.width` times 1, 2, 4 and 8 channels."""
         super().__init__()
-        one, two, four, eight = (model.width * factor for factor in (1, 2, 4, 8))
+        one = model.width
+        two = model.width * 2
+        four = model.width * 4
+        eight = model.width * 8
         self.stem = conv(channels, one, norm)
         self.stage1 = nn.Sequential(conv(one, two, norm, pool=True), Residual(two, norm))
         self.stage2 = conv(two, four, norm, pool=True)

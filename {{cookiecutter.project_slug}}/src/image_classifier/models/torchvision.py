@@ -99,7 +99,8 @@ def keep_resolution(network: nn.Module) -> None:
     first, stem = layers[0]
     if not isinstance(stem, nn.Conv2d) or stem.stride != (2, 2):
         return
-    size, has_bias = min(stem.kernel_size[0], 3), stem.bias is not None
+    size = min(stem.kernel_size[0], 3)
+    has_bias = stem.bias is not None
     small = nn.Conv2d(stem.in_channels, stem.out_channels, size, padding=size // 2, bias=has_bias)
     nn.init.kaiming_normal_(small.weight, mode="fan_out", nonlinearity="relu")
     network.set_submodule(first, small)

@@ -46,7 +46,8 @@ class ViT(nn.Module):
 
         Sides are multiples of `PATCH`.
         """
-        side, places = images.shape[2] // PATCH, self.positions
+        side = images.shape[2] // PATCH
+        places = self.positions
         if side * PATCH != images.shape[2]:
             raise UserError(f"vit_s takes images of multiples of {PATCH}, not {images.shape[2]}")
         if side != self.side:

@@ -93,7 +93,8 @@ def newest_first(folder: Path) -> list[Path]:
     There are none before `last.pt`: the first save was not completed, and its best may be missing.
     A folder of sharded weights gets its name after `best.pt`, and is not `last.pt`.
     """
-    last, steps = folder / "last.pt", saved_steps(folder)[::-1]
+    last = folder / "last.pt"
+    steps = saved_steps(folder)[::-1]
     if steps and steps[0].is_dir():
         return steps
     return [last, *steps] if last.exists() else []
@@ -114,7 +115,8 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         if "best_top1" in saved["state"]:  # as it was called when nothing else could decide
             saved["state"]["best_score"] = saved["state"].pop("best_top1")
         check_kinds(saved, KINDS)
-        state, classes = saved["state"], tuple(saved["classes"])
+        state = saved["state"]
+        classes = tuple(saved["classes"])
         mean, std = check_images(classes, saved["mean"], saved["std"])
         if state["step"] < 0:
             raise ValueError(f"step is {state['step']}")

@@ -21,7 +21,8 @@ class AsyncConsensus:
 
     def __init__(self, world: World, timeout_seconds: float, step: int = 0) -> None:
         """Ranks of `world`, after `step` steps, give up on each other after `timeout_seconds`."""
-        self.world, self.next_step = world, step
+        self.world = world
+        self.next_step = step
         self.pending: tuple[Tensor, dist.Work] | None = None
         self.last = (step, time.monotonic())  # step and time of the last exchange
         if world.size > 1:
@@ -37,19 +38,22 @@ class AsyncConsensus:
             return list(numbers)
         if step < self.next_step:
             return [0] * len(numbers)
-        known, interval = [0] * len(numbers), 1
+        known = [0] * len(numbers)
+        interval = 1
         if self.pending is not None:
             tensor, work = self.pending
             work.wait()
             *known, interval = tensor.tolist()
         tensor = torch.tensor([*numbers, self.interval(step) if self.world.is_main else 0])
         work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
-        self.pending, self.next_step = (tensor, work), step + max(1, interval)
+        self.pending = (tensor, work)
+        self.next_step = step + max(1, interval)
         return known
 
     def interval(self, step: int) -> int:
         """Steps until the next exchange, from the time that steps took since the last one."""
-        (last_step, last_time), self.last = self.last, (step, time.monotonic())
+        last_step, last_time = self.last
+        self.last = (step, time.monotonic())
         return max(1, round(EXCHANGE_SECONDS * (step - last_step) / (self.last[1] - last_time)))
 
     def finish(self) -> None:

@@ -17,7 +17,8 @@ class Output:
 
     def __init__(self, stream: TextIO, promise: str = "") -> None:
         """`promise` is appended to the line that reports the failure on standard error."""
-        self.stream, self.promise = stream, promise
+        self.stream = stream
+        self.promise = promise
         self.error: OSError | None = None  # the first failure
         stream.reconfigure(errors="backslashreplace")  # for characters that the encoding lacks
 

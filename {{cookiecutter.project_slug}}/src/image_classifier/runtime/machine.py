@@ -34,7 +34,8 @@ def host_memory_bytes(cgroup: Path = CGROUP) -> int:
     """Free main memory: what the host has available, limited by the container's limit."""
     free = free_memory_bytes()
     with suppress(OSError, ValueError):  # no such file, or "max"
-        limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
         free = max(0, min(free, limit - used))
     return free
 

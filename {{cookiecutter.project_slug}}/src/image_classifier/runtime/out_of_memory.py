@@ -28,7 +28,8 @@ class MicroBatch:
 
     def __init__(self, config: Config, world: World) -> None:
         """As `--optim.accumulate` says, or as an attempt that ran out of memory left it."""
-        self.path, self.world = Path(config.run.dir, FILE), world
+        self.path = Path(config.run.dir, FILE)
+        self.world = world
         self.share = config.data.batch_size // world.size
         size = max(1, self.share // config.optim.accumulate)
         with suppress(OSError):

@@ -64,7 +64,8 @@ def install_command(*libraries: str, needs_uv: bool = False) -> str:
     One that `uv venv` made has no pip, and a `pip` on the PATH would fill another environment.
     """
     join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
-    python, has_pip = join([sys.executable]), find_spec("pip") is not None
+    python = join([sys.executable])
+    has_pip = find_spec("pip") is not None
     if needs_uv or (not has_pip and shutil.which("uv")):
         return f"uv pip install --python {python} {join(libraries)}"
     pip = "" if has_pip else f"{python} -m ensurepip && "

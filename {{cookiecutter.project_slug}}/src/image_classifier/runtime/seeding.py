@@ -70,7 +70,8 @@ def balanced_order_at(seed: int, epoch: int, labels: Tensor) -> Tensor:
     Class counts differ by one at most. Large classes are subsampled, images of small ones repeat:
     image `i` is then `i`, `i + count`, `i + 2 * count`, so that each time it is cropped anew.
     """
-    count, generator = len(labels), generator_at(ORDER, seed, epoch)
+    count = len(labels)
+    generator = generator_at(ORDER, seed, epoch)
     drawn = torch.randperm(count, generator=generator)
     by_class = drawn[labels[drawn].argsort(stable=True)]  # class by class, each in random order
     sizes = labels.bincount()
@@ -101,7 +102,8 @@ def seeded(*key: int) -> Iterator[None]:
     torchvision's transforms draw from torch's generator, other libraries from those of `random`
     and NumPy too. Afterwards all continue as before, but for a normal draw that NumPy had spare.
     """
-    state, python_state = torch.default_generator.get_state(), random.getstate()
+    state = torch.default_generator.get_state()
+    python_state = random.getstate()
     # Copying NumPy's state and putting it back takes 70 us; swapping its generator 0.5.
     numpy_bits = np.random.get_bit_generator()
     spare = SPARES.pop() if SPARES else np.random.MT19937(0)

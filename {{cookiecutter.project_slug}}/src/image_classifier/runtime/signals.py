@@ -22,9 +22,12 @@ class StoppedError(FaultError):
     def __init__(self, number: int, account: str) -> None:
         """`account` says what was saved; empty on all ranks but the first."""
         if number == TIME_LIMIT:
-            self.name, self.code, cause = "time limit", EXIT_RESTART, "--run.max-minutes is over"
+            self.name = "time limit"
+            self.code = EXIT_RESTART
+            cause = "--run.max-minutes is over"
         else:
-            self.name, self.code = signal.Signals(number).name, 128 + number
+            self.name = signal.Signals(number).name
+            self.code = 128 + number
             cause = f"received {self.name}"
         super().__init__(account and f"{cause}: {account}")
 

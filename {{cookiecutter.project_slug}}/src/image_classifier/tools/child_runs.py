@@ -31,7 +31,8 @@ def start_run(words: Sequence[str], output: Path, **variables: str) -> subproces
     What it prints is added to the file `output`; `variables` are added to its environment. It runs
     in a session of its own, so a Ctrl-C in the terminal reaches only the tool.
     """
-    package, source = __name__.partition(".")[0], str(Path(__file__).parents[2])
+    package = __name__.partition(".")[0]
+    source = str(Path(__file__).parents[2])
     environment = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)} | variables
     paths = [source, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -41,7 +41,8 @@ def distinct(labels: Iterable[Label | None]) -> tuple[list[Label | None], np.nda
     Names are as they can be printed and written anywhere.
     """
     places: dict[str, int] = {}
-    found, numbers = [], []
+    found = []
+    numbers = []
     for label in labels:
         number = places.setdefault(repr(label), len(places))
         if number == len(found):

@@ -53,11 +53,13 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
     while not world.is_same(int(best.digest[:15], 16)):
         best = load_best(path)  # the run has saved another since some rank read it
     config = best.config
-    name, usual = config.precision, usual_precision(world.device)
+    name = config.precision
+    usual = usual_precision(world.device)
     if world.device.type != "cuda" and name != usual:  # a CUDA GPU may have trained it
         name = "fp32"
     precision = Precision(name, compute, config.optim, world.device)
-    size, channels = config.data.image_size, config.data.channels
+    size = config.data.image_size
+    channels = config.data.channels
     model = build_model(config.model, len(best.classes), size, channels=channels)
     try:
         model.load_state_dict(best.weights)

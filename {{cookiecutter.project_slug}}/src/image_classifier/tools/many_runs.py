@@ -95,8 +95,10 @@ def train_in(
     try:
         while (waiting or training) and not signals.number:
             while waiting and places:
-                name, place = waiting.pop(0), places.pop(0)
-                words, output = recipe.words(name, todo[name]), recipe.folder / f"{name}.txt"
+                name = waiting.pop(0)
+                place = places.pop(0)
+                words = recipe.words(name, todo[name])
+                output = recipe.folder / f"{name}.txt"
                 training[name] = start_run(words, output, **place), place
             time.sleep(POLL_SECONDS)
             for name in [name for name, (run, _) in training.items() if run.poll() is not None]:
@@ -115,9 +117,8 @@ def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
     if recipe.config.run.fresh:
         return False
     try:
-        status, was = (
-            read_object(recipe.folder / name / file) for file in ("status.json", "config.json")
-        )
+        status = read_object(recipe.folder / name / "status.json")
+        was = read_object(recipe.folder / name / "config.json")
     except OSError:  # it has not begun
         return False
     free = [*FREE_TO_CHANGE]
@@ -130,7 +131,8 @@ def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
 
 def devices(recipe: Recipe) -> list[Place]:
     """For each run that may train at once, the variables of its share of GPUs and cores."""
-    run, gpus = recipe.config.run, []
+    run = recipe.config.run
+    gpus = []
     size = 1 if run.processes == "auto" else run.processes
     if recipe.config.compute.device in ("auto", "cuda"):
         count = torch.cuda.device_count()
@@ -197,9 +199,9 @@ def print_table(head: str, names: list[object], runs: list[Run]) -> None:
 def mean_text(found: Mean, over: str, metric: str) -> str:
     """The mean of a metric, in words; `over` is what it is the mean of."""
     unit, _, digits = scale(metric)
-    deviation, low, high = (
-        f"{unit * value:.{digits}f}" for value in (found.deviation, found.low, found.high)
-    )
+    deviation = f"{unit * found.deviation:.{digits}f}"
+    low = f"{unit * found.low:.{digits}f}"
+    high = f"{unit * found.high:.{digits}f}"
     return (
         f"{metric_number(metric, found.mean)} ± {deviation} (standard deviation over {over}), "
         f"{CONFIDENCE:.0%} interval of the mean: {low} .. {high}"

@@ -38,7 +38,8 @@ def sections(options: Config) -> dict[str, Any]:
 
 def changed_knobs(config: Config, preset: Config, without: Container[str] = ()) -> dict[str, Any]:
     """The knobs in which `config` is not as `preset`, by their dotted names; none of `without`."""
-    now, was = flatten(config), flatten(preset)
+    now = flatten(config)
+    was = flatten(preset)
     return {knob: now[knob] for knob in now if now[knob] != was[knob] and knob not in without}
 
 
@@ -64,7 +65,8 @@ def take_recipe(
         )
     name, preset = take_preset(words, otherwise)
     preset = replace(preset, run=replace(preset.run, dir=f"runs/{verb}/{name}"))
-    prog, default = f"{command(verb)} N {name}", kind(**sections(preset))
+    prog = f"{command(verb)} N {name}"
+    default = kind(**sections(preset))
     options = parse(kind, [*count, *words], prog=prog, about=about, default=default)
     config = Config(**sections(options))
     return options, Recipe(name, config, changed_knobs(config, preset), options.at_once)

@@ -67,7 +67,9 @@ def read_run(folder: Path) -> Run:
         predictions = read_predictions(folder / "predictions.safetensors")
         if predictions is not None and predictions.step != best["step"]:
             predictions = None
-        rates, seconds, last_step = [], 0.0, 0
+        rates = []
+        seconds = 0.0
+        last_step = 0
         for row in rows:
             if rate := row.get("train/images_per_second"):  # 0 where a row is of the first step
                 seconds += (row["step"] - last_step) * config["data.batch_size"] / rate
@@ -116,10 +118,13 @@ def read_predictions(path: Path) -> SavedPredictions | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            predicted, target = file.get_tensor("predicted"), file.get_tensor("target")
+            predicted = file.get_tensor("predicted")
+            target = file.get_tensor("target")
             about = about_tensors(file.metadata(), "files", "classes")
-            images, step = str(about["images"]), int(about["step"])
-            files, classes = dict(about.get("files", {})), tuple(map(str, about["classes"]))
+            images = str(about["images"])
+            step = int(about["step"])
+            files = dict(about.get("files", {}))
+            classes = tuple(map(str, about["classes"]))
         if predicted.ndim > 2 or predicted.shape != target.shape:
             raise ValueError("predictions and targets differ in number")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

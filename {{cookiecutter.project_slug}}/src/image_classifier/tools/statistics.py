@@ -48,7 +48,9 @@ def mean_of(
     interval (https://www.jmlr.org/papers/v5/grandvalet04a.html). `overlap`, the ratio of validation
     to training images, corrects it: https://doi.org/10.1023/A:1024068626366
     """
-    mean, deviation, count = fmean(values), stdev(values), len(values)
+    mean = fmean(values)
+    deviation = stdev(values)
+    count = len(values)
     reach = t_quantile(count - 1) * max(deviation, grain) * math.sqrt(1 / count + overlap)
     low, high = mean - reach, mean + reach
     return Mean(mean, deviation, *((max(0.0, low), min(1.0, high)) if is_share else (low, high)))
@@ -61,7 +63,8 @@ def by_seeds(first: Sequence[float], second: Sequence[float], grain: float) -> D
     that happen to be equal prove nothing.
     """
     differences = [b - a for a, b in zip(first, second, strict=True)]
-    mean, count = fmean(differences), len(differences)
+    mean = fmean(differences)
+    count = len(differences)
     reach = t_quantile(count - 1) * max(stdev(differences), grain) / math.sqrt(count)
     return Difference(mean, mean - reach, mean + reach)
 
@@ -82,7 +85,8 @@ def by_images(only_first: int, only_second: int, count: int) -> Difference:
     `only_first` of them only the first has right. https://doi.org/10.1002/sim.1781 (Agresti and
     Min): with half an image more in each of the four cells the interval holds for few images too.
     """
-    shift, total = only_second - only_first, count + 2
+    shift = only_second - only_first
+    total = count + 2
     mean = shift / total
     reach = 1.96 * math.sqrt(only_first + only_second + 1 - shift * mean) / total
     return Difference(shift / count, mean - reach, mean + reach)
@@ -94,7 +98,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
     Exact: images on which one of two is right fall to either like a coin.
     https://doi.org/10.1007/BF02295996
     """
-    total, less = only_first + only_second, min(only_first, only_second)
+    total = only_first + only_second
+    less = min(only_first, only_second)
     ways = term = 1
     for n in range(1, less + 1):
         term = term * (total - n + 1) // n

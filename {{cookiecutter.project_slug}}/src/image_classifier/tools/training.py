@@ -33,7 +33,9 @@ class Training:
                 f"--compute.parallel {config.compute.parallel} is for `train`: this command "
                 "has DDP alone"
             )
-        self.config, self.world, self.data = config, world, data
+        self.config = config
+        self.world = world
+        self.data = data
         seed_everything(config.seed, config.deterministic, world.device)
         precision = Precision(
             config.precision, config.compute, config.optim, world.device, data.total_steps

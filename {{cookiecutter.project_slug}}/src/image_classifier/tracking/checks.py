@@ -43,7 +43,8 @@ def check_classes(train: Source, val: Source) -> None:
 
 def check_logits(config: Config, model: nn.Module, num_classes: int) -> None:
     """The model takes all image sizes of the run, some of them hours later, and has all outputs."""
-    data, name = config.data, config.model.name
+    data = config.data
+    name = config.model.name
     for size in {data.image_size, data.test_size, config.augment.min_size} - {0}:
         try:
             shape = tuple(blank_logits(model, size, data.channels).shape[1:])
@@ -79,7 +80,8 @@ def blank_logits(model: nn.Module, image_size: int, channels: int = 3) -> Tensor
     """The logits of one blank image in evaluation, (1, classes); `model` stays as it was."""
     device = next(model.parameters()).device
     image = torch.zeros(1, channels, image_size, image_size, device=device)
-    was_training, fastpath = model.training, torch.backends.mha.get_fastpath_enabled()
+    was_training = model.training
+    fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its kernel hides operations from a counter
     try:
         return model.eval().forward(image)  # `forward` is not compiled: one image never comes again

@@ -48,10 +48,13 @@ class RunLogger:
         self, setup: Setup, state: TrainState, row: dict[str, float], observers: list[Observer]
     ) -> None:
         """Begin or continue with `state` and `row`, see `state_dict`: later rows are dropped."""
-        self.setup, self.config, self.world = setup, setup.config, setup.world
+        self.setup = setup
+        self.config = setup.config
+        self.world = setup.world
         self.state = state
         self.train_data = train_data = setup.train_data
-        self.steps_per_epoch, self.total_steps = train_data.steps_per_epoch, train_data.total_steps
+        self.steps_per_epoch = train_data.steps_per_epoch
+        self.total_steps = train_data.total_steps
         self.folder = Path(self.config.run.dir)
         self.trackers = Trackers(self.say)
         self.observers = observers
@@ -115,11 +118,15 @@ class RunLogger:
         """
         if not self.world.is_main:
             return
-        setup, model, world = self.setup, self.setup.model, self.world
-        train_data, val_data = setup.train_data, setup.val_data
+        setup = self.setup
+        model = self.setup.model
+        world = self.world
+        train_data = setup.train_data
+        val_data = setup.val_data
         num_weights = sum(weight.numel() for weight in model.parameters())
         why_cpu = f" ({world.why_cpu})" if world.why_cpu else ""
-        ranks, threads = world.size, torch.get_num_threads()
+        ranks = world.size
+        threads = torch.get_num_threads()
         lines = [
             f"{len(train_data):,} training and {len(val_data):,} validation images of "
             f"{train_data.num_classes} classes",
@@ -145,7 +152,8 @@ class RunLogger:
             batch: this rank's share, as the model saw it.
         """
         self.loss += loss
-        self.step_done, self.image_size = step, batch.images.shape[-1]
+        self.step_done = step
+        self.image_size = batch.images.shape[-1]
         if step == self.start_step + 1:
             pixels = denormalize(batch.images[:SAMPLES], self.train_data.source)
             self.samples = pixels, batch.labels[:SAMPLES].clone(), step
@@ -191,7 +199,8 @@ class RunLogger:
 
     def show(self, step: int, text: str) -> None:
         """Print a progress line; on a terminal the next line replaces it."""
-        now, is_live = time.monotonic(), sys.stdout.isatty()
+        now = time.monotonic()
+        is_live = sys.stdout.isatty()
         left = (now - self.began) / (step - self.start_step) * (self.total_steps - step)
         line = f"{self.place(step)}  {text}ETA {clock(left)}"
         self.say(line[: shutil.get_terminal_size().columns - 1] if is_live else line, not is_live)
@@ -269,7 +278,8 @@ class RunLogger:
             self.say(scores.text(self.best_by, decision))
         if why := self.message or others:
             self.say(why)
-        folder, took = printable(str(self.folder)), clock(time.monotonic() - self.began)
+        folder = printable(str(self.folder))
+        took = clock(time.monotonic() - self.began)
         page = f", report: {folder}/report.html" if self.write_report else ""
         self.say(f"run folder: {folder}{page}, {took}")
 
@@ -298,13 +308,15 @@ class RunLogger:
 
     def place(self, step: int) -> str:
         """Step and epoch."""
-        width, epoch = len(str(self.total_steps)), step / self.steps_per_epoch
+        width = len(str(self.total_steps))
+        epoch = step / self.steps_per_epoch
         return f"step {step:>{width}}/{self.total_steps}  epoch {epoch:5.2f}"
 
     def restart_clock(self, step: int) -> None:
         """Measure the throughput from here: evaluation and saving are not training."""
         self.was_paused = False
-        self.marked, self.marked_step = time.monotonic(), step
+        self.marked = time.monotonic()
+        self.marked_step = step
         self.marked_wait = self.train_data.waited_seconds
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
@@ -372,7 +384,8 @@ class RunLogger:
         if not (skipped := self.setup.precision.find_skipped()):
             return ""
         later, harmed = skipped[0]
-        ids, names = set(map(id, harmed)), self.setup.model.named_parameters()
+        ids = set(map(id, harmed))
+        names = self.setup.model.named_parameters()
         name = [name for name, weight in names if id(weight) in ids][-1]  # backwards: the first
         more = f", and {len(skipped) - 1} later" if len(skipped) > 1 else ""
         return f"in step {step - later} first that of {name}{more}"

@@ -46,7 +46,8 @@ def folder(data: DataConfig, split: str) -> Source:
     place = own or train
     classes = classes_in(train)
     check_names(train, classes, is_root=train == root)
-    folders, notes = {name: name for name in classes}, []
+    folders = {name: name for name in classes}
+    notes = []
     if place != train:
         folders, notes = match(place, train, classes)
     others = {name: Counter() for name in classes}
@@ -64,7 +65,8 @@ def folder(data: DataConfig, split: str) -> Source:
         raise no_images(place, classes[0], split, others[classes[0]])
     if own is None and split != ALL and "val" not in parts:
         kept = divide(paths, labels, data, split)
-        paths, labels = [paths[index] for index in kept.tolist()], labels[kept]
+        paths = [paths[index] for index in kept.tolist()]
+        labels = labels[kept]
         notes.insert(0, f"split by file name: {len(paths)} images for {split}")
     per_class = labels.bincount(minlength=len(classes)).tolist()
     if empty := [show(name) for name, count in zip(classes, per_class, strict=True) if not count]:
@@ -83,7 +85,8 @@ def find_folders(root: Path) -> dict[str, Path]:
 
     `seg_train/seg_train` has the classes of `seg_train`, if nothing lies beside it.
     """
-    found, names = {}, find_parts(folders_in(root))
+    found = {}
+    names = find_parts(folders_in(root))
     for part in ("train", "val", "test"):
         if part not in names:
             continue
@@ -126,8 +129,11 @@ def match(place: Path, train: Path, classes: list[bytes]) -> tuple[dict[bytes, b
         NoLabelsError: if none of the folders in `place` is a class.
         UserError: if one is no class.
     """
-    found, folders = classes_in(place), {name: name for name in classes}
-    known, notes, wrong = [show(name) for name in classes], [], []
+    found = classes_in(place)
+    folders = {name: name for name in classes}
+    known = [show(name) for name in classes]
+    notes = []
+    wrong = []
     numbers = {n: find_name(show(n), known) for n in found if n not in folders}
     for name, number in numbers.items():
         if number < 0 or classes[number] in found or [*numbers.values()].count(number) > 1:

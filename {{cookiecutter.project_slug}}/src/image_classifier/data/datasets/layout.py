@@ -48,7 +48,8 @@ def check_classes(
     Raises:
         UserError: if a folder is no class; it says what is right.
     """
-    shown, full = ascii(str(place)), [name for name, paths in images.items() if paths]
+    shown = ascii(str(place))
+    full = [name for name, paths in images.items() if paths]
     inside = {name: folders_of(images[name]) for name in full}  # b"" for images there
     deep = [name for name in full if b"" not in inside[name]]
     if len(full) == 1 and deep and (right := right_root(place, full[0])):
@@ -60,9 +61,11 @@ def check_classes(
             f"{quoted(inside[full[0]])}: {cure}"
         )
     for name in full:
-        parts, folder = find_parts(map(os.fsdecode, inside[name])), place / os.fsdecode(name)
+        parts = find_parts(map(os.fsdecode, inside[name]))
+        folder = place / os.fsdecode(name)
         if "train" in parts and len(parts) > 1:
-            train, called = printable(parts["train"]), show(name)
+            train = printable(parts["train"])
+            called = show(name)
             raise UserError(
                 f"{str(folder)!a} is no class, it holds parts of a dataset, "
                 f"{quoted(parts.values())}: --data.root {str(folder)!a}, or move "

@@ -29,7 +29,8 @@ def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise UserError(f"{name} should be map-style: with __len__ and __getitem__")
-    labels, notes = find_in(dataset, "targets"), ()
+    labels = find_in(dataset, "targets")
+    notes = ()
     if labels is None:
         labels = [dataset[index][1] for index in range(len(dataset))]
         notes = (f"{name} has no `targets`: labels were found by one pass over its images",)

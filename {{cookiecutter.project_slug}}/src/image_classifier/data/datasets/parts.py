@@ -118,8 +118,10 @@ def are_for_val(hashes: np.ndarray, labels: np.ndarray, data: DataConfig) -> np.
 
     Where that leaves a class without training images, the one with the smallest hash stays.
     """
-    start, stop = (math.ceil(n * data.val_fraction * 2**64) for n in (data.fold, data.fold + 1))
-    first, last = (np.uint64(min(bound, 2**64 - 1)) for bound in (start, stop - 1))
+    start = math.ceil(data.fold * data.val_fraction * 2**64)
+    stop = math.ceil((data.fold + 1) * data.val_fraction * 2**64)
+    first = np.uint64(min(start, 2**64 - 1))
+    last = np.uint64(min(stop - 1, 2**64 - 1))
     is_val = (first <= hashes) & (hashes <= last)
     if labels.ndim == 1:
         order = np.lexsort((hashes, labels))

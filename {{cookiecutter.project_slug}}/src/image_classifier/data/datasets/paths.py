@@ -32,7 +32,8 @@ class PathList:
             UserError: if there are none.
         """
         self.root = Path(root)
-        content, ends = bytearray(), array("q")
+        content = bytearray()
+        ends = array("q")
         for path in paths:  # a generator of millions never becomes a list
             content += os.fsencode(path)
             ends.append(len(content))
@@ -70,7 +71,8 @@ class PathList:
 
     def relatives(self, indices: Tensor) -> Iterator[bytes]:
         """The paths at `indices`, (count,) int64, as `relative` has them."""
-        content, stops = memoryview(self.bytes.numpy()), self.ends[indices]
+        content = memoryview(self.bytes.numpy())
+        stops = self.ends[indices]
         starts = self.ends[indices - 1].where(indices > 0, 0)
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             yield content[start:stop].tobytes()

@@ -139,7 +139,8 @@ def shapes(data: DataConfig, split: str) -> Source:
 def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
     """Fill `images`, (count, SIDE, SIDE, 3) uint8, with one of `shape` for each of `numbers`."""
     words = hashed(numbers[:, None] * 2048 + torch.arange(SIDE * SIDE + 64))
-    grain, dice = words[:, : SIDE * SIDE], iter(words[:, SIDE * SIDE :].unbind(1))
+    grain = words[:, : SIDE * SIDE]
+    dice = iter(words[:, SIDE * SIDE :].unbind(1))
 
     def pick(low: int, high: int) -> Tensor:
         """A number from `low` to `high` for each image."""
@@ -153,7 +154,8 @@ def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
         line = torch.arange(SIDE, dtype=torch.int32) * PIXEL - (SIDE - 1) * PIXEL // 2
         x, y = line - pick(-reach, reach), line.view(-1, 1) - pick(-reach, reach)
         turn = pick(-lean, lean)
-        sine, cosine = (SINES[angle % TURN] * UNIT // size for angle in (turn, turn + TURN // 4))
+        sine = SINES[turn % TURN] * UNIT // size
+        cosine = SINES[(turn + TURN // 4) % TURN] * UNIT // size
         sine, cosine = sine.int(), cosine.int()
         return (cosine * x + sine * y) >> 12, (cosine * y - sine * x) >> 12
 

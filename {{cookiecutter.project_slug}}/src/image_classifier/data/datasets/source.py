@@ -55,7 +55,9 @@ class Source:
         Raises:
             UserError: naming the first wrong field.
         """
-        labels, pixels, paths = self.labels, self.pixels, self.paths
+        labels = self.labels
+        pixels = self.pixels
+        paths = self.paths
         kinds = {(torch.int64, 1), (torch.int8, 2)}
         is_labels = isinstance(labels, Tensor) and (labels.dtype, labels.ndim) in kinds
         check("labels", labels, is_labels, "(count,) int64 or (count, classes) int8, on the CPU")
@@ -139,7 +141,8 @@ class Source:
             labels = self.labels.numpy()
             is_one = (np.count_nonzero(labels == 1, axis=1) == 1) & (labels >= 0).all(1)
             if not is_one.all():
-                first, notes = int(np.argmin(is_one)), self.notes[:1]
+                first = int(np.argmin(is_one))
+                notes = self.notes[:1]
                 own = ", ".join(self.classes[n] for n in np.flatnonzero(labels[first] == 1))
                 raise UserError(
                     f"{split}: {np.count_nonzero(~is_one):,} of {len(self):,} images have not "
@@ -156,7 +159,8 @@ class Source:
         """The number of images that have each label: (classes,) int64."""
         if self.is_multi_label:  # by NumPy: torch would turn all of it into int64 first
             return torch.from_numpy(np.count_nonzero(self.labels.numpy() == 1, axis=0))
-        count, known = len(self.classes), self.labels[self.labels >= 0]
+        count = len(self.classes)
+        known = self.labels[self.labels >= 0]
         return known.bincount(minlength=count)[:count]
 
     @property
@@ -248,7 +252,8 @@ class Source:
 
     def check_labels(self, split: str) -> None:
         """Raise `UserError` naming the first label that is not the number of a class."""
-        count, labels = len(self.classes), self.labels.numpy()
+        count = len(self.classes)
+        labels = self.labels.numpy()
         if self.is_multi_label:
             if labels.shape[1] != count or labels.min() < -1 or labels.max() > 1:
                 raise UserError(
@@ -287,7 +292,8 @@ def read_picked(reader: Callable[[int], Tensor], indices: np.ndarray, index: int
 def check(name: str, value: object, is_right: bool, wanted: str) -> None:
     """Raise `UserError` for a field of a `Source` that is not what it should be."""
     if not is_right:
-        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        shape = getattr(value, "shape", None)
+        dtype = getattr(value, "dtype", None)
         kind = type(value).__name__
         found = f"{value!a:.60}" if shape is None else f"a {kind} {tuple(shape)} {dtype}"
         raise UserError(f"{name} of a Source should be {wanted}, not {found}")

@@ -65,9 +65,11 @@ def bench(  # noqa: PLR0917 - what to measure
         raise UserError("bench starts the processes that it needs by itself: no torchrun")
     # cuBLAS reads it at its first product, for `deterministic` too: see `seed_everything`.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    began, folder = time.monotonic(), Path(config.run.dir)
+    began = time.monotonic()
+    folder = Path(config.run.dir)
     with kept_switches(), join_world(config.compute) as world, open_run(config, world):
-        datasets, best = DatasetCache(world), Row("best")
+        datasets = DatasetCache(world)
+        best = Row("best")
         try:
             setup, rate = open_setup(config, datasets, budget)
             rows = [plan_row(name, setup, name in names, budget) for name in names or TIPS]
@@ -82,7 +84,8 @@ def bench(  # noqa: PLR0917 - what to measure
                 if row is best:
                     row.variants = combine(setup, rows)
                 elif number < len(rows) and row.variants and is_late:
-                    row.variants, row.reason = {}, f"{NO_TIME}: --rows {row.name}"
+                    row.variants = {}
+                    row.reason = f"{NO_TIME}: --rows {row.name}"
                 if row.variants:
                     left = sum(not other.reason for other in queue[number:])
                     seconds = min(budget.row_seconds, spare / left)
@@ -153,7 +156,8 @@ def plan_row(name: str, setup: Setup, is_asked: bool, budget: Budget) -> Row:
 
 def introduce(setup: Setup, rows: list[Row], budget: Budget, rate: float) -> str:
     """What is measured, on which machine, and about how long that takes."""
-    config, planned = setup.config, [row for row in rows if not row.reason]
+    config = setup.config
+    planned = [row for row in rows if not row.reason]
     seconds = min((len(planned) + 1) * budget.row_seconds, budget.total_seconds)
     seconds += 60 * sum(row.name in SLOW for row in planned)
     return (

@@ -87,9 +87,12 @@ class PlainDataset(Dataset):
 
     def __init__(self, samples: Samples, as_float: bool) -> None:
         """As they are, or as normalized float32."""
-        self.samples, self.as_float = samples, as_float
-        largest, source = torch.iinfo(samples.source.dtype).max, samples.source
-        self.mean, self.std = (largest * torch.tensor(s) for s in (source.mean, source.std))
+        self.samples = samples
+        self.as_float = as_float
+        largest = torch.iinfo(samples.source.dtype).max
+        source = samples.source
+        self.mean = largest * torch.tensor(source.mean)
+        self.std = largest * torch.tensor(source.std)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
         """Image, label and index, by epoch and index."""
@@ -109,7 +112,8 @@ def use_dataloader(
     copy: str = "non-blocking",
 ) -> None:
     """Load batches by a standard DataLoader; `copy` is how they get to the device."""
-    data, device = run.data, run.world.device
+    data = run.data
+    device = run.world.device
     batch_sampler: list[list[tuple[int, int]]] = []
     loader = DataLoader(
         PlainDataset(data.loader.samples, as_float),
@@ -133,7 +137,8 @@ def use_dataloader(
         for host in host_batches:
             yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 
-    run.batches, run.restarts_workers = batches, not persistent
+    run.batches = batches
+    run.restarts_workers = not persistent
     if as_float:
         plain = partial(Tensor.contiguous, memory_format=run.normalize.memory_format)
         config = run.config
@@ -142,7 +147,8 @@ def use_dataloader(
 
 def resident(setup: Setup) -> Variants:
     """Keep all images in memory, on the device if they fit."""
-    config, source = setup.config, setup.data.source
+    config = setup.config
+    source = setup.data.source
     count = len(source)
     if config.data.where == "stream" and source.pixels is None and count > RESIDENT_IMAGES:
         count = max(RESIDENT_IMAGES, config.data.batch_size)
@@ -164,7 +170,9 @@ def resident(setup: Setup) -> Variants:
 
 def prepared(setup: Setup) -> Variants:
     """Write photographs once at the size that training needs, and read those."""
-    source, data, config = setup.data.source, setup.config.data, streamed(setup.config)
+    source = setup.data.source
+    data = setup.config.data
+    config = streamed(setup.config)
     if source.paths is None:
         raise UnavailableError("needs photographs in files; these images are in memory")
     if source.recipe:

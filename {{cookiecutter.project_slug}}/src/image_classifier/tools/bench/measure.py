@@ -131,7 +131,8 @@ def measure(
     variants: Variants, datasets: DatasetCache, budget: Budget, seconds: float
 ) -> dict[str, Timing]:
     """Time the variants in turns, for about `seconds`."""
-    world, began = datasets.world, monotonic()
+    world = datasets.world
+    began = monotonic()
     timings = {name: Timing(v.config.data.batch_size) for name, v in variants.items()}
     runs: dict[str, TimedRun | MultiProcessRun] = {}
     paces: dict[str, float] = {}  # seconds per step
@@ -186,7 +187,8 @@ def noting_failure(timing: Timing) -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        timing.seconds, timing.failure = [], f"failed: {reason}"
+        timing.seconds = []
+        timing.failure = f"failed: {reason}"
 
 
 def gain(before: list[float], after: list[float]) -> Gain:
@@ -197,7 +199,8 @@ def gain(before: list[float], after: list[float]) -> Gain:
     ratios = sorted(b / a for b, a in zip(before, after, strict=True))
     count = len(ratios)
     # The probability that at most `outer` ratios lie on one side of the true median.
-    outer, outside = 0, 2 * 0.5**count
+    outer = 0
+    outside = 2 * 0.5**count
     while outside + 2 * math.comb(count, outer + 1) * 0.5**count <= 1 - CONFIDENCE:
         outer += 1
         outside += 2 * math.comb(count, outer) * 0.5**count

@@ -124,7 +124,8 @@ class TimedRun(Training):
         with kept_switches(), self.around():
             for switch in self.switches:
                 switch()
-            called, start = time.perf_counter(), self.state.step
+            called = time.perf_counter()
+            start = self.state.step
             batches = iter(self.batches(start, start + steps + 1))
             batch = next(batches)
             synchronize(self.world)
@@ -154,12 +155,14 @@ class TensorMemory(TorchDispatchMode):
     def __init__(self) -> None:
         """Start without tensors."""
         super().__init__()
-        self.alive, self.peak = WeakSet(), 0
+        self.alive = WeakSet()
+        self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
         """Call an operation of torch."""
         result = func(*args, **(kwargs or {}))
-        found, given = (filter(torch.is_tensor, tree_leaves(x)) for x in (result, (args, kwargs)))
+        found = filter(torch.is_tensor, tree_leaves(result))
+        given = filter(torch.is_tensor, tree_leaves((args, kwargs)))
         # Not views, nor what is changed in place.
         self.alive |= {x.untyped_storage() for x in found} - {x.untyped_storage() for x in given}
         self.peak = max(self.peak, sum(storage.nbytes() for storage in self.alive))
@@ -191,7 +194,8 @@ class DatasetCache:
         data = copy.copy(self.known[key])
         data.data = config.data
         if data.where == "stream":
-            samples, note = data.loader.samples, data.note
+            samples = data.loader.samples
+            note = data.note
             data.loader, _ = open_loader(samples, config.data, self.world, note)
             data.workers = data.loader.num_workers
         return data

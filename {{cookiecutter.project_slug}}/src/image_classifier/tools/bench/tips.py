@@ -68,7 +68,8 @@ def set_to_none(setup: Setup) -> Variants:
     """Drop the gradients after each step, instead of filling them with zeros."""
 
     def fill(run: TimedRun) -> None:
-        precision, weights = run.state.precision, list(run.state.model.parameters())
+        precision = run.state.precision
+        weights = list(run.state.model.parameters())
         step = precision.step
 
         def step_and_fill(optimizer: torch.optim.Optimizer) -> None:
@@ -212,7 +213,8 @@ def inference_mode(setup: Setup) -> Variants:
                 logits = model(run.normalize(images))
             run.loss += logits.detach().amax()
 
-        run.around, run.step = mode, step
+        run.around = mode
+        run.step = step
         run.batches = lambda start, stop: repeat(images, stop - start)
 
     modes = {"neither": nullcontext, "no_grad": torch.no_grad}

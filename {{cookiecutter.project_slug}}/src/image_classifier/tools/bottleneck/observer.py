@@ -30,7 +30,9 @@ def open_observer(setup: Setup) -> Observer:
 
 def find_limit(config: Config, data: TrainData, speed: Speed) -> tuple[str, str]:
     """What limits the speed of training, and which option to try, if any."""
-    rate, waited, device = speed.images_per_second, speed.waited, data.world.device
+    rate = speed.images_per_second
+    waited = speed.waited
+    device = data.world.device
     is_long = (data.total_steps - speed.step) * data.batch_size / rate >= LONG
     if waited > LOADING_LIMITS:
         could = f"while the model could take {rate / (1 - waited):,.0f}"
@@ -42,7 +44,8 @@ def find_limit(config: Config, data: TrainData, speed: Speed) -> tuple[str, str]
             found = f"{rate:,.0f} images/s, GPU utilization {utilization:.0%}"
             advice = less_overhead(config, device) if is_long else ""
             return f"Kernel launch overhead is the limit: {found}", advice
-    loading, advice = "", faster_model(config, data) if is_long else ""
+    loading = ""
+    advice = faster_model(config, data) if is_long else ""
     if data.where == "stream" and data.loader.num_filled:  # by the workers of one process
         decoded = max(1, data.workers) * data.loader.num_filled / data.loader.busy_seconds
         loading = f", while loading could give {decoded * data.world.size:,.0f}"
@@ -98,7 +101,8 @@ def faster_loading(data: TrainData) -> str:
 
 def faster_model(config: Config, data: TrainData) -> str:
     """Options that make the model faster."""
-    advice, usual = [], usual_precision(data.world.device)
+    advice = []
+    usual = usual_precision(data.world.device)
     if data.world.device.type == "cuda" and config.precision == "fp32" != usual:
         advice.append(f"--precision {usual}")
     if not config.compute.channels_last:

@@ -124,14 +124,16 @@ def check(
 
 def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str]:
     """The splits to check, and why test images are not, if they have no labels: as on Kaggle."""
-    has_test, why = is_folder and "test" in find_folders(Path(data.root)), ""
+    has_test = is_folder and "test" in find_folders(Path(data.root))
+    why = ""
     if data.labels:
         has_test = need_tool("labels", "label-table", "--data.labels").has_test_rows(data)
     elif has_test:
         try:
             open_files(data, "test")
         except NoLabelsError as error:
-            has_test, why = False, str(error).partition(": put")[0]
+            has_test = False
+            why = str(error).partition(": put")[0]
     return ("train", "val", "test")[: 2 + has_test], why
 
 
@@ -166,14 +168,16 @@ class Groups(NamedTuple):
 
 def group_duplicates(images: Images) -> Groups:
     """Compare all images with each other."""
-    count, numbers = len(images.stats), np.flatnonzero(images.stats["height"] > 0)
+    count = len(images.stats)
+    numbers = np.flatnonzero(images.stats["height"] > 0)
     digests = images.stats["digest"][numbers]
     _, first, content = np.unique(digests, return_index=True, return_inverse=True)
     original = torch.arange(count)  # the first of equal files, which is compared with the others
     original[torch.from_numpy(numbers)] = torch.from_numpy(numbers[first][content])
     pairs, scores = find_candidates(images.grays, np.sort(numbers[first]))
     seen = pairs.unique()
-    grays, row = images.fine_grays(seen.numpy()), torch.zeros(count, dtype=torch.int64)
+    grays = images.fine_grays(seen.numpy())
+    row = torch.zeros(count, dtype=torch.int64)
     row[seen] = torch.arange(len(seen))
     sides = torch.from_numpy(np.minimum(images.stats["height"], images.stats["width"]))[seen]
 
@@ -201,7 +205,9 @@ def find_duplicates(images: Images, groups: Groups) -> Iterator[Finding]:
     """Groups in several splits, with several labels, or neither; and unreadable files."""
     unreadable = [item(images, [n], reason) for n, reason in images.unreadable.items()]
     yield Finding("unreadable", "unreadable files", unreadable, is_serious=True)
-    leaks, conflicts, duplicates = [], [], []
+    leaks = []
+    conflicts = []
+    duplicates = []
     for members in groups.copies:
         is_same = np.ptp(images.stats["digest"][members]) == 0
         lists = [leaks] * bool(np.ptp(images.split_of[members]))
@@ -233,7 +239,8 @@ def item(images: Images, members: Iterable[int], what: str) -> Item:
 
 def find_odd_images(images: Images) -> Iterator[Finding]:
     """Readable images that may be of no use."""
-    height, width = images.stats["height"], images.stats["width"]
+    height = images.stats["height"]
+    width = images.stats["width"]
     shorter = np.minimum(height, width)
     for name, title, which in (
         ("uniform", "images of one color", images.stats["range"] <= UNIFORM_RANGE),
@@ -293,8 +300,10 @@ def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:
     left_out = dict(images.unreadable)
     for members in groups:
         split = images.split_of[members]
-        kept, earlier = members[split == split.max()], members[split < split.max()]
-        where, first = images.splits[split.max()], images.shown(kept[0])
+        kept = members[split == split.max()]
+        earlier = members[split < split.max()]
+        where = images.splits[split.max()]
+        first = images.shown(kept[0])
         left_out |= dict.fromkeys(earlier.tolist(), f"a duplicate is in {where}: {first}")
         if images.is_conflict(kept):
             others = " = ".join(map(images.shown, kept[:MAX_NAMES]))
@@ -311,14 +320,16 @@ def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:
 def summarize(images: Images) -> dict[str, Any]:
     """Sizes, file types and colors."""
     readable = images.stats["height"] > 0
-    sizes, colors = {}, {}
+    sizes = {}
+    colors = {}
     for side in ("width", "height"):
         if readable.any():
             low, middle, high = np.percentile(images.stats[side][readable], (0, 50, 100))
             sizes[side] = {"min": int(low), "median": int(middle), "max": int(high)}
     first = images.stats[readable & (images.split_of == 0)]  # training, if it was checked
     if len(first):
-        mean, square = first["mean"].mean(0), first["square"].mean(0)
+        mean = first["mean"].mean(0)
+        square = first["square"].mean(0)
         std = np.sqrt(np.maximum(0, square - mean**2))
         colors = {"mean": (mean / 255).round(4).tolist(), "std": (std / 255).round(4).tolist()}
     kinds = Counter(filter(None, images.kinds)).most_common()

@@ -50,7 +50,8 @@ def find_candidates(grays: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tens
         grays: (count, SIDE, SIDE) uint8, all images.
         chosen: (num_chosen,) int64, in rising order: the images to compare.
     """
-    images, numbers = torch.from_numpy(grays), torch.from_numpy(chosen)
+    images = torch.from_numpy(grays)
+    numbers = torch.from_numpy(chosen)
     if not len(numbers):
         return torch.empty((0, 2), dtype=torch.int64), torch.empty(0)
     hashes = torch.cat([dhash(images[part].float()) for part in numbers.split(4096)])
@@ -148,8 +149,11 @@ def aligned_correlation(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         warp = align(*(box_blur(fine_detail(images), 3) for images in small), warp)
     moved, is_inside = warped(fine_detail(second), warp)
     still = fine_detail(first) * is_inside
-    square, other, product = still.square(), moved.square(), still * moved
-    energy, energy_of_other = square.sum((1, 2)), other.sum((1, 2)).clamp(min=1e-3)
+    square = still.square()
+    other = moved.square()
+    product = still * moved
+    energy = square.sum((1, 2))
+    energy_of_other = other.sum((1, 2)).clamp(min=1e-3)
     whole = product.sum((1, 2)) / (energy * energy_of_other).sqrt().clamp(min=1e-3)
     moved = moved * (energy / energy_of_other).sqrt()[:, None, None]  # to the same contrast
     window = WINDOW[first.shape[1]]
@@ -177,11 +181,13 @@ def align(first: Tensor, second: Tensor, warp: Tensor) -> Tensor:
     normal = slopes.mT @ slopes
     damping = normal.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * 1e-3 + 1e-3
     solver = torch.linalg.inv(normal + damping * torch.eye(4)) @ slopes.mT
-    best, highest = warp, torch.full((len(first),), -1.0)
+    best = warp
+    highest = torch.full((len(first),), -1.0)
     for step in range(STEPS + 1):
         moved, is_inside = warped(second, warp)
         still = first * is_inside
-        product, energy = (still * moved).sum((1, 2)), moved.square().sum((1, 2)).clamp(min=1e-3)
+        product = (still * moved).sum((1, 2))
+        energy = moved.square().sum((1, 2)).clamp(min=1e-3)
         score = product / (energy * still.square().sum((1, 2))).sqrt().clamp(min=1e-3)
         is_better = score > highest
         best = torch.where(is_better[:, None], warp, best)
@@ -222,7 +228,8 @@ def group_copies(pairs: Tensor, count: int, compare: Compare) -> Tensor:
     """
     group = torch.arange(count)
     for _ in range(MAX_ROUNDS):
-        lowest, members = connected_components(pairs, count), pairs.unique()
+        lowest = connected_components(pairs, count)
+        members = pairs.unique()
         first = lowest[members]
         fits = (first == members) | compare(torch.stack((first, members), dim=1))
         group[members[fits]] = first[fits]

@@ -51,7 +51,8 @@ class Images:
         Raises:
             UserError: if one can't be opened, or a label is not the number of a class.
         """
-        self.data, self.splits = data, tuple(splits)
+        self.data = data
+        self.splits = tuple(splits)
         self.sources = [open_files(data, split) for split in splits]
         for source, split in zip(self.sources, splits, strict=True):
             source.check_labels(split)
@@ -73,7 +74,8 @@ class Images:
         self.kinds = [""] * count  # format and mode of each file
         self.unreadable: dict[int, str] = {}  # reasons by image number
         self.dark: dict[int, str] = {}  # highest values of dark 16-bit images, likewise
-        starts, progress = range(0, count, CHUNK), Progress(count)
+        starts = range(0, count, CHUNK)
+        progress = Progress(count)
         # In threads: decoding does not hold Python's lock.
         with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
             for start, _ in zip(starts, pool.map(self.read_chunk, starts), strict=True):
@@ -87,12 +89,14 @@ class Images:
 
     def read(self, index: int) -> None:
         """Read an image as training does, and keep what is checked."""
-        source, number = self.sources[self.split_of[index]], int(self.number[index])
+        source = self.sources[self.split_of[index]]
+        number = int(self.number[index])
         if source.paths is None:
             pixels = source.read(number)
             content = pixels.numpy().tobytes()
         else:
-            path, read = source.paths[number], partial(source.paths.read, number)
+            path = source.paths[number]
+            read = partial(source.paths.read, number)
             try:
                 pixels = read_image(path, source.channels, source.bits, read)
                 self.kinds[index] = sys.intern(path.suffix[1:].upper())
@@ -111,7 +115,8 @@ class Images:
             self.look_at_dark(index, pixels.numpy(), read)
         spread = (planes.max(1) - planes.min(1)).max()
         digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-        mean, square = planes.mean(1), np.square(planes).mean(1)
+        mean = planes.mean(1)
+        square = np.square(planes).mean(1)
         self.stats[index] = digest, height, width, mean, square, spread
         self.grays[index] = gray(resize(pixels, SIDE, SIDE).numpy())
 
@@ -120,7 +125,8 @@ class Images:
         top = int(pixels.max())
         if top >= DARK:
             return
-        source, number = self.sources[self.split_of[index]], int(self.number[index])
+        source = self.sources[self.split_of[index]]
+        number = int(self.number[index])
         try:
             wide = read_image(source.paths[number], source.channels, 16, read).numpy()
             if (wide % TO_WIDE).any():  # else it has 8 bits
@@ -136,7 +142,8 @@ class Images:
         grays = np.zeros((len(numbers), FINE_SIDE, FINE_SIDE), np.uint8)
 
         def read(row: int) -> None:
-            source, number = self.sources[self.split_of[numbers[row]]], self.number[numbers[row]]
+            source = self.sources[self.split_of[numbers[row]]]
+            number = self.number[numbers[row]]
             with suppress(BadImageError, OSError):
                 grays[row] = gray(resize(source.read(int(number)), FINE_SIDE, FINE_SIDE).numpy())
 
@@ -151,7 +158,8 @@ class Images:
 
     def name(self, index: int) -> bytes:
         """The file's path from `data.root`, or such as `train[5]` for an image in memory."""
-        split, number = self.split_of[index], int(self.number[index])
+        split = self.split_of[index]
+        number = int(self.number[index])
         if (paths := self.sources[split].paths) is None:
             return f"{self.splits[split]}[{number}]".encode()
         return paths.from_folder(self.data.root, number)
@@ -162,7 +170,8 @@ class Images:
 
     def entry(self, index: int) -> dict[str, str]:
         """The image as a finding lists it."""
-        split, label = self.splits[self.split_of[index]], self.labels[index]
+        split = self.splits[self.split_of[index]]
+        label = self.labels[index]
         several = np.flatnonzero(label == 1) if self.labels.ndim == 2 else [label]
         name = "|".join(self.classes[number] for number in several)
         return {"path": os.fsdecode(self.name(index)), "split": split, "class": name}

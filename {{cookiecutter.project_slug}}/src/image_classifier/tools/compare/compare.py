@@ -83,7 +83,8 @@ def compare_recipes(first: str, second: str, pairs: Pairs) -> list[str]:
     """Compare two recipes, by two seeds or more; `first` and `second` are names of groups."""
     known = [run.predictions for pair in pairs for run in pair if run.predictions]
     grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
-    metric, sentences = pairs[0][0].metric, []
+    metric = pairs[0][0].metric
+    sentences = []
     for of, name in (("best.pt", "score"), ("the last weights", "last_score")):
         if name == "last_score" and all(r.score == r.last_score for pair in pairs for r in pair):
             break
@@ -91,7 +92,8 @@ def compare_recipes(first: str, second: str, pairs: Pairs) -> list[str]:
             [better(metric) * getattr(run, name) for run in column]
             for column in zip(*pairs, strict=True)
         )
-        found, basis = by_seeds(*columns, grain), f"{len(pairs)} seeds"
+        found = by_seeds(*columns, grain)
+        basis = f"{len(pairs)} seeds"
         text = difference_text(first, second, found, basis, found.is_real, metric)
         sentences.append(f"{metric_title(metric)} of {of}: {text}")
     return sentences
@@ -110,9 +112,8 @@ def compare_models(first: str, second: str, pairs: Pairs) -> list[str]:
                 "run writes at its end: run its command again, which takes one evaluation"
             )
     one, other = (run.predictions for run in pairs[0])
-    (counted, right), (other_counted, other_right) = (
-        counted_and_correct(found.predicted, found.target) for found in (one, other)
-    )
+    counted, right = counted_and_correct(one.predicted, one.target)
+    other_counted, other_right = counted_and_correct(other.predicted, other.target)
     counted = counted & other_counted
     count = int(counted.sum())
     only_first = int((right & ~other_right & counted).sum())
@@ -135,7 +136,8 @@ def check_images(one: Run, other: Run) -> None:
     Raises:
         UserError: naming both runs.
     """
-    was, now = one.predictions, other.predictions
+    was = one.predictions
+    now = other.predictions
     if was is None or now is None:
         return
     # Prepared images are the same images: a space separates what says that they are prepared.

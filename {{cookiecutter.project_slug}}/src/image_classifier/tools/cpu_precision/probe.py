@@ -37,7 +37,9 @@ Rounds = list[tuple[float, float]]  # seconds per image of each round, at most t
 
 def find_gain(config: Config, data: TrainData, world: World) -> tuple[float, str]:
     """How many times as fast as fp32 bf16 is, and when that was measured."""
-    memory, key, known = cache_folder(config.data) / "precision.json", machine_key(config), {}
+    memory = cache_folder(config.data) / "precision.json"
+    key = machine_key(config)
+    known = {}
     with suppress(OSError):
         known = read_object(memory)
     if isinstance(gain := known.get(key), float):
@@ -77,14 +79,17 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
 
     In CPU time of one thread: other load on the machine hardly changes that.
     """
-    size, channels, formats = config.data.image_size, config.data.channels, []
+    size = config.data.image_size
+    channels = config.data.channels
+    formats = []
 
     def once(count: int) -> tuple[float, float]:
         fp32, bf16 = (step_seconds(*one, count, size, channels) / count for one in formats)
         return fp32, bf16
 
     def twice(count: int) -> Rounds:
-        ends, rounds = perf_counter() + ROUND_SECONDS, [once(count)]
+        ends = perf_counter() + ROUND_SECONDS
+        rounds = [once(count)]
         return rounds if perf_counter() >= ends else [*rounds, once(count)]
 
     with one_thread(), seeded(WEIGHTS, config.seed):  # leaves the random state as it was

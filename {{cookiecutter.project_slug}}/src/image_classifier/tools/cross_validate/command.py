@@ -23,7 +23,8 @@ class CrossValidateOptions(Config):
 
 def main(words: list[str]) -> int:
     """Validate on each image once, in K runs: `cross-validate K [PRESET] --data.root FOLDER`."""
-    kind, about = CrossValidateOptions, summary(main)
+    kind = CrossValidateOptions
+    about = summary(main)
     options, recipe = take_recipe(kind, words, "cross-validate", about, "folder")
 
     def work() -> None:

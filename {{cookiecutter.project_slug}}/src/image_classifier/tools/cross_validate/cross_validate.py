@@ -33,15 +33,19 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
     predictions = [predictions_of(run, fold) for run, fold in zip(runs, folds, strict=True)]
-    classes, metric = predictions[0].classes, runs[0].metric
+    classes = predictions[0].classes
+    metric = runs[0].metric
     tables = (
         torch.cat([getattr(p, name) for p in predictions]) for name in ("predicted", "target")
     )
     predicted, target = (table.long() for table in tables)
     counted, right = counted_and_correct(predicted, target)
-    num_counted, num_right, num_images = int(counted.sum()), int(right.sum()), len(target)
+    num_counted = int(counted.sum())
+    num_right = int(right.sum())
+    num_images = len(target)
     # A fold's validation images are 1 / (K - 1) of its training images.
-    grain, is_share = count / num_images, find_metric(metric).is_percent
+    grain = count / num_images
+    is_share = find_metric(metric).is_percent
     found = mean_of([run.score for run in runs], grain, 1 / (count - 1), is_share)
     loss = sum(run.loss * len(fold) for run, fold in zip(runs, folds, strict=True)) / num_images
     share = num_right / num_counted
@@ -82,7 +86,9 @@ def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> li
     Raises:
         UserError: if the dataset does not divide its images so.
     """
-    folds, names, num_images = [], set(), 0
+    folds = []
+    names = set()
+    num_images = 0
     for fold in range(count):
         own = Config(data=replace(data, val_fraction=1 / count, fold=fold)).data
         folds.append(open_dataset(own, "val").fitted(task, "val"))

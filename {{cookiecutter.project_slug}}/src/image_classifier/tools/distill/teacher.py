@@ -49,17 +49,21 @@ class Teacher(nn.Module):
         """
         super().__init__()
         trained = load_model(run, compute, data.world)
-        classes, mean, std = data.source.classes, data.source.mean, data.source.std
+        classes = data.source.classes
+        mean = data.source.mean
+        std = data.source.std
         if unknown := tuple(name for name in classes if name not in trained.classes):
             raise UserError(
                 f"--optim.teacher {run!a} does not know all classes of the images: it knows "
                 f"{some(trained.classes)}; it lacks {some(unknown)}"
             )
         self.digest = trained.digest
-        self.model, self.side = trained.model, trained.config.data.image_size
+        self.model = trained.model
+        self.side = trained.config.data.image_size
         self.of_logits = TASKS[trained.config.model.task].probabilities
         self.has_several = data.source.is_multi_label
-        self.share, self.temperature = share, temperature
+        self.share = share
+        self.temperature = temperature
         if compute.compile:
             self.model.compile()
         place = {"device": data.world.device}

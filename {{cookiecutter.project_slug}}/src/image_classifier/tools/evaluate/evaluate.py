@@ -25,7 +25,8 @@ def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Sco
             data = replace(data, limit=0)
         data = replace(data, root=root or data.root)
         folder = run if Path(run).is_dir() else ""
-        task, mean_std = loaded.config.model.task, (loaded.mean, loaded.std)
+        task = loaded.config.model.task
+        mean_std = (loaded.mean, loaded.std)
         own = RunConfig(dir=folder)
         how = {"task": task, "mean_std": mean_std, "classes": loaded.classes}
         images = EvalData(data, split, world, own, **how)
@@ -48,7 +49,8 @@ def split_of(root: str, split: str, loaded: LoadedModel) -> str:
     Raises:
         WrapperError: if the classes are in a folder in `root`.
     """
-    data, place = loaded.config.data, Path(root)
+    data = loaded.config.data
+    place = Path(root)
     if data.name != "folder" or data.labels or not place.is_dir():
         return split
     if parts := find_folders(place):  # the only one of them is meant

@@ -87,7 +87,8 @@ def integrated_gradients(
     """What each number of `patches`, the output of `stem`, adds to the logits, in their shape."""
     ranked = patches.detach().flatten(2).sort(2).values  # --deterministic refuses `median` on a GPU
     usual = ranked[:, :, (ranked.shape[2] - 1) // 2, None, None]  # their median, such as background
-    change, total = patches.detach() - usual, torch.zeros_like(patches)
+    change = patches.detach() - usual
+    total = torch.zeros_like(patches)
     for step in range(STEPS):
         between = (usual + change * (step + 0.5) / STEPS).requires_grad_()
         with hooks(
@@ -136,7 +137,8 @@ def open_explainer(
     """
 
     def explain(indices: list[int], classes: list[int]) -> Tensor:
-        side, device = data.data.image_size, normalize.scale.device
+        side = data.data.image_size
+        device = normalize.scale.device
         pixels = data.source.empty(len(indices), side)
         Samples(data.source, side, fit=data.data.fit).fill(pixels, 0, np.array(indices))
         images = normalize(pixels.to(device).permute(0, 3, 1, 2))

@@ -88,8 +88,13 @@ class Reference(NamedTuple):
 @torch.inference_mode()
 def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Reference:
     """Predict all images of `source` that can be read with the code of evaluation."""
-    data, model, normalize = trained.config.data, trained.model, trained.normalize
-    inputs, squares, probabilities, kept = [], [], [], []
+    data = trained.config.data
+    model = trained.model
+    normalize = trained.normalize
+    inputs = []
+    squares = []
+    probabilities = []
+    kept = []
     task = TASKS[source.task]
     for index in range(len(source)):
         try:
@@ -103,7 +108,8 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
             given = crop = normalize(planes)
             logits = model(crop)
         else:
-            given, crop = pixels[None], square
+            given = pixels[None]
+            crop = square
             logits = sum(weight * model(view) for view, weight in normalize.views(planes))
             logits = logits / trained.decision.temperature
         inputs.append(given)
@@ -113,7 +119,8 @@ def predict_with_model(trained: LoadedModel, source: Source, is_raw: bool) -> Re
     if not inputs:
         raise UserError("there are no images that can be read, to verify the files with")
     batch = torch.cat([squares[n % len(squares)] for n in range(BATCH)])
-    shares, labels = torch.cat(probabilities), source.labels[kept]
+    shares = torch.cat(probabilities)
+    labels = source.labels[kept]
     decision = trained.decision
 
     def to_answers(shares: Tensor) -> Tensor:
@@ -151,11 +158,13 @@ def verify(
         found = predict(images)
         return reference.to_probabilities(found) if reference.is_raw else found
 
-    expected, names = reference.probabilities, reference.names
+    expected = reference.probabilities
+    names = reference.names
     found = torch.cat([shares(images) for images in reference.inputs])
     difference = (found - expected).abs().amax(1)
     of_batch = (shares(reference.batch) - expected[torch.arange(BATCH) % len(expected)]).abs()
-    answers, wanted = reference.to_answers(found), reference.to_answers(expected)
+    answers = reference.to_answers(found)
+    wanted = reference.to_answers(expected)
     is_same = (answers == wanted).flatten(1).all(1)
     largest = torch.maximum(difference.max(), of_batch.max())
     what = "class" if wanted.dtype == torch.int64 else "labels"
@@ -196,11 +205,13 @@ def blame(
     tolerance: float,
 ) -> str:
     """Which half of a file makes the prediction of an image differ; nothing if rounding does."""
-    square, expected = reference.squares[index], reference.probabilities[index]
+    square = reference.squares[index]
+    expected = reference.probabilities[index]
     by_network = (shares(square)[0] - expected).abs().max()
     if not by_network <= tolerance:
         return f"the network, by {by_network.item():.1e} on the same pixels"
-    data, pixels = module.data, reference.inputs[index]
+    data = module.data
+    pixels = reference.inputs[index]
     near = resized_square(pixels, data.eval_size, data.fit, module.color).permute(0, 2, 3, 1)
     by_rounding = (near - square.float()).abs().max()
     by_file = (shares(near.to(square.dtype)) - shares(pixels)).abs().max()

@@ -33,17 +33,21 @@ class ExportModule(nn.Module):
     def __init__(self, trained: LoadedModel, is_raw: bool = False) -> None:
         """Export `trained`; `is_raw` leaves preprocessing and probabilities out of the graph."""
         super().__init__()
-        self.model, self.is_raw = trained.model, is_raw
+        self.model = trained.model
+        self.is_raw = is_raw
         task = trained.config.model.task
         self.probabilities = TASKS[task].probabilities  # of logits
         self.data = data = trained.config.data
-        side, channels, bits = data.eval_size, data.channels, data.bits
+        side = data.eval_size
+        channels = data.channels
+        bits = data.bits
         self.dtype = torch.uint8 if bits == 8 else torch.uint16
         self.names = "images", "logits" if is_raw else "probabilities"
         views = VIEWS[trained.normalize.tta]
         self.views = [view for _, *view in views]
         self.register_buffer("weights", torch.tensor([w for w, *_ in views]).view(-1, 1, 1))
-        std, mean = (torch.tensor(v, dtype=torch.float64) for v in (trained.std, trained.mean))
+        std = torch.tensor(trained.std, dtype=torch.float64)
+        mean = torch.tensor(trained.mean, dtype=torch.float64)
         largest = 2**bits - 1
         self.register_buffer("scale", (1 / (largest * std)).float().view(-1, 1, 1))
         self.register_buffer("shift", (-mean / std).float().view(-1, 1, 1))
@@ -94,7 +98,8 @@ class ExportModule(nn.Module):
         """The graph, for batches of any size, and images of any size unless raw."""
         sizes: dict[int, Any] = {0: Dim("batch", min=1)}
         # An example with different sizes in all dimensions: torch takes equal ones for the same.
-        side, channels = self.data.eval_size, self.data.channels
+        side = self.data.eval_size
+        channels = self.data.channels
         example = torch.zeros(2, channels, side, side)
         if not self.is_raw:
             sizes[1] = Dim("height", min=1, max=MAX_SIDE)
@@ -116,11 +121,10 @@ def resized_square(
     where torch's float64 weights round otherwise. `color`, (channels, 1, 1), is for `fit` pad.
     """
     height, width = images.shape[1:3]
-    pixels, is_bytes = images.float().permute(0, 3, 1, 2), images.dtype == torch.uint8
-    (rows, has_rows), (columns, has_columns) = (
-        resize_weights(length, other, side, fit, is_bytes)
-        for length, other in ((height, width), (width, height))
-    )
+    pixels = images.float().permute(0, 3, 1, 2)
+    is_bytes = images.dtype == torch.uint8
+    rows, has_rows = resize_weights(height, width, side, fit, is_bytes)
+    columns, has_columns = resize_weights(width, height, side, fit, is_bytes)
     # In two passes. Those of uint8 are rounded to integers in between, as torch does it.
     narrow = pixels @ columns.T
     if is_bytes:

@@ -23,7 +23,8 @@ def main(words: list[str]) -> int:
     """Find the largest micro-batch and the fastest: `find-batch [PRESET] [--FLAG VALUE ...]`."""
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir="runs/find-batch"))
-    default, about = FindBatchOptions(**sections(preset)), summary(main)
+    default = FindBatchOptions(**sections(preset))
+    about = summary(main)
     prog = f"{command('find-batch')} {name}"
     options = parse(FindBatchOptions, words, prog=prog, about=about, default=default)
     config = Config(**sections(options))

@@ -61,7 +61,8 @@ class Trial:
 
     def __init__(self, config: Config, world: World, data: TrainData) -> None:
         """Build what `config` says."""
-        self.device, self.training = world.device, Training(config, world, data)
+        self.device = world.device
+        self.training = Training(config, world, data)
         pixels = data.sample(min(DISTINCT, config.data.batch_size))
         self.images = self.training.normalize(pixels)
         self.labels = data.source.labels[: len(pixels)].to(world.device)
@@ -100,7 +101,8 @@ class Trial:
             return False
         if size := self.measure(count):
             self.sizes[count] = size
-            rate, memory = f"{size.images_per_second:,.0f}", gigabytes(size.peak_bytes)
+            rate = f"{size.images_per_second:,.0f}"
+            memory = gigabytes(size.peak_bytes)
             print(f"{count:8,} images {rate:>10} images/s {memory:>12}", flush=True)
         return size is not None
 
@@ -136,7 +138,8 @@ class Trial:
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         """One step of training, which changes no weight: the learning rate is 0."""
-        training, state = self.training, self.training.state
+        training = self.training
+        state = self.training.state
         for group in state.optimizer.param_groups:
             group["lr"] = 0.0
         how = training.loss_fn, state.precision, len(images)
@@ -239,9 +242,11 @@ def search(config: Config, world: World, data: TrainData, at_most: int) -> Found
 
 def grow(trial: Trial, at_most: int) -> str:
     """Double the size, then halve the steps to the largest; the reason why there is no larger."""
-    good, bad = 0, min(2, at_most)
+    good = 0
+    bad = min(2, at_most)
     while trial.fits(bad):
-        good, bad = bad, min(2 * bad, at_most)
+        good = bad
+        bad = min(2 * bad, at_most)
         if good == at_most:
             return f"more than {at_most:,} were not tried"
         if trial.sizes[good].seconds > SLOW_SECONDS:
@@ -266,8 +271,11 @@ def bytes_in_fp32(
 
 def conclude(found: Found, config: Config, training: ByCommand, processes: int) -> list[str]:
     """What follows, in sentences; the last has a command line to try."""
-    largest, enough, share = found.largest, found.enough, config.data.batch_size
-    total, memory = gigabytes(found.total_bytes), gigabytes(largest.peak_bytes)
+    largest = found.largest
+    enough = found.enough
+    share = config.data.batch_size
+    total = gigabytes(found.total_bytes)
+    memory = gigabytes(largest.peak_bytes)
     text = [
         f"largest micro-batch that fits: {largest.images:,} images ({memory} of {total}); "
         f"limit: {found.limit}",
@@ -294,14 +302,16 @@ def conclude(found: Found, config: Config, training: ByCommand, processes: int) 
 
 def advise(found: Found, config: Config, training: ByCommand, processes: int) -> str:
     """The command line to try where the configured size fits."""
-    optim, share = config.optim, config.data.batch_size
+    optim = config.optim
+    share = config.data.batch_size
     if optim.accumulate > 1 and found.largest.images >= share:
         return f"try: {training(optim__accumulate=1)} (the whole batch fits at once)"
     ratio = found.enough.images // found.configured
     if ratio < 2:
         return f"a larger batch buys no speed: {training()}"
     scale, rule = (ratio, "linear") if optim.name == "sgd" else (ratio**0.5, "square-root")
-    batch, lr = ratio * share * processes, float(f"{optim.lr * scale:.2g}")
+    batch = ratio * share * processes
+    lr = float(f"{optim.lr * scale:.2g}")
     return (
         f"try: {training(data__batch_size=batch, optim__lr=lr)} ({rule} scaling of the learning "
         "rate is a start, not a rule, and fewer steps learn differently: see find-lr and compare)"

@@ -25,7 +25,8 @@ def main(words: list[str]) -> int:
     """Find a learning rate with a range test: `find-lr [PRESET] [--FLAG VALUE ...]`."""
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir="runs/find-lr"))
-    default, about = FindLrOptions(**sections(preset)), summary(main)
+    default = FindLrOptions(**sections(preset))
+    about = summary(main)
     prog = f"{command('find-lr')} {name}"
     options = parse(FindLrOptions, words, prog=prog, about=about, default=default)
     config = Config(**sections(options))

@@ -87,11 +87,13 @@ def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     """Train one step with each of `lrs`, and return the losses up to where it diverges."""
     channels = config.data.channels
     pretrained = load_pretrained(config.run.init_from, config.model, world, channels=channels)
-    data, micro_batch = TrainData(config, world, pretrained.mean_std), MicroBatch(config, world)
+    data = TrainData(config, world, pretrained.mean_std)
+    micro_batch = MicroBatch(config, world)
     config, _ = settle_precision(config, data, world)
     training = Training(config, world, data)
     training.micro_batch_size = micro_batch.size
-    model, classes = training.state.model, data.source.classes
+    model = training.state.model
+    classes = data.source.classes
     is_new = bool(pretrained.weights) and not pretrained.knows(model, classes)
     init_note = pretrained.load_into(model, classes)
     if is_new:  # not fitted, from where the loss would hardly fall

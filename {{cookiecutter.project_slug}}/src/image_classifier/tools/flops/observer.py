@@ -88,7 +88,8 @@ def count_flops(model: nn.Module, image_size: int, channels: int = 3) -> int:
 
 def find_peak(precision: Precision) -> tuple[float, str]:
     """The peak of the device in FLOP/s in the number format of the run, and where that is from."""
-    device, dtype = precision.device, precision.dtype
+    device = precision.device
+    dtype = precision.dtype
     if device.type == "cuda" and (flops := datasheet(torch.cuda.get_device_name(device), dtype)):
         return flops, "datasheet"
     return matmul_flops(device, dtype), "measured with a matrix product"

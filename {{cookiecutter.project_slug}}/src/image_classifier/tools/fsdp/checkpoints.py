@@ -75,10 +75,12 @@ class ShardedCheckpoints(Checkpoints):
         Raises:
             FaultError: if the weights are not finite, or the disk is full.
         """
-        self.saved_step, self.saved_at = state.step, monotonic()
+        self.saved_step = state.step
+        self.saved_at = monotonic()
         for model in filter(None, (state.model, state.ema)):
             self.world.broadcast_buffers(model)
-        tensors, values = sharded_tensors(state), state.state_dict()
+        tensors = sharded_tensors(state)
+        values = state.state_dict()
         # Each rank checks all parts: a sum of squares is finite if all of them are.
         parts = [part for part in map(local_part, tensors.values()) if part.is_floating_point()]
         squares = torch.stack(torch._foreach_norm(parts)).square().sum()
@@ -149,7 +151,8 @@ def read_folder(path: Path) -> dict[str, Any]:
         UserError: if it holds anything but what is written there.
     """
     try:
-        digests, saved = read_object(path / DIGESTS), read_object(path / RUN)
+        digests = read_object(path / DIGESTS)
+        saved = read_object(path / RUN)
         found = {file.name: digest_of(file) for file in path.iterdir() if file.name != DIGESTS}
     except OSError as error:
         raise DamagedError(f"{str(path)!a} is damaged: {error.strerror}") from error
@@ -247,7 +250,8 @@ def copy_part(whole: Tensor, target: Tensor) -> None:
     if isinstance(target, DTensor):
         parts = whole.chunk(target.device_mesh.size())  # there are fewer where a tensor is short
         rank = target.device_mesh.get_local_rank()
-        target, whole = target.to_local(), parts[rank] if rank < len(parts) else whole[:0]
+        target = target.to_local()
+        whole = parts[rank] if rank < len(parts) else whole[:0]
     target.copy_(whole)
 
 

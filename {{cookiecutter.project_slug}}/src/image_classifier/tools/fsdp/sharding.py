@@ -116,7 +116,8 @@ def step_on_parts(optimizer: torch.optim.Optimizer) -> None:
 
     @torch.no_grad()
     def sharded_step(closure: None = None) -> None:
-        groups, state = optimizer.param_groups, optimizer.state
+        groups = optimizer.param_groups
+        state = optimizer.state
         weights = [group["params"] for group in groups]
         parts = {w: w.to_local() for w in chain(*weights) if w.grad is not None}
         for weight, part in parts.items():

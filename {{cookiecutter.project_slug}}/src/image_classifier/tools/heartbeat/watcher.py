@@ -44,7 +44,9 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
     if world.size == 1:
         yield lambda: None
         return
-    path, is_over, lost = Path(setup.config.run.dir, FILE), threading.Event(), None
+    path = Path(setup.config.run.dir, FILE)
+    is_over = threading.Event()
+    lost = None
     hosts = [""] * world.size  # of each rank: machines need not share a run folder
     dist.all_gather_object(hosts, socket.gethostname())
     beat = partial(write_row, path, world, state, threading.get_ident())

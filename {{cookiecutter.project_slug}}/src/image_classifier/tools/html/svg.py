@@ -49,11 +49,13 @@ def line_chart(
     xs, ys = zip(*chain(*finite.values()), strict=True)
     levels = ticks(min(ys) if low is None else min(low, *ys), max(ys))
     if is_log:
-        first, last = min(xs), max(xs)
+        first = min(xs)
+        last = max(xs)
         powers = range(math.ceil(math.log10(first)), math.floor(math.log10(last)) + 1)
         x_ticks = [10.0**n for n in powers]
     else:
-        first, last = 0.0, max(xs) or 1.0
+        first = 0.0
+        last = max(xs) or 1.0
         x_ticks = [x for x in ticks(0, last) if x <= last]
     across = scale(first, last, LEFT, RIGHT, is_log)
     down = scale(levels[0], levels[-1], BOTTOM, TOP)
@@ -73,7 +75,8 @@ def line_chart(
             free = min(free - 14, y + 4)
             label = f"{name} " * (len(lines) > 1) + short(points[-1][1]) + unit
             if has_colors:  # a legend, from the top
-                label, free = name, TOP + 4 + 14.0 * len(named)
+                label = name
+                free = TOP + 4 + 14.0 * len(named)
             named.append(name)
             text = f'<text x="{RIGHT + 8}" y="{free}">{escape(label)}</text>'
         hue = f"hsl({360 * len(named) // len(finite)} 60% 50%)"
@@ -97,7 +100,9 @@ def parallel_coordinates(
         names: of the lines.
         main: the line to show among the others.
     """
-    parts, labels, columns = [], [], []
+    parts = []
+    labels = []
+    columns = []
     for number, (axis, values) in enumerate(axes.items()):
         x = scale(0, max(1, len(axes) - 1), 70, WIDE - 70)(number)
         if all(isinstance(value, int | float) for value in values):
@@ -127,7 +132,8 @@ def parallel_coordinates(
 
 def reliability_diagram(bins: Tensor) -> str:
     """Accuracy by predicted confidence, of `calibrate`d bins; on the diagonal they are equal."""
-    across, down = scale(0, 1, LEFT, RIGHT), scale(0, 1, BOTTOM, TOP)
+    across = scale(0, 1, LEFT, RIGHT)
+    down = scale(0, 1, BOTTOM, TOP)
     levels = (0.0, 0.25, 0.5, 0.75, 1.0)
     parts = axes(
         {f"{x:.0%}": across(x) for x in levels},
@@ -169,7 +175,8 @@ def scale(
 ) -> Callable[[float], float]:
     """A function from values to pixels: `low` is at `first`, `high` at `last`."""
     position: Callable[[float], float] = math.log10 if is_log else float
-    start, span = position(low), position(high) - position(low) or 1.0
+    start = position(low)
+    span = position(high) - position(low) or 1.0
     return lambda value: round(first + (last - first) * (position(value) - start) / span, 1)
 
 

@@ -33,7 +33,9 @@ class Rows(PathList):
     def __init__(self, root: str, part: str, table: Any, rows: np.ndarray) -> None:  # noqa: ANN401
         """`rows` (count,) int64 of `table`, whose only column has bytes and path of each image."""
         super().__init__(root, (f"{part}/{row}".encode() for row in rows.tolist()))
-        self.part, self.table, self.rows = part, table, rows
+        self.part = part
+        self.table = table
+        self.rows = rows
         (self.column,) = table.column_names
 
     def read(self, index: int) -> bytes:
@@ -41,7 +43,8 @@ class Rows(PathList):
         image = self.table[int(self.rows[index])][self.column]
         if image is None or (image["bytes"] is None and not image["path"]):
             raise OSError("the row has no image")
-        content, path = image["bytes"], image["path"]
+        content = image["bytes"]
+        path = image["path"]
         if content is not None:
             return content
         if not is_below(self.root, path):  # whoever made the dataset may ask for any file
@@ -57,7 +60,8 @@ class Rows(PathList):
         from pyarrow import compute
 
         for chunk in self.table.data.column(self.column).chunks:
-            content, paths = (compute.struct_field(chunk, name) for name in ("bytes", "path"))
+            content = compute.struct_field(chunk, "bytes")
+            paths = compute.struct_field(chunk, "path")
             sizes = compute.binary_length(content).to_pylist()
             ends = compute.binary_slice(content, -TAIL).to_pylist()
             for size, end, path in zip(sizes, ends, paths.to_pylist(), strict=True):

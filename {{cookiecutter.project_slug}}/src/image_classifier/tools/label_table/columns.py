@@ -68,7 +68,8 @@ def columns_of(found: Table, data: DataConfig) -> Columns:
 @lru_cache(8)
 def find_columns(file: Path, _: tuple[int, int], root: str, columns: tuple[str, ...]) -> Columns:
     """`columns_of`, of a file that has not changed since."""
-    found, data = open_table(file), DataConfig("folder", root, str(file), columns)
+    found = open_table(file)
+    data = DataConfig("folder", root, str(file), columns)
     names = [name.strip().lower() for name in found.names]
     if twice := next((name for name in names if name and names.count(name) > 1), None):
         raise UserError(f"{str(file)!a} has two columns {twice!a}")
@@ -285,7 +286,8 @@ def find_labels(
     """
     names = [short(name) for name in found.names]
     called = [n for n in free if names[n] in LABELS.split()]
-    classes, doubtful = [], {}
+    classes = []
+    doubtful = {}
     for n in free:
         cells = Counter() if n not in counts or FLAG.fullmatch(names[n]) else counts[n]
         known = sum(

@@ -99,8 +99,10 @@ def check_files(source: Source, data: DataConfig) -> None:
     missing = (source.paths.stats()[:, 0] < 0).nonzero()[:, 0].tolist()
     if not missing:
         return
-    found, name = find_table(data), source.paths.relative(missing[0])
-    column, root = columns_of(found, data).path, root_of(data)
+    found = find_table(data)
+    name = source.paths.relative(missing[0])
+    column = columns_of(found, data).path
+    root = root_of(data)
     rows = found.rows([column, column])
     number = next((number for number, cells in rows if path_of(cells[0], root) == name), 0)
     raise found.wrong(
@@ -147,7 +149,8 @@ def find_table(data: DataConfig) -> Table:
 def folds_text(rows: Rows) -> str:
     """Which folds there are, and what to do if they do not begin with 0."""
     folds = sorted({*rows.columns["fold"].astype(int).tolist()} - {NO_FOLD})
-    first, last = folds[0], folds[-1]
+    first = folds[0]
+    last = folds[-1]
     whole = len(folds) == last - first + 1
     text = f"{first} .. {last}" if whole else some(tuple(map(str, folds)), 10)
     if first:
@@ -165,7 +168,10 @@ def read_rows(found: Table, data: DataConfig) -> Rows:
     columns = {role: array("d") for role in where.others}
     wanted = [where.path, *where.labels, *where.others.values()]
     stop = 1 + len(where.labels)
-    numbers, hashes, kinds, root = array("q"), array("q"), array("q"), root_of(data)
+    numbers = array("q")
+    hashes = array("q")
+    kinds = array("q")
+    root = root_of(data)
     known: dict[Any, int] = {}  # the different labels
 
     def paths() -> Iterator[bytes]:
@@ -232,7 +238,8 @@ def find_new(found: Table, rows: Rows) -> np.ndarray:
     order = np.argsort(rows.hashes, kind="stable")
     hashes = rows.hashes[order]
     for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
-        first, second = order[place], order[place + 1]
+        first = order[place]
+        second = order[place + 1]
         path = rows.paths.relative(first)
         if path != rows.paths.relative(second):
             continue
@@ -258,7 +265,8 @@ def is_in_split(
         UserError: if they are divided in two ways, or a training image is in no fold.
     """
     splits = rows.columns.get("split", np.full(len(rows.numbers), TRAIN))
-    folds, parts = rows.columns.get("fold"), ["val"] if (splits == VAL).any() else []
+    folds = rows.columns.get("fold")
+    parts = ["val"] if (splits == VAL).any() else []
     if parts and folds is not None:
         raise UserError(
             f"{str(found.file)!a} has a split 'val', so there are no folds: leave out the column "

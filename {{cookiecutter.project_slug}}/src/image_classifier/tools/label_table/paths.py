@@ -54,7 +54,8 @@ def on_disk(path: bytes, root: bytes) -> bytes:
             own = names_in(place)[0].get(key_of(part))
         if not own:
             return path
-        place, found = os.path.join(place, own), os.path.join(found, own)
+        place = os.path.join(place, own)
+        found = os.path.join(found, own)
     whole, stems = names_in(place)
     own = whole.get(key_of(name)) if has_suffix(name) else stems.get(key_of(name))
     return os.path.join(found, own) if own else path

@@ -64,7 +64,8 @@ def open_csv(file: Path) -> Table:
     mark = said[1] if said else max(heads, key=lambda mark: len(heads[mark]))
 
     def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
-        pick, last = itemgetter(*columns), 0  # the line in which the row before ended
+        pick = itemgetter(*columns)
+        last = 0  # the line in which the row before ended
         lines = islice(lines_of(file), before, None)
         reader = csv.reader(lines, delimiter=mark, skipinitialspace=True, strict=True)
         try:
@@ -97,7 +98,8 @@ def open_jsonl(file: Path) -> Table:
                 raise found.wrong(number, 'it should be an object, {"path": ..., "label": ...}')
 
     def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
-        picked, known = [found.names[column] for column in columns], set(found.names)
+        picked = [found.names[column] for column in columns]
+        known = set(found.names)
         for number, row in objects():
             if more := row.keys() - known:
                 raise found.wrong(number, f"{min(more)!a} is not in the first row")
@@ -118,7 +120,8 @@ def open_parquet(file: Path) -> Table:
     content = parquet.ParquetFile(file)
 
     def rows(columns: list[int]) -> Iterator[tuple[int, Sequence[Any]]]:
-        picked, number = [found.names[column] for column in columns], 1
+        picked = [found.names[column] for column in columns]
+        number = 1
         try:
             for batch in content.iter_batches(columns=picked):
                 cells = (map(hashable, batch.column(name).to_pylist()) for name in picked)

@@ -43,14 +43,16 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
 
 def write_account(setup: Setup, state: TrainState, message: str) -> None:
     """Write where the memory is, and print what takes most; nothing is allocated on the device."""
-    config, world = setup.config, setup.world
+    config = setup.config
+    world = setup.world
     micro_batch = setup.val_data.batch_size  # evaluation takes as many images at once
     name = f"step_{state.step + 1:08}_micro_{micro_batch}_rank{world.rank}"
     folder = Path(config.run.dir, FOLDER)
     folder.mkdir(exist_ok=True)
     names = chain([name], (f"{name}_{number}" for number in count(2)))
     path = next(path for path in (folder / f"{name}.json" for name in names) if not path.exists())
-    taken, device = bytes_by_part(setup, state), device_account(world.device)
+    taken = bytes_by_part(setup, state)
+    device = device_account(world.device)
     rest = "activations" if world.device.type == "cuda" else "activations and program"
     taken[rest] = max(0, device["peak"] - sum(taken.values()))
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", message)
@@ -61,7 +63,8 @@ def write_account(setup: Setup, state: TrainState, message: str) -> None:
     advice = {rest: RECOMPUTE, "images": "--data.where host"}.get(most, SMALLER)
     if most == rest and config.compute.gradient_checkpointing:
         advice = f"a smaller --data.image-size or {SMALLER[2:]}"
-    size, peak = taken[most] / 2**30, device["peak"] / 2**30
+    size = taken[most] / 2**30
+    peak = device["peak"] / 2**30
     print(
         f"memory when it ran out: {printable(str(path))}; {most} take most, {size:.3g} of "
         f"{peak:.3g} GB: {advice}",
@@ -73,7 +76,9 @@ def write_account(setup: Setup, state: TrainState, message: str) -> None:
 
 def bytes_by_part(setup: Setup, state: TrainState) -> dict[str, int]:
     """What takes memory of the device from step to step."""
-    model, ema, data = state.model, state.ema, (setup.train_data, setup.val_data)
+    model = state.model
+    ema = state.ema
+    data = (setup.train_data, setup.val_data)
     weights = list(model.parameters())
     parts: dict[str, Iterable[Any]] = {
         "weights": chain(weights, model.buffers()),

@@ -36,7 +36,8 @@ class PredictOptions:
 def main(words: list[str]) -> int:
     """Label images with a trained model: `predict RUN PATH... [--out FILE.csv]`."""
     options = parse(PredictOptions, words, prog=command("predict"), about=summary(main))
-    compute, num_read = ComputeConfig(device=options.device), 0
+    compute = ComputeConfig(device=options.device)
+    num_read = 0
 
     def work() -> None:
         nonlocal num_read

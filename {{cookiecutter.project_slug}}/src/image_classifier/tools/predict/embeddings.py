@@ -29,7 +29,8 @@ class Embeddings:
             raise UserError(f"{str(path)!a} exists already: --fresh replaces it when all is done")
         if not path.parent.is_dir():
             raise UserError(f"--embeddings {str(path)!a}: there is no folder {str(path.parent)!a}")
-        self.path, self.files = path, files
+        self.path = path
+        self.files = files
         self.rows = torch.empty(0)  # (count, width) float32; NaN for an unreadable file
 
     def add(self, first: int, features: Tensor, errors: dict[int, str]) -> None:

@@ -32,7 +32,8 @@ class Images:
         world: World,
     ) -> None:
         """Preprocess `files` as the evaluation of `trained` does."""
-        self.files, self.world = files, world
+        self.files = files
+        self.world = world
         self.batch_size = min(batch_size, len(files))
         data = replace(
             trained.config.data,
@@ -50,7 +51,8 @@ class Images:
 
     def batches(self, first: int) -> Iterator[tuple[int, Batch]]:
         """The batches from image `first` on, each with the number of its first image."""
-        count, size = len(self.files), self.batch_size
+        count = len(self.files)
+        size = self.batch_size
         starts = range(first, count, size)
         indices = ((0, torch.arange(start, min(start + size, count))) for start in starts)
         yield from zip(starts, prefetched(self.loader.begin(indices), self.world), strict=True)

@@ -49,7 +49,8 @@ class Output:
         Raises:
             UserError: if the rows belong to another command, or the folder cannot be written.
         """
-        self.path, self.partial = path, partial_of(path)
+        self.path = path
+        self.partial = partial_of(path)
         self.num_done = self.num_bad = bad = 0  # rows so far; bad: of unreadable files
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,9 +64,12 @@ class Output:
                     row = parse_object(line)
                     if row.keys() - EXTRA != NO_ROW.keys():  # cut by a kill, or damaged
                         break
-                    size, bad = size + len(line), bad + (row["label"] is None)
+                    size = size + len(line)
+                    bad = bad + (row["label"] is None)
                     if count % batch_size == 0:
-                        self.num_done, self.num_bad, end = count, bad, size
+                        self.num_done = count
+                        self.num_bad = bad
+                        end = size
             if other := [name for name, value in command.items() if begun.get(name) != value]:
                 raise UserError(
                     f"cannot resume {str(self.partial)!a}: it was begun with other {other[0]}; "

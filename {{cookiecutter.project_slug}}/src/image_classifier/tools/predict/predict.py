@@ -52,7 +52,8 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     out = Path(options.out) if options.out else None
     if out:
         check_out(out, options.fresh)
-    separator, others = b"\0" if options.null else b"\n", Counter()
+    separator = b"\0" if options.null else b"\n"
+    others = Counter()
     files = list_files(options.paths, sys.stdin.buffer, separator, others)
     wanted = begin(options, files)
     with join_world(compute) as world:
@@ -116,7 +117,8 @@ def predictions(
     trained: LoadedModel, images: Images, wanted: Wanted, first: int = 0
 ) -> Iterator[list[Row]]:
     """The rows of the images from number `first` on, a batch at a time."""
-    decision, has_several = trained.decision, trained.config.model.task == "multi-label"
+    decision = trained.decision
+    has_several = trained.config.model.task == "multi-label"
     network = trained.normalize, trained.precision
     for start, batch in images.batches(first):
         if wanted.embeddings:
@@ -152,15 +154,19 @@ def predictions(
 
 def print_rows(trained: LoadedModel, images: Images, wanted: Wanted) -> int:
     """Print a line for each image; returns how many cannot be read."""
-    num_bad, width = 0, max(len(printable(name)) for name in trained.classes)
+    num_bad = 0
+    width = max(len(printable(name)) for name in trained.classes)
     for rows in predictions(trained, images, wanted):
         for row in rows:
             pairs = [(printable(p["label"]), f"{p['probability']:.1%}") for p in row["top"]]
             label, share = pairs.pop(0) if pairs else ("", "")
             if row.get("decision") == ABSTAIN and pairs:
-                pairs, label, share = [(label, share), *pairs], ABSTAIN, ""
+                pairs = [(label, share), *pairs]
+                label = ABSTAIN
+                share = ""
             if row.get("labels") is not None:
-                pairs, label = [(label, share), *pairs], printable(SEPARATOR.join(row["labels"]))
+                pairs = [(label, share), *pairs]
+                label = printable(SEPARATOR.join(row["labels"]))
                 share = ""
             more = row["error"] and f"cannot be read: {printable(row['error'])}"
             more = more or ", ".join(map(" ".join, pairs))
@@ -181,7 +187,8 @@ def write_rows(output: Output, trained: LoadedModel, images: Images, wanted: Wan
     Raises:
         FaultError: if a file cannot be written; the rows before are kept.
     """
-    out, count = ascii(str(output.path)), len(images.files)
+    out = ascii(str(output.path))
+    count = len(images.files)
     if output.num_done:
         print(f"{out}: {output.num_done:,} of {count:,} rows are there", flush=True)
     progress = Progress(count, output.num_done)
@@ -206,7 +213,8 @@ def save_embeddings(kept: Embeddings) -> None:
     Raises:
         FaultError: if it cannot be written.
     """
-    name, (count, width) = ascii(str(kept.path)), kept.rows.shape
+    name = ascii(str(kept.path))
+    count, width = kept.rows.shape
     try:
         kept.save()
     except OSError as error:

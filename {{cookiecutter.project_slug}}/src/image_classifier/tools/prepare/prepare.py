@@ -50,7 +50,8 @@ def prepare_images(data: DataConfig, splits: Sequence[str], recipe: Recipe) -> N
         )
     is_tar = recipe.format == "tar"
     for split in splits:
-        folder, source = cache_folder(data) / ("tar" if is_tar else split), open_files(data, split)
+        folder = cache_folder(data) / ("tar" if is_tar else split)
+        source = open_files(data, split)
         if source.paths is None and not is_tar:
             raise UserError(f"{data.name} needs no `prepare`: its images are in memory")
         try:
@@ -78,7 +79,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
     """Write the images of one split, and last the index that makes them usable."""
-    began, progress = time.monotonic(), Progress(len(paths))
+    began = time.monotonic()
+    progress = Progress(len(paths))
     state = prepared.state_of(paths)  # before the files are read: training finds a later change
     parts = torch.arange(len(paths)).split(images_per_shard(recipe, len(paths)))
     names = [prepared.shard_name(number) for number in range(len(parts))]
@@ -88,7 +90,8 @@ def prepare_split(paths: PathList, folder: Path, recipe: Recipe) -> None:
 
     def make(name: str, part: Tensor) -> bool:
         """Write a file of images, unless it is there; whether it was written."""
-        files, path = paths.picked(part), folder / name
+        files = paths.picked(part)
+        path = folder / name
         files_state = {"ends": files.ends, "paths": files.bytes, "stats": state["stats"][part]}
         key = prepared.digest_of(f"{prepared.VERSION} {recipe}", files_state)
         if is_whole(path, key):
@@ -132,7 +135,9 @@ def is_whole(path: Path, key: str) -> bool:
 
 def write_shard(path: Path, files: PathList, recipe: Recipe, key: str) -> None:
     """Write the images of `files` to one file: `images`, where each ends, and their sizes."""
-    content, ends, sizes = bytearray(), [], []
+    content = bytearray()
+    ends = []
+    sizes = []
     for number in range(len(files)):
         image, size = encode(files, number, recipe)
         content += image
@@ -162,7 +167,8 @@ def encode(
         raise UserError(f"{error}; `check --quarantine` leaves out all such files") from error
     height, width = pixels.shape[:2]
     scale = min(1, recipe.side / min(height, width))
-    height, width = round(height * scale), round(width * scale)
+    height = round(height * scale)
+    width = round(width * scale)
     rows = resize(pixels, height, width).contiguous().numpy()
     if recipe.format == "raw":
         return rows.reshape(-1).view(np.uint8).data, (height, width)
@@ -174,7 +180,9 @@ def encode(
 
 def write_index(folder: Path, names: list[str], state: dict[str, Tensor], recipe: Recipe) -> None:
     """Write where each image is, and of which files and how it was made."""
-    places, sizes, digests = [], [], []
+    places = []
+    sizes = []
+    digests = []
     for number, name in enumerate(names):
         with safe_open(folder / name, "pt") as shard:
             ends = shard.get_tensor("ends")

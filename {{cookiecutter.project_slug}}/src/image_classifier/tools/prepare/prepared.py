@@ -44,8 +44,10 @@ class Prepared:
         A place is the number of one of `files`, each with its digest, and where an image begins and
         ends in it.
         """
-        self.files, self.recipe = files, recipe
-        self.places, self.sizes = places.numpy(), sizes.numpy()
+        self.files = files
+        self.recipe = recipe
+        self.places = places.numpy()
+        self.sizes = sizes.numpy()
         self.shards: list[np.ndarray | None] = [None] * len(files)
 
     def __call__(self, index: int) -> Tensor:
@@ -108,8 +110,10 @@ def with_prepared(source: Source, data: DataConfig, split: str) -> Source:
     elif recipe.side < data.image_size:
         reason = f"its shorter sides, {recipe.side}, are less than --data.image-size"
     else:
-        files, state = files_of(folder, digests), state_of(source.paths)
-        places, sizes = index["places"], index["sizes"]
+        files = files_of(folder, digests)
+        state = state_of(source.paths)
+        places = index["places"]
+        sizes = index["sizes"]
         if any(not torch.equal(now, index[name]) for name, now in state.items()):
             files, places, sizes = find_in_splits(state, folder.parent, recipe)
         if len(places) == len(source):
@@ -155,7 +159,8 @@ def find_in_splits(
 
 def keys_of(state: dict[str, Tensor]) -> Iterator[tuple[bytes, int, int]]:
     """The path, size and time of change of each file of a `PathList.state`."""
-    content, start = state["paths"].numpy().tobytes(), 0
+    content = state["paths"].numpy().tobytes()
+    start = 0
     for end, (size, time) in zip(state["path_ends"].tolist(), state["stats"].tolist(), strict=True):
         yield content[start:end], size, time
         start = end
@@ -205,7 +210,8 @@ def map_pages(array: np.ndarray) -> None:
     the system cannot.
     """
     before = array.ctypes.data % mmap.PAGESIZE
-    first, size = array.ctypes.data - before, array.nbytes + before
+    first = array.ctypes.data - before
+    size = array.nbytes + before
     call_libc("madvise", ctypes.c_void_p(first), ctypes.c_size_t(size), MADV_POPULATE_READ)
 
 

@@ -44,7 +44,8 @@ def write_shards(source: Source, split: str, folder: Path) -> None:
     """
     if source.weights is not None or (source.labels < 0).any():
         raise UserError("images with weights or unknown labels cannot be kept in tar shards")
-    began, progress = time.monotonic(), Progress(len(source))
+    began = time.monotonic()
+    progress = Progress(len(source))
     parts = torch.arange(len(source)).split(images_per_shard(source))
     names = [f"{split}-{number:06}.tar" for number in range(len(parts))]
     for path in folder.glob(f"{split}-*.tar"):

@@ -33,7 +33,8 @@ def see_layers(network: nn.Module, image_size: int, channels: int) -> None:
             "--model.head layers needs a network of blocks with a linear last layer, which "
             f"{type(network).__name__} is not"
         )
-    depths, width = Depths(), 0
+    depths = Depths()
+    width = 0
     for number, (block, shape) in enumerate(found):
         axis = channel_axis(shape)
         width += 2 * shape[axis]
@@ -60,7 +61,8 @@ class Depths:
 
         These are such features themselves where the last layer is called alone.
         """
-        pooled, self.pooled = self.pooled, {}
+        pooled = self.pooled
+        self.pooled = {}
         return torch.cat([pooled[n] for n in sorted(pooled)], dim=1) if pooled else inputs[0]
 
 

@@ -29,7 +29,8 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
     Writes `profile/trace.json.gz` and on a GPU `profile/memory.pickle` to the run folder; prints
     the time of each phase of a step, and the most expensive operations.
     """
-    config, world = setup.config, setup.world
+    config = setup.config
+    world = setup.world
     if not config.profile or not world.is_main:
         yield lambda: False
         return
@@ -83,7 +84,8 @@ def watch(setup: Setup, _: TrainState) -> Iterator[Callable[[], bool]]:
 
 def phase_times(averages: Iterable[FunctionEventAvg]) -> dict[str, float]:
     """Microseconds of each phase: of its kernels on a GPU; where there are none, of the host."""
-    times, launched = {}, 0.0
+    times = {}
+    launched = 0.0
     for name in PHASES:
         events = [e for e in averages if e.key == name and e.device_type == DeviceType.CPU]
         on_device = sum(e.device_time_total for e in events)

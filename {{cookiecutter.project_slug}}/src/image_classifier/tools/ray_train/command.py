@@ -30,7 +30,8 @@ def main(words: list[str]) -> int:
     """Train in the workers of a Ray cluster: `ray-train [PRESET] [--FLAG VALUE ...]`."""
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
-    prog, default = f"{command('ray-train')} {name}", RayTrainOptions(**sections(preset))
+    prog = f"{command('ray-train')} {name}"
+    default = RayTrainOptions(**sections(preset))
     options = parse(RayTrainOptions, words, prog=prog, about=summary(main), default=default)
     if options.run.processes not in ("auto", options.workers):
         raise UserError(f"--run.processes {options.run.processes}: here it is --workers")

@@ -25,7 +25,8 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     every = setup.train_data.steps_in(setup.config.run.evaluate_every_epochs)
-    folder, first = Path(setup.config.run.dir).resolve(), state.step
+    folder = Path(setup.config.run.dir).resolve()
+    first = state.step
     reported = first
 
     def tell() -> None:

@@ -87,9 +87,12 @@ def write_page(
         OSError: if it cannot be written; the one before is kept.
     """
     rows = read_rows(folder / "metrics.jsonl")
-    config, environment = (read_object(folder / f"{n}.json") for n in ("config", "environment"))
-    classes, metric = predictions.source.classes, metric_of(config)
-    shares, calibration = predictions.probabilities, calibrate(predictions)
+    config = read_object(folder / "config.json")
+    environment = read_object(folder / "environment.json")
+    classes = predictions.source.classes
+    metric = metric_of(config)
+    shares = predictions.probabilities
+    calibration = calibrate(predictions)
     wishes = {name: config[f"run.{name}"] for name in ("min_precision", "error_cost")}
     decision = predictions.decision(RunConfig(**wishes))
     is_quick = shares is not None and shares.numel() <= MOST_SHARES
@@ -131,7 +134,9 @@ def curve(rows: Rows, metric: str, unit: float = 1.0) -> list[tuple[float, float
 def summary(rows: Rows, predictions: Predictions, metrics: dict[str, float], best_by: str) -> str:
     """The result in a few numbers, the most important first."""
     counted, right = counted_and_correct(predictions.predicted, predictions.source.labels)
-    right, count, classes = int(right.sum()), int(counted.sum()), predictions.source.classes
+    right = int(right.sum())
+    count = int(counted.sum())
+    classes = predictions.source.classes
     main = "exact" if predictions.source.is_multi_label else "top1"
     found = {
         f"{metric_title(main)}: {right:,} of {count:,} validation images": f"{right / count:.2%}"
@@ -167,11 +172,14 @@ def confusion_section(predictions: Predictions) -> str:
     """Which classes are taken for which; with several labels that is no question."""
     if predictions.source.is_multi_label:
         return ""
-    classes, confusion = predictions.source.classes, predictions.confusion()
+    classes = predictions.source.classes
+    confusion = predictions.confusion()
     if len(classes) > MOST_CLASSES:
-        heading, found = "Most confused classes", confused_pairs(classes, confusion)
+        heading = "Most confused classes"
+        found = confused_pairs(classes, confusion)
     else:
-        heading, found = "Confusion matrix", confusion_matrix(classes, confusion)
+        heading = "Confusion matrix"
+        found = confusion_matrix(classes, confusion)
     return f"<section><h2>{heading}</h2>{found}</section>"
 
 
@@ -183,8 +191,10 @@ def ranking_curves(predictions: Predictions) -> str:
     pairs = {names[n]: pair for n, *pair in against_the_rest(predictions)}
     if not pairs:
         return ""
-    precisions, rocs = {}, {}
-    has_few, grid = len(names) <= MOST_LINES, np.linspace(0, 1, 101)
+    precisions = {}
+    rocs = {}
+    has_few = len(names) <= MOST_LINES
+    grid = np.linspace(0, 1, 101)
     together = [np.concatenate(column) for column in zip(*pairs.values(), strict=True)]
     for name, pair in (pairs if has_few else pairs | {"micro average": together}).items():
         precision, recall, _ = precision_recall_curve(*pair)
@@ -274,7 +284,9 @@ def mistakes(predictions: Predictions, explain: Explain | None) -> str:
 
     With several labels, the wrong decisions on one of them.
     """
-    source, pictures, has_several = predictions.source, [], predictions.source.is_multi_label
+    source = predictions.source
+    pictures = []
+    has_several = predictions.source.is_multi_label
     wrong = (predictions.is_counted & ~predictions.is_correct).nonzero()  # (count, 1 or 2)
     surest = predictions.probability[*wrong.T].argsort(descending=True, stable=True)
     shown = wrong[surest][:PICTURES]

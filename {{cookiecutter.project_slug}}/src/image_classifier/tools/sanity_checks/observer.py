@@ -29,7 +29,9 @@ SKEWED = 10  # times as many images as the smallest class has
 
 def open_observer(setup: Setup) -> Observer:
     """Look for mistakes, in little more than a forward pass of one image."""
-    config, train, val = setup.config, setup.train_data.source, setup.val_data.source
+    config = setup.config
+    train = setup.train_data.source
+    val = setup.val_data.source
     warnings = (
         unusual_lr(config),
         small_batchnorm_batch(config, setup.model, setup.world.size),
@@ -44,7 +46,8 @@ def open_observer(setup: Setup) -> Observer:
 
 def unusual_lr(config: Config) -> str:
     """The learning rate fits the optimizer and the batch size over all processes."""
-    optim, batch_size = config.optim, config.data.batch_size
+    optim = config.optim
+    batch_size = config.data.batch_size
     if optim.name not in USUAL_LR:
         return ""
     lr, base, power, source = USUAL_LR[optim.name]
@@ -78,7 +81,8 @@ def small_batchnorm_batch(config: Config, model: nn.Module, processes: int) -> s
 def imbalanced_classes(config: Config, train: Source) -> str:
     """A class that is rarely seen is rarely predicted: https://arxiv.org/abs/1901.05555."""
     sizes = train.class_counts()
-    smallest, largest = int(sizes[sizes > 0].min()), int(sizes.max())
+    smallest = int(sizes[sizes > 0].min())
+    largest = int(sizes.max())
     if largest <= SKEWED * smallest or config.data.balance != "none":
         return ""
     advice = "loss" if train.is_multi_label else "sampling or loss"
@@ -116,7 +120,8 @@ def blank_images(train: Source) -> str:
     """Nothing can be learned from images of one color, and little from nearly black ones."""
     if train.bits != 8:  # they are normalized by their own mean and deviation
         return ""
-    ranges, highest = [], []
+    ranges = []
+    highest = []
     for number in range(count := min(LOOKED_AT, len(train))):
         with suppress(UserError, FaultError, OSError):  # training says what is wrong with it
             pixels = train.read(number * len(train) // count).flatten(0, 1)

@@ -50,7 +50,8 @@ def main(words: list[str]) -> int:
     """Search for better values of knobs: `search [PRESET] [--FLAG VALUE ...]`."""
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir=f"runs/search/{name}"))
-    default, about = SearchOptions(**sections(preset)), summary(main)
+    default = SearchOptions(**sections(preset))
+    about = summary(main)
     prog = f"{command('search')} {name}"
     options = parse(SearchOptions, words, prog=prog, about=about, default=default)
     own = {"run.dir", "run.fresh"}  # of the search

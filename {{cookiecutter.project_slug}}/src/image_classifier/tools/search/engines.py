@@ -122,7 +122,8 @@ def grid(space: Space, trials: int, seed: int) -> list[Knobs]:
 
 def evenly(domain: Domain, levels: int) -> list[float]:
     """Values of a distribution, evenly spaced from bound to bound, each once."""
-    sampler, step = domain.get_sampler(), int(isinstance(domain, Integer))
+    sampler = domain.get_sampler()
+    step = int(isinstance(domain, Integer))
     if isinstance(sampler, Quantized):
         sampler, step = sampler.sampler, sampler.q
     spaced = np.geomspace if isinstance(sampler, LogUniform) else np.linspace

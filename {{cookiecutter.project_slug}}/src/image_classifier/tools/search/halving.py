@@ -37,7 +37,8 @@ class PausingASHA(FIFOScheduler):
         is_reached = False
         for time, scores in self.rungs:
             if result["units"] >= time and trial not in scores:
-                scores[trial], is_reached = result["score"], True
+                scores[trial] = result["score"]
+                is_reached = True
         search = tune_controller.search_alg
         if not is_reached or trial in self.promotable(tune_controller):
             return TrialScheduler.CONTINUE
@@ -55,7 +56,8 @@ class PausingASHA(FIFOScheduler):
         reaching = sum(trial.status != Trial.ERROR for trial in tune_controller.get_trials())
         for _, scores in self.rungs:
             ranked = sorted(scores, key=lambda trial: scores[trial], reverse=True)
-            missing, passing = reaching - len(scores), reaching // self.reduction
+            missing = reaching - len(scores)
+            passing = reaching // self.reduction
             found = ranked[: max(0, passing - missing)] + [t for t in found if t not in scores]
             reaching = passing
         return found

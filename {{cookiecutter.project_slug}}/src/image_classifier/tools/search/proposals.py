@@ -21,7 +21,9 @@ class Proposals(Searcher):
     def __init__(self, engine: Searcher, job: Job, folder: Path) -> None:
         """Nothing is proposed yet."""
         super().__init__(**GOAL)
-        self.engine, self.job, self.folder = engine, job, folder
+        self.engine = engine
+        self.job = job
+        self.folder = folder
         self.folders: dict[str, Path] = {}  # of each trial, in the order of the proposals
         self.known: dict[str, int] = {}  # evaluations of each trial that were there before
         self.running: set[str] = set()

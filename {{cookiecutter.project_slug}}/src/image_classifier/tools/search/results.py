@@ -77,9 +77,11 @@ def read_trials(folder: Path) -> list[Trial]:
     trials = []
     for number, knobs in enumerate(recorded_knobs(folder)):
         place = trial_folder(folder, number)
-        status, failed = status_of(place), read_record(place).get("failed", "")
+        status = status_of(place)
+        failed = read_record(place).get("failed", "")
         state = "failed" if failed else "done" if status.get("state") == "done" else "stopped"
-        rows, steps = evaluations(place), status.get("step", 0)
+        rows = evaluations(place)
+        steps = status.get("step", 0)
         trials.append(Trial(number, state, knobs, metric_in(place), rows, steps, failed))
     return trials
 
@@ -121,7 +123,8 @@ def shown(value: object) -> str:
 def compute_text(trials: Sequence[Trial], epochs: float) -> str:
     """How many steps the trials took, of those that they would take in full."""
     rates = [row["step"] / row["epoch"] for trial in trials for row in trial.rows]
-    steps, full = sum(trial.steps for trial in trials), round(max(rates) * epochs) * len(trials)
+    steps = sum(trial.steps for trial in trials)
+    full = round(max(rates) * epochs) * len(trials)
     return f"{steps:,} training steps, {steps / full:.0%} of {full:,} for all trials in full"
 
 
@@ -130,7 +133,8 @@ def confirmed(folder: Path) -> str:
 
     They are in the folders `preset` and `best`.
     """
-    preset, best = (read_trials(folder / name) for name in ("preset", "best"))
+    preset = read_trials(folder / "preset")
+    best = read_trials(folder / "best")
     pairs = [(a, b) for a, b in zip(preset, best, strict=True) if a.state == b.state == "done"]
     if len(pairs) < 2:
         return "fewer than two seeds were trained with both configs: nothing can be said"

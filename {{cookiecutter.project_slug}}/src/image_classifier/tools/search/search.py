@@ -62,7 +62,8 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
         FaultError: if no trial was evaluated, or the time limit ended runs.
     """
     logging.getLogger("ray").setLevel(logging.CRITICAL)
-    config, folder = Config(**sections(options)), Path(options.run.dir).absolute()
+    config = Config(**sections(options))
+    folder = Path(options.run.dir).absolute()
     space_name = options.space or (preset if preset in SPACES else "default")
     space = choose("search space", space_name, SPACES)(config)
     check_space(space, config)
@@ -104,7 +105,8 @@ def report(folder: Path, job: Job, space: Space) -> Trial:
         FaultError: if no trial was evaluated.
     """
     trials = read_trials(folder)
-    best, table = best_of(trials), table_of(trials)
+    best = best_of(trials)
+    table = table_of(trials)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
     lines += [f"{trial.number:03} failed: {trial.failed}" for trial in trials if trial.failed]

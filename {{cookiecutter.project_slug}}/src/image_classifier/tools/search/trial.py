@@ -83,7 +83,8 @@ class RunTrial(Trainable):
                 threads = str(self.run["threads"])
                 self.process = start_run(self.run["words"], self.output, OMP_NUM_THREADS=threads)
         elif is_over:
-            code, said = self.process.returncode, last_line(self.output)
+            code = self.process.returncode
+            said = last_line(self.output)
             is_saved = code == EXIT_RESTART
             end = {"saved": said} if is_saved else {"failed": f"exit code {code}: {said}"}
             record = self.folder / "trial.json"
@@ -97,7 +98,8 @@ class RunTrial(Trainable):
 
     def report(self, rows: list[Row], is_done: bool) -> dict[str, Any]:
         """What Ray learns after the last of `rows`: the best score so far, as best.pt has it."""
-        row, best = rows[-1], saved_runs.best_of(rows, self.run["metric"])
+        row = rows[-1]
+        best = saved_runs.best_of(rows, self.run["metric"])
         # Evaluations are counted: the steps of one are a rounded number of epochs.
         is_full = is_done and self.is_last(row)
         epochs = self.run["epochs"] if is_full else self.told * self.run["every"]

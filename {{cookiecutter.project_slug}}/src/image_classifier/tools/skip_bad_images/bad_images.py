@@ -24,7 +24,8 @@ class BadImages:
 
     def __init__(self, source: Source, data: DataConfig, folder: str) -> None:
         """List those of `source` in the run folder `folder`, if it is not empty."""
-        self.source, self.root = source, Path(data.root)
+        self.source = source
+        self.root = Path(data.root)
         self.path = Path(folder) / LIST if folder else None
         self.most = max(MOST, int(MOST_SHARE * len(source)))
         self.indices: set[int] = set()  # of those that this process has met

@@ -54,7 +54,8 @@ class Index:
 
     def names(self, numbers: Tensor) -> Iterator[bytes]:
         """The names in their shards of the images at `numbers`, (count,) int64."""
-        content, ends = self.arrays["names"].numpy().tobytes(), self.arrays["end"]
+        content = self.arrays["names"].numpy().tobytes()
+        ends = self.arrays["end"]
         starts = torch.cat((ends.new_zeros(1), ends[:-1]))
         for start, end in zip(starts[numbers].tolist(), ends[numbers].tolist(), strict=True):
             yield content[start:end]
@@ -79,7 +80,8 @@ def open_index(storage: Storage, names: list[str], data: DataConfig) -> Index:
         if digest == digest_of(labels, arrays):
             return Index(shards, json.loads(labels), arrays, empty_shards(shards, arrays))
     labels, arrays = make_index(storage, shards)
-    text, notes = json.dumps(labels), empty_shards(shards, arrays)
+    text = json.dumps(labels)
+    notes = empty_shards(shards, arrays)
     content = save(arrays, {"about": f"{digest_of(text, arrays)} {text}"})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +143,8 @@ def scan(storage: Storage, name: str) -> Iterator[tuple[bytes, int, int, Label]]
     Raises:
         UserError: if the shard is damaged, or an image has no label.
     """
-    place, shown = storage.place(name), storage.show(name)
+    place = storage.place(name)
+    shown = storage.show(name)
     labels: dict[str, Label | UserError] = {}
     images: list[tuple[str, int, int]] = []
     blocks = {"block_size": READ_AHEAD, "cache_type": "readahead"}

@@ -19,7 +19,9 @@ class Members(PathList):
         """The images at `numbers` of an index, (count,) int64, or all."""
         if numbers is None:
             numbers = torch.arange(len(index.which))
-        self.storage, self.index, self.numbers = storage, index, numbers
+        self.storage = storage
+        self.index = index
+        self.numbers = numbers
         places = (index.arrays[name][numbers].numpy() for name in ("shard", "start", "size"))
         self.shard, self.start, self.size = places
         folders = [os.fsencode(name) + b"/" for name, _, _ in index.shards]

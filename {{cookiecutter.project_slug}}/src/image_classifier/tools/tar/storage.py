@@ -95,7 +95,8 @@ class Storage:
         Raises:
             UserError: if there is no such folder, or its server does not list it.
         """
-        here, place = self.here(), self.place(folder)
+        here = self.here()
+        place = self.place(folder)
         try:
             entries = here.attempt(folder, lambda: here.fs.ls(place, detail=True))
         except (OSError, ValueError) as error:
@@ -109,7 +110,8 @@ class Storage:
 
     def describe(self, name: str) -> tuple[int, str]:
         """Size in bytes of a file, and what is another text once it has changed."""
-        here, place = self.here(), self.place(name)
+        here = self.here()
+        place = self.place(name)
         info = self.opened(name, lambda: here.fs.info(place))
         if info["size"] is None:
             raise UserError(f"{self.show(name)}: its server does not tell its size")
@@ -127,7 +129,8 @@ class Storage:
 
     def read_lines(self, name: str) -> tuple[str, ...] | None:
         """The lines of a text file; None if there is none."""
-        here, place = self.here(), self.place(name)
+        here = self.here()
+        place = self.place(name)
         try:
             return tuple(here.attempt(name, lambda: here.fs.cat_file(place)).decode().splitlines())
         except FileNotFoundError:

@@ -48,7 +48,8 @@ def check_parts(encoded: bytes, page: Any) -> None:  # noqa: ANN401 - of tifffil
 
     The decoders of imagecodecs stop at that size; tifffile's own, of zlib, does not.
     """
-    whole, compression = page.keyframe, page.keyframe.compression
+    whole = page.keyframe
+    compression = page.keyframe.compression
     if compression == PLAIN or find_spec("imagecodecs") is not None:
         return
     if compression not in DEFLATE:

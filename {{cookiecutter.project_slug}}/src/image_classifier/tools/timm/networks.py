@@ -28,7 +28,8 @@ def build(model: ModelConfig, num_classes: int, image_size: int, channels: int) 
     Raises:
         UserError: if timm is missing or has no such model, or it can't take such images.
     """
-    library, name = open_timm(), model.name.removeprefix(TIMM)
+    library = open_timm()
+    name = model.name.removeprefix(TIMM)
     if not (name.startswith(HUBS) or library.is_model(name)):
         names = [TIMM + other for other in library.list_models()]
         raise UserError(f"timm has no model {name!a}{did_you_mean(model.name, names, most=3)}")
@@ -54,7 +55,8 @@ def published(name: str) -> dict[str, Tensor]:
     Raises:
         UserError: if there are none, or they can't be downloaded.
     """
-    library, name = open_timm(), name.removeprefix(TIMM)
+    library = open_timm()
+    name = name.removeprefix(TIMM)
     if name in PACKAGED and (spec := find_spec(PACKAGED[name])):
         (file,) = Path(spec.origin).parent.rglob("*.pth")
         weights = read_weights(file).weights.values()

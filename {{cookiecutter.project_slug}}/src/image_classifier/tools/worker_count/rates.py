@@ -45,7 +45,9 @@ def rate(samples: Samples, workers: int) -> float:
     with closing(SharedMemoryLoader(samples, size, workers, 4, pin=False)) as loader:
         decoded = loader.begin(batches)
         next(decoded)
-        began, filled, seconds = time.perf_counter(), loader.num_filled, 0.0
+        began = time.perf_counter()
+        filled = loader.num_filled
+        seconds = 0.0
         while seconds < PROBE_SECONDS:
             next(decoded)
             seconds = time.perf_counter() - began
