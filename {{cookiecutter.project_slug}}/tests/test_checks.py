@@ -90,5 +90,5 @@ def test_knobs_that_are_given_are_not_shrunk(capsys):
     with pytest.raises(SystemExit):
         main(["train", "finetune", "--epochs", "2", "--help"])
     assert re.search(
-        r"--optim.warmup-epochs[^()]*\(default:[\s│]+0.083333\)", capsys.readouterr().out
+        r"--optim.warmup-epochs[^()]*\(default:[\s│]+0.125\)", capsys.readouterr().out
     )
