@@ -5,7 +5,6 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,25 +60,22 @@ def silence_pillow() -> None:
 silence_pillow()
 
 
-def read_image(
-    path: Path, channels: int = 3, bits: int = 8, read: Callable[[], bytes] | None = None
-) -> Tensor:
+def read_image(path: Path, channels: int = 3, bits: int = 8) -> Tensor:
     """The pixels of an image file: (height, width, channels) uint8 or, of 16 bits, uint16.
 
     They are upright, and colors that are transparent lie over white. An animation gives its first
     frame. Gray becomes color or color gray; 8 bits are scaled to 16, of 16 the upper 8 are kept.
     A JPEG of more than 64 megapixels has half its height and width.
     Other channels must be in the file: TIFF, `.npy`, or an image with transparency as a channel.
-    `read` returns the content of what is no file of its own.
 
     Raises:
         BadImageError: if the file is missing, damaged, of another format or other channels, or too
             large.
         UserError: if the library for such files is missing.
-        FaultError: if the system is out of memory or file descriptors, or `read` raises it.
+        FaultError: if the system is out of memory or file descriptors.
     """
     try:
-        return decode(read() if read else read_plain(path), channels, bits)
+        return decode(read_plain(path), channels, bits)
     except (UserError, FaultError):
         raise
     except Exception as error:  # Pillow's decoders raise errors of many kinds on damaged files

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import UserError
+from ...errors import FaultError, UserError
 from ...runtime.files import read_plain
+from ..decode import decode, unreadable
 
 STAT_THREADS = 4  # faster than one on network file systems
 STAT_TOGETHER = 4096  # files per task of a thread
@@ -61,6 +62,15 @@ class PathList:
     def read(self, index: int) -> bytes:
         """The content of file `index`; OSError if it can't be read."""
         return read_plain(self[index])
+
+    def image(self, index: int, channels: int, bits: int) -> Tensor:
+        """Image `index` as `read_image` decodes it, with its errors."""
+        try:
+            return decode(self.read(index), channels, bits)
+        except (UserError, FaultError):
+            raise
+        except Exception as error:  # as in `read_image`
+            raise unreadable(self[index], error) from error
 
     def prefetch(self, indices: np.ndarray) -> None:
         """Hear which files this thread reads next: (count,) int64."""

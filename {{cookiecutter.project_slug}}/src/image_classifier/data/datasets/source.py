@@ -15,7 +15,6 @@ from ...errors import UserError
 from ...runtime import seeding
 from ...runtime.console import some
 from ..arrays import dtype_of, take
-from ..decode import read_image
 from .parts import find_name
 from .paths import PathList
 
@@ -189,8 +188,7 @@ class Source:
             return self.pixels[index]
         if self.reader is None:
             assert self.paths is not None
-            read = partial(self.paths.read, index)
-            return read_image(self.paths[index], self.channels, self.bits, read)
+            return self.paths.image(index, self.channels, self.bits)
         if not self.is_random:
             return self.reader(index)
         with seeding.seeded(seeding.SAMPLE, *(place or (0, 0, index)), 2):

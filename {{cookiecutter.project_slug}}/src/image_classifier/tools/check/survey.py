@@ -4,10 +4,9 @@ import hashlib
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import BadImageError, open_files, read_image, resize
+from ...data import BadImageError, open_files, resize
 from ...errors import UserError
 from ...runtime.console import printable_path
 from ...runtime.machine import num_cores, one_thread
@@ -96,11 +95,10 @@ class Images:
             content = pixels.numpy().tobytes()
         else:
             path = source.paths[number]
-            read = partial(source.paths.read, number)
             try:
-                pixels = read_image(path, source.channels, source.bits, read)
+                pixels = source.paths.image(number, source.channels, source.bits)
                 self.kinds[index] = sys.intern(path.suffix[1:].upper())
-                content = read()
+                content = source.paths.read(number)
                 with suppress(UnidentifiedImageError), Image.open(io.BytesIO(content)) as image:
                     self.kinds[index] = sys.intern(f"{image.format} {image.mode}")
             except (BadImageError, OSError) as error:
@@ -112,7 +110,7 @@ class Images:
         if source.bits == 16:
             planes /= TO_WIDE
         if source.bits == 8 and planes.max() < DARK and source.paths is not None:
-            self.look_at_dark(index, pixels.numpy(), read)
+            self.look_at_dark(index, pixels.numpy())
         spread = (planes.max(1) - planes.min(1)).max()
         digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
         mean = planes.mean(1)
@@ -120,7 +118,7 @@ class Images:
         self.stats[index] = digest, height, width, mean, square, spread
         self.grays[index] = gray(resize(pixels, SIDE, SIDE).numpy())
 
-    def look_at_dark(self, index: int, pixels: np.ndarray, read: Callable[[], bytes]) -> None:
+    def look_at_dark(self, index: int, pixels: np.ndarray) -> None:
         """Note an image if it is dark because only the upper 8 of its 16 bits are kept."""
         top = int(pixels.max())
         if top >= DARK:
@@ -128,7 +126,7 @@ class Images:
         source = self.sources[self.split_of[index]]
         number = int(self.number[index])
         try:
-            wide = read_image(source.paths[number], source.channels, 16, read).numpy()
+            wide = source.paths.image(number, source.channels, 16).numpy()
             if (wide % TO_WIDE).any():  # else it has 8 bits
                 self.dark[index] = f"its highest value is {int(wide.max()):,} of 65,535"
         except UserError:  # 16-bit colors, for which a library is missing

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import BadImageError, PathList, cache_folder, open_files, read_image, resize
+from ...data import BadImageError, PathList, cache_folder, open_files, resize
 from ...errors import UserError
 from ...runtime.console import clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
@@ -161,8 +160,7 @@ def encode(
         UserError: if its file can't be read.
     """
     try:
-        read = partial(files.read, number)
-        pixels = read_image(files[number], recipe.channels, recipe.bits, read)
+        pixels = files.image(number, recipe.channels, recipe.bits)
     except BadImageError as error:
         raise UserError(f"{error}; `check --quarantine` leaves out all such files") from error
     height, width = pixels.shape[:2]
