@@ -181,6 +181,20 @@ def test_an_operation_does_what_torchvisions_does(number):
         assert (difference > 0).float().mean() < 0.01
 
 
+@pytest.mark.parametrize("side", [32, 47])
+def test_the_functions_of_a_gpu_change_pixels_as_those_of_a_cpu(side):
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (14 * 9, side, side, 3), generator=draw).byte()
+    which = torch.arange(14).repeat(9)
+    bins = torch.randint(31, which.shape, generator=draw)
+    magnitudes = policies.magnitude_table(True, side)[which, bins]
+    is_negative = torch.tensor(policies.SIGNED)[which] & (bins % 2 == 0)
+    magnitudes = torch.where(is_negative, -magnitudes, magnitudes)
+    theirs = policies.apply_grouped(images.clone(), which, magnitudes)
+    ours = policies.apply_at_once(images.clone(), which, magnitudes)
+    assert [n for n in range(14) if not torch.equal(ours[n::14], theirs[n::14])] == []
+
+
 def test_cutout_blanks_a_square_and_nothing_else():
     images = torch.ones(50, 3, 12, 12)
     augment.cutout(images, torch.rand(50, 2), 4)

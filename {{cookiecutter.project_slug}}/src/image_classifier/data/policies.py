@@ -3,8 +3,8 @@
 An operation is a function of images, (count, side, side, channels) uint8, which it may overwrite,
 and of a magnitude for each, (count,) float32. It makes of them what torchvision's makes of one
 image at a time. To add one: a function, and its row in `OPERATIONS`. One function may be several
-operations, each with a magnitude of its own, which is 0 for images that have another of them: fewer
-kernels to launch on a GPU.
+operations, each with a magnitude of its own, which is 0 for images that have another of them. On a
+GPU, where each kernel costs a launch, `JOINED` makes one function of several.
 
 Which images have which operations: `color` needs 3 channels; without them gray is the mean of the
 channels. Those of `OF_BYTES` count or cut levels of 8 bits; images of 16 bits, whole numbers in
@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,44 +82,55 @@ def magnitude_table(is_trivial: bool, side: int) -> Tensor:
 
 
 def apply_grouped(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
-    """Apply to each image the operation of number `which` (batch,): all of a function at once.
+    """Apply to each image the operation of number `which` (batch,).
 
     `which` and `magnitudes` are on the CPU.
     """
-    device = images.device
-    columns = torch.zeros(max(FUNCTIONS.values()), len(which))
-    columns.scatter_(0, COLUMN[which][None], magnitudes[None])
-    on_cpu = device.type == "cpu"
+    if images.device.type != "cpu":
+        return apply_at_once(images, which, magnitudes)
     size = images[0].numel()
-    if on_cpu and size >= LARGE:
+    columns = ON_CPU.columns(which, magnitudes)
+    if size >= LARGE:
         alone = images.contiguous().split(1)
         each = zip(alone, which.tolist(), columns.split(1, dim=1), strict=True)
-        return torch.cat([apply(FUNCTION_OF[n], image, own) for image, n, own in each])
-    function = FUNCTION[which]
-    order = function.argsort()
-    counts = function.bincount(minlength=len(FUNCTIONS)).tolist()
-    packed = torch.cat((order[None].int(), columns[:, order].view(torch.int32)))  # one to copy
-    if images.is_cuda:
-        packed = packed.pin_memory()
-    # Elsewhere the host must wait: https://github.com/pytorch/pytorch/issues/189690
-    packed = packed.to(device, non_blocking=images.is_cuda)
-    rows = packed[0].long().split(counts)
-    columns = packed[1:].view(torch.float32)
-    # On a CPU a few images at a time, so that what an operation makes of them stays in its cache.
-    together = CACHED // size if on_cpu else len(which)
+        return torch.cat([ON_CPU.apply(FUNCTION_OF[n], image, own) for image, n, own in each])
+    order, counts = ON_CPU.sort(which)
+    groups = zip(
+        ON_CPU.functions,
+        order.split(counts),
+        columns[:, order].split(counts, dim=1),
+        strict=True,
+    )
     changed = torch.empty_like(images)
     words = torch.uint8 if size % 8 else torch.int64  # 8 x fewer to copy
-    for operation, *group in zip(FUNCTIONS, rows, columns.split(counts, dim=1), strict=True):
-        parts = (tensor.split(together, dim=-1) for tensor in group)
-        for row, own in zip(*parts, strict=True) if len(group[0]) else ():
-            result = apply(operation, images.index_select(0, row), own)
-            changed.flatten(1).view(words).index_copy_(0, row, result.flatten(1).view(words))
+    for operation, *group in groups:
+        # A few images at a time, so that what an operation makes of them stays in its cache.
+        pieces = (tensor.split(CACHED // size, dim=-1) for tensor in group)
+        for rows, own in zip(*pieces, strict=True) if len(group[0]) else ():
+            result = ON_CPU.apply(operation, images.index_select(0, rows), own)
+            result = result.flatten(1).view(words)
+            changed.flatten(1).view(words).index_copy_(0, rows, result)
     return changed
 
 
-def apply(operation: Callable[..., Tensor], images: Tensor, columns: Tensor) -> Tensor:
-    """`operation` of `images` with those of `columns`, (most, count), that are its magnitudes."""
-    return operation(images, *columns[: FUNCTIONS[operation]])
+def apply_at_once(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
+    """`apply_grouped` in few kernels: all images of a function together, wherever they are."""
+    order, counts = ON_GPU.sort(which)
+    columns = ON_GPU.columns(which, magnitudes)[:, order]
+    places = torch.stack((order, order.argsort())).int()
+    packed = torch.cat((places, columns.view(torch.int32)))  # one to copy
+    if images.is_cuda:
+        packed = packed.pin_memory()
+    # Elsewhere the host must wait: https://github.com/pytorch/pytorch/issues/189690
+    packed = packed.to(images.device, non_blocking=images.is_cuda)
+    groups = zip(
+        ON_GPU.functions,
+        images.index_select(0, packed[0]).split(counts),
+        packed[2:].view(torch.float32).split(counts, dim=1),
+        strict=True,
+    )
+    changed = [ON_GPU.apply(operation, part, own) for operation, part, own in groups if len(part)]
+    return torch.cat(changed).index_select(0, packed[1])
 
 
 def identity(images: Tensor, _: Tensor) -> Tensor:
@@ -132,43 +144,78 @@ def shift_or_shear_x(images: Tensor, slopes: Tensor, right: Tensor, down: Tensor
     And all of them by whole pixels; black where there is none.
     """
     count, height, width, channels = images.shape
-    y = torch.arange(height, device=images.device)
-    rows = y - down.long()[:, None]
-    columns = (slopes[:, None] * (y + 0.5)).round().long() - right.long()[:, None]
+    rows = torch.arange(height, device=images.device) - down.long()[:, None]
+    columns = shear(slopes, height) - right.trunc()[:, None]
     # Between rows as many black pixels, so that a window on a row may begin outside of it.
     spaced = images.new_zeros((count * height + 1, 2, width, channels))
     spaced[:-1, 1] = images.flatten(0, 1)
-    is_inside = (rows >= 0) & (rows < height)
-    columns = torch.where(is_inside, columns, width).clamp(-width, width)
-    numbers = torch.arange(count, device=images.device)[:, None] * height + rows % height
+    wrapped = rows % height
+    columns = columns.long().masked_fill_(wrapped != rows, width).clamp_(-width, width)
+    numbers = torch.arange(count, device=images.device)[:, None] * height + wrapped
     size = (2 * width * count * height + 1, channels * width)
     windows = spaced.view(-1).as_strided(size, (channels, 1))
-    starts = numbers * 2 * width + width + columns
+    starts = numbers * (2 * width) + width + columns
     return windows.index_select(0, starts.flatten()).view_as(images)
 
 
-def rotate_or_shear_y(images: Tensor, slopes: Tensor, degrees: Tensor) -> Tensor:
+def rotate_or_shear_y(
+    images: Tensor,
+    slopes: Tensor,
+    degrees: Tensor,
+    down: Tensor | None = None,
+    left: Tensor | None = None,
+) -> Tensor:
     """Shear: move each column by its distance from the left border times a slope.
 
     Or turn counterclockwise about the middle. The nearest pixel; black where there is none.
+    Then move whole rows: all of an image by `down`, (count,), each by `left`, (count, height).
     """
     count, height, width, channels = images.shape
-    # From the middle.
-    y = torch.arange(height, device=images.device) - (height - 1) / 2
-    x = torch.arange(width, device=images.device) - (width - 1) / 2
+    y = middle_out(height, images.device)[:, None]
+    x = middle_out(width, images.device)
+    from_left = torch.arange(0.5, width, device=images.device)
     angle = (degrees * (math.pi / 180))[:, None, None]
-    slopes = slopes[:, None, None]
-    y = y[:, None]
     sin, cos = angle.sin(), angle.cos()
-    y, x = y * cos + (x * sin + slopes * (x + width / 2)), x * cos - y * sin
+    y, x = y * cos + (x * sin + slopes[:, None, None] * from_left), x * cos - y * sin
+    y = y.add_(height / 2 - 0.5).round_()
+    x = x.add_(width / 2 - 0.5).round_()
+    if down is not None:
+        y.sub_(down[:, None, None])
+        x.add_(left[:, :, None])
     # All that is outside is the frame.
     framed = images.new_zeros((count, height + 2, width + 2, channels))
     framed[:, 1:-1, 1:-1] = images
-    y = y.add_(height / 2 - 0.5).round_().clamp_(-1, height)
-    x = x.add_(width / 2 - 0.5).round_().clamp_(-1, width)
-    origins = torch.arange(count, dtype=torch.int32, device=images.device) * (height + 2) + 1
-    places = y.mul_(width + 2).add_(x).int() + (origins * (width + 2) + 1)[:, None, None]
+    y.clamp_(-1, height)
+    x.clamp_(-1, width)
+    area = (height + 2) * (width + 2)
+    begin = width + 3  # the first pixel within the frame
+    end = begin + count * area
+    begins = torch.arange(begin, end, area, dtype=torch.int32, device=images.device)
+    places = y.mul_(width + 2).add_(x).int() + begins[:, None, None]
     return framed.view(-1, channels).index_select(0, places.flatten()).view_as(images)
+
+
+def warp(  # noqa: PLR0917 - a column for each operation
+    images: Tensor,
+    slopes_x: Tensor,
+    slopes_y: Tensor,
+    right: Tensor,
+    down: Tensor,
+    degrees: Tensor,
+) -> Tensor:
+    """`shift_or_shear_x` and `rotate_or_shear_y` in one: an image has one of the five."""
+    left = shear(slopes_x, images.shape[1]) - right.trunc()[:, None]
+    return rotate_or_shear_y(images, slopes_y, degrees, down.trunc(), left)
+
+
+def shear(slopes: Tensor, height: int) -> Tensor:
+    """By how many pixels to the left each row moves: (count, height) float32."""
+    return (slopes[:, None] * torch.arange(0.5, height, device=slopes.device)).round_()
+
+
+def middle_out(size: int, device: torch.device) -> Tensor:
+    """The distances of the centers of pixels from the middle: (size,) float32."""
+    return torch.arange((1 - size) / 2, (1 + size) / 2, device=device)
 
 
 def brightness(images: Tensor, change: Tensor) -> Tensor:
@@ -203,9 +250,19 @@ def sharpness(images: Tensor, change: Tensor) -> Tensor:
     smooth = smooth.add_(middle, alpha=4).float().mul_(1 / 13).round_()
     middle = images.flatten(2)[:, 1:-1, step:-step].float()
     changed = images.clone()
-    sharper = smooth.sub_(middle).mul_(-change[:, None, None]).add_(middle)
+    sharper = torch.sub(middle, smooth, out=smooth).mul_(change[:, None, None]).add_(middle)
     changed.flatten(2)[:, 1:-1, step:-step] = whole(sharper, images)
     return changed
+
+
+def mix_grays(images: Tensor, bright: Tensor, colored: Tensor, contrasted: Tensor) -> Tensor:
+    """`brightness`, `color` and `contrast` in one: an image has one of the three."""
+    numbers = images.float()
+    gray = luminance(numbers)
+    means = gray.mean(dim=(1, 2), keepdim=True)
+    others = gray * colored[:, None, None, None] + means * contrasted[:, None, None, None]
+    change = bright + colored + contrasted
+    return whole(numbers.mul_(1 + change[:, None, None, None]).sub_(others), images)
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
@@ -238,7 +295,7 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
     """Make the values of each channel equally frequent, as Pillow's `ImageOps.equalize`."""
     channels = images.shape[3]
     tables = channels * len(images)
-    first = 256 * torch.arange(tables, dtype=torch.int32, device=images.device)
+    first = torch.arange(0, 256 * tables, 256, dtype=torch.int32, device=images.device)
     first = for_row(first.view(-1, channels), images)
     places = images.flatten(2).int().add_(first).flatten()
     if images.device.type == "cpu":
@@ -279,8 +336,9 @@ def whole(numbers: Tensor, images: Tensor) -> Tensor:
 
 
 def to_bytes(numbers: Tensor) -> Tensor:
-    """Numbers cut off to 0 .. 255, as uint8; by way of 16 bits, 2 x faster on a CPU."""
-    return numbers.short().clamp_(0, 255).byte()
+    """Numbers cut off to 0 .. 255, as uint8; on a CPU by way of 16 bits, which is 2 x faster."""
+    numbers = numbers.short() if numbers.device.type == "cpu" else numbers
+    return numbers.clamp_(0, 255).byte()
 
 
 def luminance(numbers: Tensor, copies: int = 1) -> Tensor:
@@ -322,6 +380,45 @@ OPERATIONS = (
 OF_BYTES = (posterize, solarize, autocontrast, equalize)
 SIGNED = [kind not in ("", "bits", "threshold") for _, kind in OPERATIONS]
 FUNCTION_OF = [operation for operation, _ in OPERATIONS]
-FUNCTIONS = Counter(FUNCTION_OF)  # the number of magnitudes of each
-FUNCTION = torch.tensor([[*FUNCTIONS].index(function) for function in FUNCTION_OF])
-COLUMN = torch.tensor([FUNCTION_OF[:n].count(function) for n, function in enumerate(FUNCTION_OF)])
+# One function in place of several, where an image has one of them: in the order of `OPERATIONS`.
+JOINED: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
+    shift_or_shear_x: warp,
+    rotate_or_shear_y: warp,
+    brightness: mix_grays,
+    color: mix_grays,
+    contrast: mix_grays,
+}
+
+
+class Groups(NamedTuple):
+    """The functions that do the operations, and which one does each."""
+
+    functions: Counter[Callable[..., Tensor]]  # the number of magnitudes of each
+    function: Tensor  # (operations,) int64: its number
+    column: Tensor  # (operations,) int64: which of its magnitudes is that of the operation
+
+    @classmethod
+    def of(cls, functions: list[Callable[..., Tensor]]) -> "Groups":
+        """Of the function of each operation."""
+        names = Counter(functions)
+        number = torch.tensor([[*names].index(function) for function in functions])
+        column = torch.tensor([functions[:n].count(one) for n, one in enumerate(functions)])
+        return cls(names, number, column)
+
+    def columns(self, which: Tensor, magnitudes: Tensor) -> Tensor:
+        """The magnitudes as those of a function, the others 0: (most of a function, batch)."""
+        empty = torch.zeros(max(self.functions.values()), len(which))
+        return empty.scatter_(0, self.column[which][None], magnitudes[None])
+
+    def sort(self, which: Tensor) -> tuple[Tensor, list[int]]:
+        """The images (batch,) in the order of their functions, and how many each function has."""
+        function = self.function[which]
+        return function.argsort(), function.bincount(minlength=len(self.functions)).tolist()
+
+    def apply(self, operation: Callable[..., Tensor], images: Tensor, columns: Tensor) -> Tensor:
+        """`operation` of `images` with those of `columns`, (most, count), that it takes."""
+        return operation(images, *columns[: self.functions[operation]])
+
+
+ON_CPU = Groups.of(FUNCTION_OF)
+ON_GPU = Groups.of([JOINED.get(function, function) for function in FUNCTION_OF])
