@@ -29,7 +29,7 @@ import house
 import record
 import rounds
 
-ABOUT = "models optim precision train"
+ABOUT = "models optim parallel precision train"
 EXAMPLE = record.PROJECT / "docs" / "examples" / "model_parallel.py"
 SIDE, CLASSES = 32, 10
 MICRO_BATCHES = (1, 2, 4, 8)

@@ -43,8 +43,8 @@ import house
 import record
 import rounds
 
-ABOUT = "train precision optim checkpoint runtime/distributed runtime/launch models/torchvision"
-ABOUT += " tools/fsdp/sharding"
+ABOUT = "train parallel precision optim checkpoint runtime/distributed runtime/launch"
+ABOUT += " models/torchvision tools/fsdp/sharding"
 CLASSES, STEPS = 10, 3  # steps of a kind in a turn
 KINDS = ("fp32", "bf16", "alone", "after", "buffers", "static", "fsdp")
 ON_NETWORK = {"fp32": "network_mb", "fsdp": "fsdp_network_mb"}
