@@ -89,6 +89,4 @@ def test_knobs_that_are_given_are_not_shrunk(capsys):
         assert take_preset(["folder", "--epochs", epochs], "shapes")[1] == PRESETS["folder"]()
     with pytest.raises(SystemExit):
         main(["train", "finetune", "--epochs", "2", "--help"])
-    assert re.search(
-        r"--optim.warmup-epochs[^()]*\(default:[\s│]+0.125\)", capsys.readouterr().out
-    )
+    assert re.search(r"--optim.warmup-epochs[^()]*\(default:[\s│]+0.125\)", capsys.readouterr().out)
