@@ -22,7 +22,12 @@ from image_classifier.config import (
     DataConfig,
     OptimConfig,
 )
-from image_classifier.data import LEFT_OUT, Augmented, EvalData, Source
+from image_classifier.data import (
+    LEFT_OUT,
+    Augmented,
+    EvalData,
+    Source,
+)
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.decode import BadImageError
 from image_classifier.errors import UserError
