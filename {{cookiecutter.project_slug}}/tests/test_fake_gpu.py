@@ -263,7 +263,7 @@ def test_several_labels_are_learned_on_the_device(gpu, on_labels, loss):
 
 
 TOOLS = {
-    ("layers", "probe"): {"model__head": "layers"},
+    ("layers", "head-layers"): {"model__head": "layers"},
     ("adapters", "lora"): {"run__init_from": "pretrained", "model__lora_rank": 2},
     ("recompute", "gradient-checkpointing"): {"compute__gradient_checkpointing": True},
 }

@@ -71,7 +71,7 @@ def build_model(
     else:
         network = torchvision(model, num_classes, image_size, channels, others=tuple(MODELS))
     if model.head == "layers":
-        layers = need_tool("layers", "probe", "--model.head layers")
+        layers = need_tool("layers", "head-layers", "--model.head layers")
         layers.see_layers(network, image_size, channels)
     if model.dropout:
         drop_before_head(network, model.dropout)

@@ -17,7 +17,7 @@
 - `tools/worker_count/rates.py` measures how many workers decode fast enough: `find_fewest`.
 - `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
 - `tools/distill/teacher.py` mixes the predictions of a trained model into the targets: `Teacher`.
-- `tools/probe/layers.py` gives the last layer features of several depths: `see_layers`.
+- `tools/head_layers/layers.py` gives the last layer features of several depths: `see_layers`.
 - `tools/lora/adapters.py` lets matrices learn by adapters of low rank: `add_adapters`, `merged`.
 - `tools/report/page.py` writes the report page: `write_page`.
 - `tools/explain/heat.py` draws what the model looked at: `heat_maps`, `open_explainer`.

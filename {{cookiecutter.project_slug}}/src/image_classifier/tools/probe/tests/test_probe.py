@@ -22,7 +22,10 @@ from image_classifier.models import (
     load_pretrained,
 )
 from image_classifier.runtime.distributed import World
+from image_classifier.runtime.tools import find_tool
 from image_classifier.tools.loaded_model import load_model
+
+HEADS = ["last"] + ["layers"] * bool(find_tool("layers", "head-layers"))
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def files(tmp_path):
 
 # airbench's head has no bias.
 @pytest.mark.parametrize(
-    ("name", "sees"), [("resnet9_gn", "last"), ("airbench", "last"), ("airbench", "layers")]
+    ("name", "sees"), [("resnet9_gn", "last"), *(("airbench", head) for head in HEADS)]
 )
 def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(
     name, sees, *, probe, files, photos, capsys
@@ -104,9 +107,9 @@ def test_another_probe_does_not_overwrite_the_one_before(probe, files, refusal):
     cached = [*folder.parent.glob("photos.cache/features-*")]
     small = "probe", "smoke", "--data.name", "folder", "--data.limit", 0, "--data.batch-size", 4
     small += "--data.root", folder.parent / "photos", "--run.trackers", "--run.init-from", *words
-    small += "--model.head", "layers", "--run.dir"
+    small += "--model.dropout", 0.5, "--run.dir"
     said = refusal(*small, folder)
-    assert "--model.head was last, is layers; take another --run.dir" in said
+    assert "--model.dropout was 0.0, is 0.5; take another --run.dir" in said
     assert "is none of: " in refusal(*small, folder.parent / "other", "--run.best-by", "kappas")
     assert [*folder.parent.glob("photos.cache/features-*")] == cached  # it was refused before
     assert (folder / "checkpoints/best.pt").read_bytes() == best

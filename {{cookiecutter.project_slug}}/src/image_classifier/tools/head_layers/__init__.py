@@ -1,0 +1,1 @@
+"""`--model.head layers`: a last layer that sees features of several depths."""
