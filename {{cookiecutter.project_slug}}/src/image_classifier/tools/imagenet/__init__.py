@@ -1,0 +1,1 @@
+"""Presets for ImageNet, from published recipes."""

@@ -1,0 +1,36 @@
+"""Published recipes, epoch by epoch."""
+
+import pytest
+import torch
+
+from image_classifier.augment import build_size
+from image_classifier.models import build_model
+from image_classifier.optim import build_schedule
+from image_classifier.tools.imagenet.presets import PRESETS
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_model_of_every_preset_builds(preset):
+    config = preset()
+    size = config.data.image_size
+    with torch.device("meta"):
+        logits = build_model(config.model, 7, size).eval()(torch.zeros(1, 3, size, size))
+    assert logits.shape == (1, 7)
+
+
+def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
+    published = {preset.__name__: preset for preset in PRESETS}
+    for name, knobs, expected in (  # test size, batch, decay; size and learning rate by epoch
+        ("rn50_16", (256, 4096, 1e-4), {2: (160, 1.7), 12: (160, 0.486), 13: (192, 0.364)}),
+        ("rn50_88", (256, 4096, 1e-4), {2: (160, 1.7), 68: (160, 0.395), 69: (192, 0.376)}),
+        ("vit_s", (224, 1024, 0.1), {4: (224, 5e-4), 8: (224, 1e-3), 49: (224, 5e-4)}),
+    ):
+        config = published[f"imagenet_{name}"]()
+        data, steps = config.data, 1_281_167 // config.data.batch_size
+        assert (data.eval_size, data.batch_size, config.optim.weight_decay) == knobs
+        size_at = build_size(config.augment, data.image_size, steps, config.epochs * steps)
+        lr_at = build_schedule(config.optim, steps, config.epochs * steps)
+        for epoch, (size, lr) in expected.items():
+            begin = epoch * steps
+            assert {size_at(begin + step) for step in (0, steps // 2, steps - 1)} == {size}
+            assert lr_at(begin) == pytest.approx(lr, rel=0.01)
