@@ -5,6 +5,7 @@ Nothing in the folder is Jinja: the words of the default answers are what is rep
 licence alone, quoted for where it lands; all other files take only the slug and the package name.
 """
 
+import hashlib
 import json
 import re
 import shutil
@@ -50,6 +51,20 @@ def main() -> None:
         if path.is_file():
             rewrite(path)
     Path("src", DEFAULTS["package_name"]).rename(Path("src", answers["package_name"]))
+    write_manifest()
+
+
+def write_manifest() -> None:
+    """Keep the digest of each file, by the name that git has for it: an update compares them."""
+    made = {}
+    for path in sorted(Path.cwd().rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            blob = b"blob %d\0" % len(content) + content
+            name = path.relative_to(Path.cwd()).as_posix()
+            made[name] = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+    text = json.dumps({"files": made}, indent=0) + "\n"
+    Path(".pretuned.json").write_text(text, encoding="utf-8", newline="\n")
 
 
 def choose(key: str, files: list[str]) -> None:

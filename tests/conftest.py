@@ -46,8 +46,12 @@ def tracked_files(folder):
 
 
 def contents(folder, files=None):
-    """The bytes and the mode of each of these files, or of all in `folder`, caches included."""
+    """The bytes and the mode of each of these files, or of all in `folder`, caches included.
+
+    But for the manifest, which only a render has: the digests of its other files.
+    """
     files = files or [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    files = [file for file in files if str(file) != ".pretuned.json"]
     paths = {str(file): folder / file for file in files}
     return {name: (path.read_bytes(), path.stat().st_mode) for name, path in paths.items()}
 

@@ -5,6 +5,7 @@ import difflib
 import json
 import logging
 import shutil
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -14,7 +15,7 @@ from pathlib import Path
 from cookiecutter.exceptions import CookiecutterException, FailedHookException
 from cookiecutter.main import cookiecutter
 
-from pretuned import TEMPLATE
+from pretuned import TEMPLATE, update
 from pretuned_answers import RefusedError, check
 
 _YES_NO = {"yes": True, "no": False, "true": True, "false": False}
@@ -22,8 +23,11 @@ _YES_NO = {"yes": True, "no": False, "true": True, "false": False}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Render the template and return the exit code: 2 for a mistake of the user."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["diff"], ["update"]):
+        return _maintain(*words)
     questions = _questions()
-    options = _parser(questions).parse_args(arguments)
+    options = _parser(questions).parse_args(words)
     logging.getLogger("cookiecutter").addHandler(logging.NullHandler())  # errors are shown below
     try:
         given = _read_answers(options.answers, questions)
@@ -39,6 +43,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     print(f"{folder} is ready: cd {folder} && make train")
     return 0
+
+
+def _maintain(verb: str, *words: str) -> int:
+    """Show what an update would change in a project, or do it; return the exit code.
+
+    That is 1 if there is something to settle, or the project's own checks fail.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"pretuned {verb}",
+        description={
+            "diff": "Show what you changed in a project, what this template did, and what both.",
+            "update": "Bring a project to this template: in git, with nothing uncommitted.",
+        }[verb],
+    )
+    parser.add_argument("project", nargs="?", type=Path, default=Path(), help="its folder (.)")
+    parser.add_argument(
+        "--base",
+        default="",
+        metavar="B",
+        help="the template that made it: a wheel, a checkout, or a version of the package index",
+    )
+    if verb == "update":
+        parser.add_argument("--no-check", action="store_true", help="do not run `make check` there")
+    options = parser.parse_args(words)
+    try:
+        if verb == "diff":
+            changes = update.compare(options.project, _render_again, options.base).changes
+        else:
+            changes = update.update(options.project, _render_again, options.base)
+    except (RefusedError, CookiecutterException, OSError) as error:
+        print(f"ERROR: {_line(error)}", file=sys.stderr)
+        return 2
+    print(update.account(changes) or "nothing has changed")
+    if verb == "diff":
+        return 0
+    if any(change.verdict in ("conflict", "unmerged") for change in changes):
+        print("settle them, then: make check")
+        return 1
+    if options.no_check:
+        return 0
+    return int(subprocess.run(["make", "check"], cwd=options.project, check=False).returncode > 0)
+
+
+def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
+    """Render the answers of a project that was made before, but for those to older questions."""
+    known = {key: value for key, value in answers.items() if key in _questions()}
+    check(known)
+    return _render(known, output_dir, no_input=True)
 
 
 def _line(error: Exception) -> str:

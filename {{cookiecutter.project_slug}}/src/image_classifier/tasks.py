@@ -70,7 +70,10 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> LossFn:
     loss_fn = TASKS[config.model.task].loss(config.optim, batch_size, weight)
     if not config.optim.teacher:
         return loss_fn
-    return need_tool("teacher", "distill", "--optim.teacher").distilled(loss_fn, config, data)
+    optim = config.optim
+    given = optim.teacher, optim.teacher_share, optim.teacher_temperature
+    tool = need_tool("teacher", "distill", "--optim.teacher")
+    return tool.distilled(loss_fn, tool.Teacher(*given, config.compute, data))
 
 
 def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:

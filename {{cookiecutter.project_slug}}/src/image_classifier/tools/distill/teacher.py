@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ...config import ComputeConfig, Config
+from ...config import ComputeConfig
 from ...data import LEFT_OUT, Augmented, TrainData
 from ...errors import UserError
 from ...runtime.console import some
@@ -17,15 +17,8 @@ from ...tasks import TASKS, LossFn
 from ..loaded_model import load_model
 
 
-def distilled(loss_fn: LossFn, config: Config, data: TrainData) -> LossFn:
-    """`loss_fn` of the targets that the teacher of `config` mixes for the training images `data`.
-
-    Raises:
-        UserError: if there is no such run, or it knows too few classes.
-    """
-    optim = config.optim
-    given = optim.teacher, optim.teacher_share, optim.teacher_temperature
-    teacher = Teacher(*given, config.compute, data)
+def distilled(loss_fn: LossFn, teacher: "Teacher") -> LossFn:
+    """`loss_fn` of the targets that `teacher` mixes."""
 
     def loss_of(logits: Tensor, batch: Augmented) -> Tensor:
         return loss_fn(logits, batch._replace(labels=teacher(batch.images, batch.labels)))
