@@ -75,7 +75,14 @@ def _maintain(verb: str, *words: str) -> int:
     except (RefusedError, CookiecutterException, OSError) as error:
         print(f"ERROR: {_line(error)}", file=sys.stderr)
         return 2
-    print(update.account(changes) or "nothing has changed")
+    except KeyboardInterrupt:
+        print("\nERROR: interrupted: the same command goes on", file=sys.stderr)
+        return 130
+    if changes is None:
+        print("finished the update that was interrupted: git diff shows what it did")
+        changes = []
+    else:
+        print(update.account(changes) or "nothing has changed")
     if verb == "diff":
         return 0
     if any(change.verdict in ("conflict", "unmerged") for change in changes):
@@ -110,7 +117,8 @@ def _questions() -> dict[str, object]:
 def _parser(questions: dict[str, object]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pretuned",
-        description="Make a PyTorch image-classification project that you own, read and extend.",
+        description="Make a PyTorch image-classification project that you own, read and extend. "
+        "`pretuned diff` and `pretuned update` are for one that is there: see their --help.",
         epilog="keys: " + "; ".join(_described(key, value) for key, value in questions.items()),
     )
     parser.add_argument("--version", action="version", version=_version())

@@ -373,8 +373,8 @@ def compare(project: Path, render: Render, base: str) -> Plan:
     return Plan(changes_of(project, made, new, old.get, moves), new, runnable)
 
 
-def update(project: Path, render: Render, base: str) -> list[Change]:
-    """Bring `project` to this version of the template; one that was killed is finished.
+def update(project: Path, render: Render, base: str) -> list[Change] | None:
+    """Bring `project` to this version of the template; None: one that was killed is finished.
 
     Raises:
         RefusedError: if it is no project of this template, its git tree is not clean, or the base
@@ -384,8 +384,7 @@ def update(project: Path, render: Render, base: str) -> list[Change]:
     journal = journal_of(project)
     if (journal / PLAN).exists():
         apply_journal(project, journal)
-        print("finished an update that was interrupted")
-        return []
+        return None
     if git(project, "status", "--porcelain", "--", "."):
         raise RefusedError(
             f"{str(project)!a} has changes that are not committed: commit them, so that "
