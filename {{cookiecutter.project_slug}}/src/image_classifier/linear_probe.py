@@ -170,7 +170,7 @@ def fit_classes(
     values = features.double().numpy()
     targets = labels.numpy()
     weights = None if weights is None else weights.numpy()
-    scores = cross_validate(values, targets, int(labels.bincount().max()), has_bias, seed, weights)
+    scores = try_strengths(values, targets, int(labels.bincount().max()), has_bias, seed, weights)
     # The best top-1; of equal ones, that of the lowest loss.
     strength = max(scores, key=lambda c: (scores[c][0], -scores[c][1])) if scores else STRENGTH
     fitted = logistic(strength, has_bias).fit(values, targets, **weighted(weights))
@@ -205,7 +205,7 @@ def fit_labels(
             positives = int(targets.sum())
             bias[number] = np.log((positives + 0.5) / (len(targets) - positives + 0.5))
             continue
-        scores = cross_validate(values, targets, smaller, has_bias, seed, own)
+        scores = try_strengths(values, targets, smaller, has_bias, seed, own)
         strength = min(scores, key=lambda c: scores[c][1]) if scores else STRENGTH
         fitted = logistic(strength, has_bias).fit(values, targets, **weighted(own))
         (weight[number],), (bias[number],) = linear_layer(fitted)
@@ -217,7 +217,7 @@ def fit_labels(
     return Fit(weight, bias, f"{num_right / num_known:.2%} of the labels right in cross-validation")
 
 
-def cross_validate(  # noqa: PLR0917 - what `fit_classes` has
+def try_strengths(  # noqa: PLR0917 - what `fit_classes` has
     values: np.ndarray,
     targets: np.ndarray,
     most_folds: int,

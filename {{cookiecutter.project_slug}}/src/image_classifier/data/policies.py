@@ -221,21 +221,21 @@ def middle_out(size: int, device: torch.device) -> Tensor:
 def brightness(images: Tensor, change: Tensor) -> Tensor:
     """Blend with black; `change` is -1 for black, 0 for the image itself, 1 for twice as bright."""
     rows = images.flatten(2).float().mul_(1 + change[:, None, None])
-    return whole(rows, images).view_as(images)
+    return in_range(rows, images).view_as(images)
 
 
 def color(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the gray image."""
     numbers = images.float()
     gray = luminance(numbers, copies=3).expand_as(numbers).flatten(2)
-    return whole(blend(numbers, gray, change), images).view_as(images)
+    return in_range(blend(numbers, gray, change), images).view_as(images)
 
 
 def contrast(images: Tensor, change: Tensor) -> Tensor:
     """Blend with the mean gray."""
     numbers = images.float()
     means = luminance(numbers).mean(dim=(1, 2))[:, None]
-    return whole(blend(numbers, means, change), images).view_as(images)
+    return in_range(blend(numbers, means, change), images).view_as(images)
 
 
 def sharpness(images: Tensor, change: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ def sharpness(images: Tensor, change: Tensor) -> Tensor:
     middle = images.flatten(2)[:, 1:-1, step:-step].float()
     changed = images.clone()
     sharper = torch.sub(middle, smooth, out=smooth).mul_(change[:, None, None]).add_(middle)
-    changed.flatten(2)[:, 1:-1, step:-step] = whole(sharper, images)
+    changed.flatten(2)[:, 1:-1, step:-step] = in_range(sharper, images)
     return changed
 
 
@@ -262,7 +262,7 @@ def mix_grays(images: Tensor, bright: Tensor, colored: Tensor, contrasted: Tenso
     means = gray.mean(dim=(1, 2), keepdim=True)
     others = gray * colored[:, None, None, None] + means * contrasted[:, None, None, None]
     change = bright + colored + contrasted
-    return whole(numbers.mul_(1 + change[:, None, None, None]).sub_(others), images)
+    return in_range(numbers.mul_(1 + change[:, None, None, None]).sub_(others), images)
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
@@ -330,7 +330,7 @@ def blend(numbers: Tensor, others: Tensor, change: Tensor) -> Tensor:
     return numbers.flatten(2).mul_(1 + change).sub_(others.mul_(change))
 
 
-def whole(numbers: Tensor, images: Tensor) -> Tensor:
+def in_range(numbers: Tensor, images: Tensor) -> Tensor:
     """Numbers cut off to the range of `images`, and of their type."""
     return to_bytes(numbers) if images.dtype == torch.uint8 else numbers.trunc().clamp_(0, 65535)
 
@@ -390,7 +390,7 @@ JOINED: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
 }
 
 
-class Groups(NamedTuple):
+class Grouping(NamedTuple):
     """The functions that do the operations, and which one does each."""
 
     functions: Counter[Callable[..., Tensor]]  # the number of magnitudes of each
@@ -398,7 +398,7 @@ class Groups(NamedTuple):
     column: Tensor  # (operations,) int64: which of its magnitudes is that of the operation
 
     @classmethod
-    def of(cls, functions: list[Callable[..., Tensor]]) -> "Groups":
+    def of(cls, functions: list[Callable[..., Tensor]]) -> "Grouping":
         """Of the function of each operation."""
         names = Counter(functions)
         number = torch.tensor([[*names].index(function) for function in functions])
@@ -420,5 +420,5 @@ class Groups(NamedTuple):
         return operation(images, *columns[: self.functions[operation]])
 
 
-ON_CPU = Groups.of(FUNCTION_OF)
-ON_GPU = Groups.of([JOINED.get(function, function) for function in FUNCTION_OF])
+ON_CPU = Grouping.of(FUNCTION_OF)
+ON_GPU = Grouping.of([JOINED.get(function, function) for function in FUNCTION_OF])

@@ -146,7 +146,7 @@ class SharedMemoryLoader:
         self.pin = pin
         self.note = note
         self.timeout_seconds = timeout_seconds
-        part_size, self.prefetch_factor, slots = divide(batch_size, workers, prefetch_batches)
+        part_size, self.prefetch_factor, slots = part_sizes(batch_size, workers, prefetch_batches)
         shape = (slots, batch_size, samples.size, samples.size, samples.source.channels)
         self.images = shared(shape, samples.source.dtype)
         labels = samples.source.labels
@@ -298,7 +298,7 @@ def ended(worker: multiprocessing.Process) -> FaultError:
     return FaultError(f"a data worker (process {worker.pid}) {how}; run the same command to resume")
 
 
-def divide(batch_size: int, workers: int, prefetch_batches: int) -> tuple[int, int, int]:
+def part_sizes(batch_size: int, workers: int, prefetch_batches: int) -> tuple[int, int, int]:
     """How batches are divided: images per part, parts ahead per worker, and slots.
 
     Parts are small enough that each worker has two ahead, but each costs as much as cropping a few

@@ -48,7 +48,7 @@ def open_split(
         pixels = load_spread(source, most, replace(data, fit="squash"), note, world)
         if not len(pixels):
             raise UserError("none of the images by which to normalize can be read")
-        mean_std = measure(pixels)
+        mean_std = mean_and_std(pixels)
         shown = (", ".join(f"{value:g}" for value in values) for values in mean_std)
         line = "mean {}, std {} of the channels, measured on {:,} images"
         source = replace(source, notes=(*source.notes, line.format(*shown, len(pixels))))
@@ -85,7 +85,7 @@ def load_spread(source: Source, count: int, data: DataConfig, note: Note, world:
     return take(pixels, (~bad).nonzero()[:, 0]) if bad.any() else pixels
 
 
-def measure(pixels: Tensor) -> MeanStd:
+def mean_and_std(pixels: Tensor) -> MeanStd:
     """Mean and standard deviation of each channel, from 0 to 1, of (count, side, side, channels).
 
     Sums of whole numbers are exact, so every machine finds the same. Four digits are kept.

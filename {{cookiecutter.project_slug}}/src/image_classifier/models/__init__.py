@@ -16,7 +16,14 @@ from ..config import ModelConfig
 from ..errors import UserError
 from ..runtime.tools import need_tool
 from .airbench import airbench, airbench96
-from .blocks import drop_before_head, find_blocks, find_head, find_heads, find_matrices, find_parts
+from .blocks import (
+    drop_before_head,
+    find_blocks,
+    find_head,
+    find_heads,
+    find_matrices,
+    find_modules,
+)
 from .pretrained import PretrainedWeights, load_pretrained, no_network, read_weights
 from .resnet9 import resnet9, resnet9_gn
 from .torchvision import TIMM, adapted, size_misfit, torchvision

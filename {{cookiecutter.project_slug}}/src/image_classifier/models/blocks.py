@@ -77,7 +77,7 @@ def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:
     known = {id(weight) for weight in head.parameters()}
     tokens: list[nn.Parameter] = []
     body: list[list[nn.Parameter]] = []
-    for part, is_open in find_parts(model):
+    for part, is_open in find_modules(model):
         found = [w for w in part.parameters(recurse=not is_open) if id(w) not in known]
         known |= {id(weight) for weight in found}
         if is_open:
@@ -94,12 +94,12 @@ def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:
     return [*together, list(head.parameters())]
 
 
-def find_parts(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+def find_modules(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
     """The modules of a network in order, and whether the children of that one follow."""
     yield module, True
     for child in module.children():
         if is_stack(child):
-            yield from find_parts(child)
+            yield from find_modules(child)
         else:
             yield child, False
 

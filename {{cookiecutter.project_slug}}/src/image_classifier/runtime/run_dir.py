@@ -44,7 +44,7 @@ def open_run(config: Config, world: World) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if world.is_main:
-                take(stack.enter_context((folder / ".lock").open("a+")), folder)
+                hold(stack.enter_context((folder / ".lock").open("a+")), folder)
         except OSError as error:
             remove_unused(made)
             raise UserError(
@@ -67,7 +67,7 @@ def remove_unused(made: list[Path]) -> None:
             folder.rmdir()
 
 
-def take(lock: TextIO, folder: Path) -> None:
+def hold(lock: TextIO, folder: Path) -> None:
     """Lock a run folder until `lock` is closed or this process ends, and write who holds it."""
     lock.seek(0)
     is_taken = (

@@ -25,12 +25,12 @@ def check_setup(setup: Setup) -> None:
     if setup.config.profile:
         need_tool("watcher", "profile", "--profile")
     check_trackers(setup.config.run.trackers)
-    check_classes(setup.train_data.source, setup.val_data.source)
+    check_same_classes(setup.train_data.source, setup.val_data.source)
     check_logits(setup.config, setup.model, setup.train_data.num_classes)
     check_best_by(metric_of(setup.config), setup.val_data.source)
 
 
-def check_classes(train: Source, val: Source) -> None:
+def check_same_classes(train: Source, val: Source) -> None:
     """Both splits have the same classes, and each label is the number of one."""
     if train.classes != val.classes:
         raise UserError(

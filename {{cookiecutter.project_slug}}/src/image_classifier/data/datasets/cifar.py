@@ -9,15 +9,15 @@ from .source import Color, Source
 
 def cifar10(data: DataConfig, split: str) -> Source:
     """CIFAR-10: 10 classes."""
-    return load("CIFAR10", data, split, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    return read_batches("CIFAR10", data, split, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
 def cifar100(data: DataConfig, split: str) -> Source:
     """CIFAR-100: 100 classes."""
-    return load("CIFAR100", data, split, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    return read_batches("CIFAR100", data, split, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
-def load(name: str, data: DataConfig, split: str, mean: Color, std: Color) -> Source:
+def read_batches(name: str, data: DataConfig, split: str, mean: Color, std: Color) -> Source:
     """The copy in `data.root`, or else a download of 160 MB to there; both by torchvision.
 
     torchvision unpickles the files, but only after it found their MD5 sums to be the published.

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...config import Config
 from ...errors import UserError
-from ...models import find_parts
+from ...models import find_modules
 from ...parallel import Replicas
 from ...precision import Precision
 from ...runtime.config_dict import flatten, words_of
@@ -95,7 +95,7 @@ def shard(model: nn.Module, precision: Precision, world: World) -> None:
 
 def find_units(model: nn.Module) -> list[nn.Module]:
     """The modules whose weights are gathered together: blocks, and large layers."""
-    parts = [part for part, is_open in find_parts(model) if not is_open]
+    parts = [part for part, is_open in find_modules(model) if not is_open]
     sizes = [sum(weight.numel() for weight in part.parameters()) for part in parts]
     return [
         part

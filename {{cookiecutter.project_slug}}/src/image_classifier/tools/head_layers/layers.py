@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...models import find_head, find_parts
+from ...models import find_head, find_modules
 from ...tracking import blank_logits
 
 DEPTHS = 4  # of a network whose blocks all return features of one size: a vision transformer
@@ -70,7 +70,7 @@ def find_depths(
     network: nn.Module, image_size: int, channels: int
 ) -> list[tuple[nn.Module, torch.Size]]:
     """The blocks to take features of, in order, and the shapes of what they return."""
-    parts = [(part, is_open) for part, is_open in find_parts(network) if any(part.children())]
+    parts = [(part, is_open) for part, is_open in find_modules(network) if any(part.children())]
     shapes: dict[nn.Module, torch.Size] = {}  # in the order in which they are done
 
     def note(part: nn.Module, _: object, output: object) -> None:
