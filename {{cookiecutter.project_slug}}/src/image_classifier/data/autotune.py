@@ -15,7 +15,7 @@ from ..runtime.tools import find_tool
 from .datasets.source import Source
 from .decode import BadImageError
 from .samples import Note, Samples
-from .shared_memory import PART_SIZES, SharedMemoryLoader, divide
+from .shared_memory import PART_SIZES, SharedMemoryLoader, part_sizes
 
 MEMORY_SHARE = 0.4  # of the free memory that resident images of a split may take
 SLOTS_SHARE = 0.2  # of the free memory that the batches of a loader may take: a run has two
@@ -52,7 +52,7 @@ def open_loader(
     batch_size = max(1, data.batch_size // world.size)
 
     def needed(depth: int) -> int:
-        _, _, slots = divide(batch_size, workers, depth)
+        _, _, slots = part_sizes(batch_size, workers, depth)
         return world.local_size * slots * batch_size * samples.source.pixel_bytes * samples.size**2
 
     free = host_memory_bytes()

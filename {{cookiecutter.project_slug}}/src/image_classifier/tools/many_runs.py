@@ -21,7 +21,7 @@ from ..runtime.config_dict import flatten
 from ..runtime.console import clock, say
 from ..runtime.files import read_object
 from ..runtime.machine import num_threads
-from ..runtime.run_dir import take
+from ..runtime.run_dir import hold
 from ..runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ..tasks import metric_of
 from .child_runs import end_run, last_line, start_run
@@ -79,7 +79,7 @@ def locked(folder: Path) -> Iterator[None]:
     """A block in which no other command trains runs in `folder`: two would share their logs."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+") as lock:
-        take(lock, folder)
+        hold(lock, folder)
         yield
 
 
