@@ -20,9 +20,9 @@ from image_classifier import config as config_module
 from image_classifier.cli import commands
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
-from image_classifier.presets import PRESETS
-from image_classifier.runtime.command_line import COMMENT, parse
+from image_classifier.runtime.command_line import COMMENT, all_presets, parse
 from image_classifier.runtime.config_dict import flatten
+from image_classifier.runtime.tools import find_tools
 
 PROJECT = Path(__file__).parent.parent
 PACKAGE = Path(config_module.__file__).parent
@@ -89,13 +89,16 @@ def test_the_layout_of_the_readme_is_that_of_the_package():
 
 
 def test_every_command_of_the_readme_is_understood():
-    found = set()
+    found, presets = set(), all_presets()
     for line in "".join(blocks("sh")).splitlines():
         words = shlex.split(line.replace("train.py", "train"), comments=True)
         verb, *words = [*dropwhile(lambda word: word not in commands(), words)] or [""]
         if verb and not line.startswith("make"):  # else it may be of a tool that was deleted
-            named = [word for word in words[:2] if word in PRESETS]  # `repeat 5 cifar10`
-            preset = PRESETS[words.pop(words.index(named[0])) if named else "smoke"]
+            if words and words[0].startswith("imagenet_") and words[0] not in presets:
+                assert not find_tools("presets", "imagenet")
+                continue
+            named = [word for word in words[:2] if word in presets]  # `repeat 5 cifar10`
+            preset = presets[words.pop(words.index(named[0])) if named else "smoke"]
             others = {"default": preset()} if verb == "train" else {}
             parse(options_of(verb), words, prog=verb, about="", **others)
             found.add(verb)
