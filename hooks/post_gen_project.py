@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def write_manifest() -> None:
-    """Keep the digest of each file, by the name that git has for it: an update compares them."""
+    """Keep git's name for the content of each file, by which an update finds it in the history."""
     made = {}
     for path in sorted(Path.cwd().rglob("*")):
         if path.is_file():

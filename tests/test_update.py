@@ -3,9 +3,10 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, contents, python, run
+from conftest import PROJECT, ROOT, contents, python, run
 
 from pretuned import cli, update
 from pretuned_answers import RefusedError
@@ -14,54 +15,18 @@ AS = ("-c", "user.name=a", "-c", "user.email=a@b.c")
 OLD = "src/photos/tools/probe/layers.py"
 NEW = "src/photos/tools/head_layers/layers.py"
 ANSWERS = {"project_slug": "photos", "package_name": "photos"}
+LAYERS = (PROJECT / "src/image_classifier/tools/head_layers/layers.py").read_bytes()
 
 
-def commit(project):
-    """Commit all of a project."""
-    run("git", "add", "--all", folder=project)
-    run("git", *AS, "commit", "--allow-empty", "--message=all", folder=project)
+def git(folder, *words):
+    """What git prints in a folder."""
+    return run("git", *AS, *words, folder=folder).stdout
 
 
-@pytest.fixture
-def project(render):
-    """A project whose owner changed, deleted and added files, made by an older template."""
-    folder = render(**ANSWERS)
-    made = update.read_manifest(folder)
-    for path, text in {OLD: LAYERS, "docs/old.md": b"old\n", "docs/older.md": b"old\n"}.items():
-        write(folder / path, text)
-        made[path] = update.blob(text)
-    for path in (NEW, "docs/guide.md"):
-        made.pop(path)
-        (folder / path).unlink()
-    (folder / update.MANIFEST).write_text(json.dumps({"files": made}))
-    run("git", "init", folder=folder)
-    commit(folder)
-    edit(folder / "Makefile", "# mine\n")
-    edit(folder / OLD, "# mine\n")
-    edit(folder / "README.md", "mine\n")
-    edit(folder / "AGENTS.md", "mine\n", at_end=False)
-    edit(folder / "docs/older.md", "mine\n")
-    (folder / "sky.yaml").unlink()
-    write(folder / "src/photos/mine.py", b"MINE = 1\n")
-    commit(folder)
-    return folder
-
-
-LAYERS = (
-    (ROOT / "{{cookiecutter.project_slug}}/src/image_classifier/tools/head_layers")
-    .joinpath("layers.py")
-    .read_bytes()
-)
-
-
-def newer(answers, folder):
-    """What a newer template makes of answers: other files, of which some moved."""
-    made = cli._render_again(answers, folder)
-    edit(made / "README.md", "theirs\n", at_end=False)
-    edit(made / "AGENTS.md", "theirs\n", at_end=False)
-    edit(made / "LICENSE", "theirs\n")
-    edit(made / NEW, "# theirs\n", at_end=False)
-    return made
+def commit(folder):
+    """Commit all that is in a folder."""
+    git(folder, "add", "--all", "--force")
+    git(folder, "commit", "--allow-empty", "--message=all")
 
 
 def write(path, content):
@@ -72,102 +37,198 @@ def write(path, content):
 
 def edit(path, line, at_end=True):
     """Add a line to a file."""
-    text = path.read_text()
-    path.write_text(text + line if at_end else line + text)
+    text = path.read_bytes()
+    path.write_bytes(text + line if at_end else line + text)
 
 
-def verdicts(changes):
-    """The files of each verdict."""
-    found = {}
-    for change in changes:
-        found.setdefault(change.verdict, []).append(change.path)
-    return found
+def as_made(folder, old):
+    """Make a project as an older template would have: with these files in place of some."""
+    manifest = folder / update.MANIFEST
+    made = json.loads(manifest.read_text())["files"]
+    for name, content in old.items():
+        made.pop(name, None)
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            write(folder / name, content)
+            made[name] = run("git", "hash-object", name, folder=folder).stdout.strip()
+    manifest.write_text(json.dumps({"files": made}))
 
 
-EXPECTED = {
-    "yours": ["Makefile"],
-    "merged": ["README.md", NEW],
-    "conflict": ["AGENTS.md"],
-    "replaced": ["LICENSE"],
-    "added": ["docs/guide.md"],
-    "deleted": ["docs/old.md"],
-    "kept": ["docs/older.md"],
-    "gone": ["sky.yaml"],
-}
+@pytest.fixture
+def project(render):
+    """A project whose owner changed, deleted and added files, made by an older template."""
+    folder = render(**ANSWERS)
+    git(folder, "init")
+    gone = dict.fromkeys((NEW, "docs/guide.md", "src/photos/tools/lora/adapters.py"))
+    old = {OLD: LAYERS, "docs/old.md": b"old\n", "docs/older.md": b"old\n" * 9}
+    as_made(folder, gone | old)
+    commit(folder)
+    edit(folder / "Makefile", b"# mine\n")
+    edit(folder / OLD, b"# mine\n")
+    edit(folder / "README.md", b"mine\n")
+    edit(folder / "AGENTS.md", b"mine\n", at_end=False)
+    edit(folder / "docs/older.md", b"mine\n")
+    (folder / "sky.yaml").unlink()
+    shutil.rmtree(folder / "src/photos/tools/lora")
+    write(folder / "src/photos/mine.py", b"MINE = 1\n")
+    commit(folder)
+    return folder
 
 
-def test_an_update_brings_what_is_new_and_keeps_what_is_yours(project, capsys):
-    assert verdicts(update.compare(project, newer, "").changes) == EXPECTED
-    assert run("git", "status", "--porcelain", folder=project).stdout == ""
-    assert verdicts(update.update(project, newer, "")) == EXPECTED
+@pytest.fixture
+def newer(tmp_path):
+    """A function that renders a newer template: other files, of which some moved."""
+    made = tmp_path / "newer" / "photos"
+
+    def again(answers, folder):
+        if not made.exists():
+            cli._render_again(answers, made.parent)
+            edit(made / "README.md", b"theirs\n", at_end=False)
+            edit(made / "AGENTS.md", b"theirs\n", at_end=False)
+            edit(made / "LICENSE", b"theirs\n")
+            edit(made / "sky.yaml", b"# theirs\n")
+            edit(made / NEW, b"# theirs\n", at_end=False)
+            write(made / "run.sh", b"true\n")
+            (made / "run.sh").chmod(0o755)
+        return Path(shutil.copytree(made, folder / "photos"))
+
+    return again
+
+
+CHANGES = """\
+M  AGENTS.md
+M  LICENSE
+M  README.md
+A  docs/guide.md
+D  docs/old.md
+A  run.sh
+R  src/photos/tools/probe/layers.py -> src/photos/tools/head_layers/layers.py
+CONFLICT (content): Merge conflict in AGENTS.md
+CONFLICT (modify/delete): docs/older.md deleted in worktree/template and modified in \
+worktree/yours.  Version worktree/yours of docs/older.md left in tree."""
+
+
+def test_an_update_brings_what_is_new_and_keeps_what_is_yours(project, newer):
+    found = update.compare(project, newer, "").splitlines()
+    for line in ("yours   M  Makefile", "both    M  README.md", "theirs  M  LICENSE"):
+        assert line in found
+    assert git(project, "status", "--porcelain") == ""
+    said, is_clean = update.update(project, newer, "")
+    assert said == CHANGES
+    assert not is_clean
     readme = (project / "README.md").read_text()
     assert readme.startswith("theirs\n")
     assert readme.endswith("mine\n")
-    layers = (project / NEW).read_text()
-    assert layers == f"# theirs\n{LAYERS.decode()}# mine\n"
+    assert (project / NEW).read_bytes() == b"# theirs\n" + LAYERS + b"# mine\n"
     assert not (project / OLD).exists()
-    agents = (project / "AGENTS.md").read_text()
-    assert agents.startswith("<<<<<<< yours\nmine\n=======\ntheirs\n>>>>>>> template\n")
+    first = (project / "AGENTS.md").read_text().splitlines()[:5]
+    assert [line[:7] for line in first] == ["<<<<<<<", "mine", "=======", "theirs", ">>>>>>>"]
+    assert (project / "docs/older.md").read_bytes() == b"old\n" * 9 + b"mine\n"
     assert (project / "src/photos/mine.py").read_text() == "MINE = 1\n"
-    assert not (project / "sky.yaml").exists()
-    assert os.access(project / "slurm.sh", os.X_OK)
-    # Once more, nothing changes: what is the owner's stays so.
+    assert os.access(project / "run.sh", os.X_OK)
+    deleted = project / "sky.yaml", project / "src/photos/tools/lora"
+    assert not any(path.exists() for path in deleted)
+    # Once more, nothing changes: what is the owner's stays so, and what was deleted.
     commit(project)
-    again = verdicts(update.update(project, newer, ""))
-    yours = ["AGENTS.md", "Makefile", "README.md", NEW]
-    assert again == {"yours": yours, "gone": ["sky.yaml"]}
-    assert run("git", "status", "--porcelain", folder=project).stdout == ""
-    assert cli.main(["diff", str(project)]) == 0
-    said = capsys.readouterr().out
-    assert "gone (you deleted it: stays deleted):\n  sky.yaml" in said
+    assert update.update(project, newer, "") == ("", True)
+    assert git(project, "status", "--porcelain") == ""
+    assert not any(path.exists() for path in deleted)
+    found = update.compare(project, newer, "").splitlines()
+    assert {line[:5] for line in found} == {"yours"}
 
 
 def test_an_update_that_is_killed_at_any_moment_is_finished_by_the_same_command(
-    project, tmp_path, monkeypatch
+    project, newer, tmp_path, monkeypatch
 ):
-    made = newer(update.answers_of(project)[1], tmp_path / "made")
-
-    def render(_, folder):
-        return shutil.copytree(made, folder / made.name)
-
-    whole = tmp_path / "whole"
-    shutil.copytree(project, whole)
-    update.update(whole, render, "")
-    replace, rename = update.Path.replace, update.Path.rename
-    for moment in range(1, 8):
-        killed = tmp_path / f"killed at {moment}"
+    shutil.copytree(project, tmp_path / "whole")
+    call = update.Repository.git
+    calls = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            update.Repository, "git", lambda *all_, **more: calls.append(1) or call(*all_, **more)
+        )
+        expected = update.update(tmp_path / "whole", newer, "")
+    git(tmp_path / "whole", "gc", "--prune=now")  # what the next merge needs is kept
+    for moment in range(4, len(calls), 5):
+        killed = tmp_path / "killed"
         shutil.copytree(project, killed)
-        moves = iter(range(1, 100))
+        numbers = iter(range(1, 1000))
 
-        def last(move, *words, moves=moves, moment=moment):
-            if next(moves) == moment:
+        def until(*all_, numbers=numbers, moment=moment, **more):
+            if next(numbers) == moment:
                 raise KeyboardInterrupt
-            return move(*words)
+            return call(*all_, **more)
 
         with monkeypatch.context() as patch:
-            patch.setattr(update.Path, "replace", lambda *words: last(replace, *words))
-            patch.setattr(update.Path, "rename", lambda *words: last(rename, *words))
+            patch.setattr(update.Repository, "git", until)
             with pytest.raises(KeyboardInterrupt):
-                update.update(killed, render, "")
-        before_the_plan = moment == 1
-        assert bool(update.update(killed, render, "")) == before_the_plan
-        for folder in (whole, killed):
-            shutil.rmtree(folder / ".git", ignore_errors=True)
-        left = contents(killed)
-        assert [name for name in left if name.endswith(".pretuned")] == []
-        assert left == contents(whole)
-        assert (killed / update.MANIFEST).read_bytes() == (whole / update.MANIFEST).read_bytes()
+                update.update(killed, newer, "")
+        if (killed / "run.sh").exists():  # git itself was killed while it wrote
+            shutil.copy(project / "LICENSE", killed / "LICENSE")
+            (killed / "docs/guide.md").unlink()
+            write(killed / ".git/pretuned-index.lock", b"")
+        if not git(killed, "status", "--porcelain") or git(killed, "for-each-ref", "refs/worktree"):
+            assert update.update(killed, newer, "") == expected
+        assert seen(killed) == seen(tmp_path / "whole")
+        shutil.rmtree(killed)
 
 
-def test_a_project_without_digests_is_updated_from_the_template_that_made_it(project, tmp_path):
+def seen(project):
+    """The files of a project, and its manifest, without git."""
+    files = contents(project)
+    made = (project / update.MANIFEST).read_bytes()
+    return {name: file for name, file in files.items() if ".git/" not in name}, made
+
+
+def test_what_was_changed_since_an_update_was_killed_is_not_lost(project, newer, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patch.setattr(update.Repository, "write", lambda *_, **__: killed())
+        update.update(project, newer, "")
+    edit(project / "LICENSE", b"mine\n")
+    with pytest.raises(RefusedError, match="'LICENSE' was changed since"):
+        update.update(project, newer, "")
+    assert (project / "LICENSE").read_bytes().endswith(b"mine\n")
+    commit(project)  # its owner goes on without that update
+    assert update.update(project, newer, "")[0].startswith("M  AGENTS.md\nM  LICENSE\n")
+    assert b"mine\n" in (project / "LICENSE").read_bytes()
+
+
+def killed():
+    """A kill."""
+    raise KeyboardInterrupt
+
+
+def test_a_project_without_names_of_contents_is_updated_from_the_template_that_made_it(
+    project, newer, tmp_path
+):
     python("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, folder=ROOT)
     (wheel,) = tmp_path.glob("*.whl")
     (project / update.MANIFEST).unlink()
     commit(project)
+    with pytest.raises(RefusedError, match=r"has no .pretuned.json.* by --base"):
+        update.compare(project, newer, "")
     for base in (wheel, ROOT):
-        found = verdicts(update.compare(project, newer, str(base)).changes)
-        assert found["conflict"] == ["AGENTS.md"]
-        assert found["merged"] == ["README.md"]
+        found = update.compare(project, newer, str(base)).splitlines()
+        assert "both    M  README.md" in found
+        assert "theirs  M  LICENSE" in found
+    write(tmp_path / "argparse.py", b"raise SystemExit('planted')")
+    (tmp_path / "empty").mkdir()
+    for base in (tmp_path / "empty", tmp_path / "no.whl", "../x", "0.0.0; true"):
+        with pytest.raises(RefusedError, match="--base "):
+            update.compare(project, newer, str(base))
+
+
+def test_a_project_in_a_larger_repository_is_updated_alone(render, newer, tmp_path):
+    for name in ("one", "two"):
+        shutil.move(render(**ANSWERS), tmp_path / "all" / name)
+    git(tmp_path / "all", "init")
+    commit(tmp_path / "all")
+    said, is_clean = update.update(tmp_path / "all/one", newer, "")
+    assert is_clean
+    assert "M  LICENSE" in said
+    changed = git(tmp_path / "all", "status", "--porcelain").splitlines()
+    assert changed
+    assert all(line[3:].startswith("one/") for line in changed)
 
 
 def test_what_cannot_be_updated_is_refused_in_a_line(project, tmp_path, capsys):
@@ -176,22 +237,59 @@ def test_what_cannot_be_updated_is_refused_in_a_line(project, tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "no project of this template" in said(tmp_path)
+    assert "not a git repository" in said(tmp_path)
     write(project / "new.txt", b"")
-    assert "has changes that are not committed: commit them" in said(project)
+    assert "has changes that are not committed, such as 'new.txt'" in said(project)
     commit(project)
-    assert "is not the template that made" in said(project, "--base", ROOT)
+    assert "did not make" in said(project, "--base", ROOT)
+    text = (project / "pyproject.toml").read_text()
+    for old, new, reason in (
+        ('tools = "all"', "tools = 3", "no such answer: tools = 3"),
+        ('licence = "MIT"', 'licence = "GPL"', "no such answer: licence = 'GPL'"),
+        ("[tool.pretuned.answers]", "answers = []\n[tool.x]", "no project of this template"),
+        ("[tool.pretuned]", "<<<<<<<", "can't be read"),
+        ('version = "0.2.0.dev0"', 'version = "99.0"', "pretuned 99.0 made this project"),
+        ('version = "0.2.0.dev0"', 'version = "."', "no project of this template"),
+    ):
+        assert old in text
+        (project / "pyproject.toml").write_text(text.replace(old, new))
+        commit(project)
+        assert reason in said(project)
+    (project / "pyproject.toml").write_text(text)
+    outside = tmp_path / "output" / "outside"
+    write(outside, b"precious")
     manifest = json.loads((project / update.MANIFEST).read_text())
-    manifest["files"]["README.md"] = update.blob(b"never committed")
-    (project / update.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(update.MissingBaseError, match=r"'README.md'.* by --base"):
-        update.changes_of(project, manifest["files"], {"README.md": b"x"}, lambda _: None, {})
-    outside = tmp_path / "outside"
-    outside.write_bytes(b"precious")
-    manifest["files"]["../../outside"] = update.blob(b"precious")
-    (project / update.MANIFEST).write_text(json.dumps(manifest))
+    name = run("git", "hash-object", "-w", outside, folder=project).stdout.strip()
+    for files, reason in (
+        ({"../outside": name}, "it names files that are not in the project"),
+        ({".git/HEAD": name}, "it names files that are not in the project"),
+        ({"a//../b": name}, "it names files that are not in the project"),
+        ({"README.md": "0" * 40}, "by --base"),
+        ({"README.md": "\0"}, "it names no contents of git"),
+    ):
+        text = json.dumps({"files": manifest["files"] | files})
+        (project / update.MANIFEST).write_text(text)
+        commit(project)
+        assert reason in said(project)
+    (project / update.MANIFEST).write_text("[" * 10**5)
     commit(project)
-    assert "it names a file outside of the project" in said(project)
-    assert outside.exists()
-    with pytest.raises(RefusedError, match="can't be had"):
-        update.render_of(str(tmp_path / "no.whl"), {}).__enter__()
+    assert "can't be read" in said(project)
+    assert outside.read_bytes() == b"precious"
+
+
+def test_files_in_the_way_of_an_update_stop_it_before_it_writes(project, newer, tmp_path):
+    (project / ".gitignore").write_text("run.sh\n")
+    commit(project)
+    write(project / "run.sh", b"precious")  # which git ignores
+    with pytest.raises(RefusedError, match=r"run\.sh' is in the way of a new file"):
+        update.update(project, newer, "")
+    assert (project / "run.sh").read_bytes() == b"precious"
+    (project / "run.sh").unlink()
+    write(tmp_path / "elsewhere/guide.md", b"precious")  # where a link of the owner leads
+    shutil.rmtree(project / "docs")
+    (project / "docs").symlink_to(tmp_path / "elsewhere")
+    commit(project)
+    with pytest.raises(RefusedError, match=r"guide\.md' is in the way of a new file"):
+        update.update(project, newer, "")
+    assert (tmp_path / "elsewhere/guide.md").read_bytes() == b"precious"
+    assert git(project, "status", "--porcelain") == ""

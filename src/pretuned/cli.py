@@ -69,35 +69,39 @@ def _maintain(verb: str, *words: str) -> int:
     options = parser.parse_args(words)
     try:
         if verb == "diff":
-            changes = update.compare(options.project, _render_again, options.base).changes
-        else:
-            changes = update.update(options.project, _render_again, options.base)
+            print(update.compare(options.project, _render_again, options.base) or "nothing differs")
+            return 0
+        report, is_clean = update.update(options.project, _render_again, options.base)
+        print(report or "nothing has changed")
+        if not is_clean:
+            print("settle the conflicts, then: make check")
+            return 1
+        print("git diff shows the changes; git stash --include-untracked undoes them")
+        if options.no_check:
+            return 0
+        done = subprocess.run(["make", "check"], cwd=options.project, check=False)
+        return int(done.returncode > 0)
     except (RefusedError, CookiecutterException, OSError) as error:
         print(f"ERROR: {_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nERROR: interrupted: the same command goes on", file=sys.stderr)
         return 130
-    if changes is None:
-        print("finished the update that was interrupted: git diff shows what it did")
-        changes = []
-    else:
-        print(update.account(changes) or "nothing has changed")
-    if verb == "diff":
-        return 0
-    if any(change.verdict in ("conflict", "unmerged") for change in changes):
-        print("settle them, then: make check")
-        return 1
-    if options.no_check:
-        return 0
-    return int(subprocess.run(["make", "check"], cwd=options.project, check=False).returncode > 0)
 
 
 def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
     """Render the answers of a project that was made before, but for those to older questions."""
-    known = {key: value for key, value in answers.items() if key in _questions()}
-    check(known)
-    return _render(known, output_dir, no_input=True)
+    given = {}
+    for key, default in _questions().items():
+        value = answers.get(key)
+        if value is None:
+            continue
+        kinds = {bool: bool, list: str}.get(type(default), str)
+        if not isinstance(value, kinds) or (isinstance(default, list) and value not in default):
+            raise RefusedError(f"pyproject.toml has no such answer: {key} = {value!a}")
+        given[key] = value
+    check(given)
+    return _render(given, output_dir, no_input=True)
 
 
 def _line(error: Exception) -> str:

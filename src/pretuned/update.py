@@ -1,14 +1,17 @@
 """`pretuned diff` and `pretuned update`: a project that was made before gets what changed here.
 
-A project remembers in `.pretuned.json` the digest of each of its files as the template made it.
-Against that, a file is its owner's work, the template's, or both. What both changed is merged by
-git, with the file as it was made as the base: from the project's own history, where it is if it
-was ever committed, or from the version that made it (`--base`).
+Git does the work: it merges the project, as it is committed, with the project that this template
+makes of the same answers. Their common base is the project as it was made. `.pretuned.json` has
+git's name for the content of each of its files, so the base is in the project's own history; what
+was never committed comes from the version of the template that made it (`--base`).
+
+An update is a tree in git before the first file is written. Killed in the midst of it, the same
+command writes the rest.
 """
 
-import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,396 +19,448 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from pretuned_answers import RefusedError
 
 MANIFEST = ".pretuned.json"
-JOURNAL = "pretuned-update"  # in the git folder: what an update is about to write
-BASES = "refs/pretuned/made"  # in git, a tree of files as the template made them
-PLAN = "plan.json"  # there; from when it has its name on, the update happens
-# Files that moved, by their old path, with the default names; what moved twice is there twice.
-MOVES = {
-    "src/image_classifier/tools/probe/layers.py": (
-        "src/image_classifier/tools/head_layers/layers.py"
-    ),
-    "src/image_classifier/tools/probe/tests/test_layers.py": (
-        "src/image_classifier/tools/head_layers/tests/test_layers.py"
-    ),
+NEEDED_GIT = 2, 38  # of which `merge-tree` merges trees
+SETTINGS = {  # of git, whatever the user's are
+    "core.autocrlf": "false",
+    "core.quotePath": "false",
+    "core.safecrlf": "false",
+    "commit.gpgSign": "false",
+    "merge.conflictStyle": "merge",
+    "merge.directoryRenames": "false",
+    "merge.renameLimit": "10000",
+    "merge.renames": "true",
+    "user.email": "pretuned@localhost",
+    "user.name": "pretuned",
 }
+NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # that git has for a content
+VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d+|\.dev\d+)*")
 
 Render = Callable[[dict[str, object], Path], Path]  # answers, where to -> the new folder
-Read = Callable[[str], bytes | None]  # a path in the project -> the file as the template made it
 
 
-class MissingBaseError(RefusedError):
-    """Nobody knows what a file was when the template made it."""
+class File(NamedTuple):
+    """A file in git."""
+
+    mode: str
+    blob: str  # the name of its content
 
 
-@dataclass(frozen=True)
-class Change:
-    """What an update does to one file."""
-
-    path: str  # relative to the project, with slashes
-    verdict: str  # one of VERDICTS
-    content: bytes | None = None  # to write; None: nothing is written
-    was: str = ""  # where the file was, if it moved
+Files = dict[str, File]  # by path, with slashes
 
 
 @dataclass(frozen=True)
-class Sides:
-    """One file, from all sides; None: it is not there."""
+class Update:
+    """What an update does: trees of git, and what there is to say."""
 
-    path: str
-    was: str  # its path before, if it moved
-    made: str | None  # the digest of what the template made of it
-    mine: bytes | None  # as it is in the project
-    new: bytes | None  # as the template makes it now
-
-    @property
-    def verdict(self) -> str:
-        """One of VERDICTS; `both` if both changed it, `same` if it is as the template has it."""
-        if self.mine is None:
-            if self.made is None:
-                return "added"
-            return "same" if self.new is None else "gone"
-        is_touched = self.made is None or blob(self.mine) != self.made
-        if self.new is None:
-            return "kept" if is_touched else "deleted"
-        if self.mine == self.new:
-            return "same"
-        if not is_touched:
-            return "replaced"
-        return "yours" if self.made == blob(self.new) else "both"
+    tree: str  # the repository afterwards
+    new: str  # the commit of the project as the template makes it now
+    is_clean: bool  # whether git merged everything
+    report: str
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What an update does, and what the project knows afterwards."""
+class Repository:
+    """The git repository of a project, which may be a folder in a larger one."""
 
-    changes: list[Change]
-    new: dict[str, bytes]  # the files as the template makes them now
-    runnable: frozenset[str]  # those that can be executed
+    def __init__(self, project: Path) -> None:
+        """Of the folder `project`.
 
-    @property
-    def made(self) -> dict[str, str]:
-        """Their digests."""
-        return {path: blob(content) for path, content in self.new.items()}
+        Raises:
+            RefusedError: if git is missing or old, or the folder is not in a repository.
+        """
+        self.project = project
+        self.private: Path | None = None  # our own index: the user's stays as it is
+        if not shutil.which("git"):
+            raise RefusedError("git is needed, and is not there")
+        found = re.search(r"(\d+)\.(\d+)", self.git("version"))
+        if not found or (int(found[1]), int(found[2])) < NEEDED_GIT:
+            raise RefusedError(f"git {'.'.join(map(str, NEEDED_GIT))} or newer is needed")
+        self.prefix = self.git("rev-parse", "--show-prefix")
+        private = self.git("rev-parse", "--git-path", "pretuned-index")
+        place = sha256(self.prefix.encode()).hexdigest()[:12]
+        self.made = f"refs/worktree/pretuned/{place}/made"  # what the template made last
+        self.pending = f"refs/worktree/pretuned/{place}/update"  # an update that is being written
+        self.private = Path(project, private).absolute()
+
+    def git(self, *words: str, content: str = "", can_conflict: bool = False) -> str:
+        """What git prints, without its last line feed.
+
+        Raises:
+            RefusedError: if it fails, with what it says.
+        """
+        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        own |= {"LC_ALL": "C", "GIT_CONFIG_COUNT": str(len(SETTINGS))}
+        for number, (key, value) in enumerate(SETTINGS.items()):
+            own |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+        if self.private and words[0] != "status":
+            own["GIT_INDEX_FILE"] = str(self.private)
+        done = subprocess.run(
+            ["git", *words],
+            cwd=self.project,
+            env=own,
+            input=os.fsencode(content),
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode and not (can_conflict and done.returncode == 1):
+            said = os.fsdecode(done.stderr).strip().splitlines() or ["it gives no reason"]
+            raise RefusedError(f"git {words[0]} failed in {str(self.project)!a}: {said[0]}")
+        return os.fsdecode(done.stdout).removesuffix("\n")
+
+    def files(self, tree: str) -> Files:
+        """The files of a tree, by their paths in it; `HEAD:./` is the project."""
+        found = {}
+        for row in self.git("ls-tree", "-r", "-z", "--full-tree", tree).split("\0"):
+            if row:
+                about_it, _, path = row.partition("\t")
+                mode, _, blob = about_it.split()
+                found[path] = File(mode, blob)
+        return found
+
+    def tree(self, files: Files) -> str:
+        """A tree of files; git refuses paths that lead out of it.
+
+        Raises:
+            RefusedError: if git does not have one of them.
+        """
+        self.forget_index()
+        rows = [f"{file.mode} {file.blob}\t{path}\0" for path, file in files.items()]
+        self.git("update-index", "-z", "--index-info", content="".join(rows))
+        return self.git("write-tree")
+
+    def forget_index(self) -> None:
+        """Begin with an empty index; a lock on it is of an update that was killed."""
+        for name in (self.private.name, f"{self.private.name}.lock"):
+            self.private.with_name(name).unlink(missing_ok=True)
+
+    def keep(self, folder: Path) -> Files:
+        """Put the files of a folder into git."""
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        paths = [path for path in paths if path.name != MANIFEST]
+        words = "hash-object", "-w", "--no-filters", "--stdin-paths"
+        blobs = self.git(*words, content="".join(f"{path}\n" for path in paths)).splitlines()
+        modes = ["100755" if os.access(path, os.X_OK) else "100644" for path in paths]
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        rows = zip(names, modes, blobs, strict=True)
+        return {name: File(mode, blob) for name, mode, blob in rows}
+
+    def manifest(self, new: Files) -> File:
+        """What `.pretuned.json` holds after an update to the files `new`."""
+        blobs = {path: file.blob for path, file in sorted(new.items())}
+        text = json.dumps({"files": blobs}, indent=0) + "\n"
+        return File("100644", self.git("hash-object", "-w", "--stdin", content=text))
+
+    def whole(self, project: Files) -> Files:
+        """The files of the repository with those of the project in place of what it is now."""
+        others = self.files("HEAD")
+        kept = {path: file for path, file in others.items() if not path.startswith(self.prefix)}
+        own = {f"{self.prefix}{path}": file for path, file in project.items()}
+        return kept | own if self.prefix else own
+
+    def pending_update(self) -> str | None:
+        """The commit of an update that was killed while it wrote; None if there is none.
+
+        Raises:
+            RefusedError: if a file that it writes is neither as it was nor as it will be.
+        """
+        found = self.git("for-each-ref", "--format=%(objectname) %(objecttype)", self.pending)
+        if not found:
+            return None
+        pending = found.split()[0]
+        if self.git("rev-parse", "HEAD") != self.git("rev-parse", f"{pending}^"):
+            return None  # its owner went on without it
+        root = Path(self.git("rev-parse", "--show-toplevel"))
+        before = self.files("HEAD")
+        after = self.files(pending)
+        for path in before.keys() | after.keys():
+            old, new = before.get(path), after.get(path)
+            if old != new:
+                file = root / path
+                is_there = file.is_file() and not file.is_symlink()
+                blob = self.git("hash-object", "--no-filters", str(file)) if is_there else ""
+                if blob not in [side.blob if side else "" for side in (old, new)]:
+                    raise RefusedError(
+                        f"{path!a} was changed since an update of it was killed: commit all that "
+                        "you want to keep; then run the same command"
+                    )
+        return pending
+
+    def look_for_obstacles(self, tree: str) -> None:
+        """Refuse to write new files where there are others that git does not have.
+
+        Git itself would overwrite those that it ignores.
+        """
+        root = Path(self.git("rev-parse", "--show-toplevel"))
+        for path in self.files(tree).keys() - self.files("HEAD").keys():
+            if os.path.lexists(root / path):
+                raise RefusedError(f"{str(root / path)!a} is in the way of a new file: move it")
+
+    def write(self, commit: str, *, is_resumed: bool) -> None:
+        """Write what differs between HEAD and `commit`; git refuses to touch any other file.
+
+        Of an update that was killed some files are written, which was looked at before.
+        """
+        self.forget_index()
+        self.git("read-tree", "HEAD")
+        if is_resumed:
+            self.git("read-tree", "--reset", "-u", commit)
+        else:
+            self.git("update-index", "-q", "--really-refresh", can_conflict=True)
+            self.git("read-tree", "-m", "-u", "HEAD", commit)
+        self.forget_index()
+
+    def commit(self, tree: str, *parents: str, message: str = "pretuned") -> str:
+        """A commit of a tree, on no branch."""
+        words = [word for parent in parents for word in ("-p", parent)]
+        return self.git("commit-tree", tree, *words, content=message)
+
+    def changes(self, old: str, new: str, *words: str) -> list[list[str]]:
+        """What differs between two trees: rows of a letter, as `git status` has them, and paths."""
+        rows = self.git("diff-tree", "-r", "-M", "--name-status", *words, old, new).splitlines()
+        return [row.split("\t") for row in rows]
 
 
-VERDICTS = {
-    "yours": "you changed it, the template did not: stays",
-    "replaced": "the template changed it, you did not",
-    "moved": "the template moved it",
-    "added": "new in the template",
-    "deleted": "no longer in the template, and you did not change it",
-    "merged": "both changed it",
-    "conflict": "both changed the same lines, which are marked: settle them",
-    "unmerged": "both changed it, and it is no text: yours stays",
-    "kept": "you changed it, and the template has no such file any more: stays",
-    "gone": "you deleted it: stays deleted",
-}
-
-
-DIFFERING = ("yours", "merged", "conflict", "unmerged")  # from the template's, afterwards
-
-
-def blob(content: bytes) -> str:
-    """The digest of a file: the name that git has for its content."""
-    head = b"blob %d\0" % len(content)
-    return hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    """The files of a render by their paths, without the manifest."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    found.pop(MANIFEST, None)
-    return found
-
-
-def answers_of(project: Path) -> tuple[str, dict[str, object]]:
+def about(project: Path) -> tuple[str, dict[str, object]]:
     """The version of the template that made a project, and the answers.
 
     Raises:
         RefusedError: if it is no project of this template.
     """
     path = project / "pyproject.toml"
+    reason = "has no [tool.pretuned] with version and answers"
     try:
-        about = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pretuned"]
-        return str(about["version"]), dict(about["answers"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RefusedError(
-            f"{str(path)!a} has no [tool.pretuned] with version and answers: {str(project)!a} is "
-            "no project of this template"
-        ) from error
+        known = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pretuned"]
+        version, answers = known["version"], known["answers"]
+        if isinstance(answers, dict) and isinstance(version, str) and VERSION.fullmatch(version):
+            return version, answers
+    except (LookupError, TypeError):
+        pass
+    except (OSError, ValueError, RecursionError) as error:
+        reason = f"can't be read: {error}"
+    raise RefusedError(f"{str(path)!a} {reason}: no project of this template, or a damaged one")
 
 
-def git(project: Path, *words: str, content: bytes | None = None) -> bytes:
-    """What git prints in `project`.
-
-    Raises:
-        RefusedError: if it fails, with what it says.
-    """
-    done = subprocess.run(
-        ["git", "-C", str(project), *words], input=content, capture_output=True, check=False
-    )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]
-        raise RefusedError(f"git {words[0]} failed in {str(project)!a}: {said[-1]}")
-    return done.stdout
-
-
-def read_manifest(project: Path) -> dict[str, str]:
-    """The digest of each file as the template made it; none where there is no manifest."""
+def manifest(project: Path) -> dict[str, str]:
+    """Git's name for each file as the template made it; none where there is no manifest."""
     path = project / MANIFEST
     if not path.exists():
         return {}
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        made = {str(name): str(digest) for name, digest in files.items()}
-        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in made):
-            raise ValueError("it names a file outside of the project")
-        return made
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RefusedError(f"{str(path)!a} can't be read: {error}") from error
+        reason = "it names no contents of git"
+        if all(NAME.fullmatch(blob) for blob in files.values()):
+            reason = "it names files that are not in the project"
+            if not any({"", ".", "..", ".git"} & {*name.split("/")} for name in files):
+                return dict(files)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error)
+    raise RefusedError(f"{str(path)!a} can't be read: {reason}")
 
 
 @contextmanager
-def render_of(base: str, answers: dict[str, object]) -> Iterator[Path]:
+def rendered(base: str, answers: dict[str, object]) -> Iterator[Path]:
     """A folder with what another version of the template makes of `answers`.
 
-    `base` is its wheel, its checkout, or its number, for which uv asks the package index.
+    `base` is its wheel, its checkout, or its number, for which uv asks the package index. It is
+    the user who names it: its code runs.
     """
     with tempfile.TemporaryDirectory(prefix="pretuned-") as scratch:
-        home = Path(scratch)
-        variables = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pretuned"]
-        if base.endswith(".whl"):
-            try:
-                with zipfile.ZipFile(base) as wheel:
-                    wheel.extractall(home / "wheel")
-            except (OSError, zipfile.BadZipFile) as error:
-                raise RefusedError(f"--base {base!a} can't be had: {error}") from error
-            variables["PYTHONPATH"] = str(home / "wheel")
-        elif Path(base).is_dir():
-            variables["PYTHONPATH"] = str(Path(base, "src").resolve())
-        else:
-            command = ["uvx", f"pretuned=={base}"]
-        words = ["--no-input", "--output-dir", str(home / "made")]
-        words += [f"{key}={value}" for key, value in answers.items()]
+        home = Path(scratch).resolve()
+        command = [sys.executable, "-P", "-m", "pretuned"]
+        source = Path(base).resolve()
         try:
+            if base.endswith(".whl"):
+                with zipfile.ZipFile(source) as wheel:
+                    wheel.extractall(home / "wheel")
+                source = home / "wheel"
+            elif source.is_dir():
+                source /= "src"
+            elif VERSION.fullmatch(base):
+                command = ["uvx", f"pretuned=={base}"]
+                source = None
+            if source and not (source / "pretuned/__main__.py").is_file():
+                raise RefusedError(f"--base {base!a} is no wheel, checkout or version of pretuned")
+            words = ["--no-input", "--output-dir", str(home / "made")]
+            plain = re.compile("[a-z_]+")  # no option
+            words += [f"{key}={value}" for key, value in answers.items() if plain.fullmatch(key)]
+            variables = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
             done = subprocess.run(
-                [*command, *words], env=variables, capture_output=True, check=False, text=True
+                [*command, *words], cwd=home, env=variables, capture_output=True, check=False
             )
-            said = done.stderr.strip().splitlines()
-        except OSError as error:
-            said = [str(error)]
-        if not (home / "made").is_dir():
-            raise RefusedError(
-                f"the template {base} that made this project can't be had "
-                f"({said[-1] if said else 'no reason'}): give its wheel or its checkout by --base"
-            )
+        except (OSError, zipfile.BadZipFile) as error:
+            raise RefusedError(f"--base {base!a} can't be had: {error}") from error
+        if done.returncode:
+            said = os.fsdecode(done.stderr).strip().splitlines() or ["it gives no reason"]
+            raise RefusedError(f"--base {base!a} can't make the project: {said[-1]}")
         yield next((home / "made").iterdir())
 
 
-def changes_of(
-    project: Path, made: dict[str, str], new: dict[str, bytes], base: Read, moves: dict[str, str]
-) -> list[Change]:
-    """What an update does to each file that it does not leave as it is, and what it leaves.
+def base_of(repository: Repository, base: str, new: Files) -> Files:
+    """The files of the project as the template made them, all of them in git.
 
-    Args:
-        project: its folder.
-        made: the digest of each file as the template made it.
-        new: the files as the template makes them now.
-        base: reads a file as the template made it; None if that is not known.
-        moves: new paths by old ones.
-    """
-    moved = {
-        there: was
-        for was, there in moves.items()
-        if was in made and was not in new and there in new and there not in made
-    }
-    changes = []
-    for path in sorted((made.keys() | new.keys()) - set(moved.values())):
-        was = moved.get(path, path)
-        mine = (project / was).read_bytes() if (project / was).is_file() else None
-        change = change_of(Sides(path, was, made.get(was), mine, new.get(path)), base)
-        if change is not None:
-            changes.append(change)
-    return changes
-
-
-def change_of(sides: Sides, base: Read) -> Change | None:
-    """What an update does to a file; None if it is as the template has it."""
-    verdict = sides.verdict
-    content = sides.new if verdict in ("added", "replaced") else None
-    moved = sides.was if sides.was != sides.path else ""
-    if verdict == "both":
-        before = b"" if sides.made is None else base(sides.was)
-        if before is None:
-            raise MissingBaseError(
-                f"you and the template changed {sides.was!a}, and what it was when it was made is "
-                "not in the history of the project: give the wheel or the checkout of that "
-                "version by --base"
-            )
-        verdict, content = merge(sides.mine, before, sides.new)
-    if moved and content is None:  # else it would be lost at its old place
-        content = sides.mine
-        verdict = "moved" if verdict in ("same", "yours") else verdict
-    return None if verdict == "same" else Change(sides.path, verdict, content, moved)
-
-
-def merge(mine: bytes, before: bytes, new: bytes) -> tuple[str, bytes | None]:
-    """The three of them merged by git, with markers where both changed, after the verdict."""
-    with tempfile.TemporaryDirectory(prefix="pretuned-") as scratch:
-        names = {"yours": mine, "as it was made": before, "template": new}
-        paths = []
-        for number, content in enumerate(names.values()):
-            paths.append(Path(scratch, str(number)))
-            paths[-1].write_bytes(content)
-        labels = [word for name in names for word in ("-L", name)]
-        command = ["git", "merge-file", "-p", *labels, *map(str, paths)]
-        done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode > 127:  # else it is the number of conflicts
-        return "unmerged", None
-    return "conflict" if done.returncode else "merged", done.stdout
-
-
-def keep_bases(project: Path, plan: Plan) -> None:
-    """Let git keep the template's own version of what differs from it: the next merge needs it."""
-    differing = [change.path for change in plan.changes if change.verdict in DIFFERING]
-    rows = []
-    for number, path in enumerate(path for path in differing if path in plan.new):
-        digest = git(project, "hash-object", "-w", "--stdin", content=plan.new[path])
-        rows.append(f"100644 blob {digest.decode().strip()}\t{number}\n")
-    tree = git(project, "mktree", content="".join(rows).encode()).decode().strip()
-    git(project, "update-ref", BASES, tree)
-
-
-def journal_of(project: Path) -> Path:
-    """Where an update keeps what it is about to write."""
-    path = git(project, "rev-parse", "--git-path", JOURNAL).decode().strip()
-    return Path(project, path)
-
-
-def write_journal(folder: Path, plan: Plan) -> None:
-    """Keep all that an update writes; it happens from when the plan has its name."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    writes = {}
-    for number, change in enumerate(plan.changes):
-        if change.content is not None:
-            kept = folder / str(number)
-            kept.write_bytes(change.content)
-            kept.chmod(0o755 if change.path in plan.runnable else 0o644)
-            writes[change.path] = kept.name
-    deletes = [change.path for change in plan.changes if change.verdict == "deleted"]
-    deletes += [change.was for change in plan.changes if change.was]
-    about = json.dumps({"writes": writes, "deletes": deletes, "made": plan.made})
-    partial = folder / f"{PLAN}.partial"
-    partial.write_text(about, encoding="utf-8")
-    partial.rename(folder / PLAN)
-
-
-def apply_journal(project: Path, folder: Path) -> None:
-    """Do what the plan says; after a kill in the midst of it, once more."""
-    about = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    for name, number in about["writes"].items():
-        path = project / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mode = (path if path.exists() else folder / number).stat().st_mode
-        write(path, (folder / number).read_bytes(), mode)
-    for name in about["deletes"]:
-        (project / name).unlink(missing_ok=True)
-        with suppress(OSError):  # there are other files in it
-            (project / name).parent.rmdir()
-    text = json.dumps({"files": about["made"]}, indent=0) + "\n"
-    write(project / MANIFEST, text.encode(), 0o644)
-    (folder / PLAN).unlink()
-    shutil.rmtree(folder)
-
-
-def write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.pretuned")
-    partial.write_bytes(content)
-    partial.chmod(mode)
-    partial.replace(path)
-
-
-def compare(project: Path, render: Render, base: str) -> Plan:
-    """What an update of `project` does; `base` is what `--base` says.
+    `new` are those that it makes now.
 
     Raises:
-        RefusedError: if it is no project of this template, or the base of a merge can't be had.
+        RefusedError: if git does not have all of them, or `base` did not make them.
     """
-    version, answers = answers_of(project)
-    made = read_manifest(project)
+    version, answers = about(repository.project)
+    made = manifest(repository.project)
+    if base:
+        with rendered(base, answers) as folder:
+            if about(folder)[0] != version:
+                raise RefusedError(f"--base {base!a} is {about(folder)[0]}, and made no {version}")
+            files = repository.keep(folder)
+        if made and {path: file.blob for path, file in files.items()} != made:
+            raise RefusedError(
+                f"--base {base!a} did not make {str(repository.project)!a}: it makes other files "
+                "of these answers"
+            )
+        return files
+    modes = {path: file.mode for path, file in new.items()}
+    files = {path: File(modes.get(path, "100644"), blob) for path, blob in made.items()}
+    try:
+        repository.tree(files)
+    except RefusedError as error:
+        raise RefusedError(
+            f"what the files of {str(repository.project)!a} were when they were made is not in its "
+            "git history: give the wheel or the checkout that made it by --base"
+        ) from error
+    if not files:
+        raise RefusedError(
+            f"{str(repository.project)!a} has no {MANIFEST}: it is older than that; give the wheel "
+            "or the checkout that made it by --base"
+        )
+    return files
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A project as it was made, as it is, and as the template makes it now: trees.
+
+    What its owner deleted is in none of them, so that it stays deleted.
+    """
+
+    made: str
+    mine: str
+    new: str
+    all_new: Files  # what its owner deleted, too
+
+
+def sides_of(repository: Repository, render: Render, base: str) -> Sides:
+    """The sides of a project in git.
+
+    Raises:
+        RefusedError: if it is no project of this template, or of a later one, or its base can't be
+            had.
+    """
+    version, answers = about(repository.project)
     with tempfile.TemporaryDirectory(prefix="pretuned-") as scratch:
         folder = render(answers, Path(scratch))
-        new = files_of(folder)
-        runnable = frozenset(path for path in new if os.access(folder / path, os.X_OK))
-    package = str(answers["package_name"])
-    moves = {
-        was.replace("image_classifier", package): there.replace("image_classifier", package)
-        for was, there in MOVES.items()
-    }
-
-    def in_history(path: str) -> bytes | None:
-        with suppress(RefusedError):
-            return git(project, "cat-file", "blob", made[path])
-        return None
-
-    if made and not base:
-        with suppress(MissingBaseError):
-            return Plan(changes_of(project, made, new, in_history, moves), new, runnable)
-    with render_of(base or version, answers) as folder:
-        old = files_of(folder)
-    if made and {path: blob(content) for path, content in old.items()} != made:
-        raise RefusedError(
-            f"{base or version} is not the template that made {str(project)!a}: it makes other "
-            "files of these answers"
-        )
-    made = made or {path: blob(content) for path, content in old.items()}
-    return Plan(changes_of(project, made, new, old.get, moves), new, runnable)
+        ours, _ = about(folder)
+        if numbers(version) > numbers(ours):
+            raise RefusedError(f"pretuned {version} made this project; this one is older: {ours}")
+        new = repository.keep(folder)
+    made = base_of(repository, base, new)
+    mine = repository.files("HEAD:./")
+    mine.pop(MANIFEST, None)
+    rows = repository.changes(repository.tree(made), repository.tree(mine), "--diff-filter=D")
+    gone = {path for _, path in rows}
+    tools = {tool_of(path) for path in gone} - {tool_of(path) for path in made.keys() - gone} - {""}
+    made, left = (
+        {p: file for p, file in files.items() if p not in gone and tool_of(p) not in tools}
+        for files in (made, new)
+    )
+    return Sides(*map(repository.tree, (made, mine, left)), new)
 
 
-def update(project: Path, render: Render, base: str) -> list[Change] | None:
-    """Bring `project` to this version of the template; None: one that was killed is finished.
+def numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with."""
+    return tuple(map(int, re.match(r"[\d.]+\d|\d", version)[0].split(".")))
+
+
+def tool_of(path: str) -> str:
+    """The folder of the tool that a file belongs to; empty if it is of none."""
+    found = re.match(r"src/[^/]+/tools/[^/]+/", path)
+    return found[0] if found else ""
+
+
+def compare(project: Path, render: Render, base: str) -> str:
+    """What the owner of a project changed since it was made, what this template did, and what both.
 
     Raises:
-        RefusedError: if it is no project of this template, its git tree is not clean, or the base
-            of a merge can't be had.
+        RefusedError: if it is no project of this template in git, or its base can't be had.
     """
-    answers_of(project)
-    journal = journal_of(project)
-    if (journal / PLAN).exists():
-        apply_journal(project, journal)
-        return None
-    if git(project, "status", "--porcelain", "--", "."):
-        raise RefusedError(
-            f"{str(project)!a} has changes that are not committed: commit them, so that "
-            "`git diff` shows what the update does and `git checkout .` undoes it"
-        )
-    plan = compare(project, render, base)
-    keep_bases(project, plan)
-    write_journal(journal, plan)
-    apply_journal(project, journal)
-    return plan.changes
-
-
-def account(changes: list[Change]) -> str:
-    """The changes as lines: a verdict, what it means, and its files."""
+    repository = Repository(project)
+    sides = sides_of(repository, render, base)
+    yours = {row[1]: row for row in repository.changes(sides.made, sides.mine)}
+    theirs = {row[1]: row for row in repository.changes(sides.made, sides.new)}
     lines = []
-    for verdict, meaning in VERDICTS.items():
-        names = [
-            f"{change.was} -> {change.path}" if change.was else change.path
-            for change in changes
-            if change.verdict == verdict
-        ]
-        if names:
-            lines += [f"{verdict} ({meaning}):", *(f"  {name}" for name in names)]
+    for path in sorted(yours.keys() | theirs.keys()):
+        who = "both" if path in yours and path in theirs else "yours" if path in yours else "theirs"
+        letter, *paths = theirs.get(path) or yours[path]
+        lines.append(f"{who:<6}  {letter[0]}  {' -> '.join(paths)}")
     return "\n".join(lines)
+
+
+def plan(repository: Repository, render: Render, base: str) -> Update:
+    """What an update of a project does; nothing is written but objects of git."""
+    sides = sides_of(repository, render, base)
+    made = repository.commit(sides.made)
+    names = {"worktree/yours": sides.mine, "worktree/template": sides.new}
+    for name, tree in names.items():  # as conflicts are marked
+        repository.git("update-ref", f"refs/{name}", repository.commit(tree, made))
+    words = "merge-tree", "--write-tree", "--name-only", "--messages", *names
+    found, _, messages = repository.git(*words, can_conflict=True).partition("\n\n")
+    merged, *conflicts = found.splitlines()
+    for name in names:
+        repository.git("update-ref", "-d", f"refs/{name}")
+    project = repository.files(merged) | {MANIFEST: repository.manifest(sides.all_new)}
+    rows = repository.changes("HEAD:./", repository.tree(project))
+    lines = [f"{letter[0]}  {' -> '.join(paths)}" for letter, *paths in rows if paths != [MANIFEST]]
+    lines += [line for line in messages.splitlines() if line.startswith("CONFLICT")]
+    return Update(
+        tree=repository.tree(repository.whole(project)),
+        new=repository.commit(repository.tree(sides.all_new)),
+        is_clean=not conflicts,
+        report="\n".join(lines),
+    )
+
+
+def update(project: Path, render: Render, base: str) -> tuple[str, bool]:
+    """Bring `project` to this version of the template, or finish an update that was killed.
+
+    Returns the changes, as lines, and whether git merged all of them.
+
+    Raises:
+        RefusedError: if it is no project of this template, its git tree is not clean, the base of
+            the merge can't be had, or a file was changed since an update was killed.
+    """
+    repository = Repository(project)
+    pending = repository.pending_update()
+    is_resumed = pending is not None
+    if pending is None:
+        left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")
+        if left:
+            raise RefusedError(
+                f"{str(project)!a} has changes that are not committed, such as "
+                f"{left.splitlines()[0][3:]!a}: commit them, so that git can undo the update"
+            )
+        found = plan(repository, render, base)
+        repository.look_for_obstacles(found.tree)
+        verdict = "clean" if found.is_clean else "conflict"
+        message = f"{verdict}\n{found.new}\n{found.report}"
+        pending = repository.commit(found.tree, "HEAD", message=message)
+        repository.git("update-ref", repository.pending, pending)
+    repository.write(pending, is_resumed=is_resumed)
+    verdict, new, *lines = repository.git("log", "-1", "--format=%B", pending).splitlines()
+    repository.git("update-ref", repository.made, new)
+    repository.git("update-ref", "-d", repository.pending)
+    return "\n".join(lines).strip(), verdict == "clean"
