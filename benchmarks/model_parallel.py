@@ -75,7 +75,7 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
     from image_classifier.parallel import wrap_ddp
-    from image_classifier.tasks import class_loss
+    from image_classifier.tasks import Loss, class_loss
     from image_classifier.train import train_step
 
     spec = importlib.util.spec_from_file_location("example", EXAMPLE)
@@ -97,7 +97,8 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
         return step
 
     def of_train(model: Any) -> Callable[..., None]:  # noqa: ANN401
-        loss_fn, part = class_loss(config.optim, batch // world.size), batch // world.size
+        part = batch // world.size
+        loss_fn = Loss(class_loss(config.optim, part))
         return updated(
             model,
             lambda images, labels: train_step(
@@ -108,7 +109,7 @@ def variants(config: Any, world: Any, precision: Any) -> dict[str, Callable[...,
     if world.size == 1:
         split = example.Split(built(), [world.device] * DEVICES)
         return {"one process": of_train(built()), "split": of_train(split)}
-    loss_fn = class_loss(config.optim, batch)
+    loss_fn = Loss(class_loss(config.optim, batch))
     pipelines = {
         f"pipeline of {m}": updated(*example.pipeline_step(built(), world, loss_fn, "1f1b", m))
         for m in MICRO_BATCHES

@@ -31,7 +31,7 @@ import rounds
 # All that a step of `train` passes through.
 ABOUT = (
     "augment data/batch data/loader data/gather data/samples data/splits models/resnet9 optim "
-    "pace parallel precision tracking train"
+    "pace parallel precision runtime/consensus tasks tracking train"
 )
 COUNT, SIDE, CLASSES = 50_000, 32, 10  # images as CIFAR-10 has them
 BLOCK = 50  # steps in a turn: as many as from one progress line to the next

@@ -24,7 +24,7 @@ import house
 import record
 import rounds
 
-ABOUT = "models optim precision tools/cpu_precision train"
+ABOUT = "models optim precision parallel tools/cpu_precision train"
 CLASSES = 10
 SKIPPED = 5  # steps before the clock starts
 LONGEST = 20_000  # steps

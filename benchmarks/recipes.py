@@ -27,7 +27,9 @@ import record
 import rounds
 
 # A preset is its config, and what learns by it.
-ABOUT = "augment data evaluate models optim precision presets tools/cpu_precision train"
+ABOUT = (
+    "augment data evaluate models optim precision presets pace parallel tools/cpu_precision train"
+)
 RECIPES = {
     "shapes": "shapes",
     "shapes:AVX512_CORE_BF16": "shapes",

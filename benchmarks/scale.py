@@ -135,7 +135,7 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
     from image_classifier.optim import build_optimizer
     from image_classifier.parallel import wrap_ddp
     from image_classifier.precision import Precision
-    from image_classifier.tasks import class_loss
+    from image_classifier.tasks import Loss, class_loss
     from image_classifier.tools.fsdp import sharding
     from image_classifier.train import train_step
     from torch.nn.parallel import DistributedDataParallel
@@ -159,7 +159,7 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
     exchanges = kind not in ("alone", "after") or world.size == 1
     images = torch.randn(share, 3, side, side).to(memory_format=torch.channels_last)
     batch = Augmented(images, torch.arange(share) % CLASSES)
-    loss_fn = class_loss(config.optim, share)
+    loss_fn = Loss(class_loss(config.optim, share))
 
     def step() -> None:
         with nullcontext() if exchanges else ddp_model.no_sync():

@@ -44,7 +44,7 @@ import record
 import rounds
 
 # What a step takes, beside the way of its images.
-ABOUT = "augment models optim precision tools/cpu_precision tracking train"
+ABOUT = "augment models optim precision tools/cpu_precision tracking pace parallel train"
 LR, MOMENTUM, WEIGHT_DECAY = 0.02, 0.9, 1e-4
 SKIPPED = 10  # steps before the clock starts
 LOGGED = 10  # steps in a row of our log: its loss is their mean

@@ -7,6 +7,7 @@ from .children import FAST, Command, expect, read_rows
 
 STARVED = """
 import os, sys
+from dataclasses import replace
 sys.path.insert(0, {source!r})
 import torch
 from image_classifier.cli import main
@@ -14,12 +15,12 @@ from image_classifier.tasks import build_loss
 import image_classifier.train as train
 
 def build(*words):
-    loss_of = build_loss(*words)
+    loss = build_loss(*words)
     def starved(logits, batch):
         if os.environ["RANK"] == "1" and len(logits) > 12:
             raise torch.OutOfMemoryError("planted")
-        return loss_of(logits, batch)
-    return starved
+        return loss.of(logits, batch)
+    return replace(loss, of=starved)
 
 train.build_loss = build
 sys.exit(main(["train", *sys.argv[1:]]))

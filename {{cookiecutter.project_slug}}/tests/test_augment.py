@@ -181,18 +181,24 @@ def test_an_operation_does_what_torchvisions_does(number):
         assert (difference > 0).float().mean() < 0.01
 
 
-@pytest.mark.parametrize("side", [32, 47])
-def test_the_functions_of_a_gpu_change_pixels_as_those_of_a_cpu(side):
+@pytest.mark.parametrize("is_trivial", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "bits", "side"),
+    [(3, 8, 32), (3, 8, 47), (1, 8, 32), (5, 8, 32), (3, 16, 32), (5, 16, 33)],
+)
+def test_the_functions_of_a_gpu_change_pixels_as_those_of_a_cpu(channels, bits, side, is_trivial):
     draw = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (14 * 9, side, side, 3), generator=draw).byte()
-    which = torch.arange(14).repeat(9)
+    numbers = policies.Policy("trivialaugment", channels, bits).allowed
+    images = torch.randint(2**bits, (len(numbers) * 9, side, side, channels), generator=draw)
+    images = images.byte() if bits == 8 else images.float()
+    which = numbers.repeat(9)
     bins = torch.randint(31, which.shape, generator=draw)
-    magnitudes = policies.magnitude_table(True, side)[which, bins]
+    magnitudes = policies.magnitude_table(is_trivial, side)[which, bins]
     is_negative = torch.tensor(policies.SIGNED)[which] & (bins % 2 == 0)
     magnitudes = torch.where(is_negative, -magnitudes, magnitudes)
     theirs = policies.apply_grouped(images.clone(), which, magnitudes)
     ours = policies.apply_at_once(images.clone(), which, magnitudes)
-    assert [n for n in range(14) if not torch.equal(ours[n::14], theirs[n::14])] == []
+    assert [n for n in numbers if not torch.equal(ours[which == n], theirs[which == n])] == []
 
 
 def test_cutout_blanks_a_square_and_nothing_else():

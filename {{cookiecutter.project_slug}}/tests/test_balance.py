@@ -19,7 +19,7 @@ from image_classifier.data.loader import TrainData
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.seeding import balanced_order_at
-from image_classifier.tasks import class_loss
+from image_classifier.tasks import Loss, class_loss
 
 CPU = World(torch.device("cpu"))
 PARTS = (0, 4), (4, 6)  # of six images
@@ -99,7 +99,7 @@ def test_each_micro_batch_has_the_weights_of_its_images(config):
 
     batch = Augmented(torch.ones(5, 3, 2, 2), torch.arange(5), torch.arange(5) / 2)
     precision = Precision("fp32", config.compute, config.optim, CPU.device)
-    train_module.train_step(model, batch, loss_fn, precision, 2)
+    train_module.train_step(model, batch, Loss(loss_fn), precision, 2)
     assert given == [([0, 1], [0, 5]), ([2, 3], [10, 15]), ([4], [20])]
 
 

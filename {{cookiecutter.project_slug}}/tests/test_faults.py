@@ -49,8 +49,8 @@ def plant(monkeypatch, fault):
     build = train_module.build_loss
 
     def build_faulty(*arguments):
-        loss_of, calls = build(*arguments), iter(range(1, 1000))
-        return lambda *given: fault(next(calls), loss_of(*given))
+        loss, calls = build(*arguments), iter(range(1, 1000))
+        return replace(loss, of=lambda *given: fault(next(calls), loss.of(*given)))
 
     monkeypatch.setattr(train_module, "build_loss", build_faulty)
 

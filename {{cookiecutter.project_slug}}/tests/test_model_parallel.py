@@ -17,7 +17,7 @@ from image_classifier.config import (
 from image_classifier.data import Augmented
 from image_classifier.models import build_model
 from image_classifier.runtime.distributed import join_world
-from image_classifier.tasks import class_loss
+from image_classifier.tasks import Loss, class_loss
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 IMAGES = 8
@@ -64,7 +64,7 @@ def whole():
 
 def of_rank(schedule, micro_batches):
     """Loss, or None, and gradients of this rank's half."""
-    loss_fn = class_loss(OptimConfig(), IMAGES)
+    loss_fn = Loss(class_loss(OptimConfig(), IMAGES))
     with join_world(ComputeConfig(device="cpu")) as world:
         half, step = example().pipeline_step(network(), world, loss_fn, schedule, micro_batches)
         loss = step(*batch())

@@ -190,7 +190,7 @@ def test_rare_labels_count_for_more_and_mixed_ones_stay_unknown():
     )
     known = labels >= 0
     expected = ((each * known).sum(1) / known.sum(1)).mean()
-    loss_fn = build_loss(config, Namespace(source=source), 4)
+    loss_fn = build_loss(config, Namespace(source=source), 4).of
     assert loss_fn(logits, Augmented(None, labels)) == pytest.approx(expected.item())
     mixed = mix_several(labels, torch.arange(4) ^ 1, 0.75, 2)
     assert mixed.tolist() == [[0.75, 0], [0.25, 0], [0, -1], [0, -1]]

@@ -35,7 +35,7 @@ from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.presets import smoke
 from image_classifier.runtime.distributed import World, join_world
-from image_classifier.tasks import LossFn, build_loss
+from image_classifier.tasks import Loss, build_loss
 from image_classifier.train import init_model, train_step
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -83,7 +83,7 @@ class Split(nn.Module):
 def pipeline_step(
     model: nn.Module,
     world: World,
-    loss_fn: LossFn,
+    loss_fn: Loss,
     schedule: str,
     micro_batches: int,
 ) -> tuple[nn.Sequential, Callable[[Tensor, Tensor], Tensor | None]]:
@@ -101,7 +101,7 @@ def pipeline_step(
     stage = PipelineStage(half, world.rank, world.size, world.device)
 
     def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-        return loss_fn(logits, Augmented(None, labels))  # the second rank has no images
+        return loss_fn.of(logits, Augmented(None, labels))  # which needs no images
 
     run = SCHEDULES[schedule](stage, micro_batches, loss_fn=loss_of, scale_grads=False)
 

@@ -35,7 +35,7 @@ from .runtime.distributed import World
 from .runtime.files import give_name, is_disk_full, tensor_file, write_whole
 from .runtime.run_dir import clear_run
 from .runtime.tools import need_tool
-from .tasks import LossFn, metric_of
+from .tasks import metric_of
 from .train_state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
@@ -75,10 +75,8 @@ def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
 class Checkpoints(AbstractContextManager):
     """The checkpoints of one run folder. Rank 0 writes them in a thread; every rank reads them."""
 
-    def __init__(
-        self, config: Config, world: World, source: Source, loss_fn: LossFn | None = None
-    ) -> None:
-        """Of a run of `config`, which learns from the images of `source` by `loss_fn`."""
+    def __init__(self, config: Config, world: World, source: Source, teacher: str = "") -> None:
+        """Of a run of `config` on the training images `source`; `teacher` is its file's digest."""
         self.folder = Path(config.run.dir, "checkpoints")
         self.last = self.folder / "last.pt"
         self.run = config.run
@@ -91,7 +89,7 @@ class Checkpoints(AbstractContextManager):
             "files": source.file_digests() if world.is_main else {},
             "mean": list(source.mean),
             "std": list(source.std),
-            "teacher": getattr(loss_fn, "digest", ""),
+            "teacher": teacher,
         }
         # One torch thread: a second team of OpenMP threads would slow down those of training.
         self.writer = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
@@ -101,10 +99,10 @@ class Checkpoints(AbstractContextManager):
         self.saved_at = monotonic()
         self.kept_step = 0  # of the newest checkpoint on the disk
 
-    def resume(self, state: TrainState, saved: dict[str, Any] | None) -> dict[str, float]:
+    def resume(self, state: TrainState, saved: dict[str, Any] | None) -> dict[str, float] | None:
         """Load the checkpoint `saved` into `state`; `--run.fresh` deletes what a run left before.
 
-        Returns the state of the log then.
+        Returns the state of the log then; None if the run begins.
 
         Raises:
             UserError: if it is of another model.
@@ -112,7 +110,7 @@ class Checkpoints(AbstractContextManager):
         if self.run.fresh:
             clear_run(self.folder.parent, self.world)
         if saved is None or not saved["state"]["step"]:  # what a run begins with is made again
-            return {"loss": 0.0, "step": 0}
+            return None
         try:
             self.load(state, saved)
         except WRONG_CONTENT as error:

@@ -31,10 +31,11 @@ class Pace:
         self.signals = Signals()
         self.signal = 0  # the one that ends the run, once all ranks know of it
         self.consensus = AsyncConsensus(data.world, run.timeout_seconds, state.step)
+        self.is_saved = False  # whether to save, as of the last `agree`
         self.stop_reason = ""  # why the run ends before its last step
-        self.look()
+        self.decide()
 
-    def look(self) -> None:
+    def decide(self) -> None:
         """After an evaluation, or at the start: whether to stop early."""
         self.stop_reason = self.state.early_stop(self.run.patience) or self.limit.message
 
@@ -62,22 +63,21 @@ class Pace:
         """Whether as many steps have passed, or all."""
         return self.state.step % every == 0 or self.state.step == self.total_steps
 
-    def agree_to_save(self) -> bool:
-        """Whether to save: an evaluation, a signal, the time limit, or none for a while."""
-        was_evaluated = self.is_evaluated
+    def agree(self) -> None:
+        """Tell the other ranks of a signal, the clock, or that a save is due; hear of theirs."""
+        was_evaluated = self.is_evaluated  # before the clock moves on
         step = self.state.step
         pause, spent = self.limit.read()
         overdue = step if self.checkpoints.are_old else 0
         told = self.signals.number or pause, overdue, spent
         self.signal, overdue, spent = self.consensus.max(step, *told)
         self.limit.agree(spent)
-        is_saved = was_evaluated or self.signal > 0 or overdue > self.checkpoints.saved_step
-        if is_saved:
+        self.is_saved = was_evaluated or self.signal > 0 or overdue > self.checkpoints.saved_step
+        if self.is_saved:
             self.state.seconds = self.limit.seconds
-        return is_saved
 
-    def is_over(self) -> bool:
-        """Whether the run ends here.
+    def must_stop(self) -> bool:
+        """Whether this is the last step.
 
         Raises:
             StoppedError: if a signal or the time limit ends it, and all is saved.

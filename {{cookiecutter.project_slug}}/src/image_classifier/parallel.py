@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -16,10 +17,29 @@ from .runtime.distributed import World
 from .runtime.tools import need_tool
 
 
+class Parallel(Protocol):
+    """What `train` asks of either way."""
+
+    checkpoints: type[Checkpoints]
+    has_all_weights: bool  # of this rank
+
+    def shard(self, networks: Iterable[nn.Module], precision: Precision) -> None:
+        """Let each rank keep its part of the weights, in place."""
+
+    def own(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """`optimizer`, which updates the weights that this rank has."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model as it trains: its backward pass averages gradients over all ranks."""
+
+    def whole(self, model: nn.Module) -> AbstractContextManager:
+        """A block in which this rank has all weights of `model`."""
+
+
 class Replicas:
     """Every rank has all weights, and DDP averages their gradients; one rank alone has no DDP."""
 
-    checkpoints: type[Checkpoints] = Checkpoints
+    checkpoints = Checkpoints
     has_all_weights = True
 
     def __init__(self, compute: ComputeConfig, world: World) -> None:
@@ -28,22 +48,22 @@ class Replicas:
         self.world = world
 
     def shard(self, networks: Iterable[nn.Module], precision: Precision) -> None:
-        """Keep a part of the weights of each of `networks`; here, all of them."""
+        """Nothing: each rank keeps all weights."""
 
     def own(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """`optimizer`, which updates the weights that this rank has."""
+        """`optimizer` as it is."""
         return optimizer
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as it trains: its backward pass averages gradients over all ranks."""
+        """`model`, wrapped by DDP."""
         return wrap_ddp(model, self.world, self.compute)
 
-    def whole(self, model: nn.Module) -> AbstractContextManager:  # noqa: ARG002 - FSDP's has
-        """A block in which this rank has all weights of `model`."""
+    def whole(self, _: nn.Module) -> AbstractContextManager:
+        """Any block."""
         return nullcontext()
 
 
-def open_parallel(config: Config, world: World) -> Replicas:
+def open_parallel(config: Config, world: World) -> Parallel:
     """What `--compute.parallel` says.
 
     Raises:

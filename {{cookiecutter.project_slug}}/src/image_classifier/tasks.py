@@ -36,6 +36,15 @@ class ImageResult(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Loss:
+    """What a network learns: the loss, and the targets that it is of."""
+
+    of: LossFn
+    targets: Callable[[Augmented], Augmented] = lambda batch: batch  # those of a teacher, mixed in
+    teacher: str = ""  # the digest of its file, where there is one
+
+
+@dataclass(frozen=True)
 class Task:
     """The functions of a task; logits are (count, classes) float32."""
 
@@ -50,13 +59,13 @@ class Task:
     best_by: str  # the metric that decides unless `run.best_by` says otherwise
 
 
-def build_loss(config: Config, data: TrainData, batch_size: int) -> LossFn:
+def build_loss(config: Config, data: TrainData, batch_size: int) -> Loss:
     """The loss of the logits of a micro-batch, with its labels or with shares of them.
 
     It is the micro-batch's share of the mean over all `batch_size` images of the rank, so that
     micro-batches of any size add up. An image that could not be read has the label -1, or no
     probability of any class, and adds nothing. With `--optim.teacher` a trained model gives a part
-    of the targets, and the loss has the `digest` of its file.
+    of the targets.
 
     Raises:
         UserError: if that model does not know the classes of `data`, or its tool was deleted.
@@ -68,12 +77,13 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> LossFn:
         negatives = (source.labels == 0).sum(0)
         weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
     loss_fn = TASKS[config.model.task].loss(config.optim, batch_size, weight)
-    if not config.optim.teacher:
-        return loss_fn
     optim = config.optim
+    if not optim.teacher:
+        return Loss(loss_fn)
     given = optim.teacher, optim.teacher_share, optim.teacher_temperature
     tool = need_tool("teacher", "distill", "--optim.teacher")
-    return tool.distilled(loss_fn, tool.Teacher(*given, config.compute, data))
+    teacher = tool.Teacher(*given, config.compute, data)
+    return Loss(loss_fn, teacher.targets, teacher.digest)
 
 
 def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:

@@ -24,7 +24,7 @@ from .runtime.phases import phase
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .runtime.tools import need_tool
-from .tasks import LossFn, build_loss, metric_of
+from .tasks import Loss, build_loss, metric_of
 from .tracking import RunLogger, Setup, check_setup, open_observers
 from .train_state import TrainState
 
@@ -60,6 +60,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         precision = Precision(
             config.precision, config.compute, config.optim, world.device, train_data.total_steps
         )
+        parallel = open_parallel(config, world)
         micro_batch = MicroBatch(config, world)
         val_data = EvalData(
             train_data.data, "val", world, run, micro_batch.size, task=task, mean_std=mean_std
@@ -67,9 +68,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         normalize = Normalize(source, config.data.max_size, precision, config.augment)
         augment = build_augment(config.augment, train_data, normalize, world, config.seed)
         loss_fn = build_loss(config, train_data, micro_batch.share)
-
-        parallel = open_parallel(config, world)
-        checkpoints = parallel.checkpoints(config, world, source, loss_fn)
+        checkpoints = parallel.checkpoints(config, world, source, loss_fn.teacher)
         if newest:  # before the minutes that the features of a probe may take
             checkpoints.check_identity(newest)
 
@@ -78,7 +77,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         has_head = pretrained.knows(model, source.classes) and config.epochs > 0
         begins_as = ("before training" if has_head else PROBE) if pretrained.weights else ""
         init_note = pretrained.load_into(model, source.classes)
-        del pretrained, saved  # the model has its own copy of the weights
+        del pretrained  # the model has its own copy of the weights
         model = model.to(world.device, memory_format=precision.memory_format)
         setup = Setup(config, world, train_data, val_data, model, precision)
         check_setup(setup)
@@ -98,9 +97,8 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
         state = TrainState(
             model, optimizer, precision, ema, config.optim.ema_decay, metric_of(config)
         )
-        row = checkpoints.resume(state, newest)
-        del newest
-        log = RunLogger(setup, state, row, observers)
+        log = RunLogger(setup, state, checkpoints.resume(state, newest), observers)
+        del saved, newest  # model and optimizer have what they need of it
         log.introduce(init_note=init_note, precision_note=f"{why_precision}; {reproducibility}")
         pace = Pace(run, train_data, state, checkpoints)
         set_training(model, config.optim)
@@ -116,7 +114,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             state.record(scores.value(state.best_by))
             if world.is_main:
                 state.decision = scores.predictions.decision(run)
-            pace.look()
+            pace.decide()
             log.scores(state.step, scores, what, is_last=pace.stop_reason != "")
             return scores
 
@@ -148,9 +146,10 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
                 if pace.is_evaluated:
                     scores = judge("validation")
                     best = scores if state.is_best else best
-                if pace.agree_to_save():
+                pace.agree()
+                if pace.is_saved:
                     checkpoints.save(state, log.state_dict())
-                if pace.is_over():
+                if pace.must_stop():
                     break
 
             pace.consensus.finish()
@@ -185,7 +184,7 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
 def train_step(
     model: nn.Module,
     batch: Augmented,
-    loss_fn: LossFn,
+    loss_fn: Loss,
     precision: Precision,
     micro_batch_size: int,
 ) -> Tensor:
@@ -205,7 +204,8 @@ def train_step(
         adds_up = stop < count and isinstance(model, DistributedDataParallel)
         with model.no_sync() if adds_up else nullcontext():
             with phase("forward"), precision.autocast():
-                loss = loss_fn(model(part.images), part)
+                part = loss_fn.targets(part)  # a teacher is through before activations are kept
+                loss = loss_fn.of(model(part.images), part)
             precision.backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
     return total

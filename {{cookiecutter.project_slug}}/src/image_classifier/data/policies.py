@@ -130,7 +130,9 @@ def apply_at_once(images: Tensor, which: Tensor, magnitudes: Tensor) -> Tensor:
         strict=True,
     )
     changed = [ON_GPU.apply(operation, part, own) for operation, part, own in groups if len(part)]
-    return torch.cat(changed).index_select(0, packed[1])
+    together = torch.cat(changed)
+    del groups, changed  # and the images that they were made of
+    return together.index_select(0, packed[1])
 
 
 def identity(images: Tensor, _: Tensor) -> Tensor:
@@ -168,7 +170,8 @@ def rotate_or_shear_y(
     """Shear: move each column by its distance from the left border times a slope.
 
     Or turn counterclockwise about the middle. The nearest pixel; black where there is none.
-    Then move whole rows: all of an image by `down`, (count,), each by `left`, (count, height).
+    Or, of images that have neither, move whole rows: all of them by `down`, (count,), each by
+    `left`, (count, height).
     """
     count, height, width, channels = images.shape
     y = middle_out(height, images.device)[:, None]
@@ -400,10 +403,10 @@ class Grouping(NamedTuple):
     @classmethod
     def of(cls, functions: list[Callable[..., Tensor]]) -> "Grouping":
         """Of the function of each operation."""
-        names = Counter(functions)
-        number = torch.tensor([[*names].index(function) for function in functions])
+        counts = Counter(functions)
+        number = torch.tensor([[*counts].index(function) for function in functions])
         column = torch.tensor([functions[:n].count(one) for n, one in enumerate(functions)])
-        return cls(names, number, column)
+        return cls(counts, number, column)
 
     def columns(self, which: Tensor, magnitudes: Tensor) -> Tensor:
         """The magnitudes as those of a function, the others 0: (most of a function, batch)."""

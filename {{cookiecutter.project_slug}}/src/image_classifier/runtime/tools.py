@@ -21,7 +21,7 @@
 - `tools/lora/adapters.py` lets matrices learn by adapters of low rank: `add_adapters`, `merged`.
 - `tools/report/page.py` writes the report page: `write_page`.
 - `tools/explain/heat.py` draws what the model looked at: `heat_maps`, `open_explainer`.
-- `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks, and save them so.
+- `tools/fsdp/sharding.py` and `checkpoints.py` shard the weights over all ranks: `Shards`.
 """
 
 from importlib import import_module

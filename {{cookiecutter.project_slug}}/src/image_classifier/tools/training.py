@@ -45,9 +45,8 @@ class Training:
         model = init_model(config, data, self.normalize)
         model = model.to(world.device, memory_format=precision.memory_format)
         ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
-        for network in filter(None, (model, ema)):
-            if config.compute.compile:
-                network.compile()
+        if config.compute.compile:
+            model.compile()
         set_training(model, config.optim)
         share = config.data.batch_size // world.size
         self.micro_batch_size = share // config.optim.accumulate

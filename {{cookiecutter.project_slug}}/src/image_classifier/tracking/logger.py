@@ -1,6 +1,6 @@
 """The log of a run: `metrics.jsonl`, progress lines, `status.json`.
 
-The training loop tells it of every step; it tells trackers, observers and the report page.
+The training loop tells it of every step; it tells watchers, observers, trackers and the page.
 """
 
 import contextlib
@@ -45,9 +45,14 @@ class RunLogger:
     """Logs one run to the terminal and to its folder; ranks other than 0 are quiet."""
 
     def __init__(
-        self, setup: Setup, state: TrainState, row: dict[str, float], observers: list[Observer]
+        self,
+        setup: Setup,
+        state: TrainState,
+        saved: dict[str, float] | None,
+        observers: list[Observer],
     ) -> None:
-        """Begin or continue with `state` and `row`, see `state_dict`: later rows are dropped."""
+        """Begin, or continue with `state` and what `state_dict` gave then; drop later rows."""
+        row = saved or {"loss": 0.0, "step": 0}
         self.setup = setup
         self.config = setup.config
         self.world = setup.world
@@ -144,7 +149,9 @@ class RunLogger:
         self.say("\n".join(lines))
 
     def step(self, step: int, loss: Tensor, batch: Augmented) -> None:
-        """Take note of a step, and print a line in slow runs; nothing waits for the device.
+        """Take note of a step, and print a line in slow runs, without waiting for the device.
+
+        Watchers are told last, and may take time that is not training's.
 
         Args:
             step: how many steps are done.

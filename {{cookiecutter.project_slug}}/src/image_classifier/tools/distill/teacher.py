@@ -13,18 +13,8 @@ from ...config import ComputeConfig
 from ...data import LEFT_OUT, Augmented, TrainData
 from ...errors import UserError
 from ...runtime.console import some
-from ...tasks import TASKS, LossFn
+from ...tasks import TASKS
 from ..loaded_model import load_model
-
-
-def distilled(loss_fn: LossFn, teacher: "Teacher") -> LossFn:
-    """`loss_fn` of the targets that `teacher` mixes."""
-
-    def loss_of(logits: Tensor, batch: Augmented) -> Tensor:
-        return loss_fn(logits, batch._replace(labels=teacher(batch.images, batch.labels)))
-
-    loss_of.digest = teacher.digest
-    return loss_of
 
 
 class Teacher(nn.Module):
@@ -65,6 +55,10 @@ class Teacher(nn.Module):
         theirs = zip(mean, std, trained.mean, trained.std, strict=True)
         scale_and_shift = [(s / own_s, (m - own_m) / own_s) for m, s, own_m, own_s in theirs]
         self.scale, self.shift = torch.tensor(scale_and_shift, **place).T[:, :, None, None]
+
+    def targets(self, batch: Augmented) -> Augmented:
+        """A micro-batch with the targets in place of its labels."""
+        return batch._replace(labels=self(batch.images, batch.labels))
 
     @torch.no_grad()
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:

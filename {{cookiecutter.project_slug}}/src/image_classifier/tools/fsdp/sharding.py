@@ -16,10 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...config import Config
+from ...config import ComputeConfig, Config
 from ...errors import UserError
 from ...models import find_modules
-from ...parallel import Replicas
 from ...precision import Precision
 from ...runtime.config_dict import flatten, words_of
 from ...runtime.distributed import World, local_part
@@ -35,11 +34,15 @@ REFUSED = {
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-class Shards(Replicas):
+class Shards:
     """Every rank has a part of each weight; the parts of a block are gathered as it computes."""
 
     checkpoints = ShardedCheckpoints
     has_all_weights = False
+
+    def __init__(self, _: ComputeConfig, world: World) -> None:
+        """Over the ranks of `world`."""
+        self.world = world
 
     def shard(self, networks: Iterable[nn.Module], precision: Precision) -> None:
         """Keep this rank's part of the weights of each of `networks`."""
