@@ -76,7 +76,8 @@ def _maintain(verb: str, *words: str) -> int:
         if not is_clean:
             print("settle the conflicts, then: make check")
             return 1
-        print("git diff shows the changes; git stash --include-untracked undoes them")
+        if report:
+            print("git diff shows the changes; git stash --include-untracked undoes them")
         if options.no_check:
             return 0
         done = subprocess.run(["make", "check"], cwd=options.project, check=False)
