@@ -1,7 +1,6 @@
 """How much there is to read, and that it does not grow unnoticed. `pytest -s` prints the table."""
 
 from conftest import PROJECT
-
 from image_classifier.config import Config
 from image_classifier.runtime.config_dict import flatten
 
