@@ -18,6 +18,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -184,8 +185,9 @@ class Repository:
             old, new = before.get(path), after.get(path)
             if old != new:
                 file = root / path
-                is_there = file.is_file() and not file.is_symlink()
-                blob = self.git("hash-object", "--no-filters", str(file)) if is_there else ""
+                blob = "not a file" if os.path.lexists(file) else ""
+                if file.is_file() and not file.is_symlink():
+                    blob = self.git("hash-object", "--no-filters", str(file))
                 if blob not in [side.blob if side else "" for side in (old, new)]:
                     raise RefusedError(
                         f"{path!a} was changed since an update of it was killed: commit all that "
@@ -291,11 +293,14 @@ def rendered(base: str, answers: dict[str, object]) -> Iterator[Path]:
             words = ["--no-input", "--output-dir", str(home / "made")]
             plain = re.compile("[a-z_]+")  # no option
             words += [f"{key}={value}" for key, value in answers.items() if plain.fullmatch(key)]
-            variables = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+            variables = os.environ | {
+                "PYTHONPATH": str(source or ""),
+                "PYTHONDONTWRITEBYTECODE": "1",
+            }
             done = subprocess.run(
                 [*command, *words], cwd=home, env=variables, capture_output=True, check=False
             )
-        except (OSError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             raise RefusedError(f"--base {base!a} can't be had: {error}") from error
         if done.returncode:
             said = os.fsdecode(done.stderr).strip().splitlines() or ["it gives no reason"]
