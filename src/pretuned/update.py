@@ -164,7 +164,7 @@ class Repository:
         others = self.files("HEAD")
         kept = {path: file for path, file in others.items() if not path.startswith(self.prefix)}
         own = {f"{self.prefix}{path}": file for path, file in project.items()}
-        return kept | own if self.prefix else own
+        return kept | own
 
     def pending_update(self) -> str | None:
         """The commit of an update that was killed while it wrote; None if there is none.
@@ -172,10 +172,9 @@ class Repository:
         Raises:
             RefusedError: if a file that it writes is neither as it was nor as it will be.
         """
-        found = self.git("for-each-ref", "--format=%(objectname) %(objecttype)", self.pending)
-        if not found:
+        pending = self.git("for-each-ref", "--format=%(objectname)", self.pending)
+        if not pending:
             return None
-        pending = found.split()[0]
         if self.git("rev-parse", "HEAD") != self.git("rev-parse", f"{pending}^"):
             return None  # its owner went on without it
         root = Path(self.git("rev-parse", "--show-toplevel"))
@@ -308,20 +307,22 @@ def rendered(base: str, answers: dict[str, object]) -> Iterator[Path]:
         yield next((home / "made").iterdir())
 
 
-def base_of(repository: Repository, base: str, new: Files) -> Files:
-    """The files of the project as the template made them, all of them in git.
+def base_of(
+    repository: Repository, base: str, new: Files, version: str, answers: dict[str, object]
+) -> Files:
+    """The files of the project as `version` of the template made them, all of them in git.
 
-    `new` are those that it makes now.
+    `new` are those that it makes of the same `answers` now.
 
     Raises:
         RefusedError: if git does not have all of them, or `base` did not make them.
     """
-    version, answers = about(repository.project)
     made = manifest(repository.project)
     if base:
         with rendered(base, answers) as folder:
-            if about(folder)[0] != version:
-                raise RefusedError(f"--base {base!a} is {about(folder)[0]}, and made no {version}")
+            theirs, _ = about(folder)
+            if theirs != version:
+                raise RefusedError(f"--base {base!a} is {theirs}, and made no {version}")
             files = repository.keep(folder)
         if made and {path: file.blob for path, file in files.items()} != made:
             raise RefusedError(
@@ -373,7 +374,7 @@ def sides_of(repository: Repository, render: Render, base: str) -> Sides:
         if numbers(version) > numbers(ours):
             raise RefusedError(f"pretuned {version} made this project; this one is older: {ours}")
         new = repository.keep(folder)
-    made = base_of(repository, base, new)
+    made = base_of(repository, base, new, version, answers)
     mine = repository.files("HEAD:./")
     mine.pop(MANIFEST, None)
     rows = repository.changes(repository.tree(made), repository.tree(mine), "--diff-filter=D")
