@@ -16,6 +16,10 @@ from pathlib import Path
 # JSON inside a JSON string: nothing that an answer holds can leave the literal.
 answers = json.loads({{cookiecutter | tojson | tojson}})
 template_folder = Path(json.loads({{template_folder | tojson | tojson}}))
+sys.path.insert(0, str(template_folder))
+sys.dont_write_bytecode = True
+
+from pretuned_answers import RefusedError, tools  # noqa: E402
 
 # The words that the folder was written with.
 DEFAULTS = json.loads((template_folder / "cookiecutter.json").read_text(encoding="utf-8"))
@@ -30,7 +34,6 @@ OWNED = {
     "slurm": ["slurm.sh"],
     "skypilot": ["sky.yaml"],
     "ci": [".github"],
-    "tools": ["src/image_classifier/tools", "docs/tips.md"],  # the page of `bench --tips`
 }
 
 # A name of SPDX, or one of those it leaves to us.
@@ -47,6 +50,7 @@ def main() -> None:
             shutil.rmtree(path)
     for key, files in OWNED.items():
         choose(key, files)
+    choose_tools()
     for path in list(Path.cwd().rglob("*")):
         if path.is_file():
             rewrite(path)
@@ -79,6 +83,26 @@ def choose(key: str, files: list[str]) -> None:
         shutil.copytree(part, Path.cwd(), dirs_exist_ok=True)
 
 
+def choose_tools() -> None:
+    """Leave out the tools that were not asked for, and what names them."""
+    project = Path.cwd()
+    names = tools.chosen(project, answers["tools"], answers["_tools"])
+    kept = tools.with_needs(project, names)
+    answers["tools"] = tools.size_of(project, names) or sorted(names)
+    missing = {name: path for name, path in tools.there(project).items() if name not in kept}
+    commands = {verb for path in missing.values() for verb in tools.verbs(path)}
+    for name, path in missing.items():
+        for page in map(Path, tools.PAGES.get(name, ())):
+            page.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if not kept:
+        shutil.rmtree(tools.FOLDER)
+    for path in [Path("pyproject.toml"), *project.rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        text = tools.without(text, path.suffix, missing.keys(), commands)
+        path.write_text(text, encoding="utf-8", newline="\n")
+
+
 def rewrite(path: Path) -> None:
     """Replace the default words in one text file, all in one pass: an answer is not read again."""
     words = {DEFAULTS[key]: answers[key] for key in NAMES}
@@ -106,7 +130,7 @@ def choices_in_toml() -> dict[str, str]:
         "slurm = true": f"slurm = {str(answers['slurm']).lower()}",
         "skypilot = true": f"skypilot = {str(answers['skypilot']).lower()}",
         'ci = "GitHub Actions"': f'ci = "{answers["ci"]}"',
-        'tools = "all"': f'tools = "{answers["tools"]}"',
+        'tools = "all"': f"tools = {json.dumps(answers['tools'])}",
     }
 
 
@@ -124,5 +148,5 @@ QUOTES: dict[str, Callable[[str], str]] = {".toml": toml, ".md": markdown, "LICE
 
 try:
     main()
-except OSError as error:
+except (OSError, RefusedError) as error:
     sys.exit(f"ERROR: {error}; no project was made")

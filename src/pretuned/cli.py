@@ -16,15 +16,21 @@ from cookiecutter.exceptions import CookiecutterException, FailedHookException
 from cookiecutter.main import cookiecutter
 
 from pretuned import TEMPLATE, update
-from pretuned_answers import RefusedError, check
+from pretuned_answers import RefusedError, check, tools
 
 _YES_NO = {"yes": True, "no": False, "true": True, "false": False}
+_VERBS = {
+    "add": "Add tools to a project, with what they need and what its texts say of them.",
+    "remove": "Remove tools from a project, and what its texts say of them.",
+    "diff": "Show what you changed in a project, what this template did, and what both.",
+    "update": "Bring a project to this template: in git, with nothing uncommitted.",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Render the template and return the exit code: 2 for a mistake of the user."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] in (["diff"], ["update"]):
+    if words and words[0] in _VERBS:
         return _maintain(*words)
     questions = _questions()
     options = _parser(questions).parse_args(words)
@@ -46,17 +52,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _maintain(verb: str, *words: str) -> int:
-    """Show what an update would change in a project, or do it; return the exit code.
+    """Do to a project that is there what a verb says, and return the exit code.
 
     That is 1 if there is something to settle, or the project's own checks fail.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"pretuned {verb}",
-        description={
-            "diff": "Show what you changed in a project, what this template did, and what both.",
-            "update": "Bring a project to this template: in git, with nothing uncommitted.",
-        }[verb],
-    )
+    options = _parser_of(verb).parse_args(words)
+    try:
+        said, is_clean = _DO[verb](options)
+    except (RefusedError, CookiecutterException, OSError) as error:
+        print(f"ERROR: {_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nERROR: interrupted: the same command goes on", file=sys.stderr)
+        return 130
+    print(said or "nothing has changed")
+    if not is_clean:
+        print("settle the conflicts, then: make check")
+        return 1
+    if verb != "update":
+        return 0
+    if said:
+        print("git diff shows the changes; git stash --include-untracked undoes them")
+    if options.no_check:
+        return 0
+    done = subprocess.run(["make", "check"], cwd=options.project, check=False)
+    return int(done.returncode > 0)
+
+
+def _diff(options: argparse.Namespace) -> tuple[str, bool]:
+    """What an update would bring."""
+    said = update.compare(options.project, _render_again, options.base)
+    return said or "nothing differs", True
+
+
+def _update(options: argparse.Namespace) -> tuple[str, bool]:
+    """What an update has brought, and whether git merged all of it."""
+    return update.update(options.project, _render_again, options.base)
+
+
+def _add(options: argparse.Namespace) -> tuple[str, bool]:
+    """What has come with tools, or the list of those there are."""
+    if not options.names:
+        return _list_tools(options.project), True
+    return update.change_tools(options.project, _render_again, update.Tools(add=options.names))
+
+
+def _remove(options: argparse.Namespace) -> tuple[str, bool]:
+    """What has gone with tools."""
+    return update.change_tools(options.project, _render_again, update.Tools(remove=options.names))
+
+
+_DO = {"add": _add, "remove": _remove, "diff": _diff, "update": _update}
+
+
+def _parser_of(verb: str) -> argparse.ArgumentParser:
+    """The options of a verb for a project that is there."""
+    parser = argparse.ArgumentParser(prog=f"pretuned {verb}", description=_VERBS[verb])
+    if verb in ("add", "remove"):
+        number, about = ("*", "with none: list them") if verb == "add" else ("+", "its name")
+        parser.add_argument("names", nargs=number, metavar="tool", help=about)
+        parser.add_argument("--project", type=Path, default=Path(), help="its folder (.)")
+        return parser
     parser.add_argument("project", nargs="?", type=Path, default=Path(), help="its folder (.)")
     parser.add_argument(
         "--base",
@@ -66,28 +122,21 @@ def _maintain(verb: str, *words: str) -> int:
     )
     if verb == "update":
         parser.add_argument("--no-check", action="store_true", help="do not run `make check` there")
-    options = parser.parse_args(words)
-    try:
-        if verb == "diff":
-            print(update.compare(options.project, _render_again, options.base) or "nothing differs")
-            return 0
-        report, is_clean = update.update(options.project, _render_again, options.base)
-        print(report or "nothing has changed")
-        if not is_clean:
-            print("settle the conflicts, then: make check")
-            return 1
-        if report:
-            print("git diff shows the changes; git stash --include-untracked undoes them")
-        if options.no_check:
-            return 0
-        done = subprocess.run(["make", "check"], cwd=options.project, check=False)
-        return int(done.returncode > 0)
-    except (RefusedError, CookiecutterException, OSError) as error:
-        print(f"ERROR: {_line(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nERROR: interrupted: the same command goes on", file=sys.stderr)
-        return 130
+    return parser
+
+
+def _list_tools(project: Path) -> str:
+    """Every tool with what it does; those that the project has are marked."""
+    mine = {path.name for path in project.glob("src/*/tools/*/")}
+    template = next(TEMPLATE.glob("{{*}}"))
+    folders = [tools.there(template)[name] for name in tools.offered(template)]
+    width = max(len(folder.name) for folder in folders)
+    rows = [
+        f"{'*' if folder.name in mine else ' '} {folder.name.replace('_', '-'):<{width}}  "
+        f"{tools.summary(folder)}"
+        for folder in folders
+    ]
+    return "\n".join([*rows, "", "* is in this project"])
 
 
 def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
@@ -96,6 +145,9 @@ def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
     for key, default in _questions().items():
         value = answers.get(key)
         if value is None:
+            continue
+        if key == "tools" and isinstance(value, list) and all(isinstance(x, str) for x in value):
+            given["_tools"] = ", ".join(value)
             continue
         kinds = {bool: bool, list: str}.get(type(default), str)
         if not isinstance(value, kinds) or (isinstance(default, list) and value not in default):
@@ -123,7 +175,7 @@ def _parser(questions: dict[str, object]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pretuned",
         description="Make a PyTorch image-classification project that you own, read and extend. "
-        "`pretuned diff` and `pretuned update` are for one that is there: see their --help.",
+        f"For one that is there: pretuned {', '.join(_VERBS)}; see their --help.",
         epilog="keys: " + "; ".join(_described(key, value) for key, value in questions.items()),
     )
     parser.add_argument("--version", action="version", version=_version())

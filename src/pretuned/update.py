@@ -1,4 +1,6 @@
-"""`pretuned diff` and `pretuned update`: a project that was made before gets what changed here.
+"""A project that was made before gets what changed here, or other tools.
+
+`pretuned diff`, `pretuned update`, `pretuned add` and `pretuned remove`.
 
 Git does the work: it merges the project, as it is committed, with the project that this template
 makes of the same answers. Their common base is the project as it was made. `.pretuned.json` has
@@ -19,14 +21,15 @@ import tempfile
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from pretuned_answers import RefusedError
+from pretuned import TEMPLATE
+from pretuned_answers import RefusedError, tools
 
 MANIFEST = ".pretuned.json"
 NEEDED_GIT = 2, 38  # of which `merge-tree` merges trees
@@ -45,7 +48,10 @@ SETTINGS = {  # of git, whatever the user's are
 NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # that git has for a content
 VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d+|\.dev\d+)*")
 
-Render = Callable[[dict[str, object], Path], Path]  # answers, where to -> the new folder
+OWN_GIT = ".pretuned-git"  # of a project that is in no repository, while its tools change
+
+Answers = dict[str, object]
+Render = Callable[[Answers, Path], Path]  # answers, where to -> the new folder
 
 
 class File(NamedTuple):
@@ -56,6 +62,41 @@ class File(NamedTuple):
 
 
 Files = dict[str, File]  # by path, with slashes
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Tools to add to a project, or to remove from it, by name."""
+
+    add: Sequence[str] = ()
+    remove: Sequence[str] = ()
+
+    def change(self, answers: Answers) -> Answers:
+        """The answers that a project of these has afterwards.
+
+        Raises:
+            RefusedError: if there is no such tool, or one that stays needs one that goes.
+        """
+        before = answers.get("tools", "all")
+        template = next(TEMPLATE.glob("{{*}}"))
+        size, names = (before, "") if isinstance(before, str) else ("", ", ".join(before))
+        wanted = {*tools.chosen(template, size, names), *self.named(self.add)}
+        wanted -= {*self.named(self.remove)}
+        for name in sorted(wanted):
+            if needed := tools.with_needs(template, [name]) & {*self.named(self.remove)}:
+                words = f"{name} needs {', '.join(needed)}".replace("_", "-")
+                raise RefusedError(f"{words}: remove {name.replace('_', '-')} too")
+        return answers | {"tools": tools.size_of(template, wanted) or sorted(wanted)}
+
+    def needed(self) -> set[str]:
+        """The modules of `tools/` that those to add need."""
+        template = next(TEMPLATE.glob("{{*}}"))
+        return {"__init__", *tools.with_needs(template, self.named(self.add))}
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        """The folders of the tools of these names."""
+        template = next(TEMPLATE.glob("{{*}}"))
+        return tools.chosen(template, "none", ", ".join(names))
 
 
 @dataclass(frozen=True)
@@ -71,19 +112,25 @@ class Update:
 class Repository:
     """The git repository of a project, which may be a folder in a larger one."""
 
-    def __init__(self, project: Path) -> None:
-        """Of the folder `project`.
+    def __init__(self, project: Path, *, needs_one: bool = True) -> None:
+        """Of the folder `project`; where it is in none and `needs_one` is not said, of its own.
 
         Raises:
             RefusedError: if git is missing or old, or the folder is not in a repository.
         """
         self.project = project
+        self.variables = {
+            name: value for name, value in os.environ.items() if not name.startswith("GIT_")
+        }
         self.private: Path | None = None  # our own index: the user's stays as it is
         if not shutil.which("git"):
             raise RefusedError("git is needed, and is not there")
         found = re.search(r"(\d+)\.(\d+)", self.git("version"))
         if not found or (int(found[1]), int(found[2])) < NEEDED_GIT:
             raise RefusedError(f"git {'.'.join(map(str, NEEDED_GIT))} or newer is needed")
+        self.own = None if needs_one or self.is_there() else project.absolute() / OWN_GIT
+        if self.own:
+            self.begin()
         self.prefix = self.git("rev-parse", "--show-prefix")
         private = self.git("rev-parse", "--git-path", "pretuned-index")
         place = sha256(self.prefix.encode()).hexdigest()[:12]
@@ -91,14 +138,36 @@ class Repository:
         self.pending = f"refs/worktree/pretuned/{place}/update"  # an update that is being written
         self.private = Path(project, private).absolute()
 
+    def is_there(self) -> bool:
+        """Whether the project is in a repository."""
+        try:
+            return self.git("rev-parse", "--is-inside-work-tree") == "true"
+        except RefusedError:
+            return False
+
+    def begin(self) -> None:
+        """Make a repository, beside which git sees none, of the project as it is now."""
+        self.variables |= {"GIT_DIR": str(self.own), "GIT_WORK_TREE": str(self.project.absolute())}
+        if not (self.own / "HEAD").exists():
+            self.git("init", "--quiet")
+        if not self.git("for-each-ref", "refs/worktree"):  # no update that was killed
+            (self.own / "info").mkdir(exist_ok=True)
+            (self.own / "info" / "exclude").write_text(f"/{OWN_GIT}\n", encoding="utf-8")
+            self.git("add", "--all")
+            self.git("commit", "--quiet", "--allow-empty", "--no-verify", "--message=as it is")
+
+    def end(self) -> None:
+        """Delete the repository that was made for this, unless it has an update to finish."""
+        if self.own and not self.git("for-each-ref", self.pending):
+            shutil.rmtree(self.own)
+
     def git(self, *words: str, content: str = "", can_conflict: bool = False) -> str:
         """What git prints, without its last line feed.
 
         Raises:
             RefusedError: if it fails, with what it says.
         """
-        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        own |= {"LC_ALL": "C", "GIT_CONFIG_COUNT": str(len(SETTINGS))}
+        own = self.variables | {"LC_ALL": "C", "GIT_CONFIG_COUNT": str(len(SETTINGS))}
         for number, (key, value) in enumerate(SETTINGS.items()):
             own |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
         if self.private and words[0] != "status":
@@ -229,7 +298,7 @@ class Repository:
         return [row.split("\t") for row in rows]
 
 
-def about(project: Path) -> tuple[str, dict[str, object]]:
+def about(project: Path) -> tuple[str, Answers]:
     """The version of the template that made a project, and the answers.
 
     Raises:
@@ -267,7 +336,7 @@ def manifest(project: Path) -> dict[str, str]:
 
 
 @contextmanager
-def rendered(base: str, answers: dict[str, object]) -> Iterator[Path]:
+def rendered(base: str, answers: Answers) -> Iterator[Path]:
     """A folder with what another version of the template makes of `answers`.
 
     `base` is its wheel, its checkout, or its number, for which uv asks the package index. It is
@@ -308,7 +377,7 @@ def rendered(base: str, answers: dict[str, object]) -> Iterator[Path]:
 
 
 def base_of(
-    repository: Repository, base: str, new: Files, version: str, answers: dict[str, object]
+    repository: Repository, base: str, new: Files, version: str, answers: Answers
 ) -> Files:
     """The files of the project as `version` of the template made them, all of them in git.
 
@@ -360,31 +429,50 @@ class Sides:
     all_new: Files  # what its owner deleted, too
 
 
-def sides_of(repository: Repository, render: Render, base: str) -> Sides:
+def sides_of(repository: Repository, render: Render, base: str, change: Tools) -> Sides:
     """The sides of a project in git.
 
     Raises:
         RefusedError: if it is no project of this template, or of a later one, or its base can't be
-            had.
+            had; and if its tools change, of an earlier one.
     """
     version, answers = about(repository.project)
+    new = made_now(repository, render, answers, version)
+    made = base_of(repository, base, new, version, answers)
+    if change != Tools():
+        if made != new:
+            raise RefusedError(
+                f"another template made {str(repository.project)!a}: run pretuned update first"
+            )
+        new = made_now(repository, render, change.change(answers), version)
+    mine = repository.files("HEAD:./")
+    mine.pop(MANIFEST, None)
+    rows = repository.changes(repository.tree(made), repository.tree(mine), "--diff-filter=D")
+    gone = {path for _, path in rows}
+    deleted = {tool_of(path) for path in gone} - {tool_of(path) for path in made.keys() - gone}
+    deleted -= {""}
+    back = deleted & change.needed()
+    left = {
+        path: file
+        for path, file in new.items()
+        if tool_of(path) in back or (path not in gone and tool_of(path) not in deleted)
+    }
+    made = {path: file for path, file in made.items() if path not in gone}
+    return Sides(*map(repository.tree, (made, mine, left)), new)
+
+
+def made_now(repository: Repository, render: Render, answers: Answers, version: str) -> Files:
+    """The files of the project that this template makes of `answers`, all of them in git.
+
+    Raises:
+        RefusedError: if this template is older than `version`.
+    """
     with tempfile.TemporaryDirectory(prefix="pretuned-") as scratch:
         folder = render(answers, Path(scratch))
         ours, _ = about(folder)
         if numbers(version) > numbers(ours):
             raise RefusedError(f"pretuned {version} made this project; this one is older: {ours}")
-        new = repository.keep(folder)
-    made = base_of(repository, base, new, version, answers)
-    mine = repository.files("HEAD:./")
-    mine.pop(MANIFEST, None)
-    rows = repository.changes(repository.tree(made), repository.tree(mine), "--diff-filter=D")
-    gone = {path for _, path in rows}
-    tools = {tool_of(path) for path in gone} - {tool_of(path) for path in made.keys() - gone} - {""}
-    made, left = (
-        {p: file for p, file in files.items() if p not in gone and tool_of(p) not in tools}
-        for files in (made, new)
-    )
-    return Sides(*map(repository.tree, (made, mine, left)), new)
+        return repository.keep(folder)
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -393,9 +481,9 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def tool_of(path: str) -> str:
-    """The folder of the tool that a file belongs to; empty if it is of none."""
-    found = re.match(r"src/[^/]+/tools/[^/]+/", path)
-    return found[0] if found else ""
+    """The tool that a file belongs to, or the module that tools share; empty if it is of none."""
+    found = re.match(r"src/[^/]+/tools/(\w+)", path)
+    return found[1] if found else ""
 
 
 def compare(project: Path, render: Render, base: str) -> str:
@@ -405,7 +493,7 @@ def compare(project: Path, render: Render, base: str) -> str:
         RefusedError: if it is no project of this template in git, or its base can't be had.
     """
     repository = Repository(project)
-    sides = sides_of(repository, render, base)
+    sides = sides_of(repository, render, base, Tools())
     yours = {row[1]: row for row in repository.changes(sides.made, sides.mine)}
     theirs = {row[1]: row for row in repository.changes(sides.made, sides.new)}
     lines = []
@@ -416,9 +504,9 @@ def compare(project: Path, render: Render, base: str) -> str:
     return "\n".join(lines)
 
 
-def plan(repository: Repository, render: Render, base: str) -> Update:
+def plan(repository: Repository, render: Render, base: str, change: Tools) -> Update:
     """What an update of a project does; nothing is written but objects of git."""
-    sides = sides_of(repository, render, base)
+    sides = sides_of(repository, render, base, change)
     made = repository.commit(sides.made)
     names = {"worktree/yours": sides.mine, "worktree/template": sides.new}
     for name, tree in names.items():  # as conflicts are marked
@@ -449,17 +537,38 @@ def update(project: Path, render: Render, base: str) -> tuple[str, bool]:
         RefusedError: if it is no project of this template, its git tree is not clean, the base of
             the merge can't be had, or a file was changed since an update was killed.
     """
-    repository = Repository(project)
+    return carry_out(Repository(project), lambda found: plan(found, render, base, Tools()))
+
+
+def change_tools(project: Path, render: Render, change: Tools) -> tuple[str, bool]:
+    """Add tools to `project` or remove some, and what its texts say of them.
+
+    It need not be in git: a repository of its own is there for as long as this takes.
+
+    Returns and raises what `update` does, and refuses a tool that another one needs.
+    """
+    change.change({"tools": "none"})  # wrong names are told before anything is done
+    repository = Repository(project, needs_one=False)
+    try:
+        return carry_out(repository, lambda found: plan(found, render, "", change))
+    finally:
+        repository.end()
+
+
+def carry_out(
+    repository: Repository, make_plan: Callable[[Repository], Update]
+) -> tuple[str, bool]:
+    """Do what was planned, or finish what was killed; return what is said of it."""
     pending = repository.pending_update()
     is_resumed = pending is not None
     if pending is None:
         left = repository.git("status", "--porcelain", "--untracked-files=all", "--", ".")
         if left:
             raise RefusedError(
-                f"{str(project)!a} has changes that are not committed, such as "
+                f"{str(repository.project)!a} has changes that are not committed, such as "
                 f"{left.splitlines()[0][3:]!a}: commit them, so that git can undo the update"
             )
-        found = plan(repository, render, base)
+        found = make_plan(repository)
         repository.look_for_obstacles(found.tree)
         verdict = "clean" if found.is_clean else "conflict"
         message = f"{verdict}\n{found.new}\n{found.report}"

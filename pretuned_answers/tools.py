@@ -1,0 +1,128 @@
+"""Which tools a project has: the sizes to choose from, what a tool needs, and what names it.
+
+A tool is a folder in `tools/` of the package. It needs the modules of `tools/` that it imports, so
+they come with it. Where a tool is missing, so are the lines of Markdown and TOML that name it.
+"""
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pretuned_answers import RefusedError
+
+FOLDER = Path("src", "image_classifier", "tools")
+FEW = ("evaluate", "predict", "profile", "report")
+USUAL = (*FEW, "check", "cpu_precision", "export", "find_lr", "prepare", "timm", "wandb")
+USUAL += ("bottleneck", "flops", "gpu", "sanity_checks")
+PAGES = {"bench": ("docs/tips.md",)}  # what belongs to a tool and is not in its folder
+
+IMPORT = re.compile(r"^ *from (\.+)([a-z_]+)\S* import", re.MULTILINE)
+IMPORT_IN_TESTS = re.compile(r"^from \w+\.tools\.([a-z_]+)\S* import", re.MULTILINE)
+COMMAND = re.compile(r"image-classifier ([a-z-]+)")
+BLOCK = re.compile(r"```.*?^```$\n*|.+?(?:\n\n+|\Z)", re.MULTILINE | re.DOTALL)
+ITEM = re.compile(r"^(?:- .*\n(?:  .*\n)*|\|.*\n)", re.MULTILINE)  # of a list; row of a table
+
+
+def there(project: Path) -> dict[str, Path]:
+    """The tools of a project with the default names, and what they share: module -> its path."""
+    paths = sorted((project / FOLDER).glob("[a-z]*"))
+    return {path.stem: path for path in paths if path.is_dir() or path.suffix == ".py"}
+
+
+def offered(project: Path) -> list[str]:
+    """The tools that can be asked for by name: folders, but for what tools share."""
+    return [name for name, path in there(project).items() if path.is_dir() and name != "html"]
+
+
+def chosen(project: Path, size: str, names: str = "") -> list[str]:
+    """The tools of a size or, if there are any, of names between commas.
+
+    Raises:
+        RefusedError: if there is no tool of a name.
+    """
+    known = offered(project)
+    if not names:
+        return list({"none": (), "few": FEW, "usual": USUAL, "all": known}[size])
+    found = [name.strip().replace("-", "_") for name in names.split(",")]
+    for name in found:
+        if name not in known:
+            words = ", ".join(known).replace("_", "-")
+            raise RefusedError(f"unknown tool {name.replace('_', '-')!a} (there are: {words})")
+    return found
+
+
+def summary(folder: Path) -> str:
+    """What the tool in a folder does, in one line."""
+    text = (folder / "__init__.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+
+
+def size_of(project: Path, names: Iterable[str]) -> str:
+    """The size that is exactly these tools; empty if there is none."""
+    sizes = ("none", "few", "usual", "all")
+    return next((size for size in sizes if {*chosen(project, size)} == {*names}), "")
+
+
+def with_needs(project: Path, names: Iterable[str]) -> set[str]:
+    """These tools, and all modules of `tools/` that they or their tests import."""
+    modules = there(project)
+    found: set[str] = set()
+    left = set(names)
+    while left:
+        name = left.pop()
+        found.add(name)
+        left |= imports(modules[name]) & modules.keys() - found
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """What a tool, or a module that tools share, imports from `tools/`."""
+    if path.is_file():
+        rows = IMPORT.findall(path.read_text(encoding="utf-8"))
+        return {module for level, module in rows if level == "."}
+    found = set()
+    for file in path.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        found |= {module for level, module in IMPORT.findall(text) if level == ".."}
+        found |= {*IMPORT_IN_TESTS.findall(text)}
+    return found
+
+
+def verbs(folder: Path) -> set[str]:
+    """The commands of the tool in a folder."""
+    others = {path.stem.removesuffix("_command") for path in folder.glob("*_command.py")}
+    own = {folder.name} if (folder / "command.py").exists() else set()
+    return {verb.replace("_", "-") for verb in own | others}
+
+
+def without(text: str, suffix: str, missing: set[str], commands: set[str]) -> str:
+    """A text of the project, as it reads where these tools, with these commands, are missing."""
+    if not missing:
+        return text
+    named = re.compile(rf"tools[./]({'|'.join(sorted(missing))})\b")
+    if suffix != ".md":
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if not named.search(line))
+
+    def kept(match: re.Match[str]) -> str:
+        return "" if named.search(match[0]) else match[0]
+
+    blocks = []
+    for block in BLOCK.findall(text):
+        if block.startswith("```"):
+            lines = block.splitlines(keepends=True)
+            left = [line for line in lines if not is_of(line, commands)]
+            is_empty = len(left) < len(lines) and not "".join(left[1:]).strip("`\n")
+            blocks += [] if is_empty else left
+        elif ITEM.match(block):
+            blocks.append(ITEM.sub(kept, block))
+        else:
+            blocks += [] if named.search(block) else [block]
+    return "".join(blocks)
+
+
+def is_of(line: str, commands: set[str]) -> bool:
+    """Whether a line of a shell is one of these commands."""
+    command = COMMAND.match(line)
+    return command is not None and command[1] in commands
