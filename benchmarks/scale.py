@@ -44,7 +44,7 @@ import record
 import rounds
 
 ABOUT = "train parallel precision optim checkpoint runtime/distributed runtime/launch"
-ABOUT += " models/torchvision tools/fsdp/sharding"
+ABOUT += " models/torchvision tools/fsdp/parallel"
 CLASSES, STEPS = 10, 3  # steps of a kind in a turn
 KINDS = ("fp32", "bf16", "alone", "after", "buffers", "static", "fsdp")
 ON_NETWORK = {"fp32": "network_mb", "fsdp": "fsdp_network_mb"}
@@ -136,7 +136,7 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
     from image_classifier.parallel import wrap_ddp
     from image_classifier.precision import Precision
     from image_classifier.tasks import Loss, class_loss
-    from image_classifier.tools.fsdp import sharding
+    from image_classifier.tools.fsdp import parallel
     from image_classifier.train import train_step
     from torch.nn.parallel import DistributedDataParallel
 

@@ -13,9 +13,9 @@ from pretuned_answers import RefusedError
 
 AS = ("-c", "user.name=a", "-c", "user.email=a@b.c")
 OLD = "src/photos/tools/probe/layers.py"
-NEW = "src/photos/tools/head_layers/layers.py"
+NEW = "src/photos/tools/head_layers/network.py"
 ANSWERS = {"project_slug": "photos", "package_name": "photos"}
-LAYERS = (PROJECT / "src/image_classifier/tools/head_layers/layers.py").read_bytes()
+LAYERS = (PROJECT / "src/image_classifier/tools/head_layers/network.py").read_bytes()
 
 
 def git(folder, *words):
@@ -59,7 +59,7 @@ def project(render):
     """A project whose owner changed, deleted and added files, made by an older template."""
     folder = render(**ANSWERS)
     git(folder, "init")
-    gone = dict.fromkeys((NEW, "docs/guide.md", "src/photos/tools/lora/adapters.py"))
+    gone = dict.fromkeys((NEW, "docs/guide.md", "src/photos/tools/lora/network.py"))
     old = {OLD: LAYERS, "docs/old.md": b"old\n", "docs/older.md": b"old\n" * 9}
     as_made(folder, gone | old)
     commit(folder)
@@ -102,7 +102,7 @@ M  README.md
 A  docs/guide.md
 D  docs/old.md
 A  run.sh
-R  src/photos/tools/probe/layers.py -> src/photos/tools/head_layers/layers.py
+R  src/photos/tools/probe/layers.py -> src/photos/tools/head_layers/network.py
 CONFLICT (content): Merge conflict in AGENTS.md
 CONFLICT (modify/delete): docs/older.md deleted in worktree/template and modified in \
 worktree/yours.  Version worktree/yours of docs/older.md left in tree."""

@@ -28,6 +28,7 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.decision import Decision
 from image_classifier.evaluate import evaluate
+from image_classifier.extensions import find_tool
 from image_classifier.features import predict_features
 from image_classifier.models import vit
 from image_classifier.optim import build_optimizer, set_training
@@ -35,7 +36,6 @@ from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime import seeding
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.tools import find_tool
 from image_classifier.tasks import build_loss
 from image_classifier.train import (
     init_model,
@@ -263,9 +263,9 @@ def test_several_labels_are_learned_on_the_device(gpu, on_labels, loss):
 
 
 TOOLS = {
-    ("layers", "head-layers"): {"model__head": "layers"},
-    ("adapters", "lora"): {"run__init_from": "pretrained", "model__lora_rank": 2},
-    ("recompute", "gradient-checkpointing"): {"compute__gradient_checkpointing": True},
+    ("network", "head-layers"): {"model__head": "layers"},
+    ("network", "lora"): {"run__init_from": "pretrained", "model__lora_rank": 2},
+    ("network", "gradient-checkpointing"): {"compute__gradient_checkpointing": True},
 }
 
 
@@ -278,7 +278,7 @@ def test_what_tools_add_to_a_step_stays_on_the_device(gpu, config, tool):
 
 @pytest.mark.parametrize("mixup", [0.0, 1.0])
 def test_a_teacher_stays_on_the_device(gpu, on_photos, photos, monkeypatch, mixup):
-    if (tool := find_tool("teacher", "distill")) is None:
+    if (tool := find_tool("loss", "distill")) is None:
         pytest.skip("deleted")
     load_model = tool.load_model
 

@@ -20,13 +20,13 @@ from image_classifier import config as config_module
 from image_classifier.cli import commands
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
+from image_classifier.extensions import find_tools
 from image_classifier.runtime.command_line import (
     COMMENT,
     all_presets,
     parse,
 )
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.runtime.tools import find_tools
 
 PROJECT = Path(__file__).parent.parent
 PACKAGE = Path(config_module.__file__).parent
@@ -57,7 +57,8 @@ def test_every_knob_is_read():
 def test_every_knob_has_its_help_beside_it():  # a comment that is parted from its line is none
     config = Config()
     for section in (config, *filter(is_dataclass, vars(config).values())):
-        comments = dict(COMMENT.findall(inspect.getsource(type(section))))
+        owners = filter(inspect.get_annotations, type(section).__mro__)
+        comments = dict(COMMENT.findall("\n".join(map(inspect.getsource, owners))))
         for name, value in vars(section).items():
             assert comments[name] or is_dataclass(value), name
 

@@ -46,6 +46,7 @@ from image_classifier.errors import (
     UserError,
     is_peer_failure,
 )
+from image_classifier.extensions import find_tools
 from image_classifier.models import pretrained
 from image_classifier.runtime import (
     consensus,
@@ -55,7 +56,6 @@ from image_classifier.runtime import (
 )
 from image_classifier.runtime.files import read_object
 from image_classifier.runtime.signals import Signals, StoppedError
-from image_classifier.runtime.tools import find_tools
 from image_classifier.train import train
 
 

@@ -11,30 +11,31 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import KeyPath, tree_leaves, tree_map_with_path
 
-from .config import FREE_TO_CHANGE, Config, RunConfig, flag
+from .config import FREE_TO_CHANGE, Config, RunConfig
 from .data import Source, are_replaced
 from .errors import FaultError, UserError
+from .extensions import find_tools, functions
 from .models import (
     WRONG_CONTENT,
     DamagedError,
     first_reason,
     newest_first,
-    plain_weights,
     read_checkpoint,
     saved_steps,
 )
-from .runtime.config_dict import flatten
+from .options import flag, of_tools
+from .runtime.config_dict import flatten, to_save
 from .runtime.console import some
 from .runtime.distributed import World
 from .runtime.files import give_name, is_disk_full, tensor_file, write_whole
 from .runtime.run_dir import clear_run
-from .runtime.tools import need_tool
 from .tasks import metric_of
 from .train_state import TrainState
 
@@ -53,11 +54,7 @@ def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
     damage: list[str] = []
     for path in [] if run.fresh else newest_first(Path(run.dir, "checkpoints")):
         try:
-            if path.is_dir():
-                sharded = need_tool("checkpoints", "fsdp", f"{str(path)!a}, of sharded weights,")
-                saved = sharded.read_folder(path)
-            else:
-                saved = read_checkpoint(path)
+            saved = of_folders(path).read_folder(path) if path.is_dir() else read_checkpoint(path)
         except DamagedError as error:
             damage.append(str(error))
             continue
@@ -72,6 +69,17 @@ def read_newest(run: RunConfig, world: World) -> dict[str, Any] | None:
     return None
 
 
+def of_folders(path: object) -> ModuleType:
+    """The tool that reads checkpoints which are folders, such as `path`.
+
+    Raises:
+        UserError: if there is none.
+    """
+    for tool in find_tools("checkpoints").values():
+        return tool
+    raise UserError(f"{str(path)!a} is of sharded weights, which a tool reads: pretuned add fsdp")
+
+
 class Checkpoints(AbstractContextManager):
     """The checkpoints of one run folder. Rank 0 writes them in a thread; every rank reads them."""
 
@@ -83,7 +91,7 @@ class Checkpoints(AbstractContextManager):
         self.world = world
         # What a run must have in common with a checkpoint to resume from it.
         self.identity = {
-            "config": flatten(config),
+            "config": to_save(config),
             "classes": list(source.classes),
             "fingerprint": source.fingerprint(),
             "files": source.file_digests() if world.is_main else {},
@@ -122,7 +130,7 @@ class Checkpoints(AbstractContextManager):
     def load(self, state: TrainState, saved: dict[str, Any]) -> None:
         """Fill `state` with the checkpoint `saved`, the weights of which may be in a folder."""
         if "folder" in saved:
-            saved = need_tool("checkpoints", "fsdp", "--run.dir").read_whole(saved)
+            saved = of_folders(saved["folder"]).read_whole(saved)
         state.load_state_dict(saved["state"])
 
     def load_best(self, state: TrainState) -> None:
@@ -150,7 +158,7 @@ class Checkpoints(AbstractContextManager):
             UserError: with the first difference.
         """
         known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
-        config = self.identity["config"]
+        config = of_tools() | self.identity["config"]
         known = known | {"run.best_by": metric_of(known)}
         config = config | {"run.best_by": metric_of(config)}
         for knob, value in config.items():
@@ -172,7 +180,7 @@ class Checkpoints(AbstractContextManager):
             if was != now:
                 raise self.refusal(f"it normalized with a {name} of {was}, not of {now}")
         if saved.get("teacher", "") != self.identity["teacher"]:
-            raise self.refusal("the file of its --optim.teacher was replaced", True)
+            raise self.refusal("the file of its teacher was replaced", True)
         # Rank 0 looks at the files.
         if not self.world.all_true(not are_replaced(saved["files"], self.identity["files"])):
             raise self.refusal("training images were replaced under the same names", True)
@@ -253,7 +261,8 @@ class Checkpoints(AbstractContextManager):
     def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
         """Write weights alone, for other programs."""
         about = {name: saved[name] for name in ("classes", "mean", "std")}
-        weights = plain_weights(weights, saved["config"])
+        for plain_weights in functions("network", "plain_weights"):
+            weights = plain_weights(weights, saved["config"])
         content = tensor_file({k: tensor.contiguous() for k, tensor in weights.items()}, about)
         write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from .config import Config
 from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, UserError, choose
+from .extensions import find_tools
 from .runtime.command_line import HELP, all_presets, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable
 from .runtime.launch import end_in_group, is_restart, run_in_processes
-from .runtime.tools import find_tools
 
 
 def main(argv: Sequence[str] | None = None) -> int:

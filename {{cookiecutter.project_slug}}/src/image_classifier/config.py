@@ -2,26 +2,22 @@
 
 Start from a preset (`presets.py`), and change what you need: `train.py cifar10 --optim.lr 1.0`.
 To add a knob: a field with its comment; a number also has its range, `within(default, low, high)`.
+Tools bring more, of the same sections: `tools/<name>/options.py`.
 """
 
-import dataclasses
-import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from .errors import UserError
+from .extensions import find_tools
+from .options import check_ranges, check_tools, out_of_range, section, within
 
-LARGE = 1e9
 POLICY = re.compile(r"none|trivialaugment|randaugment(-m([1-2]?\d|30))?(-n([1-9]|10))?")
 SMALLEST_SIDE = 8  # pixels
 
 
-def within(default: object, low: float, high: float = LARGE) -> Any:  # noqa: ANN401 - a field
-    """A field with its default and the range of its numbers, both ends included."""
-    return field(default=default, metadata={"range": (low, high)})
-
-
+@section("data")
 @dataclass(frozen=True)
 class DataConfig:
     """Which images, and how they are loaded."""
@@ -55,8 +51,6 @@ class DataConfig:
     workers: int | Literal["auto"] = within("auto", 0, 4096)  # DataLoader workers per process;
     # auto: measured
     prefetch_batches: int = within(4, 1, 1000)  # batches decoded ahead
-    on_bad_image: Literal["stop", "skip"] = "stop"  # an unreadable image ends the run; skip: the
-    # loss ignores it, and it is counted and listed in bad_images.txt in the run folder
     balance: Literal["none", "sampling", "loss"] = "none"  # for imbalanced classes. sampling: see
     # each class equally often; loss: weight the loss by inverse class frequency; of several
     # labels, positives by negatives / positives of their class
@@ -72,6 +66,7 @@ class DataConfig:
         return max(self.image_size, self.eval_size)
 
 
+@section("augment")
 @dataclass(frozen=True)
 class AugmentConfig:
     """How training images are augmented, and which views evaluation averages."""
@@ -92,6 +87,7 @@ class AugmentConfig:
     # over an image and its mirror image; shift: also moved by one pixel, 6 views in all
 
 
+@section("model")
 @dataclass(frozen=True)
 class ModelConfig:
     """The network."""
@@ -104,15 +100,11 @@ class ModelConfig:
     drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: the share of images that skip the
     # last block, fewer skip those below; of vit_s, timm's networks and some of torchvision's:
     # https://arxiv.org/abs/1603.09382
-    head: Literal["last", "layers"] = "last"  # what the last layer sees: the last features; layers:
-    # mean and maximum of those of several depths, for frozen weights that have learned from other
-    # kinds of images: https://arxiv.org/abs/2201.03529
     task: Literal["single-label", "multi-label"] = "single-label"  # whether an image has exactly
     # one of the classes, or any number of them
-    lora_rank: int = within(0, 0, 1024)  # fine-tune only the last layer and, beside each matrix, a
-    # product of two of this rank (LoRA): https://arxiv.org/abs/2106.09685; 0: all weights
 
 
+@section("optim")
 @dataclass(frozen=True)
 class OptimConfig:
     """Loss, optimizer and learning-rate schedule."""
@@ -137,13 +129,9 @@ class OptimConfig:
     # batches of a few images would spoil them
     layer_decay: float = within(1.0, 0.01, 1)  # layer-wise learning-rate decay: factor from each
     # block to the one below it
-    teacher: str = ""  # distillation: run folder or checkpoint of a trained model whose predictions
-    # for the augmented images are a part of the targets: https://arxiv.org/abs/2106.05237
-    teacher_share: float = within(0.5, 0, 1)  # which part; the labels are the rest
-    teacher_temperature: float = within(1.0, 0.01, 100)  # of the teacher's softmax; above 1, it
-    # says more of the classes that it thinks less probable
 
 
+@section("compute")
 @dataclass(frozen=True)
 class ComputeConfig:
     """How the device is used."""
@@ -153,12 +141,9 @@ class ComputeConfig:
     compile: bool = False  # torch.compile; pays back its first minute in longer runs
     gradient_dtype: Literal["fp32", "bf16"] = "fp32"  # in which processes exchange gradients; bf16:
     # half the bytes, and gradients are rounded to 8 bits, for slow networks
-    gradient_checkpointing: bool = False  # keep only the inputs of each block, and compute the rest
-    # again in the backward pass: less memory, slower, the same results
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # how several processes train one model. fsdp: each
-    # keeps a part of the weights and of the optimizer's state, for models too large for one GPU
 
 
+@section("run")
 @dataclass(frozen=True)
 class RunConfig:
     """Where a run lives, and what it writes when."""
@@ -193,6 +178,7 @@ class RunConfig:
     # after which the run stops
 
 
+@section("")
 @dataclass(frozen=True)
 class Config:
     """A run: its results are a function of this and of nothing else."""
@@ -202,7 +188,6 @@ class Config:
     seed: int = within(0, 0, 2**63 - 1)  # of weights, order and augmentation
     deterministic: bool = False  # bit-identical runs on a GPU too; slower
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: the fastest that is safe
-    profile: bool = False  # record a few steps with torch.profiler
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -234,6 +219,7 @@ class Config:
         check_data(data)
         check_task(self)
         check_decision(self.run)
+        check_tools(self)
         if optim.warmup_epochs > self.epochs > 0:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
@@ -244,15 +230,11 @@ class Config:
                 "--run.finish-in-time needs the time, --run.max-minutes, and images of one size: "
                 "--augment.min-size 0"
             )
-        for knob, trains_only in (
-            (f"--model.lora-rank {self.model.lora_rank}", self.model.lora_rank),
-            ("--epochs 0", self.epochs == 0),
-        ):
-            if trains_only and not self.run.init_from:
-                raise UserError(
-                    f"{knob} trains only some layers, on top of pretrained weights: "
-                    "--run.init-from FILE or pretrained"
-                )
+        if self.epochs == 0 and not self.run.init_from:
+            raise UserError(
+                "--epochs 0 trains only the last layer, on top of pretrained weights: "
+                "--run.init-from FILE or pretrained"
+            )
 
 
 def check_data(data: DataConfig) -> None:
@@ -288,35 +270,10 @@ def check_decision(run: RunConfig) -> None:
         )
 
 
-def check_ranges(config: object) -> None:
-    """Check that every number is in its range.
-
-    Raises:
-        UserError: naming the first that is not.
-    """
-    sections = {"": config} | {f"{name}.": part for name, part in vars(config).items()}
-    for prefix, section in sections.items():
-        for knob in dataclasses.fields(section) if dataclasses.is_dataclass(section) else ():
-            low, high = knob.metadata.get("range", (-math.inf, math.inf))
-            value = getattr(section, knob.name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, int | float) and not low <= number <= high:
-                    raise out_of_range(prefix + knob.name, number, f"{low:g} .. {high:g}")
-
-
 # Knobs that cannot change what is learned may differ when a run is resumed. Those of `prepared`
 # images change pixels, which the fingerprint of the images tells.
-FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "profile", "data.root", "data.where")
-FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.on_bad_image", "data.cache")
+FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "data.root", "data.where")
+FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.cache")
 FREE_TO_CHANGE += ("data.labels", "data.columns")
-
-
-def flag(knob: str) -> str:
-    """The knob as the command line has it: `optim.warmup_epochs` -> `optim.warmup-epochs`."""
-    return knob.replace("_", "-")
-
-
-def out_of_range(knob: str, value: float, allowed: str) -> UserError:
-    """What to raise for a number that a knob can't have; an integer may be more than any float."""
-    shown = f"{value:g}" if isinstance(value, float) else value
-    return UserError(f"--{flag(knob)} {shown} is not in {allowed}")
+for _tool in find_tools("options").values():
+    FREE_TO_CHANGE += _tool.FREE_TO_CHANGE

@@ -22,7 +22,7 @@ from .evaluate import predict_logits
 from .models import find_head
 from .precision import Precision
 from .preprocess import VIEWS, Normalize
-from .runtime.config_dict import flatten
+from .runtime.config_dict import to_save
 from .runtime.console import clock
 from .runtime.distributed import World
 from .runtime.files import write_whole
@@ -30,7 +30,7 @@ from .runtime.progress import Progress
 
 # The sections of knobs on which features depend, and the knobs in them that do not matter.
 SEEN = ("data.", "model.", "augment.tta", "precision")
-UNSEEN = (*FREE_TO_CHANGE, "data.batch_size", "data.balance", "model.dropout", "model.lora_rank")
+UNSEEN = (*FREE_TO_CHANGE, "data.batch_size", "data.balance", "model.dropout")
 MOST_FILES = 16  # of features that a cache folder keeps
 VERSION = 2  # of these files, and of the pixels that images are decoded to
 
@@ -172,7 +172,7 @@ def digest(config: Config, data: EvalData, model: nn.Module) -> str:
             known.update(weight.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     knobs = {
         knob: value
-        for knob, value in flatten(config).items()
+        for knob, value in to_save(config).items()
         if knob.startswith(SEEN) and not knob.startswith(UNSEEN)
     }
     source = data.source

@@ -1,4 +1,4 @@
-"""How ranks train one model together: each has all weights, or a part of them (the tool `fsdp`)."""
+"""How ranks train one model together: each has all weights, or what a tool says."""
 
 import warnings
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .checkpoint import Checkpoints
 from .config import ComputeConfig, Config
+from .extensions import functions
 from .precision import Precision
 from .runtime.distributed import World
-from .runtime.tools import need_tool
 
 
 class Parallel(Protocol):
@@ -64,16 +64,13 @@ class Replicas:
 
 
 def open_parallel(config: Config, world: World) -> Parallel:
-    """What `--compute.parallel` says.
+    """DDP, unless a tool has another way.
 
     Raises:
-        UserError: if its tool was deleted, or can't train as `config` says.
+        UserError: if a tool can't train as `config` says.
     """
-    if config.compute.parallel == "ddp":
-        return Replicas(config.compute, world)
-    tool = need_tool("sharding", "fsdp", "--compute.parallel fsdp")
-    tool.check_config(config)
-    return (tool.Shards if world.size > 1 else Replicas)(config.compute, world)
+    ways = (open_way(config, world) for open_way in functions("parallel", "open_parallel"))
+    return next(filter(None, ways), Replicas(config.compute, world))
 
 
 def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Module:

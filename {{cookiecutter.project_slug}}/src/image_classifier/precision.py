@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from .config import ComputeConfig, Config, OptimConfig
 from .data import TrainData
 from .errors import UserError
+from .extensions import functions
 from .runtime.distributed import World, local_part
 from .runtime.machine import usual_precision
 from .runtime.phases import phase
-from .runtime.tools import find_tool
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # In fewer, cuDNN does not win back the seconds for which it times its algorithms for each shape: on
@@ -155,8 +155,8 @@ def settle_precision(
 ) -> tuple[Config, str]:
     """`config` with a number format in place of `auto`, the same on every rank, and the reason.
 
-    A run that resumes from the checkpoint `saved` keeps the format that it began with. On a CPU the
-    tool `cpu_precision` measures which one is faster.
+    A run that resumes from the checkpoint `saved` keeps the format that it began with. On a CPU a
+    tool may measure which one is faster.
     """
     if config.precision != "auto":
         return config, "as --precision says"
@@ -166,8 +166,8 @@ def settle_precision(
     if world.device.type == "cuda":
         name = usual_precision(world.device)
         why = "fast on this device"
-    elif world.device.type == "cpu" and (probe := find_tool("probe", "cpu-precision")):
-        gain, when = probe.find_gain(config, data, world) if world.is_main else (math.inf, "")
+    elif world.device.type == "cpu" and (ways := functions("precision", "find_gain")):
+        gain, when = ways[0](config, data, world) if world.is_main else (math.inf, "")
         name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
         why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     else:

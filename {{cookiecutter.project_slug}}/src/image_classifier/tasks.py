@@ -16,10 +16,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, so
 from .config import Config, OptimConfig
 from .data import LEFT_OUT, Augmented, Source, TrainData
 from .decision import THRESHOLD
+from .extensions import functions
 from .metrics import average_precisions, recalls
 from .predictions import Predictions
 from .runtime.config_dict import flatten
-from .runtime.tools import need_tool
 
 MOST_WEIGHT = 100.0  # of a rare label
 
@@ -64,11 +64,7 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> Loss:
 
     It is the micro-batch's share of the mean over all `batch_size` images of the rank, so that
     micro-batches of any size add up. An image that could not be read has the label -1, or no
-    probability of any class, and adds nothing. With `--optim.teacher` a trained model gives a part
-    of the targets.
-
-    Raises:
-        UserError: if that model does not know the classes of `data`, or its tool was deleted.
+    probability of any class, and adds nothing. Tools may change loss and targets.
     """
     source = data.source
     weight = None
@@ -76,14 +72,10 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> Loss:
         positives = source.class_counts()
         negatives = (source.labels == 0).sum(0)
         weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
-    loss_fn = TASKS[config.model.task].loss(config.optim, batch_size, weight)
-    optim = config.optim
-    if not optim.teacher:
-        return Loss(loss_fn)
-    given = optim.teacher, optim.teacher_share, optim.teacher_temperature
-    tool = need_tool("teacher", "distill", "--optim.teacher")
-    teacher = tool.Teacher(*given, config.compute, data)
-    return Loss(loss_fn, teacher.targets, teacher.digest)
+    loss = Loss(TASKS[config.model.task].loss(config.optim, batch_size, weight))
+    for change_loss in functions("loss", "change_loss"):
+        loss = change_loss(loss, config, data)
+    return loss
 
 
 def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:

@@ -11,6 +11,7 @@ from .checkpoint import read_newest
 from .config import Config
 from .data import Augmented, EvalData, TrainData
 from .evaluate import Scores, evaluate
+from .extensions import functions
 from .linear_probe import PROBE, soften, start_from_probe
 from .models import build_model, load_pretrained
 from .optim import build_optimizer, build_schedule, set_lr, set_training
@@ -23,7 +24,6 @@ from .runtime.out_of_memory import MicroBatch
 from .runtime.phases import phase
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
-from .runtime.tools import need_tool
 from .tasks import Loss, build_loss, metric_of
 from .tracking import RunLogger, Setup, check_setup, open_observers
 from .train_state import TrainState
@@ -173,11 +173,8 @@ def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Modu
             sample=lambda count: normalize(data.sample(count)),
             channels=config.data.channels,
         )
-        if config.compute.gradient_checkpointing:
-            flag = "--compute.gradient-checkpointing"
-            need_tool("recompute", "gradient-checkpointing", flag).checkpoint_blocks(model)
-        if rank := config.model.lora_rank:
-            need_tool("adapters", "lora", "--model.lora-rank").add_adapters(model, rank)
+        for change_training in functions("network", "change_training"):
+            change_training(model, config)
     return model
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..runtime.tools import need_tool
+from ..errors import UserError
+from ..extensions import function
 
 COLORED = (1, 3)  # channels: gray and color, each of which is converted to the other
 TO_WIDE = 257  # 255 becomes 65535
@@ -89,7 +90,10 @@ def decode_array(encoded: bytes, channels: int, check_size: CheckSize) -> np.nda
     if encoded.startswith(NPY_START):
         array = read_npy(encoded, check)
     elif encoded.startswith(TIFF_STARTS):
-        array = need_tool("pages", "tiff", "a TIFF file of such channels").read_tiff(encoded, check)
+        read_tiff = function("decoder", "read_tiff")
+        if read_tiff is None:
+            raise UserError("a TIFF file of such channels needs a tool: pretuned add tiff")
+        array = read_tiff(encoded, check)
     else:
         raise ValueError("of its 16-bit colors only 8 bits can be read: save it as TIFF or .npy")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)

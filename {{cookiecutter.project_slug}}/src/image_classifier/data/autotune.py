@@ -9,9 +9,9 @@ import torch
 
 from ..config import AugmentConfig, DataConfig, RunConfig
 from ..errors import UserError
+from ..extensions import find_tool
 from ..runtime.distributed import World
 from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
-from ..runtime.tools import find_tool
 from .datasets.source import Source
 from .decode import BadImageError
 from .samples import Note, Samples

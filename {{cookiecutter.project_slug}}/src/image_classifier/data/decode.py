@@ -22,7 +22,7 @@ SUFFIXES += (".ppm", ".pgm", ".pnm", ".npy")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 64_000_000  # against decompression bombs
 JPEG_SHRINK = 2  # a JPEG of more pixels is decoded at half its sides, up to 4 times as many
-FOR_LARGE = "shrink it, or pass --data.on-bad-image skip"
+FOR_LARGE = "shrink it"
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START = b"\xff\xd8\xff"
 FILL = 0xFF

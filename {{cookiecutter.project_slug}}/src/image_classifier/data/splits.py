@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..config import DataConfig
 from ..errors import UserError
+from ..extensions import find_tools, functions
 from ..runtime.distributed import World
-from ..runtime.tools import find_tool, need_tool
 from .arrays import take
 from .datasets import open_dataset
 from .datasets.source import Color, Source
@@ -104,21 +104,11 @@ def mean_and_std(pixels: Tensor) -> MeanStd:
 
 
 def open_note(source: Source, data: DataConfig, folder: str) -> Note:
-    """What to call with the index of an unreadable image and the reason: it raises, or skips it.
-
-    Raises:
-        UserError: if the tool that skips was deleted.
-    """
-    if data.on_bad_image == "skip":
-        tool = need_tool("bad_images", "skip-bad-images", "--data.on-bad-image skip")
-        return tool.BadImages(source, data, folder).note
+    """What to call with the index of an unreadable image and the reason: it raises, or skips it."""
 
     def stop(index: int, reason: str) -> None:
-        cures = ["replace it"]
-        if find_tool("command", "check"):
-            cures.append("let `check` find all such images")
-        if find_tool("bad_images", "skip-bad-images"):
-            cures.append("train without them: --data.on-bad-image skip")
+        cures = ["replace it", *(tool.CURE for tool in find_tools("unreadable").values())]
         raise BadImageError(source.name(index), f"{reason}; {', or '.join(cures)}")
 
-    return stop
+    notes = (open_tool(source, data, folder) for open_tool in functions("unreadable", "open_note"))
+    return next(filter(None, notes), stop)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..errors import UserError
-from ..runtime.tools import need_tool
+from ..extensions import functions, need_tool
 from .airbench import airbench, airbench96
 from .blocks import (
     drop_before_head,
@@ -26,7 +26,7 @@ from .blocks import (
 )
 from .pretrained import PretrainedWeights, load_pretrained, no_network, read_weights
 from .resnet9 import resnet9, resnet9_gn
-from .torchvision import TIMM, adapted, size_misfit, torchvision
+from .torchvision import adapted, size_misfit, torchvision
 from .vit import vit_s
 from .weights import (
     WRONG_CONTENT,
@@ -37,7 +37,6 @@ from .weights import (
     load_best,
     newest_first,
     parse_checkpoint,
-    plain_weights,
     read_checkpoint,
     saved_steps,
 )
@@ -68,8 +67,9 @@ def build_model(
     Raises:
         UserError: if there is no such model, or it can't be built so.
     """
-    if model.name.startswith(TIMM):
-        networks = need_tool("networks", "timm", model.name)
+    library, is_theirs, _ = model.name.partition("/")
+    if is_theirs:
+        networks = need_tool("networks", library, f"--model.name {model.name}")
         network = networks.build(model, num_classes, image_size, channels)
     elif model.name in MODELS:
         if model.drop_path and model.name != "vit_s":
@@ -77,9 +77,8 @@ def build_model(
         network = MODELS[model.name](model, num_classes, image_size, channels)
     else:
         network = torchvision(model, num_classes, image_size, channels, others=tuple(MODELS))
-    if model.head == "layers":
-        layers = need_tool("layers", "head-layers", "--model.head layers")
-        layers.see_layers(network, image_size, channels)
+    for change_network in functions("network", "change_network"):
+        change_network(network, model, image_size, channels)
     if model.dropout:
         drop_before_head(network, model.dropout)
     if sample is not None and hasattr(network, "fit"):

@@ -14,13 +14,13 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..config import ModelConfig
 from ..errors import UserError
+from ..extensions import need_tool
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import about_tensors
 from ..runtime.platform import install_command
-from ..runtime.tools import need_tool
 from .blocks import find_head
-from .torchvision import TIMM, published_weights
+from .torchvision import published_weights
 from .weights import (
     Colors,
     check_images,
@@ -189,8 +189,9 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def usual_normalization(name: str) -> dict[str, Colors]:
     """Mean and std that the published weights of the model `name` expect; none if unknown."""
-    if name.startswith(TIMM):
-        images = need_tool("networks", "timm", name).pretrained_config(name)
+    library, is_theirs, _ = name.partition("/")
+    if is_theirs:
+        images = need_tool("networks", library, name).pretrained_config(name)
     else:
         published = published_weights(name)
         images = published and published.transforms()
@@ -204,10 +205,11 @@ def published(name: str, world: World) -> PretrainedWeights:
     Raises:
         UserError: if there are none, or they can't be downloaded.
     """
-    if name.startswith(TIMM):
-        networks = need_tool("networks", "timm", name)
+    library, is_theirs, _ = name.partition("/")
+    if is_theirs:
+        networks = need_tool("networks", library, name)
         with world.local_main_first(f"reading the weights of {name}"):
-            return PretrainedWeights(f"timm's weights of {name}", networks.published(name))
+            return PretrainedWeights(f"{library}'s weights of {name}", networks.published(name))
     found = read_weights(download(name, world))
     return replace(found, note=f"torchvision's weights of {name}")
 

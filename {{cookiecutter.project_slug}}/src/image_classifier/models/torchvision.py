@@ -8,7 +8,6 @@ from torch import nn
 from ..config import ModelConfig
 from ..errors import UserError, did_you_mean
 
-TIMM = "timm/"  # begins the names of the models of another library, which tools/timm builds
 SMALL_IMAGE = 64  # pixels, up to which the first layers keep full resolution
 AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
 

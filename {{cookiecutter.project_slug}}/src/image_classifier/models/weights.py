@@ -15,9 +15,9 @@ from torch import Tensor
 from ..config import Config
 from ..decision import NO_DECISION, Decision
 from ..errors import UserError
+from ..extensions import functions
 from ..runtime.config_dict import unflatten
 from ..runtime.files import open_plain
-from ..runtime.tools import need_tool
 
 Colors = tuple[float, ...]  # of each channel, from 0 to 1
 
@@ -125,7 +125,8 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         check_weights(state["model"])
         check_weights(weights)
         decision = Decision.parsed(state["decision"]) if "decision" in state else NO_DECISION
-        weights = plain_weights(weights, saved["config"])
+        for plain_weights in functions("network", "plain_weights"):
+            weights = plain_weights(weights, saved["config"])
     except WRONG_CONTENT as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error
     try:
@@ -139,18 +140,6 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         )
     found = classes, mean, std, decision, saved["fingerprint"]
     return Best(path, digest, weights, config, state["step"], *found)
-
-
-def plain_weights(weights: dict[str, Tensor], knobs: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights of a run as its network has them by itself: those of LoRA are added in.
-
-    Raises:
-        LookupError, RuntimeError: if they lack some.
-        UserError: if the tool was deleted.
-    """
-    if not knobs.get("model.lora_rank"):
-        return weights
-    return need_tool("adapters", "lora", "--model.lora-rank").merged(weights)
 
 
 def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:

@@ -14,10 +14,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..config import Config, check_ranges, flag
+from ..config import Config
 from ..errors import UserError, choose
+from ..extensions import find_tools
+from ..options import check_ranges, flag
 from ..presets import PRESETS, shortened
-from .tools import find_tools
 
 HELP = {"-h", "--help"}
 SHORT_FORMS = {"--pretrained": ["--run.init-from", "pretrained"]}  # as other programs have them
@@ -120,7 +121,7 @@ def is_positional(hint: Any) -> bool:  # noqa: ANN401 - the type hint of a field
 @cache
 def add_help(kind: type) -> None:
     """Make the whole comment of each field its help, of which tyro takes the first line only."""
-    for owner in filter(is_dataclass, kind.__mro__):
+    for owner in filter(inspect.get_annotations, kind.__mro__):  # a section has parts of tools
         comments = dict(COMMENT.findall(inspect.getsource(owner)))
         for name, hint in owner.__annotations__.items():
             if is_dataclass(hint):

@@ -3,9 +3,25 @@
 import dataclasses
 from typing import Any
 
-from ..config import Config, flag
+from ..config import Config
 from ..errors import UserError
+from ..options import flag, of_tools
 from .command_line import HELP, parse
+
+MISSING = object()
+# Options that are tools' now, with the values that saved configs of pretuned 0.1 have where they
+# were not used.
+MOVED = {
+    "compute.gradient_checkpointing": False,
+    "compute.parallel": "ddp",
+    "data.on_bad_image": "stop",
+    "model.head": "last",
+    "model.lora_rank": 0,
+    "optim.teacher": "",
+    "optim.teacher_share": 0.5,
+    "optim.teacher_temperature": 1.0,
+    "profile": False,
+}
 
 
 def words_of(knobs: dict[str, Any]) -> list[str]:
@@ -39,13 +55,23 @@ def flatten(config: Config) -> dict[str, Any]:
     return flat
 
 
+def to_save(config: Config) -> dict[str, Any]:
+    """`flatten`, without what tools add where it is as by default.
+
+    So it can be read when the tool has gone.
+    """
+    usual = of_tools()
+    return {knob: v for knob, v in flatten(config).items() if usual.get(knob, MISSING) != v}
+
+
 def unflatten(flat: dict[str, Any]) -> Config:
     """The config that `flatten` made `flat` from; knobs that are missing have their defaults.
 
     Raises:
         UserError: if there is no such knob, or it can't have this value.
     """
-    words = words_of(flat)
+    kept = {knob: value for knob, value in flat.items() if MOVED.get(knob, MISSING) != value}
+    words = words_of(kept)
     if HELP & set(words):
         raise UserError("help is not a knob")
     return parse(Config, words, prog="", about="")

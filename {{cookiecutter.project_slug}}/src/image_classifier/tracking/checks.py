@@ -10,7 +10,6 @@ from ..errors import UserError
 from ..evaluate import metric_names
 from ..metrics import find_metric
 from ..runtime.console import some
-from ..runtime.tools import need_tool
 from ..tasks import metric_of
 from .observers import Setup
 from .trackers import check_trackers
@@ -22,8 +21,6 @@ def check_setup(setup: Setup) -> None:
     Raises:
         UserError: if the run could only fail or count wrong.
     """
-    if setup.config.profile:
-        need_tool("watcher", "profile", "--profile")
     check_trackers(setup.config.run.trackers)
     check_same_classes(setup.train_data.source, setup.val_data.source)
     check_logits(setup.config, setup.model, setup.train_data.num_classes)

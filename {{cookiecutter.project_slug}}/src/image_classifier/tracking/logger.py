@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from ..data import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
+from ..extensions import function
 from ..metrics import metric_text, phrase
 from ..preprocess import Normalize, denormalize
 from ..runtime import console
-from ..runtime.config_dict import flatten
+from ..runtime.config_dict import to_save
 from ..runtime.console import clock, printable
 from ..runtime.files import append_lines, forget_rows_after, write_json
 from ..runtime.machine import device_name
 from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
-from ..runtime.tools import find_tool
 from ..tasks import metric_of
 from ..train_state import TrainState
 from .observers import Observer, Setup, Speed, watchers
@@ -63,8 +63,7 @@ class RunLogger:
         self.folder = Path(self.config.run.dir)
         self.trackers = Trackers(self.say)
         self.observers = observers
-        page = find_tool("page", "report")  # `tools/report` may be deleted
-        self.write_report = page.write_page if page else None
+        self.write_report = function("page", "write_page")
         self.samples: tuple[Tensor, Tensor, int] | None = None  # images, labels and their step
         self.warnings = [line for observer in observers for line in observer.warnings]
         self.step_done = self.start_step = state.step
@@ -82,7 +81,7 @@ class RunLogger:
         self.unwritten: list[str] = []  # rows for which the disk had no space
         self.tell_watchers: Callable[[], list[object]] = list  # of a step; there are none yet
         if self.world.is_main:
-            write_json(self.folder / "config.json", flatten(self.config))
+            write_json(self.folder / "config.json", to_save(self.config))
             write_json(self.folder / "environment.json", environment(self.world))
 
     def __enter__(self) -> "RunLogger":
@@ -261,9 +260,8 @@ class RunLogger:
         self.message = message if self.step_done < self.total_steps else ""
         others = "" if state.is_best else state.best_text  # than the last weights
         if self.world.is_main:
-            # `tools/explain` may be deleted. It takes some seconds: only here.
-            tool = find_tool("heat", "explain") if model else None
-            explain = tool.open_explainer(model, normalize, self.setup.val_data) if tool else None
+            open_explainer = function("heat", "open_explainer") if model else None  # takes seconds
+            explain = open_explainer and open_explainer(model, normalize, self.setup.val_data)
             metrics = scores.metrics(*scores.names)
             self.result = {"step": state.best_step, **metrics}
             end = self.message or "finished"

@@ -13,9 +13,9 @@ from torch import nn
 
 from ..config import Config
 from ..data import EvalData, TrainData
+from ..extensions import find_tools
 from ..precision import Precision
 from ..runtime.distributed import World
-from ..runtime.tools import find_tools
 from ..train_state import TrainState
 
 

@@ -15,12 +15,13 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ..config import Config, flag
+from ..config import Config
 from ..errors import UserError, choose
+from ..extensions import find_tools
+from ..options import flag
 from ..runtime.config_dict import flatten
 from ..runtime.console import printable
 from ..runtime.platform import install_command
-from ..runtime.tools import find_tools
 
 Metrics = dict[str, float]
 Knobs = dict[str, str | float | bool]

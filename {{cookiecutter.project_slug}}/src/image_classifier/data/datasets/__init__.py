@@ -21,8 +21,8 @@ from torch.utils.data import Dataset
 
 from ...config import DataConfig
 from ...errors import UserError, choose
+from ...extensions import find_tools, function, functions
 from ...runtime.seeding import DATASET, seeded
-from ...runtime.tools import find_tool, find_tools, need_tool
 from .cifar import cifar10, cifar100
 from .folder import folder
 from .map_style import source_of
@@ -32,7 +32,6 @@ from .source import Source
 DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
     dataset.__name__: dataset for dataset in (shapes, cifar10, cifar100, folder)
 }
-TABLE = "labels", "label-table", "--data.labels"  # the module of the tool that reads it
 
 
 def open_dataset(data: DataConfig, split: str) -> Source:
@@ -43,21 +42,25 @@ def open_dataset(data: DataConfig, split: str) -> Source:
             damaged, or a function that does not return what it should.
     """
     source = open_files(data, split)
-    if prepared := find_tool("prepared", "prepare"):
-        source = prepared.with_prepared(source, data, split)
+    for with_prepared in functions("source", "with_prepared"):
+        source = with_prepared(source, data, split)
     source = source.thinned(data.limit) if 0 < data.limit < len(source) else source
-    if data.labels and data.on_bad_image == "stop":
-        need_tool(*TABLE).check_files(source, data)
+    for check_files in functions("labels", "check_files"):
+        check_files(source, data)
     return source
 
 
-def find_dataset(name: str) -> Callable[[DataConfig, str], Source | Dataset]:
-    """The function of a dataset, from `DATASETS` or a tool; `UserError` if there is none."""
-    if name in DATASETS:
-        return DATASETS[name]
+def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source | Dataset]:
+    """The function of the dataset that `data` names; `UserError` if there is none."""
+    if data.labels:
+        if table := function("labels", "table"):
+            return table
+        raise UserError("--data.labels needs a tool: pretuned add label-table")
+    if data.name in DATASETS:
+        return DATASETS[data.name]
     tools = find_tools("dataset").items()
     theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
-    return choose("dataset", name, DATASETS | theirs)
+    return choose("dataset", data.name, DATASETS | theirs)
 
 
 def open_files(data: DataConfig, split: str) -> Source:
@@ -67,9 +70,8 @@ def open_files(data: DataConfig, split: str) -> Source:
     """
     if data.columns and not data.labels:
         raise UserError("--data.columns names the columns of a table: --data.labels FILE")
-    function = need_tool(*TABLE).table if data.labels else find_dataset(data.name)
     with seeded(DATASET):
-        found = function(data, split)
+        found = find_dataset(data)(data, split)
         is_torchs = isinstance(found, Dataset)
         source = source_of(found, data.channels, data.bits) if is_torchs else found
     if not isinstance(source, Source):
@@ -86,5 +88,6 @@ def open_files(data: DataConfig, split: str) -> Source:
             )
         kind = {"channels": data.channels, "bits": data.bits}  # as which files are read
         source = replace(source, **kind, mean=None, std=None)
-    quarantine = find_tool("quarantine", "check")
-    return quarantine.without_quarantine(source, data, split) if quarantine else source
+    for without_quarantine in functions("source", "without_quarantine"):
+        source = without_quarantine(source, data, split)
+    return source

@@ -19,9 +19,9 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import NoLabelsError, find_folders, has_suffix, look, open_files
 from ...errors import UserError
+from ...extensions import need_tool
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_text
-from ...runtime.tools import need_tool
 from .near_duplicates import (
     LOOK_ALIKE,
     are_copies,
@@ -29,7 +29,7 @@ from .near_duplicates import (
     find_candidates,
     group_copies,
 )
-from .quarantine import quarantine_path, read_quarantine
+from .source import quarantine_path, read_quarantine
 from .survey import Images
 
 UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single color so far

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import tyro
 
-from ...config import Config, within
+from ...config import Config
+from ...options import within
 from ...runtime.command_line import summary
 from ...runtime.launch import attempt
 from ..recipe_options import take_recipe

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import within
 from ...errors import UserError
+from ...options import within
 from ...runtime.command_line import command, naming_flags_of, parse, summary
 from ...runtime.launch import attempt
 

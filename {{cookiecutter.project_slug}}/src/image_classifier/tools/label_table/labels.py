@@ -94,7 +94,9 @@ def table(data: DataConfig, split: str) -> Source:
 
 
 def check_files(source: Source, data: DataConfig) -> None:
-    """Raise `UserError` naming the row of the first image that is missing."""
+    """Raise `UserError` naming the row of the first image that is missing, if it ends the run."""
+    if not data.labels or getattr(data, "on_bad_image", "stop") == "skip":
+        return
     assert source.paths is not None
     missing = (source.paths.stats()[:, 0] < 0).nonzero()[:, 0].tolist()
     if not missing:

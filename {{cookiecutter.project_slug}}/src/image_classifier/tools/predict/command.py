@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ...config import ComputeConfig, within
+from ...config import ComputeConfig
 from ...errors import EXIT_DONE, EXIT_FAULT
+from ...options import within
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...data import NO_CLASS
 from ...errors import FaultError, UserError
+from ...extensions import need_tool
 from ...runtime.files import write_whole
-from ...runtime.tools import need_tool
 from ..loaded_model import LoadedModel
 from .output import Row
 

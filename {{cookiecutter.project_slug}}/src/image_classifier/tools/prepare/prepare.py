@@ -1,4 +1,4 @@
-"""Images written once at the size that training needs; `prepared.py` reads them.
+"""Images written once at the size that training needs; `source.py` reads them.
 
 A file of images has a key, a digest of the settings and of the state of the images' own files, and
 a checksum. Each file that is damaged, missing or has another key is written, the others are kept:
@@ -27,7 +27,7 @@ from ...runtime.console import clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
 from ...runtime.progress import Progress
-from . import prepared
+from . import source as prepared
 from .recipe import Recipe
 from .shards import write_shards
 

@@ -27,7 +27,7 @@ from ...runtime.console import clock, say
 from ...runtime.files import write_text, write_whole
 from ...runtime.machine import num_cores
 from ...runtime.progress import Progress
-from . import prepared
+from . import source as prepared
 
 SHARD_BYTES = 2**27  # about; each thread holds one in memory
 SUFFIXES = {"JPEG": "jpg", "TIFF": "tif"}  # by format, where they are not the same

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from ...config import Config, within
+from ...config import Config
 from ...errors import UserError
+from ...options import within
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.launch import MAX_RESTARTS
 from ...runtime.platform import install_command

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
-from ...config import Config, within
+from ...config import Config
 from ...errors import UserError
+from ...options import within
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.launch import attempt
 from ...runtime.platform import install_command

@@ -1,7 +1,7 @@
 """How many images a run has skipped, in each row of its log and after each epoch."""
 
 from ...tracking import Observer, Setup
-from .bad_images import BadImages
+from .unreadable import BadImages
 
 
 def open_observer(setup: Setup) -> Observer:

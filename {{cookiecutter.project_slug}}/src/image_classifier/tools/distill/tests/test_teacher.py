@@ -15,9 +15,8 @@ from image_classifier.data import datasets
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import UserError
 from image_classifier.models import read_checkpoint
-from image_classifier.runtime import tools
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.distill.teacher import Teacher
+from image_classifier.tools.distill.loss import Teacher
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))
@@ -141,18 +140,13 @@ def test_a_run_resumes_only_with_the_teacher_that_it_had(taught, trained_once, t
     train_until(config, 3, kill=False)
     replaced = folder / "checkpoints" / "best.pt"
     torch.save(torch.load(replaced, weights_only=True) | {"torch": "another"}, replaced)
-    with pytest.raises(
-        UserError, match=r"the file of its --optim.teacher was replaced.*--run.fresh"
-    ):
+    with pytest.raises(UserError, match=r"the file of its teacher was replaced.*--run.fresh"):
         train(config)
 
 
-def test_a_teacher_that_cannot_teach_is_refused_in_a_line(trained_once, taught, monkeypatch):
+def test_a_teacher_that_cannot_teach_is_refused_in_a_line(trained_once):
     with pytest.raises(UserError, match=r"does not know all classes.*; it lacks 1: ant$"):
         teacher_of(trained_once, ("ant",), 0.5)
     missing = Path(trained_once, "none")
     with pytest.raises(UserError, match=re.escape(f"there is no checkpoint '{missing}'")):
         teacher_of(missing, ("ant",), 0.5)
-    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
-    with pytest.raises(UserError, match=r"--optim.teacher needs tools/distill, which was deleted"):
-        train(taught)

@@ -25,6 +25,7 @@ from conftest import (
     write_photo,
 )
 
+from image_classifier import checkpoint as checkpoint_files
 from image_classifier.checkpoint import read_newest
 from image_classifier.cli import main
 from image_classifier.data.datasets.source import Source
@@ -38,7 +39,7 @@ from image_classifier.models import (
 )
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.runtime import consensus, tools
+from image_classifier.runtime import consensus
 from image_classifier.runtime.distributed import (
     World,
     join_world,
@@ -46,7 +47,8 @@ from image_classifier.runtime.distributed import (
 )
 from image_classifier.runtime.files import write_json
 from image_classifier.runtime.signals import StoppedError
-from image_classifier.tools.fsdp import checkpoints, sharding
+from image_classifier.tools.fsdp import checkpoints
+from image_classifier.tools.fsdp import parallel as sharding
 from image_classifier.train import train
 from image_classifier.train_state import TrainState
 
@@ -314,13 +316,13 @@ def test_what_needs_whole_weights_is_refused(config, knobs):
         sharding.check_config(changed(config, **knobs))
 
 
-def test_without_the_tool_fsdp_is_refused(config, monkeypatch):
-    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
-    with pytest.raises(UserError, match=r"--compute.parallel fsdp needs tools/fsdp, which was del"):
-        train(config)
+def test_without_the_tool_its_checkpoints_are_refused(config, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "find_tools", lambda _: {})
     folder = Path(config.run.dir, "checkpoints", "step_00000001")
     folder.mkdir(parents=True)
-    with pytest.raises(UserError, match=r"step_00000001', of sharded weights, needs tools/fsdp"):
+    with pytest.raises(
+        UserError, match=r"is of sharded weights, .*: pretuned add fsdp"
+    ):
         read_newest(config.run, ALONE)
 
 

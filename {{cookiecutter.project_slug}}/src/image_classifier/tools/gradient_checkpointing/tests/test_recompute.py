@@ -13,7 +13,7 @@ from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.models import build_model, read_checkpoint
 from image_classifier.tools.gradient_checkpointing import (
-    recompute,
+    network as recompute,
 )
 from image_classifier.train import train
 

@@ -19,10 +19,9 @@ from image_classifier.models import (
     load_best,
     read_checkpoint,
 )
-from image_classifier.runtime import tools
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.loaded_model import load_model
-from image_classifier.tools.lora.adapters import (
+from image_classifier.tools.lora.network import (
     MARK,
     add_adapters,
     merged,
@@ -157,9 +156,6 @@ def test_an_interrupted_run_ends_as_an_unbroken_one_and_ranks_agree(adapted, tmp
     assert losses(ranks.run.dir) == pytest.approx(losses(unbroken.run.dir), rel=1e-3)
 
 
-def test_what_it_needs_is_said_in_a_line(config, adapted, monkeypatch):
+def test_what_it_needs_is_said_in_a_line(config):
     with pytest.raises(UserError, match=r"--model.lora-rank 2 trains only.*--run.init-from FILE"):
         changed(config, model__lora_rank=2)
-    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
-    with pytest.raises(UserError, match=r"--model.lora-rank needs tools/lora, which was deleted"):
-        train(adapted)

@@ -37,7 +37,8 @@ from image_classifier.tools.image_options import (
     take_images,
 )
 from image_classifier.tools.prepare import prepare as writing
-from image_classifier.tools.prepare import prepared, shards
+from image_classifier.tools.prepare import shards
+from image_classifier.tools.prepare import source as prepared
 from image_classifier.train import train
 
 

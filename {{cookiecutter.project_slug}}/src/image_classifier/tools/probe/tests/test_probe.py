@@ -15,6 +15,7 @@ from image_classifier.cli import commands, main
 from image_classifier.config import ComputeConfig, ModelConfig
 from image_classifier.data import EvalData
 from image_classifier.evaluate import evaluate
+from image_classifier.extensions import find_tool
 from image_classifier.models import (
     build_model,
     find_head,
@@ -22,10 +23,9 @@ from image_classifier.models import (
     load_pretrained,
 )
 from image_classifier.runtime.distributed import World
-from image_classifier.runtime.tools import find_tool
 from image_classifier.tools.loaded_model import load_model
 
-HEADS = ["last"] + ["layers"] * bool(find_tool("layers", "head-layers"))
+HEADS = ["last"] + ["layers"] * bool(find_tool("network", "head-layers"))
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_only_the_newest_features_are_kept(tmp_path):
 def test_a_mistake_is_answered_in_one_line(photos, files, finished, tmp_path, refusal):
     root = "--data.name", "folder", "--data.root", photos, "--data.batch-size", 4
     words = ("probe", "smoke", *root, "--run.dir", tmp_path / "x", "--data.limit", 0)
-    assert "--epochs 0 trains only some layers, on top of pretrained weights" in refusal(*words)
+    assert "--epochs 0 trains only the last layer, on top of pretrained weights" in refusal(*words)
     weights = "--run.init-from", files("resnet9_gn")
     holds = refusal(*words, *weights, "--run.dir", finished.run.dir)
     assert "cannot continue" in holds

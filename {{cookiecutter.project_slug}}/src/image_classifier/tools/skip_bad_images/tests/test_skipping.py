@@ -14,7 +14,9 @@ from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError
 from image_classifier.runtime import platform
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.skip_bad_images import bad_images
+from image_classifier.tools.skip_bad_images import (
+    unreadable as bad_images,
+)
 from image_classifier.train import train
 
 CPU = World(torch.device("cpu"))

@@ -14,11 +14,11 @@ from conftest import changed, on_deep, write_deep
 
 from image_classifier.data import (
     BadImageError,
+    arrays,
     open_dataset,
     read_image,
 )
 from image_classifier.errors import UserError
-from image_classifier.runtime import tools
 from image_classifier.runtime.platform import install_command
 
 NOISE = np.random.default_rng(0)
@@ -82,8 +82,8 @@ def test_what_is_missing_is_named_and_no_image_is_skipped_for_it(tmp_path, monke
         patch.setitem(sys.modules, "tifffile", None)
         with pytest.raises(UserError, match=re.escape(install_command("tifffile"))) as no_library:
             read_image(tmp_path / "x.tif", 5)
-    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
-    with pytest.raises(UserError, match="needs tools/tiff, which was deleted") as no_tool:
+    monkeypatch.setattr(arrays, "function", lambda *_: None)
+    with pytest.raises(UserError, match="needs a tool: pretuned add tiff") as no_tool:
         read_image(tmp_path / "x.tif", 5)
     assert not {no_library.type, no_tool.type} & {BadImageError}
 

@@ -5,16 +5,28 @@ sees, which made the difference in https://arxiv.org/abs/2106.05237. Cross entro
 targets, so those of labels and teacher are mixed, and the loss stays as it is.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ...config import ComputeConfig
+from ...config import ComputeConfig, Config
 from ...data import LEFT_OUT, Augmented, TrainData
 from ...errors import UserError
 from ...runtime.console import some
-from ...tasks import TASKS
+from ...tasks import TASKS, Loss
 from ..loaded_model import load_model
+
+
+def change_loss(loss: Loss, config: Config, data: TrainData) -> Loss:
+    """The loss of a run, with a teacher's part of the targets if `--optim.teacher` names one."""
+    optim = config.optim
+    if not optim.teacher:
+        return loss
+    given = optim.teacher, optim.teacher_share, optim.teacher_temperature
+    teacher = Teacher(*given, config.compute, data)
+    return replace(loss, targets=teacher.targets, teacher=teacher.digest)
 
 
 class Teacher(nn.Module):

@@ -13,11 +13,18 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ...config import Config
 from ...errors import UserError
 from ...models import find_head
 
 SEQUENCES = (nn.Sequential, nn.ModuleList)
 MOST_LAYERS = 8  # of a sequence of plain layers: to recompute a longer one needs as much memory
+
+
+def change_training(model: nn.Module, config: Config) -> None:
+    """Let each block of `model` recompute its activations, with the option."""
+    if config.compute.gradient_checkpointing:
+        checkpoint_blocks(model)
 
 
 def checkpoint_blocks(model: nn.Module) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
+from ...config import Config
 from ...models import find_heads, find_matrices
 
 MARK = ".parametrizations."  # in the names that torch gives W, A and B
@@ -33,11 +34,17 @@ class LowRank(nn.Module):
         return weight + (self.b @ self.a).view(weight.shape)
 
 
-def add_adapters(model: nn.Module, rank: int) -> None:
+def change_training(model: nn.Module, config: Config) -> None:
     """Freeze `model` but for its last layer, and let all matrices and filters learn by `LowRank`.
 
-    It takes the weights of the network without adapters, too.
+    With `--model.lora-rank` only. It takes the weights of the network without adapters, too.
     """
+    if rank := config.model.lora_rank:
+        add_adapters(model, rank)
+
+
+def add_adapters(model: nn.Module, rank: int) -> None:
+    """Add adapters of this rank to `model`, and freeze all but these and its last layer."""
     heads = find_heads(model)
     matrices = [(w, x) for w, x in find_matrices(model).items() if w.requires_grad]
     model.requires_grad_(False)
@@ -59,6 +66,11 @@ def take_plain(model: nn.Module, weights: dict[str, Tensor], *_: Any) -> None:  
             weights[name] = weights.pop(plain)
         elif is_adapted:
             weights.setdefault(name, own)
+
+
+def plain_weights(weights: dict[str, Tensor], knobs: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights of a run as its network has them by itself: those of adapters are added in."""
+    return merged(weights) if knobs.get("model.lora_rank") else weights
 
 
 def merged(weights: dict[str, Tensor]) -> dict[str, Tensor]:

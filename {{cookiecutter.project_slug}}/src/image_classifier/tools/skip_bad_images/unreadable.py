@@ -11,12 +11,20 @@ from pathlib import Path
 from threading import Lock
 
 from ...config import DataConfig
-from ...data import Source
+from ...data import Note, Source
 from ...errors import FaultError
 from ...runtime.console import printable_path
 
 LIST = "bad_images.txt"
 MOST, MOST_SHARE = 20, 0.01  # images or share of a split that may be bad, whichever is more
+
+
+CURE = "train without them: --data.on-bad-image skip"
+
+
+def open_note(source: Source, data: DataConfig, folder: str) -> Note | None:
+    """What to call with the index of an unreadable image and the reason; None to stop there."""
+    return BadImages(source, data, folder).note if data.on_bad_image == "skip" else None
 
 
 class BadImages:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...config import ModelConfig
 from ...errors import UserError
 from ...models import find_head, find_modules
 from ...tracking import blank_logits
@@ -18,14 +19,17 @@ DEPTHS = 4  # of a network whose blocks all return features of one size: a visio
 TOKENS = 0  # in place of a size
 
 
-def see_layers(network: nn.Module, image_size: int, channels: int) -> None:
+def change_network(network: nn.Module, model: ModelConfig, image_size: int, channels: int) -> None:
     """Give `network` a new last layer, for mean and maximum of the features of several blocks.
 
-    Those are the last block of each size of features, or `DEPTHS` transformer blocks.
+    With `--model.head layers` only. Those are the last block of each size of features, or `DEPTHS`
+    transformer blocks.
 
     Raises:
         UserError: if its last layer is not linear, or it has no such blocks.
     """
+    if model.head == "last":
+        return
     name, head = find_head(network)
     found = find_depths(network, image_size, channels)
     if not isinstance(head, nn.Linear) or not found:

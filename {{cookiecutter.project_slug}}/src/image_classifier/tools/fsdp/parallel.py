@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...config import ComputeConfig, Config
 from ...errors import UserError
 from ...models import find_modules
+from ...parallel import Parallel
 from ...precision import Precision
 from ...runtime.config_dict import flatten, words_of
 from ...runtime.distributed import World, local_part
@@ -32,6 +33,18 @@ REFUSED = {
     "compute.gradient_dtype": ("bf16", "fp32"),
 }
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def open_parallel(config: Config, world: World) -> Parallel | None:
+    """How ranks train one model together with `--compute.parallel fsdp`; else None.
+
+    Raises:
+        UserError: if it can't train as `config` says.
+    """
+    if config.compute.parallel == "ddp":
+        return None
+    check_config(config)
+    return Shards(config.compute, world) if world.size > 1 else None
 
 
 class Shards:

@@ -1,0 +1,3 @@
+"""What to do about an unreadable image."""
+
+CURE = "let `check` find all such images"

@@ -1,0 +1,20 @@
+"""`--optim.teacher`, and how much it counts."""
+
+from dataclasses import dataclass
+
+from ...options import within
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """Who gives a part of the targets."""
+
+    teacher: str = ""  # distillation: run folder or checkpoint of a trained model whose predictions
+    # for the augmented images are a part of the targets: https://arxiv.org/abs/2106.05237
+    teacher_share: float = within(0.5, 0, 1)  # which part; the labels are the rest
+    teacher_temperature: float = within(1.0, 0.01, 100)  # of the teacher's softmax; above 1, it
+    # says more of the classes that it thinks less probable
+
+
+SECTIONS = {"optim": DistillOptions}
+FREE_TO_CHANGE = ()

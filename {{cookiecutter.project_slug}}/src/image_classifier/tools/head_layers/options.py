@@ -1,0 +1,17 @@
+"""`--model.head`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """What the last layer sees."""
+
+    head: Literal["last", "layers"] = "last"  # what the last layer sees: the last features; layers:
+    # mean and maximum of those of several depths, for frozen weights that have learned from other
+    # kinds of images: https://arxiv.org/abs/2201.03529
+
+
+SECTIONS = {"model": HeadOptions}
+FREE_TO_CHANGE = ()
