@@ -1,0 +1,161 @@
+"""A project has the tools that were asked for, and others come and go by name."""
+
+import json
+import random
+import re
+import shutil
+
+import pytest
+from conftest import PROJECT, ROOT, SMOKE, contents, pyproject, run, template
+from image_classifier.extensions import find_tools
+from image_classifier.options import flag
+
+from pretuned import cli, update
+from pretuned_answers import RefusedError, tools
+
+NAMES = [name.replace("_", "-") for name in tools.offered(PROJECT)]
+SIZES = ("none", "few", "usual", "all")
+
+
+def change(project, *words):
+    """Run `pretuned add` or `pretuned remove` on a project."""
+    assert cli.main([*words, "--project", str(project)]) == 0
+
+
+def missing_from(project):
+    """The tools that the template has and a project has not."""
+    here = {path.name for path in project.glob("src/*/tools/*")}
+    return {name for name in tools.offered(PROJECT) if name not in here}
+
+
+def options_of(name):
+    """The options that a tool adds, as flags."""
+    module = find_tools("options").get(name.replace("_", "-"))
+    sections = module.SECTIONS.items() if module else ()
+    return {
+        f"--{section}.{flag(knob)}".replace("--.", "--")
+        for section, part in sections
+        for knob in part.__dataclass_fields__
+    }
+
+
+def test_each_size_has_what_the_question_says():
+    words = json.loads((ROOT / "cookiecutter.json").read_text())["__prompts__"]["tools"]
+    for size in ("few", "usual"):
+        said = words[size].partition(": ")[2].split(", ")
+        assert said == sorted(name.replace("_", "-") for name in tools.chosen(PROJECT, size))
+    found = [{*tools.chosen(PROJECT, size)} for size in SIZES]
+    assert all(one < other for one, other in zip(found, found[1:], strict=False))
+    assert all(tools.summary(tools.there(PROJECT)[name]).endswith(".") for name in found[-1])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_text_names_a_tool_that_is_not_there(size, render):
+    project = render(tools=size)
+    assert pyproject(project)["tool"]["pretuned"]["answers"]["tools"] == size
+    gone = missing_from(project)
+    verbs = {verb for name in gone for verb in tools.verbs(tools.there(PROJECT)[name])}
+    options = {option for name in gone for option in options_of(name)}
+    for path in [project / "pyproject.toml", *project.rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        where = str(path.relative_to(project))
+        assert {*re.findall(r"tools[./]([a-z_]+)", text)} & gone == set(), where
+        assert {*re.findall(r"(?:image-classifier |`)([a-z-]+)", text)} & verbs == set(), where
+        assert {*re.findall(r"--[a-z][\w.-]*\w", text)} & options == set(), where
+
+
+def test_adding_every_tool_to_few_gives_all_and_removing_them_gives_few(render, tmp_path):
+    project = shutil.copytree(render(tools="few"), tmp_path / "project")
+    few = contents(project)
+    added = sorted(missing_from(project))
+    random.Random(0).shuffle(added)
+    for start in range(0, len(added), 7):
+        change(project, "add", *added[start : start + 7])
+    assert contents(project) == template()
+    change(project, "remove", *added)
+    assert contents(project) == few
+    assert not [*project.glob(".pretuned-git*")]
+
+
+def test_the_code_of_the_owner_stays_and_meets_what_a_tool_brings(render):
+    project = render(tools="few")
+    lines = (project / "README.md").read_text().splitlines(keepends=True)
+    (project / "README.md").write_text("".join([*lines, "mine\n"]))
+    (project / "train.py").write_text("# mine\n")
+    shutil.rmtree(project / "docs")
+    change(project, "add", "search")
+    assert (project / "README.md").read_text().endswith("mine\n")
+    assert "tools/search/" in (project / "README.md").read_text()
+    assert (project / "train.py").read_text() == "# mine\n"
+    assert not (project / "docs/guide.md").exists()
+    assert "search" in pyproject(project)["project"]["optional-dependencies"]
+    (tool,) = project.glob("src/*/tools/search")
+    shutil.rmtree(tool)  # by hand: it comes back where it is asked for
+    change(project, "add", "lora")
+    assert not tool.exists()
+    change(project, "add", "search")
+    assert (tool / "command.py").exists()
+
+
+def test_a_run_is_used_after_a_tool_has_gone(render):
+    project = render(tools="all")
+    words = ["train.py", *SMOKE.split(), "--run.dir", "runs/a"]
+    run("python", *words, "--run.trackers", folder=project)
+    change(project, "remove", "lora", "distill", "profile", "fsdp")
+    said = run("python", *words, "--run.trackers", folder=project).stdout
+    assert "is done already" in said or "from step 2 of 2" in said
+    refused = run("python", *words, "--model.lora-rank", "2", folder=project, code=2).stderr
+    assert "there is no --model.lora-rank" in refused
+
+
+def test_a_change_that_is_killed_is_finished_by_the_same_command(render, tmp_path, monkeypatch):
+    made = render(tools="few")
+    change(shutil.copytree(made, tmp_path / "whole"), "add", "find-lr")
+    call = update.Repository.git
+    for moment in range(3, 60, 4):
+        killed = shutil.copytree(made, tmp_path / "killed")
+        numbers = iter(range(1, 1000))
+
+        def until(*all_, numbers=numbers, moment=moment, **more):
+            if next(numbers) == moment:
+                raise KeyboardInterrupt
+            return call(*all_, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(update.Repository, "git", until)
+            code = cli.main(["add", "find-lr", "--project", str(killed)])
+        assert code in (0, 130)
+        change(killed, "add", "find-lr")
+        assert contents(killed) == contents(tmp_path / "whole")
+        shutil.rmtree(killed)
+
+
+def test_what_cannot_be_added_or_removed_is_refused_in_a_line(render, capsys, tmp_path):
+    project = render(tools="all")
+    before = contents(project)
+
+    def said(*words, folder=project):
+        assert cli.main([*words, "--project", str(folder)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "unknown tool 'serch' (there are: " in said("add", "serch")
+    assert "search needs runs: remove search too" in said("remove", "runs")
+    assert "no project of this template" in said("add", "search", folder=tmp_path)
+    path = project / "pyproject.toml"
+    text = path.read_text()
+    path.write_text(text.replace('tools = "all"', 'tools = "few"'))
+    assert "another template made" in said("add", "search")
+    path.write_text(text)
+    assert contents(project) == before
+    with pytest.raises(RefusedError):
+        tools.chosen(PROJECT, "few", "../x")
+
+
+def test_all_tools_are_listed_with_what_they_do(render, capsys):
+    assert cli.main(["add", "--project", str(render(tools="few"))]) == 0
+    said = capsys.readouterr().out
+    assert {line[2:].split()[0] for line in said.splitlines()[:-2]} == {*NAMES}
+    assert {line[2:].split()[0] for line in said.splitlines() if line.startswith("* ")} == {
+        *("evaluate", "predict", "profile", "report", "is"),
+    }
