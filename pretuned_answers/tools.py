@@ -31,8 +31,8 @@ def there(project: Path) -> dict[str, Path]:
 
 
 def offered(project: Path) -> list[str]:
-    """The tools that can be asked for by name: folders, but for what tools share."""
-    return [name for name, path in there(project).items() if path.is_dir() and name != "html"]
+    """The tools that can be asked for by name: folders with a page for their users."""
+    return [name for name, path in there(project).items() if (path / "README.md").exists()]
 
 
 def chosen(project: Path, size: str, names: str = "") -> list[str]:
