@@ -28,6 +28,7 @@ LONG_NAMES = {
 }
 OFF = {"licence": "proprietary", "docker": "no", "slurm": "no", "skypilot": "no"}
 OFF |= {"ci": "none", "tools": "none"}
+ALL = {"tools": "all"}  # as the folder of the template is
 
 
 def render_with_cookiecutter(output_dir, **answers):

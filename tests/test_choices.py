@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 
 import pytest
-from conftest import LONG_NAMES, OFF, PROJECT, ROOT, contents, pyproject, python, template
+from conftest import ALL, LONG_NAMES, OFF, PROJECT, ROOT, contents, pyproject, python, template
 from markdown_it import MarkdownIt
 
 from pretuned import cli
@@ -36,7 +36,7 @@ GITHUB, GITLAB = ".github/workflows/ci.yml", ".gitlab-ci.yml"
 def test_every_answer_is_where_it_belongs_and_no_default_is_left(
     licence, expression, first_words, render
 ):
-    folder = render(**LONG_NAMES, licence=licence)
+    folder = render(**LONG_NAMES, **ALL, licence=licence)
     for file, (content, _) in contents(folder).items():
         text = content.decode(errors="ignore") + file
         assert not [word for word in DEFAULT_WORDS if word in text], file
@@ -75,11 +75,11 @@ def test_every_answer_is_where_it_belongs_and_no_default_is_left(
     ],
 )
 def test_a_choice_brings_exactly_its_files(answers, gone, new, render):
-    assert contents(render(**answers)).keys() == FILES - gone | new
+    assert contents(render(**ALL | answers)).keys() == FILES - gone | new
 
 
 def test_answers_are_typed_or_given_in_any_case_and_names_follow_from_the_name(here, monkeypatch):
-    typed = ["", "", "", "", "Ada Byron", "", "", "", "n", "n", "2", "2", ""]
+    typed = ["", "", "", "", "Ada Byron", "", "", "", "n", "n", "2", "4", ""]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
     assert cli.main(["project_name=Zoë's Cats & Dogs", "licence=bsd-3-clause", "docker=No"]) == 0
     project = pyproject(here / "zoe-s-cats-dogs")

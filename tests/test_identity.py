@@ -2,14 +2,14 @@
 
 import shutil
 
-from conftest import PROJECT, ROOT, contents, python, run, template, tracked_files
+from conftest import ALL, PROJECT, ROOT, contents, python, run, template, tracked_files
 
 from pretuned import cli
 
 
-def test_the_default_answers_give_the_folder_itself(render, tmp_path):
-    assert cli.main(["--no-input", "--output-dir", str(tmp_path)]) == 0
-    assert contents(tmp_path / "image-classifier") == contents(render()) == template()
+def test_the_default_answers_and_all_tools_give_the_folder_itself(render, tmp_path):
+    assert cli.main(["--no-input", "--output-dir", str(tmp_path), "tools=all"]) == 0
+    assert contents(tmp_path / "image-classifier") == contents(render(**ALL)) == template()
 
 
 def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
@@ -22,7 +22,7 @@ def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
         # Compiled, as pip leaves it: a render must not hold the bytecode of the bundled template.
         install = ("-m", "uv", "pip", "install", "--no-deps", "--compile-bytecode", "--target")
         python(*install, home / "lib", *home.glob("*.whl"), HOME=home)
-        python("-m", "pretuned", "--no-input", folder=home, HOME=home, PYTHONPATH=home / "lib")
+        python("-m", "pretuned", "--no-input", "tools=all", folder=home, HOME=home, PYTHONPATH=home / "lib")
         assert_same_as_template(home / "image-classifier")
 
 
@@ -35,7 +35,7 @@ def test_a_clone_renders_the_same_bytes_and_so_does_a_folder_in_which_somebody_w
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("left behind")
     for source in (f"git+file://{copy}", copy):
-        command = ("-m", "cookiecutter.cli", source, "--no-input", "licence=MIT")
+        command = ("-m", "cookiecutter.cli", source, "--no-input", "tools=all")
         python(*command, folder=tmp_path, HOME=tmp_path)
         assert_same_as_template(tmp_path / "image-classifier")
         shutil.rmtree(tmp_path / "image-classifier")
@@ -47,7 +47,7 @@ def test_git_for_windows_leaves_every_byte_of_the_template_and_of_a_project_as_i
     for name, value in {"COUNT": "1", "KEY_0": "core.autocrlf", "VALUE_0": "true"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     copy_tracked(tmp_path / "template")
-    for folder in (tmp_path / "template", render()):
+    for folder in (tmp_path / "template", render(**ALL)):
         commit(folder)
         clone = tmp_path / f"clone of {folder.name}"
         run("git", "clone", folder, clone, folder=tmp_path)

@@ -5,7 +5,7 @@ import shutil
 import sys
 
 import pytest
-from conftest import LONG_NAMES, OFF, SMOKE, losses, python, run, write_photos
+from conftest import ALL, LONG_NAMES, OFF, SMOKE, losses, python, run, write_photos
 
 # With the shortest names, lines that were broken would fit: the formatter sees that, too.
 SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "author": "Q"}
@@ -40,7 +40,7 @@ def test_a_project_with_long_names_and_no_options_tests_itself_and_trains(render
 
 
 def test_a_project_with_short_names_and_all_options_tests_its_tools(render):
-    project = render(**SHORT_NAMES)
+    project = render(**SHORT_NAMES, **ALL)
     make(project, "check")
     # What has to do with tools: the other tests were run without them.
     tests = ["src", *(f"tests/test_{name}.py" for name in ("cli", "console", "security"))]
@@ -52,7 +52,7 @@ def test_a_project_with_short_names_and_all_options_tests_its_tools(render):
 
 
 def test_any_tool_can_be_deleted(render, tmp_path):
-    whole = render(**LONG_NAMES)
+    whole = render(**LONG_NAMES, **ALL)
     tools = sorted({path.parent.name for path in whole.glob("src/*/tools/*/__init__.py")})
     tools.remove("html")  # which tools share
     assert len(tools) >= 35

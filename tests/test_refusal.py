@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_leaves_one_line_and_nothing_else(here):
 @pytest.mark.parametrize("text", ODD_TEXTS)
 def test_an_odd_but_lawful_text_is_kept_as_it_is(text, here):
     texts = ("project_name", "description", "author")
-    given = ["project_slug=image-classifier", *(f"{key}={text}" for key in texts)]
+    given = ["project_slug=image-classifier", "tools=all", *(f"{key}={text}" for key in texts)]
     assert cli.main(["--no-input", *given]) == 0
     folder = here / "image-classifier"
     project = pyproject(folder)

@@ -14,7 +14,7 @@ from pretuned_answers import RefusedError
 AS = ("-c", "user.name=a", "-c", "user.email=a@b.c")
 OLD = "src/photos/tools/probe/layers.py"
 NEW = "src/photos/tools/head_layers/network.py"
-ANSWERS = {"project_slug": "photos", "package_name": "photos"}
+ANSWERS = {"project_slug": "photos", "package_name": "photos", "tools": "all"}
 LAYERS = (PROJECT / "src/image_classifier/tools/head_layers/network.py").read_bytes()
 
 

@@ -2,7 +2,7 @@
 
 A file appears under its name when all of it is on the disk (`write_whole`). `step_<n>.pt` are the
 newest, `last.pt` is a hard link to the newest of them, `best.pt` to that of the best evaluation.
-The tool `fsdp` writes folders `step_<n>` in place of files.
+Where weights are sharded, they are folders `step_<n>` in place of files.
 """
 
 import shutil
@@ -321,11 +321,11 @@ def host_buffer(tensor: Tensor) -> Tensor:
 
 
 def difference(was: str, now: str) -> str:
-    """How the images of two fingerprints differ; a space separates the recipe of `prepare`."""
+    """How the images of two fingerprints differ; a space separates how they were prepared."""
     images, _, recipe = was.partition(" ")
     new_images, _, new_recipe = now.partition(" ")
     if images != new_images:
         return "the training images have changed"
     form = f"prepared images ({recipe})" if recipe else "the files"
     new_form = f"prepared images ({new_recipe})" if new_recipe else "the files"
-    return f"it learned from {form}, not from {new_form}: see `prepare` and --data.cache off"
+    return f"it learned from {form}, not from {new_form}: see --data.cache"

@@ -22,21 +22,21 @@ SMALLEST_SIDE = 8  # pixels
 class DataConfig:
     """Which images, and how they are loaded."""
 
-    name: str = "shapes"  # shapes, cifar10, cifar100, or folder: your own images; tar, huggingface
+    name: str = "shapes"  # shapes, cifar10, cifar100, folder: your own images; or one of a tool
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
-    # of tar, perhaps a URL
+    # of some tools, a URL
     labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
     # path,label[,split][,fold][,weight]; a|b are two labels; paths are absolute or from `root`
     columns: tuple[str, ...] = ()  # columns of that table by other names: path=Image label=Id
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
     fold: int = within(0, 0, 999)  # which of the 1 / val_fraction shares of the training images
-    # that is; or which `fold` of the table; `cross-validate` takes each in turn
-    cache: str = ""  # folder of what `prepare` wrote, which is read in place of the files; default:
-    # ROOT.cache, beside `root`; off: read the files
+    # that is; or which `fold` of the table
+    cache: str = ""  # folder of features and prepared images, which are read in place of the files;
+    # default: ROOT.cache, beside `root`; off: read the files
     limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
-    channels: int = within(3, 1, 64)  # of an image: 3: red, green and blue; 1: gray; others as TIFF
-    # (with the library tifffile) or `.npy` files have them
+    channels: int = within(3, 1, 64)  # of an image: 3: red, green and blue; 1: gray; others as
+    # TIFF or `.npy` files have them
     bits: Literal[8, 16] = 8  # of each number in memory; files with others are converted
     fit: Literal["crop", "squash", "pad"] = "crop"  # how an image becomes a square where no random
     # crop is cut from it. crop: its middle; squash: all of it, distorted; pad: all of it, with bars
@@ -93,12 +93,12 @@ class ModelConfig:
     """The network."""
 
     name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), airbench, airbench96, vit_s, any of
-    # torchvision's, such as resnet50, or with timm installed timm/NAME. Up to 64 pixels, the first
-    # layers of torchvision's keep full resolution
+    # torchvision's, such as resnet50, or of another library LIBRARY/NAME. Up to 64 pixels, the
+    # first layers of torchvision's keep full resolution
     width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
     drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: the share of images that skip the
-    # last block, fewer skip those below; of vit_s, timm's networks and some of torchvision's:
+    # last block, fewer skip those below; of vit_s, some of torchvision's and other libraries':
     # https://arxiv.org/abs/1603.09382
     task: Literal["single-label", "multi-label"] = "single-label"  # whether an image has exactly
     # one of the classes, or any number of them
@@ -161,7 +161,7 @@ class RunConfig:
     evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
     # followed by a checkpoint, as are 10 minutes without one
     best_by: str = "auto"  # the metric that decides which weights are in best.pt, and whether
-    # patience is at its end: any of `evaluate`'s; auto: top1, with several labels average_precision
+    # patience is at its end: any of metrics.py; auto: top1, with several labels average_precision
     min_precision: float = within(0.0, 0, 1)  # "I don't know": the share of predictions that should
     # be right, which decides from which probability on they count; chosen on the validation images.
     # With several labels, of each label; 0: all count
@@ -169,7 +169,7 @@ class RunConfig:
     # costs 1; 0: all count
     patience: int = within(0, 0)  # early stopping: evaluations without a better `best_by`; 0: off
     trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
-    # tensorboard, and of tools/ trackio, wandb; the flag with nothing after it: nobody
+    # tensorboard, and those of tools; the flag with nothing after it: nobody
     max_minutes: float = within(0.0, 0)  # time limit, from the start of the command: the run saves
     # and ends with exit code 75, and the same command resumes it; 0: none
     finish_in_time: bool = False  # max_minutes is for the whole run, however often it is resumed:

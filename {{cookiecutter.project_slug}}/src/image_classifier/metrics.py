@@ -23,9 +23,9 @@ from .runtime.console import printable
 class Metric:
     """How a metric is computed, and how to read it."""
 
-    function: Callable[[Predictions], float] | None  # None: `evaluate` counts it
+    function: Callable[[Predictions], float] | None  # None: an evaluation counts it
     _: KW_ONLY
-    lower_is_better: bool | None = None  # must be said: best.pt, `compare`, `search` depend on it
+    lower_is_better: bool | None = None  # must be said: best.pt depends on it
     is_percent: bool = False  # a share of 1, shown as a percentage; else a plain number
     title: str = ""  # in words, where that is not its name
     task: str = ""  # that alone has it; none: both

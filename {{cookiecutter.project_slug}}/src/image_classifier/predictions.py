@@ -99,7 +99,7 @@ class Predictions:
         return f"{text}{share:.2%} of the images, {right / max(1, count):.2%} of them right"
 
     def save(self, path: Path, step: int) -> None:
-        """Write all but the images, for `compare` and for other programs."""
+        """Write all but the images, for other programs."""
         shares = {
             "probability": self.probability,
             "target_probability": self.target_probability,

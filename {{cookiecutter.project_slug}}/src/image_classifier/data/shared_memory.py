@@ -38,7 +38,7 @@ PART_SIZES = (8, 64)  # fewest and most images that a worker gets at once
 POLL_SECONDS = 1.0  # between two checks that the workers are alive
 HINTS = {  # by the signal that ended a worker
     "SIGKILL": " (out of memory? fewer --data.workers or a smaller --data.batch-size)",
-    "SIGBUS": " (a memory-mapped file was cut short, or its disk fails? run `prepare` again)",
+    "SIGBUS": " (a memory-mapped file was cut short, or its disk fails?)",
 }
 
 refusals: list[str] = []  # why this process could not page-lock memory

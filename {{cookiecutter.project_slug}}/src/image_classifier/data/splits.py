@@ -70,7 +70,7 @@ def open_source(
     if world.size > world.local_size and not world.is_same(crc32(source.fingerprint().encode())):
         raise UserError(
             f"{split}: the {len(source):,} images on {gethostname()} are not those of another: "
-            f"copy {data.root!a}, and the cache of `prepare` if one of them has it"
+            f"copy {data.root!a}, and its cache if one of them has it"
         )
     if not len(source):
         raise UserError(f"{split}: there are no images")

