@@ -107,7 +107,7 @@ MISTAKES = {
     "train smoke --data.limit 8": "96 is more than there are training images: 8; take ",
     "train smoke --data.batch-size 10 --optim.accumulate 3": "should be a multiple of 3: ",
     "train smoke --optim.warmup-epochs 9": "longer than the run: --epochs 3; about 0.6 is usual",
-    "train smoke --epochs 0": "trains only the last layer, on top of pretrained weights: --run.init-",
+    "train smoke --epochs 0": "trains only the last layer, on top of pretrained weights: ",
     "train smoke --augment.mixup 0.2 --data.batch-size 15": "an even number",
     "train smoke --precision fp16 --compute.device cpu": "bf16 or fp32",
     "train smoke --run.dir /proc/nowhere": "cannot write to the run folder '/proc/nowhere'",

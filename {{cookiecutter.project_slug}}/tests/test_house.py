@@ -20,7 +20,6 @@ from image_classifier import config as config_module
 from image_classifier.cli import commands
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import open_dataset
-from image_classifier.extensions import find_tools
 from image_classifier.runtime.command_line import (
     COMMENT,
     all_presets,

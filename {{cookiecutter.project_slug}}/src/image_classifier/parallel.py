@@ -86,9 +86,7 @@ def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Modul
     warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [world.device] if world.device.type == "cuda" else None
     ddp_model = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    ddp_model.broadcast_buffers = (
-        False  # before each forward pass; an evaluation does it when needed
-    )
+    ddp_model.broadcast_buffers = False  # before each forward pass; evaluations do it
     if compute.gradient_dtype == "bf16":
         ddp_model.register_comm_hook(None, bf16_compress_hook)
     return ddp_model

@@ -5,7 +5,8 @@ To add a network: a function in a file of its own here, and its name in `MODELS`
     def mine(model: ModelConfig, num_classes: int, image_size: int, channels: int) -> nn.Module:
         return nn.Sequential(...)
 
-Any other name is looked up among torchvision's classification models, and `LIBRARY/NAME` is of a tool.
+Any other name is looked up among torchvision's classification models; `LIBRARY/NAME` is of a
+tool.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,6 @@ from ..extensions import functions, need_tool
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import about_tensors
-from ..runtime.platform import install_command
 from .blocks import find_head
 from .torchvision import published_weights
 from .weights import (
