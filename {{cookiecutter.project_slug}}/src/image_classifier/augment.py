@@ -98,9 +98,9 @@ def build_crop_and_flip(
     size = data.data.image_size
     device = data.world.device
     size_at = build_size(augment, size, data.steps_per_epoch, data.total_steps)
-    crops = augment.crop == "resized" and not data.crops_in_workers
+    crops = data.cropper == "device"
     pad = size // 8 if augment.crop == "pad" else 0
-    moves = pad > 0 or (augment.flip != "none" and not data.crops_in_workers)  # workers flip too
+    moves = pad > 0 or (augment.flip != "none" and data.cropper != "workers")  # who flip too
     is_served = moves and not crops and Windows.serve(data, pad)
     windows = Windows(data.pixels, pad) if is_served else None
     alternates = augment.flip == "alternating"

@@ -4,6 +4,7 @@ Options decide, or else the memory and the cores of this machine, and a short me
 """
 
 from contextlib import suppress
+from typing import Literal
 
 import torch
 
@@ -38,6 +39,13 @@ def choose_where(
     if world.all_true(fits_memory(needed, CPU, world)):
         return "host", f"{megabytes}, too much for the device"
     return "stream", f"{megabytes}, too much for memory"
+
+
+def who_crops(augment: AugmentConfig, where: str) -> Literal["workers", "device", "nobody"]:
+    """Who cuts random resized crops: workers, if they decode the images for every batch."""
+    if augment.crop != "resized":
+        return "nobody"
+    return "workers" if where == "stream" else "device"
 
 
 def open_loader(

@@ -18,7 +18,14 @@ from ..runtime import seeding
 from ..runtime.distributed import World
 from ..runtime.phases import phase
 from .arrays import take
-from .autotune import check_batch_size, choose_where, common_side, fits_memory, open_loader
+from .autotune import (
+    check_batch_size,
+    choose_where,
+    common_side,
+    fits_memory,
+    open_loader,
+    who_crops,
+)
 from .batch import Batch, prefetched
 from .samples import LEFT_OUT, Samples, load, load_shared
 from .shared_memory import HostBatch
@@ -58,16 +65,17 @@ class TrainData:
         self.where, self.reason = choose_where(data, augment, self.source, world)
         # The device on which batches are gathered.
         self.home = world.device if self.where == "device" else torch.device("cpu")
-        self.crops_in_workers = augment.crop == "resized" and self.where == "stream"
+        self.cropper = who_crops(augment, self.where)
         if self.where == "stream":
-            samples = Samples(self.source, data.image_size, config.seed, augment, data.fit)
+            crops = augment if self.cropper == "workers" else None
+            samples = Samples(self.source, data.image_size, config.seed, crops, data.fit)
             self.loader, why = open_loader(samples, data, world, self.note, config.run)
             self.workers = self.loader.num_workers
             self.data = replace(data, workers=self.workers)  # evaluation has as many
             self.reason += why
         else:
             # The device cuts random boxes from whole images, if these are equal squares.
-            side = (augment.crop == "resized" and common_side(self.source)) or data.image_size
+            side = (self.cropper == "device" and common_side(self.source)) or data.image_size
             pixels, bad = load_shared(self.source, side, world, self.note, data.fit)
             self.pixels = pixels.to(self.home)
             labels = self.source.labels.clone()
@@ -135,7 +143,7 @@ class TrainData:
         if self.epoch != epoch:
             if self.data.balance == "sampling":
                 drawn = seeding.balanced_order_at(self.seed, epoch, self.source.labels)
-                order = drawn % len(self)
+                order = seeding.images_of(drawn, len(self))
             else:
                 drawn = order = seeding.order_at(self.seed, epoch, len(self.source))
             order = order.pin_memory() if self.home.type == "cuda" else order

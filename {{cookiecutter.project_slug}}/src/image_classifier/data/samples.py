@@ -42,10 +42,10 @@ class Samples:
         source: Source,
         size: int,
         seed: int = 0,
-        augment: AugmentConfig | None = None,
+        crops: AugmentConfig | None = None,
         fit: str = "crop",
     ) -> None:
-        """Samples of side `size` in pixels, augmented if `augment` is given.
+        """Samples of side `size` in pixels, cropped and flipped as `crops` says if it is given.
 
         `fit` is how other images become squares: see `data.fit`.
         """
@@ -54,7 +54,6 @@ class Samples:
         self.seed = seed
         self.fit = partial(fit_square, fit=fit, mean=source.mean)
         # Where workers crop they flip too; else the device does both, to all images of a batch.
-        crops = augment if augment and augment.crop == "resized" else None
         self.min_area, self.flip = (crops.min_scale, crops.flip) if crops else (None, "none")
         alternates = self.flip == "alternating"
         self.starts_flipped = seeding.sides_at(seed, len(source)).numpy() if alternates else None
@@ -62,13 +61,13 @@ class Samples:
     def fill(self, out: Tensor, epoch: int, indices: np.ndarray) -> dict[int, str]:
         """Write the images at `indices` as `epoch` has them to `out`, which `empty` made.
 
-        An index may have a multiple of the number of images added to it: then it is an image that
-        the epoch has several times, each of them cropped in another way.
+        An index is that of an order, in which images may repeat: see `seeding.images_of`. Each time
+        an image is cropped in another way.
 
         Returns, by row, why an image can't be read; that row is black.
         """
         unreadable: dict[int, str] = {}
-        self.source.prefetch(indices % len(self.source))
+        self.source.prefetch(seeding.images_of(indices, len(self.source)))
         if self.min_area is not None:
             key = (seeding.SAMPLE, self.seed, epoch)
             draws = torch.from_numpy(seeding.draws_at(*key, indices=indices, count=BOX_DRAWS + 1))
@@ -76,7 +75,7 @@ class Samples:
             corners = draws[:, :2].tolist()
             flips = draws[:, -1].tolist()
         for row, (drawn, place) in enumerate(zip(indices.tolist(), out, strict=True)):
-            index = drawn % len(self.source)
+            index = seeding.images_of(drawn, len(self.source))
             try:
                 pixels = self.source.read(index, self.seed, epoch, drawn)
             except BadImageError as error:

@@ -27,7 +27,7 @@ from torch.utils.data._utils import signal_handling
 
 from ..config import RunConfig
 from ..errors import FaultError, UserError
-from ..runtime import platform
+from ..runtime import platform, seeding
 from .datasets.source import Source
 from .samples import LEFT_OUT, Note, Samples
 
@@ -110,7 +110,7 @@ class PartSampler:
             slot = number % len(self.indices)
             count = len(indices)
             assert number - self.num_done < len(self.indices), "a slot is still in use"
-            images = indices % len(self.source)
+            images = seeding.images_of(indices, len(self.source))
             self.labels[slot, :count] = self.source.labels[images]
             self.indices[slot, :count] = images
             self.sampled.append((slot, count))

@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,8 @@ def balanced_order_at(seed: int, epoch: int, labels: Tensor) -> Tensor:
     """An order of the same length in which each class is equally frequent: (count,) int64.
 
     Class counts differ by one at most. Large classes are subsampled, images of small ones repeat:
-    image `i` is then `i`, `i + count`, `i + 2 * count`, so that each time it is cropped anew.
+    image `i` is then `i`, `i + count`, `i + 2 * count`, so that each time it is cropped anew; see
+    `images_of`.
     """
     count = len(labels)
     generator = generator_at(ORDER, seed, epoch)
@@ -85,6 +87,11 @@ def balanced_order_at(seed: int, epoch: int, labels: Tensor) -> Tensor:
     rounds = number // sizes[chosen]
     images = by_class[starts[chosen] + number % sizes[chosen]]
     return (images + rounds * count)[torch.randperm(count, generator=generator)]
+
+
+def images_of(numbers: Any, count: int) -> Any:  # noqa: ANN401 - of torch or NumPy
+    """The images that an order of an epoch names, of `count` images: some epochs repeat images."""
+    return numbers % count
 
 
 def sides_at(seed: int, count: int) -> Tensor:

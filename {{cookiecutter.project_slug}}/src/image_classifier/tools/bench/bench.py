@@ -115,7 +115,8 @@ def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[
     world = datasets.world
     data = datasets.open(with_knobs(config, data__workers=0))
     config, _ = settle_precision(config, data, world)
-    samples = Samples(data.source, config.data.image_size, config.seed, config.augment)
+    crops = config.augment if data.cropper == "workers" else None
+    samples = Samples(data.source, config.data.image_size, config.seed, crops)
     workers, _ = choose_workers(config.data, samples, world)
     share = max(1, config.data.batch_size // num_processes(config.run, config.compute))
     while True:
