@@ -1,4 +1,4 @@
-"""Errors that end a run before its first step; warnings come from the tool `sanity_checks`."""
+"""Errors that end a run before its first step; warnings come from the tool `monitor`."""
 
 import torch
 from torch import Tensor, nn

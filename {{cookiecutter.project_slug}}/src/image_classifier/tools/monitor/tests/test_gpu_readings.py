@@ -10,7 +10,7 @@ from conftest import changed, logged
 
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.platform import install_command
-from image_classifier.tools.gpu.observer import open_observer
+from image_classifier.tools.monitor.gpu import observe
 from image_classifier.train import train
 
 
@@ -30,15 +30,15 @@ def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_
     monkeypatch.setattr(torch.cuda, "get_device_properties", see)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     gpus = SimpleNamespace(world=World(torch.device("cuda", 0), size=4, local_size=4))
-    observer = open_observer(gpus)
+    observer = observe(gpus)
     readings = {"device/utilisation": 0.9, "device/memory_bytes": 2 * 2**30}
     readings |= {"device/power_watts": 300, "device/temperature_celsius": 62}
     assert observer.metrics(None) == readings | {"energy_joules": 14}  # since the start
     assert observer.metrics(None) == readings
-    unreadable = open_observer(gpus)
+    unreadable = observe(gpus)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    missing = open_observer(gpus)
-    cpu = open_observer(SimpleNamespace(world=World(torch.device("cpu"))))
+    missing = observe(gpus)
+    cpu = observe(SimpleNamespace(world=World(torch.device("cpu"))))
     assert "GPU is lost" in unreadable.notes[0]
     assert install_command("nvidia-ml-py") in missing.notes[0]
     assert [silent.metrics(None) for silent in (unreadable, missing, cpu)] == [{}] * 3

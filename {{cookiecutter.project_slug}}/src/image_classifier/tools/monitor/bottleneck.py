@@ -1,13 +1,12 @@
 """What limits the speed of a run, in one sentence per epoch."""
 
-import math
-
 import torch
 
 from ...config import Config
 from ...data import TrainData
-from ...runtime.machine import device_memory_bytes, num_cores, nvml_handle, usual_precision
+from ...runtime.machine import device_memory_bytes, num_cores, usual_precision
 from ...tracking import Observer, Setup, Speed
+from .gpu import gpu_utilization
 
 LOADING_LIMITS = 0.1  # share of the time spent waiting for images from which on loading is slow
 LONG = 600.0  # seconds left of a run, for which another start, and a minute of compiling, may pay
@@ -15,7 +14,7 @@ LAUNCHING_LIMITS = 0.5  # GPU utilization below which the host does not launch k
 READING_SECONDS = 1.0  # before a reading of the utilization, of which it is the mean, at most
 
 
-def open_observer(setup: Setup) -> Observer:
+def observe(setup: Setup) -> Observer:
     """Judge the speed of each epoch, and give each advice once."""
     given = {""}
 
@@ -50,23 +49,6 @@ def find_limit(config: Config, data: TrainData, speed: Speed) -> tuple[str, str]
         decoded = max(1, data.workers) * data.loader.num_filled / data.loader.busy_seconds
         loading = f", while loading could give {decoded * data.world.size:,.0f}"
     return f"The model is the limit: {rate:,.0f} images/s{loading}", advice
-
-
-def gpu_utilization(device: torch.device) -> float:
-    """Share of the last second at most in which kernels ran on a GPU; nan if NVML can't tell.
-
-    It needs the library nvidia-ml-py. Kernels of other programs count, too.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        return math.nan
-    try:
-        pynvml.nvmlInit()
-        gpu = nvml_handle(pynvml, device.index)
-        return pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
-    except pynvml.NVMLError:  # such as a part of a GPU (MIG), which has no reading
-        return math.nan
 
 
 def less_overhead(config: Config, device: torch.device) -> str:

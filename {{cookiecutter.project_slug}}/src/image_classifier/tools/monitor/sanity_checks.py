@@ -1,6 +1,6 @@
 """Sanity checks before the first step: warnings on what is probably a mistake.
 
-To add one: a function that returns a sentence, or "" if all is well, in `open_observer`.
+To add one: a function that returns a sentence, or "" if all is well, in `observe`.
 """
 
 from contextlib import suppress
@@ -27,7 +27,7 @@ DARK, UNIFORM = 64, 8  # of 255, as in `check`: the highest value; the range of 
 SKEWED = 10  # times as many images as the smallest class has
 
 
-def open_observer(setup: Setup) -> Observer:
+def observe(setup: Setup) -> Observer:
     """Look for mistakes, in little more than a forward pass of one image."""
     config = setup.config
     train = setup.train_data.source
@@ -148,9 +148,8 @@ def random_evaluation(model: nn.Module, image_size: int, channels: int = 3) -> s
     device = next(model.parameters()).device
     generators = torch if device.type == "cpu" else torch.get_device_module(device)
     before = generators.get_rng_state()
-    blank_logits(
-        model, image_size, channels
-    )  # its values may be 0, as many a last layer is at first
+    # The logits tell nothing: they may all be 0, as many a last layer is at first.
+    blank_logits(model, image_size, channels)
     is_random = not torch.equal(before, generators.get_rng_state())
     generators.set_rng_state(before)
     return is_random * (

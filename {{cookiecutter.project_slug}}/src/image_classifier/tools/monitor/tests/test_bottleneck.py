@@ -13,7 +13,7 @@ from conftest import changed
 from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.bottleneck import observer
+from image_classifier.tools.monitor import bottleneck
 from image_classifier.tracking import Speed
 from image_classifier.train import train
 
@@ -37,11 +37,11 @@ IDLE, DECODED = (SimpleNamespace(num_filled=count, busy_seconds=4.0) for count i
     ],
 )
 def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, recipe, known, said):
-    monkeypatch.setattr(observer, "num_cores", lambda: 2)
+    monkeypatch.setattr(bottleneck, "num_cores", lambda: 2)
     data = {"where": "stream", "workers": 2, "loader": IDLE} | HOUR | known
     data = SimpleNamespace(source=SimpleNamespace(paths=[], recipe=recipe), **data)
     speed = Speed(step=10, image_size=32, images_per_second=100.0, waited=waited)
-    verdict = observer.open_observer(SimpleNamespace(config=Config(), train_data=data)).verdict
+    verdict = bottleneck.observe(SimpleNamespace(config=Config(), train_data=data)).verdict
     found, _, advice = verdict(speed).partition(" Try ")
     assert f"{found} Try {advice}".startswith(said)
     assert verdict(speed) == found  # the advice comes once
@@ -49,14 +49,14 @@ def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, recip
 
 def test_new_advice_is_given_when_something_else_limits_a_run():
     data = SimpleNamespace(where="device", **HOUR)
-    verdict = observer.open_observer(SimpleNamespace(config=Config(), train_data=data)).verdict
+    verdict = bottleneck.observe(SimpleNamespace(config=Config(), train_data=data)).verdict
     speeds = [Speed(1, 32, 100.0, waited=waited) for waited in (0.0, 0.5, 0.0, 0.5)]
     assert ["Try" in verdict(speed) for speed in speeds] == [True, True, False, False]
 
 
 def test_no_other_start_is_advised_for_the_last_minutes_of_a_run():
     data = SimpleNamespace(where="device", **HOUR)
-    verdict = observer.open_observer(SimpleNamespace(config=Config(), train_data=data)).verdict
+    verdict = bottleneck.observe(SimpleNamespace(config=Config(), train_data=data)).verdict
     said = [verdict(Speed(step, 32, 100.0, waited=0.0)) for step in (9500, 9300)]
     assert ["Try" in line for line in said] == [False, True]
 
@@ -95,12 +95,12 @@ def test_a_gpu_that_waits_for_its_kernels_is_told_from_a_slow_model(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1)
-    monkeypatch.setattr(observer, "device_memory_bytes", lambda _: free)
+    monkeypatch.setattr(bottleneck, "device_memory_bytes", lambda _: free)
     world = World(torch.device("cuda", 0))
     data = {"where": "device", "steps_per_epoch": num_steps} | HOUR | {"world": world}
     config = changed(Config(), compute__compile=compiled)
     setup = SimpleNamespace(config=config, train_data=SimpleNamespace(**data))
-    verdict = observer.open_observer(setup).verdict
+    verdict = bottleneck.observe(setup).verdict
     assert verdict(Speed(1, 32, 100.0, waited=0.0)).startswith(said)
 
 

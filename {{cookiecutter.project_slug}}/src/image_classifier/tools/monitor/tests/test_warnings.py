@@ -17,15 +17,15 @@ from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.data.datasets.source import Source
 from image_classifier.presets import PRESETS, shortened, smoke
-from image_classifier.tools.sanity_checks import observer
+from image_classifier.tools.monitor import sanity_checks
 from image_classifier.train import train
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_have_no_warnings_in_shorter_runs_either(preset):
     for config in (PRESETS[preset](), shortened(PRESETS[preset](), 1)):
-        assert observer.unusual_lr(config) == ""
-        assert observer.small_batchnorm_batch(config, nn.BatchNorm2d(3), processes=1) == ""
+        assert sanity_checks.unusual_lr(config) == ""
+        assert sanity_checks.small_batchnorm_batch(config, nn.BatchNorm2d(3), processes=1) == ""
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,15 @@ def test_presets_have_no_warnings_in_shorter_runs_either(preset):
 )
 def test_a_learning_rate_that_is_far_from_published_ones_is_said(name, lr, batch_size):
     config = changed(smoke(), optim__name=name, optim__lr=lr, data__batch_size=batch_size)
-    assert observer.unusual_lr(config) == ""
+    assert sanity_checks.unusual_lr(config) == ""
     for factor in (500, 0.002, 0):
         far = changed(config, optim__lr=factor * lr)
-        warning = observer.unusual_lr(far)
+        warning = sanity_checks.unusual_lr(far)
         assert warning.startswith(f"--optim.lr {far.optim.lr:g} is ")
         usual = float(warning.split()[-1])
-        assert observer.unusual_lr(changed(config, optim__lr=usual)) == ""
+        assert sanity_checks.unusual_lr(changed(config, optim__lr=usual)) == ""
         # Pretrained weights may be moved slowly.
-        assert bool(observer.unusual_lr(changed(far, run__init_from="x"))) == (factor != 0.002)
+        assert bool(sanity_checks.unusual_lr(changed(far, run__init_from="x"))) == (factor != 0.002)
 
 
 def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
@@ -68,14 +68,14 @@ def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
 
 
 def test_few_images_are_said_only_where_they_matter(config):
-    few, halved = observer.small_batchnorm_batch, changed(config, optim__accumulate=2)
+    few, halved = sanity_checks.small_batchnorm_batch, changed(config, optim__accumulate=2)
     assert "from 4 of the 16 images" in few(halved, nn.BatchNorm2d(3), processes=2)
     assert few(halved, nn.BatchNorm2d(3), processes=1) == ""
     assert few(halved, nn.GroupNorm(3, 3), processes=2) == ""
 
 
 def test_imbalance_is_said_for_one_label_and_for_several(config):
-    rare, labels = observer.imbalanced_classes, torch.arange(64) // 60
+    rare, labels = sanity_checks.imbalanced_classes, torch.arange(64) // 60
     pixels = torch.zeros((64, 2, 2, 3), dtype=torch.uint8)
     for own, advice in ((labels, "sampling or loss"), (torch.eye(2).char()[labels], "loss")):
         source = Source(own, ("ant", "bee"), pixels)
@@ -93,7 +93,7 @@ def test_validation_images_of_another_split_are_said(on_photos, tmp_path):
 
     def said():
         train, val = (open_dataset(config.data, split) for split in ("train", "val"))
-        return observer.reused_images(config, train, val)
+        return sanity_checks.reused_images(config, train, val)
 
     assert said() == ""  # the names are the same, the images are not
     (tmp_path / "val").rename(tmp_path / "own")
@@ -105,12 +105,12 @@ def test_validation_images_of_another_split_are_said(on_photos, tmp_path):
     (tmp_path / "own").rename(tmp_path / "val")
     assert said() == ""
     held = shapes(changed(config, data__root=DataConfig.root).data, "val")  # its pixels
-    assert "are the training images" in observer.reused_images(config, held, held)
+    assert "are the training images" in sanity_checks.reused_images(config, held, held)
 
 
 def test_images_of_one_color_or_nearly_black_ones_are_said(on_photos, tmp_path):
     photos = open_dataset(on_photos.data, "train")
-    assert observer.blank_images(photos) == ""
+    assert sanity_checks.blank_images(photos) == ""
     labels, noise = torch.arange(20) % 2, torch.rand(20, 8, 8, 3)
     for pixels, said in (
         (noise * 255, ""),
@@ -120,8 +120,8 @@ def test_images_of_one_color_or_nearly_black_ones_are_said(on_photos, tmp_path):
         (noise * 4, "all of 8 training"),
     ):
         source = Source(labels, ("ant", "bee"), pixels.byte().contiguous())
-        assert observer.blank_images(source).startswith(said)
-        assert bool(said) == bool(observer.blank_images(source))
+        assert sanity_checks.blank_images(source).startswith(said)
+        assert bool(said) == bool(sanity_checks.blank_images(source))
     for number in range(20):
         path = tmp_path / ("ant", "bee")[number % 2] / f"{number}.png"
         path.parent.mkdir(exist_ok=True)
@@ -129,8 +129,9 @@ def test_images_of_one_color_or_nearly_black_ones_are_said(on_photos, tmp_path):
         Image.fromarray(gray).save(path)
     path.write_bytes(b"unreadable")  # which training names
     data = changed(on_photos.data, root=str(tmp_path))
-    assert "--data.bits 16" in observer.blank_images(open_dataset(data, "train"))
-    assert observer.blank_images(open_dataset(changed(data, channels=1, bits=16), "train")) == ""
+    assert "--data.bits 16" in sanity_checks.blank_images(open_dataset(data, "train"))
+    all_bits = open_dataset(changed(data, channels=1, bits=16), "train")
+    assert sanity_checks.blank_images(all_bits) == ""
 
 
 @pytest.mark.parametrize("is_random", [True, False])
@@ -139,9 +140,9 @@ def test_a_model_that_is_random_in_evaluation_is_said_and_stays_as_it_is(is_rand
     net[1].register_forward_hook(lambda part, _, out: dropout(out, 0.5, is_random or part.training))
     nn.init.zeros_(net[2].weight)  # which hides it
     before = [torch.get_rng_state(), *(value.clone() for value in net.state_dict().values())]
-    assert bool(observer.random_evaluation(net, 8)) == is_random
+    assert bool(sanity_checks.random_evaluation(net, 8)) == is_random
     after = [torch.get_rng_state(), *net.state_dict().values()]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert net[1].training
-    assert "--run.processes" in observer.data_parallel(nn.Sequential(nn.DataParallel(net)))
-    assert observer.data_parallel(net) == ""
+    assert "--run.processes" in sanity_checks.data_parallel(nn.Sequential(nn.DataParallel(net)))
+    assert sanity_checks.data_parallel(net) == ""

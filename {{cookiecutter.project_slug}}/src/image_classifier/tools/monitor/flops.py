@@ -46,7 +46,7 @@ DATASHEETS: dict[str, tuple[float, float]] = {
 }
 
 
-def open_observer(setup: Setup) -> Observer:
+def observe(setup: Setup) -> Observer:
     """Count the FLOPs of an image of full size; nothing to add where that finds none."""
     full_size = setup.config.data.image_size
     flops = count_flops(setup.model, full_size, setup.config.data.channels)

@@ -9,7 +9,7 @@ import torch
 from conftest import changed, logged
 from torch import nn
 
-from image_classifier.tools.flops import observer
+from image_classifier.tools.monitor import flops
 from image_classifier.tracking import Speed
 from image_classifier.train import train
 
@@ -19,7 +19,7 @@ def test_flops_are_those_by_hand_and_counting_changes_nothing():
     model = nn.Sequential(*layers, nn.Linear(4 * 64, 10))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random = torch.get_rng_state()
-    assert observer.count_flops(model, 8) == 2 * (64 * 3 * 9 * 4 + 256 * 10)
+    assert flops.count_flops(model, 8) == 2 * (64 * 3 * 9 * 4 + 256 * 10)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.training
@@ -28,17 +28,17 @@ def test_flops_are_those_by_hand_and_counting_changes_nothing():
 def test_attention_is_counted_although_frozen_weights_have_a_kernel_of_their_own():
     layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
     model = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (16, 12)), layer)
-    trained = observer.count_flops(model, 8)
+    trained = flops.count_flops(model, 8)
     assert trained > 2 * 16 * 12 * (4 * 12 + 2 * 24)
-    assert observer.count_flops(model.requires_grad_(False), 8) == trained
+    assert flops.count_flops(model.requires_grad_(False), 8) == trained
 
 
 def test_small_images_cost_less(config, monkeypatch):
-    monkeypatch.setattr(observer, "count_flops", lambda *_: 100)
-    monkeypatch.setattr(observer, "find_peak", lambda _: (1000, "datasheet"))
+    monkeypatch.setattr(flops, "count_flops", lambda *_: 100)
+    monkeypatch.setattr(flops, "find_peak", lambda _: (1000, "datasheet"))
     setup = SimpleNamespace(config=config, world=SimpleNamespace(size=2), model=None)
     setup.precision = None
-    mfu = observer.open_observer(setup)
+    mfu = flops.observe(setup)
     for step, image_size, expected in ((5, 32, 1.5), (5, 16, 0.375)):
         speed = Speed(step, image_size, images_per_second=10, waited=0.0)
         assert mfu.metrics(speed) == {"train/mfu": expected}
@@ -59,25 +59,25 @@ def test_small_images_cost_less(config, monkeypatch):
     ],
 )
 def test_a_datasheet_is_that_of_the_very_gpu(name, dtype, teraflops):
-    assert observer.datasheet(name, dtype) == (teraflops and pytest.approx(teraflops * 1e12))
+    assert flops.datasheet(name, dtype) == (teraflops and pytest.approx(teraflops * 1e12))
 
 
 def test_a_device_is_measured_by_several_products_between_two_waits(monkeypatch):
     seconds = iter(range(100))
-    monkeypatch.setattr(observer, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
-    monkeypatch.setitem(observer.PRODUCTS, "cpu", (16, 10))
+    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setitem(flops.PRODUCTS, "cpu", (16, 10))
     products, matmul = [], torch.matmul
     monkeypatch.setattr(
         torch, "matmul", lambda *words, **more: products.append(matmul(*words, **more))
     )
-    found = observer.matmul_flops.__wrapped__(torch.device("cpu"), torch.float32)
+    found = flops.matmul_flops.__wrapped__(torch.device("cpu"), torch.float32)
     assert found == len(products) * 2 * 16**3 == 10 * 2 * 16**3  # in the second that it took
 
 
 def test_a_run_logs_what_an_image_costs_and_its_share_of_the_peak(config, monkeypatch, capsys):
     # In CPU time, so that a peak that is measured while other programs run is not too low.
-    monkeypatch.setattr(observer, "time", SimpleNamespace(perf_counter=time.process_time))
-    observer.matmul_flops.cache_clear()
+    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=time.process_time))
+    flops.matmul_flops.cache_clear()
     train(changed(config, epochs=1, run__log_every_steps=1))
     said = capsys.readouterr().out
     costs = r"an image: [\d.]+ GFLOP forward, .* peak of the device: ([\d.]+) TFLOP/s \(measured"
