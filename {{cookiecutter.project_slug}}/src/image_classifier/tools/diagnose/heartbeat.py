@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ class LostError(FaultError):
 
 
 @contextmanager
-def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
+def watch(setup: Setup, state: TrainState) -> Iterator[None]:
     """A block in which each rank writes where it stands; a process that is alone writes nothing.
 
     Raises:
@@ -42,7 +42,7 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
     """
     world = setup.world
     if world.size == 1:
-        yield lambda: None
+        yield
         return
     path = Path(setup.config.run.dir, FILE)
     is_over = threading.Event()
@@ -59,7 +59,7 @@ def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
     thread = threading.Thread(target=beat_on, daemon=True)
     thread.start()
     try:
-        yield lambda: None
+        yield
     except Exception as error:
         if not is_peer_failure(error):
             raise

@@ -10,8 +10,10 @@ from conftest import changed
 from image_classifier.errors import FaultError
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.runtime.launch import attempt
-from image_classifier.runtime.out_of_memory import OutOfMemoryError
-from image_classifier.tools.memory import watcher
+from image_classifier.runtime.out_of_memory import (
+    OutOfMemoryError,
+)
+from image_classifier.tools.diagnose import memory
 from image_classifier.train import train
 
 FAILURE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
@@ -70,7 +72,7 @@ def test_the_same_lack_again_overwrites_nothing(config, monkeypatch):
 
 def test_an_account_that_fails_hides_nothing(config, monkeypatch):
     lack_memory(monkeypatch, most=5)
-    monkeypatch.setattr(watcher, "bytes_by_part", lambda *_: 1 / 0)
+    monkeypatch.setattr(memory, "bytes_by_part", lambda *_: 1 / 0)
     with pytest.raises(OutOfMemoryError, match="with micro-batch 16"):
         train(config)
     assert accounts(config) == {}

@@ -5,7 +5,7 @@ Python that allocated, in the steps that are recorded.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -29,10 +29,10 @@ RECOMPUTE = "--compute.gradient-checkpointing recomputes most activations"
 
 
 @contextmanager
-def watch(setup: Setup, state: TrainState) -> Iterator[Callable[[], None]]:
+def watch(setup: Setup, state: TrainState) -> Iterator[None]:
     """A block whose lack of memory, at any step and on any rank, is accounted for in a file."""
     try:
-        yield lambda: None
+        yield
     except Exception as error:
         reason = error.__cause__ or error
         if is_out_of_memory(reason):

@@ -13,13 +13,13 @@ from conftest import after_each_step, run_ranks
 
 from image_classifier.errors import FaultError
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.heartbeat import watcher
+from image_classifier.tools.diagnose import heartbeat
 from image_classifier.train import train
 
 
 def left_alone(config):
     """Train, and be killed if this is rank 1."""
-    watcher.BEAT_SECONDS = 0.1
+    heartbeat.BEAT_SECONDS = 0.1
 
     def die(log, _):
         if log.world.rank == 1 and log.step_done == 3:
@@ -57,8 +57,8 @@ def test_a_machine_that_is_lost_is_named(rank, hows, named, tmp_path):
     about = {"process": 1, "step": 5, "line": "train.py:9 in train", "time": time.time()}
     rows = [{"rank": n, "host": hosts[n], "how": how} | about for n, how in enumerate(hows)]
     texts = (json.dumps(row).encode() if row["how"] else b"" for row in rows)
-    path.write_bytes(b"".join((text + b"\n").rjust(watcher.ROW_BYTES, b"\0") for text in texts))
-    account = watcher.account_of(path, World(torch.device("cpu"), rank, 3), hosts)
+    path.write_bytes(b"".join((text + b"\n").rjust(heartbeat.ROW_BYTES, b"\0") for text in texts))
+    account = heartbeat.account_of(path, World(torch.device("cpu"), rank, 3), hosts)
     if named:
         assert re.findall(r"rank (\d) on", account) == [str(other) for other in named]
         lost = f"or without {hosts[named[0]]}" if hosts[named[0]] != hosts[rank] else "to resume"
@@ -71,4 +71,4 @@ def test_rows_of_ranks_are_those_that_are_whole(damaged, tmp_path):
     row = dict.fromkeys(("rank", "host", "process", "step", "line", "time", "how"), 1)
     path = tmp_path / "heartbeats"
     path.write_bytes(damaged + b"\n" + json.dumps(row).encode() + b"\n")
-    assert watcher.rows_of(path) == [row]
+    assert heartbeat.rows_of(path) == [row]
