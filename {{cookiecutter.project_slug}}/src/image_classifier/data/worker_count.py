@@ -1,4 +1,4 @@
-"""Measures how many images per second different numbers of workers decode."""
+"""Chooses how many workers decode: as the option says, or by the cores and a measurement."""
 
 import itertools
 import time
@@ -6,13 +6,34 @@ from contextlib import closing
 
 import torch
 
-from ...data import Samples, SharedMemoryLoader
-from ...runtime.distributed import World
+from ..config import DataConfig
+from ..runtime.distributed import World
+from ..runtime.machine import num_cores
+from .samples import Samples
+from .shared_memory import PART_SIZES, SharedMemoryLoader
 
 PROBE_SECONDS = 0.5  # for each number of workers that is tried
 WORTH_SECONDS = 5.0  # decoding time of an epoch that makes a measurement worthwhile
 PROBED_TOGETHER = 64  # images of a batch while probing
 GOOD_ENOUGH = 0.95  # of the highest rate: more workers cost memory for nothing
+
+
+def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[int, str]:
+    """The number of worker processes of this process, and why."""
+    if data.workers != "auto":
+        return data.workers, "as --data.workers says"
+    cores = max(1, num_cores() // world.local_size)
+    # On a CPU the model needs cores too. A worker gets at least one part of a batch.
+    most = max(1, cores // 2) if world.device.type == "cpu" else cores
+    most = min(most, len(samples.source) // PART_SIZES[0])
+    if most <= 1:
+        return most, "the most that the cores and the number of images allow"
+    return find_fewest(samples, worker_counts(most), world)
+
+
+def worker_counts(most: int) -> list[int]:
+    """The numbers of workers to try: `most`, and the powers of two below it."""
+    return [2**power for power in range(10) if 2**power < most] + [most]
 
 
 def find_fewest(samples: Samples, counts: list[int], world: World) -> tuple[int, str]:
