@@ -29,7 +29,8 @@ _LIBRARIES = {
     "numpy": "f2py numpy numpy_config",
     "pillow": "pil pillow",
     "safetensors": "safetensors",
-    "scikit-learn": "cloudpickle joblib narwhals scikit_learn scipy sklearn threadpoolctl",
+    "scikit-learn": "cloudpickle joblib narwhals scikit_learn sklearn threadpoolctl",
+    "scipy": "scipy",
     "simplejpeg": "simplejpeg",
     "tensorboard": """
         absl absl_py google grpc grpcio markdown markdown_py markupsafe packaging protobuf

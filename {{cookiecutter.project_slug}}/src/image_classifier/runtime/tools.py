@@ -2,6 +2,7 @@
 
 - `tools/<name>/command.py` is the command of that name: `main(words) -> exit code`. With
   `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
+- `tools/<name>/<verb>_command.py` is the command `<verb>`, of a tool that has several.
 - `tools/<name>/dataset.py` is the dataset of that name: a function called as the tool.
 - `tools/<name>/presets.py` adds presets: `PRESETS`, functions that return a `Config`.
 - `tools/<name>/tracker.py` is the tracker of that name: `open_tracker`, and perhaps `LIBRARY`.
@@ -14,7 +15,6 @@
 - `tools/skip_bad_images/bad_images.py` skips unreadable images, counts and lists them.
 - `tools/cpu_precision/probe.py` measures which precision is faster on a CPU: `find_gain`.
 - `tools/timm/networks.py` has the models of timm: `build`, `published`, `pretrained_config`.
-- `tools/worker_count/rates.py` measures how many workers decode fast enough: `find_fewest`.
 - `tools/gradient_checkpointing/recompute.py` has blocks recompute activations.
 - `tools/distill/teacher.py` mixes the predictions of a trained model into the targets: `Teacher`.
 - `tools/head_layers/layers.py` gives the last layer features of several depths: `see_layers`.
@@ -34,13 +34,27 @@ from ..errors import UserError
 
 def find_tools(module: str, only: str = "*") -> dict[str, ModuleType]:
     """The modules `tools/<name>/<module>.py` that are there, by the tool's name: `find-lr`."""
-    tools = find_spec(f"{__package__.rpartition('.')[0]}.tools")
-    found = {}
-    for folder in (tools and tools.submodule_search_locations) or ():
-        for path in sorted(Path(folder).glob(f"{only.replace('-', '_')}/{module}.py")):
-            name = path.parent.name
-            found[name.replace("_", "-")] = import_module(f"{tools.name}.{name}.{module}")
-    return found
+    paths = find_files(f"{only.replace('-', '_')}/{module}.py")
+    return {path.parent.name.replace("_", "-"): import_file(path) for path in paths}
+
+
+def find_commands() -> dict[str, ModuleType]:
+    """The modules of the commands that are there, by the names of the commands, in their order."""
+    files = {path.parent.name: path for path in find_files("*/command.py")}
+    files |= {path.stem.removesuffix("_command"): path for path in find_files("*/*_command.py")}
+    return {name.replace("_", "-"): import_file(files[name]) for name in sorted(files)}
+
+
+def find_files(pattern: str) -> list[Path]:
+    """The files in `tools/` whose paths there match a pattern, in the order of the paths."""
+    tools = find_spec("..tools", __package__)
+    folders = (tools and tools.submodule_search_locations) or ()
+    return [path for folder in folders for path in sorted(Path(folder).glob(pattern))]
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module in the file `path` of a tool."""
+    return import_module(f"..tools.{path.parent.name}.{path.stem}", __package__)
 
 
 def find_tool(module: str, name: str) -> ModuleType | None:

@@ -7,10 +7,10 @@ from typing import Literal
 from ...config import Config, within
 from ...errors import UserError
 from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.config_dict import changed_knobs, sections
 from ...runtime.launch import attempt
 from ...runtime.platform import install_command
 from ..ray_cluster import prepare_ray
-from ..recipe_options import changed_knobs, sections
 
 RESULT_IS_IN_FILES = True
 LIBRARIES = {"ray": "ray[tune]", "optuna": "optuna"}  # modules, and what pip installs

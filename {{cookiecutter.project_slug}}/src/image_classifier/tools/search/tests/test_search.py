@@ -14,6 +14,7 @@ from conftest import HOSTILE, Shown
 
 tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
+pytest.importorskip("image_classifier.tools.runs")
 
 from image_classifier.config import Config
 from image_classifier.errors import EXIT_RESTART, UserError

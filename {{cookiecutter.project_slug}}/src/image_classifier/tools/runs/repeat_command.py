@@ -8,7 +8,7 @@ import tyro
 from ...config import Config, within
 from ...runtime.command_line import summary
 from ...runtime.launch import attempt
-from ..recipe_options import take_recipe
+from .recipe import take_recipe
 
 RESULT_IS_IN_FILES = True
 

@@ -13,8 +13,11 @@ from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, open_dataset
 from image_classifier.errors import UserError
-from image_classifier.tools import many_runs, statistics
-from image_classifier.tools.cross_validate import cross_validate
+from image_classifier.tools.runs import (
+    cross_validate,
+    many_runs,
+    statistics,
+)
 
 TINY = f"{SMOKE} --data.name folder --data.batch-size 4 --data.limit 0".split()
 
@@ -97,5 +100,5 @@ def test_a_class_whose_images_are_all_in_one_fold_keeps_one_for_training(tmp_pat
 def test_the_interval_of_folds_has_the_correction():
     top1 = [0.90, 0.92, 0.94, 0.91, 0.93]
     found = statistics.mean_of(top1, grain=0.001, overlap=1 / 4)
-    reach = 2.776 * math.sqrt((1 / 5 + 1 / 4) * 0.00025)
+    reach = 2.776445 * math.sqrt((1 / 5 + 1 / 4) * 0.00025)
     assert (found.low, found.high) == pytest.approx((0.92 - reach, 0.92 + reach))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
-from ..saved_runs import Run, read_run
+from .saved_runs import Run, read_run
 
 
 @dataclass(frozen=True)

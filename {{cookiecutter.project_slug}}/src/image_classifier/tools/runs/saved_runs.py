@@ -9,10 +9,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import UserError
-from ..metrics import better
-from ..runtime.files import about_tensors, read_object, read_rows
-from ..tasks import metric_of
+from ...errors import UserError
+from ...metrics import better
+from ...runtime.files import about_tensors, read_object, read_rows
+from ...tasks import metric_of
 
 # Knobs in which the runs of a recipe may differ, and the exception.
 FREE_KNOBS, FIXED_KNOBS = ("seed", "run."), ("run.init_from",)

@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from ..config import FREE_TO_CHANGE
-from ..errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
-from ..metrics import metric_number, metric_title, scale
-from ..runtime.config_dict import flatten
-from ..runtime.console import clock, say
-from ..runtime.files import read_object
-from ..runtime.machine import num_threads
-from ..runtime.run_dir import hold
-from ..runtime.signals import TIME_LIMIT, Signals, StoppedError
-from ..tasks import metric_of
+from ...config import FREE_TO_CHANGE
+from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
+from ...metrics import metric_number, metric_title, scale
+from ...runtime.config_dict import flatten
+from ...runtime.console import clock, say
+from ...runtime.files import read_object
+from ...runtime.machine import num_threads
+from ...runtime.run_dir import hold
+from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
+from ...tasks import metric_of
 from .child_runs import end_run, last_line, start_run
-from .recipe_options import Recipe
+from .recipe import Recipe
 from .saved_runs import Run, read_run
 from .statistics import CONFIDENCE, Mean
 

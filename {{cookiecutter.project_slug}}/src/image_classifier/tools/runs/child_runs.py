@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..runtime.console import printable
+from ...runtime.console import printable
 
 # What tells a process that it is a rank or an attempt of another run.
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RUN_", "TORCHELASTIC_")
@@ -32,7 +32,7 @@ def start_run(words: Sequence[str], output: Path, **variables: str) -> subproces
     in a session of its own, so a Ctrl-C in the terminal reaches only the tool.
     """
     package = __name__.partition(".")[0]
-    source = str(Path(__file__).parents[2])
+    source = str(Path(__file__).parents[3])
     environment = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)} | variables
     paths = [source, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

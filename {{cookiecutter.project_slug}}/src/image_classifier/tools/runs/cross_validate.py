@@ -11,10 +11,10 @@ from ...metrics import find_metric, metric_title, scores_text
 from ...predictions import confusion_of, counted_and_correct
 from ...runtime.console import say
 from ...runtime.files import write_json
-from ..many_runs import as_json, mean_text, print_table, train_all
-from ..recipe_options import Recipe
-from ..saved_runs import Run, SavedPredictions
-from ..statistics import mean_of
+from .many_runs import as_json, mean_text, print_table, train_all
+from .recipe import Recipe
+from .saved_runs import Run, SavedPredictions
+from .statistics import mean_of
 
 
 def cross_validate(recipe: Recipe, count: int) -> None:

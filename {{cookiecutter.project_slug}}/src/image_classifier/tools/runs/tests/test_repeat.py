@@ -18,8 +18,8 @@ from conftest import Forked, after_each_step, changed, logged, train_in_file, wa
 from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.errors import EXIT_RESTART
-from image_classifier.tools import many_runs, statistics
-from image_classifier.tools.recipe_options import Recipe
+from image_classifier.tools.runs import many_runs, statistics
+from image_classifier.tools.runs.recipe import Recipe
 
 TINY = "smoke --epochs 2 --optim.warmup-epochs 1 --data.limit 64 --data.batch-size 16"  # `tiny`
 
@@ -172,7 +172,7 @@ def test_runs_share_gpus_and_cores(monkeypatch):
 
 def test_the_interval_of_a_mean_is_students():
     found = statistics.mean_of([0.92, 0.94, 0.96], grain=0.001)
-    reach = 4.303 * 0.02 / math.sqrt(3)
+    reach = 4.302653 * 0.02 / math.sqrt(3)
     assert (found.mean, found.deviation) == pytest.approx((0.94, 0.02))
     assert (found.low, found.high) == pytest.approx((0.94 - reach, 0.94 + reach))
     same = statistics.mean_of([0.9, 0.9], grain=0.01)  # two that are equal by chance

@@ -12,9 +12,9 @@ from ...errors import UserError
 from ...metrics import better, metric_number, metric_title, scale
 from ...predictions import counted_and_correct
 from ...runtime.console import clock, printable
-from ..saved_runs import Run
-from ..statistics import CONFIDENCE, Difference, by_images, by_seeds, mcnemar
-from .runs import Group, open_groups
+from .groups import Group, open_groups
+from .saved_runs import Run
+from .statistics import CONFIDENCE, Difference, by_images, by_seeds, mcnemar
 
 Pairs = list[tuple[Run, Run]]  # runs of two groups
 

@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from ...metrics import find_metric, metric_title
 from ...runtime.files import write_json
-from ..many_runs import as_json, mean_text, print_table, train_all
-from ..recipe_options import Recipe
-from ..statistics import mean_of
+from .many_runs import as_json, mean_text, print_table, train_all
+from .recipe import Recipe
+from .statistics import mean_of
 
 
 def repeat(recipe: Recipe, count: int) -> None:

@@ -16,8 +16,10 @@ from image_classifier.config import Config
 from image_classifier.data import PathList, Source
 from image_classifier.predictions import Predictions
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools import statistics
-from image_classifier.tools.saved_runs import read_predictions
+from image_classifier.tools.runs import statistics
+from image_classifier.tools.runs.saved_runs import (
+    read_predictions,
+)
 
 COUNT = 1000  # validation images
 

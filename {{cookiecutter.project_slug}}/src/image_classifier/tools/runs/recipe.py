@@ -1,14 +1,13 @@
-"""Options of commands that have every knob of training, and of those that train several times."""
+"""What several runs have in common, and the command line that says so."""
 
-from collections.abc import Container
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
-from ..errors import UserError
-from ..runtime.command_line import command, parse, take_preset
-from ..runtime.config_dict import flatten, words_of
+from ...config import Config
+from ...errors import UserError
+from ...runtime.command_line import command, parse, take_preset
+from ...runtime.config_dict import changed_knobs, sections, words_of
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,6 @@ class Recipe:
         """The words of `train` for the run `name`, which has the options `own`."""
         knobs = self.changed | own | {"run.dir": str(self.folder / name)}
         return [self.preset, *words_of(knobs)]
-
-
-def sections(options: Config) -> dict[str, Any]:
-    """The fields of a `Config` among options that have more fields."""
-    return {knob.name: getattr(options, knob.name) for knob in fields(Config)}
-
-
-def changed_knobs(config: Config, preset: Config, without: Container[str] = ()) -> dict[str, Any]:
-    """The knobs in which `config` is not as `preset`, by their dotted names; none of `without`."""
-    now = flatten(config)
-    was = flatten(preset)
-    return {knob: now[knob] for knob in now if now[knob] != was[knob] and knob not in without}
 
 
 def take_recipe(
