@@ -63,11 +63,6 @@ _LIBRARIES = {
         referencing rpds rpds_py serve six tensorboardx tune tzdata
     """,
     "optuna": "alembic colorlog greenlet mako mako_render optuna sqlalchemy",
-    "hpbandster": """
-        configspace formulaic hpbandster interface_meta more_itertools narwhals netifaces patsy
-        pyparsing pyro4 pyro4_check_config pyro4_flameserver pyro4_httpgateway pyro4_ns pyro4_nsc
-        pyro4_test_echoserver serpent statsmodels wrapt
-    """,
     "datasets": """
         aiohappyeyeballs aiohttp aiosignal datasets datasets_cli frozenlist multidict multiprocess
         propcache yarl

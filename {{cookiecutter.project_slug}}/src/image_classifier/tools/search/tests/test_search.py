@@ -50,11 +50,8 @@ def proposals(kind, space, recorded=(), trials=12):
     ]
 
 
-@pytest.mark.filterwarnings("ignore:Please use:DeprecationWarning")  # of ConfigSpace, by hpbandster
-@pytest.mark.parametrize("kind", ["random", "tpe", "grid", "bohb"])
+@pytest.mark.parametrize("kind", ["random", "tpe", "grid"])
 def test_a_search_that_goes_on_proposes_the_same_again_and_then_other_configs(kind):
-    if kind == "bohb":
-        pytest.importorskip("hpbandster")
     first = proposals(kind, SPACE)
     again = proposals(kind, SPACE, first[:5])
     assert again[:5] == first[:5]
@@ -105,7 +102,6 @@ def test_a_space_that_no_run_can_have_is_refused_before_anything_starts(knob, do
     ("words", "expected"),
     [
         ("--space other", "no search space 'other'; there are: default"),
-        ("--search bohb", "needs --scheduler hyperband"),
         ("--min-epochs 9", "is more than --epochs 3"),
         ("--gpus 64", "there are"),
         ("--search grid --trials 7", "a grid over"),
