@@ -10,6 +10,7 @@ from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import changed_knobs, sections
 from ...runtime.launch import attempt
 from ...runtime.platform import install_command
+from ...runtime.tools import need_tool
 from ..ray_cluster import prepare_ray
 
 RESULT_IS_IN_FILES = True
@@ -57,6 +58,7 @@ def main(words: list[str]) -> int:
     changed = changed_knobs(Config(**sections(options)), preset, own)
 
     def work() -> None:
+        need_tool("saved_runs", "runs", "search")
         check_libraries()
         prepare_ray(RAY)
         from .search import search

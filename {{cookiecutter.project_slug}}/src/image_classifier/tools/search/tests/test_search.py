@@ -18,6 +18,7 @@ pytest.importorskip("image_classifier.tools.runs")
 
 from image_classifier.config import Config
 from image_classifier.errors import EXIT_RESTART, UserError
+from image_classifier.runtime import tools
 from image_classifier.runtime.platform import install_command
 from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.search import (
@@ -116,6 +117,11 @@ def test_what_cannot_be_searched_is_refused_in_a_line(words, expected, refusal, 
 def test_without_its_libraries_the_command_says_what_to_install(refusal, monkeypatch):
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     assert f"{install_command('ray[tune]', 'optuna')}\n" in refusal("search", "smoke")
+
+
+def test_without_the_tool_that_starts_runs_the_command_says_so(refusal, monkeypatch):
+    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
+    assert refusal("search", "smoke") == "error: search needs tools/runs, which was deleted\n"
 
 
 class FakeController:
