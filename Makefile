@@ -14,12 +14,11 @@ unexport PYTHONDONTWRITEBYTECODE
 export RUFF_NO_CACHE := true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all faults figures format environment clean
+.PHONY: help demo test faults figures format environment clean
 
 help:
 	@echo 'make demo      make a project in $(DEMO) and train it'
 	@echo 'make test      run ruff, the import contract, and all tests'
-	@echo 'make test-all  the same with hpbandster, which a C compiler builds'
 	@echo 'make faults    inject every fault of docs/faults.md; half an hour on 2 cores'
 	@echo 'make figures   write the figures of README.md and docs/ from benchmarks/results/'
 	@echo 'make format    let ruff fix and format the code'
@@ -39,11 +38,6 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check
 	cd '$(PROJECT)' && PYTHONPATH=src $(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest
-
-# All other optional libraries are in the environment of `make test`.
-test-all: $(INSTALLED)
-	PATH="$$PATH:$(BIN)" uv pip install --python $(BIN)/python --editable './$(PROJECT)[bohb]'
-	$(MAKE) test
 
 faults: $(INSTALLED)
 	$(BIN)/python -m faults

@@ -215,9 +215,8 @@ def decode(given: argparse.Namespace) -> Rows:
     """Whole files to pixels by torchvision on the device; and crops of them by CPU workers."""
     import torch
     from image_classifier.config import DataConfig
-    from image_classifier.data import Samples, open_dataset, worker_counts
+    from image_classifier.data import Samples, open_dataset, worker_count, worker_counts
     from image_classifier.runtime.machine import num_cores
-    from image_classifier.tools.worker_count import rates
     from torchvision.io import ImageReadMode, decode_jpeg
 
     rows: Rows = {}
@@ -234,7 +233,8 @@ def decode(given: argparse.Namespace) -> Rows:
         measured(rows, f"torchvision on {given.device}, {count} at once", step, len(part), given)
     samples = Samples(source, 224)
     for workers in worker_counts(num_cores()):
-        rows[f"{workers} CPU workers"] = [{"images_per_second": rates.rate(samples, workers)}]
+        images_per_second = worker_count.rate(samples, workers)
+        rows[f"{workers} CPU workers"] = [{"images_per_second": images_per_second}]
         print(workers, rows[f"{workers} CPU workers"], flush=True)
     return rows
 

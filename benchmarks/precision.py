@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Images per second of one network in one precision."""
     import torch
     import torchvision  # noqa: F401 - a run imports it anyway: not part of what `auto` takes
-    from image_classifier.tools.cpu_precision import precision
+    from image_classifier.tools.cpu_precision import precision as probe
 
     name, _, precision = options.contender.partition(":")
     task = TASKS[name]

@@ -136,7 +136,7 @@ def build_step(kind: str, options: argparse.Namespace, world: Any) -> Callable[[
     from image_classifier.parallel import wrap_ddp
     from image_classifier.precision import Precision
     from image_classifier.tasks import Loss, class_loss
-    from image_classifier.tools.fsdp import parallel
+    from image_classifier.tools.fsdp import parallel as sharding
     from image_classifier.train import train_step
     from torch.nn.parallel import DistributedDataParallel
 

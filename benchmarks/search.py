@@ -20,9 +20,8 @@ from pathlib import Path
 import record
 import rounds
 
-ABOUT = (
-    "augment data evaluate models optim presets tools/child_runs tools/search pace parallel train"
-)
+ABOUT = "augment data evaluate models optim presets pace parallel train"
+ABOUT += " tools/runs/child_runs tools/search"
 SEARCH = "shapes --space lr --search grid --trials 12 --run.trackers --max-concurrent 2"
 SEARCH += " --precision bf16"  # else each machine measures which is faster
 SCHEDULERS = {"all in full": "none", "asha": "asha"}

@@ -19,7 +19,7 @@ from .suites import tests_of
 from .table import Row, run_row
 
 # What keeps the promises.
-ABOUT = "checkpoint data pace parallel runtime tools/heartbeat train train_state"
+ABOUT = "checkpoint data pace parallel runtime tools/diagnose train train_state"
 
 ROWS = [
     Row(
@@ -252,7 +252,7 @@ ROWS = [
     Row(
         "mistakes that it can survive",
         "warned of before the first step",
-        tests_of(PROJECT, "src/image_classifier/tools/sanity_checks/tests/test_warnings.py"),
+        tests_of(PROJECT, "src/image_classifier/tools/monitor/tests/test_warnings.py"),
         1,
         0,
     ),

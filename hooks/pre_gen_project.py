@@ -16,7 +16,7 @@ from pretuned_answers import RefusedError, check, tools  # noqa: E402
 def main() -> None:
     """Refuse what a replayed answer or an overwritten folder would bring past the gate."""
     check(answers)
-    tools.chosen(next(template_folder.glob("{""{*}}")), answers["tools"], answers["_tools"])
+    tools.chosen(next(template_folder.glob("{{*}}")), answers["tools"], answers["_tools"])
     # `cookiecutter --overwrite-if-exists` replaces whole folders, with the user's files in them.
     if any(Path.cwd().iterdir()):
         raise RefusedError(f"{str(Path.cwd())!a} is not empty; choose another project_slug")

@@ -29,7 +29,8 @@ _LIBRARIES = {
     "numpy": "f2py numpy numpy_config",
     "pillow": "pil pillow",
     "safetensors": "safetensors",
-    "scikit-learn": "cloudpickle joblib narwhals scikit_learn scipy sklearn threadpoolctl",
+    "scikit-learn": "cloudpickle joblib narwhals scikit_learn sklearn threadpoolctl",
+    "scipy": "scipy",
     "simplejpeg": "simplejpeg",
     "tensorboard": """
         absl absl_py google grpc grpcio markdown markdown_py markupsafe packaging protobuf
@@ -62,11 +63,6 @@ _LIBRARIES = {
         referencing rpds rpds_py serve six tensorboardx tune tzdata
     """,
     "optuna": "alembic colorlog greenlet mako mako_render optuna sqlalchemy",
-    "hpbandster": """
-        configspace formulaic hpbandster interface_meta more_itertools narwhals netifaces patsy
-        pyparsing pyro4 pyro4_check_config pyro4_flameserver pyro4_httpgateway pyro4_ns pyro4_nsc
-        pyro4_test_echoserver serpent statsmodels wrapt
-    """,
     "datasets": """
         aiohappyeyeballs aiohttp aiosignal datasets datasets_cli frozenlist multidict multiprocess
         propcache yarl

@@ -22,7 +22,15 @@ def test_an_installed_wheel_renders_the_same_bytes(tmp_path):
         # Compiled, as pip leaves it: a render must not hold the bytecode of the bundled template.
         install = ("-m", "uv", "pip", "install", "--no-deps", "--compile-bytecode", "--target")
         python(*install, home / "lib", *home.glob("*.whl"), HOME=home)
-        python("-m", "pretuned", "--no-input", "tools=all", folder=home, HOME=home, PYTHONPATH=home / "lib")
+        python(
+            "-m",
+            "pretuned",
+            "--no-input",
+            "tools=all",
+            folder=home,
+            HOME=home,
+            PYTHONPATH=home / "lib",
+        )
         assert_same_as_template(home / "image-classifier")
 
 

@@ -4,6 +4,8 @@ import json
 import random
 import re
 import shutil
+import sys
+from itertools import pairwise
 
 import pytest
 from conftest import PROJECT, ROOT, SMOKE, contents, pyproject, run, template
@@ -45,7 +47,7 @@ def test_each_size_has_what_the_question_says():
         said = words[size].partition(": ")[2].split(", ")
         assert said == sorted(name.replace("_", "-") for name in tools.chosen(PROJECT, size))
     found = [{*tools.chosen(PROJECT, size)} for size in SIZES]
-    assert all(one < other for one, other in zip(found, found[1:], strict=False))
+    assert all(one < other for one, other in pairwise(found))
     assert all(tools.summary(tools.there(PROJECT)[name]).endswith(".") for name in found[-1])
 
 
@@ -100,11 +102,11 @@ def test_the_code_of_the_owner_stays_and_meets_what_a_tool_brings(render):
 def test_a_run_is_used_after_a_tool_has_gone(render):
     project = render(tools="all")
     words = ["train.py", *SMOKE.split(), "--run.dir", "runs/a"]
-    run("python", *words, "--run.trackers", folder=project)
+    run(sys.executable, *words, "--run.trackers", folder=project)
     change(project, "remove", "lora", "distill", "profile", "fsdp")
-    said = run("python", *words, "--run.trackers", folder=project).stdout
+    said = run(sys.executable, *words, "--run.trackers", folder=project).stdout
     assert "is done already" in said or "from step 2 of 2" in said
-    refused = run("python", *words, "--model.lora-rank", "2", folder=project, code=2).stderr
+    refused = run(sys.executable, *words, "--model.lora-rank", "2", folder=project, code=2).stderr
     assert "there is no --model.lora-rank" in refused
 
 

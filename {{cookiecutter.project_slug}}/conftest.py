@@ -72,8 +72,9 @@ def pytest_collection_finish(session):
 def _run(function, arguments, rank, pipe):
     os.environ |= rank
     torch.set_num_threads(1)
-    if flops := find_tools("observer").get("flops"):
-        flops.count_flops = lambda *_: 0  # or each process measures its peak, a tenth of a second
+    if monitor := find_tools("observer").get("monitor"):
+        # Or each process measures its peak, a tenth of a second.
+        monitor.flops.count_flops = lambda *_: 0
     pipe.send_bytes(pickle.dumps(function(*arguments)))  # by value: the process ends now
 
 

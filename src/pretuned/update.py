@@ -376,9 +376,7 @@ def rendered(base: str, answers: Answers) -> Iterator[Path]:
         yield next((home / "made").iterdir())
 
 
-def base_of(
-    repository: Repository, base: str, new: Files, version: str, answers: Answers
-) -> Files:
+def base_of(repository: Repository, base: str, new: Files, version: str, answers: Answers) -> Files:
     """The files of the project as `version` of the template made them, all of them in git.
 
     `new` are those that it makes of the same `answers` now.

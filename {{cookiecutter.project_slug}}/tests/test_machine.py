@@ -12,7 +12,12 @@ from conftest import changed
 
 from image_classifier import precision
 from image_classifier.config import ComputeConfig, DataConfig
-from image_classifier.data import autotune, open_dataset, samples
+from image_classifier.data import (
+    autotune,
+    open_dataset,
+    samples,
+    worker_count,
+)
 from image_classifier.data.loader import EvalData
 from image_classifier.data.splits import load_spread
 from image_classifier.errors import UserError
@@ -61,16 +66,15 @@ def test_threads_are_those_that_the_user_asks_for_and_torch_computes_on_them(mon
 
 def test_ranks_on_a_machine_share_its_cores(monkeypatch, photos):
     world = distributed.World(CPU, local_size=2)  # with nobody to talk to
-    for module in (autotune, samples):
+    for module in (worker_count, samples):
         monkeypatch.setattr(module, "num_cores", lambda: 8)
-    monkeypatch.setattr(autotune, "PART_SIZES", (1, 64))
-    monkeypatch.setattr(autotune, "find_tool", lambda *_: None)
+    monkeypatch.setattr(worker_count, "PART_SIZES", (1, 64))
     data = DataConfig(name="folder", root=str(photos))
     source = open_dataset(data, "train")
     kept = samples.Samples(source, 32)
     on_gpu = replace(world, device=torch.device("cuda", 0))
-    assert autotune.choose_workers(data, kept, world)[0] == 2  # the model needs the other two
-    assert autotune.choose_workers(data, kept, on_gpu)[0] == 4
+    assert worker_count.choose_workers(data, kept, world)[0] == 2  # the model needs the other two
+    assert worker_count.choose_workers(data, kept, on_gpu)[0] == 4
     threads = Mock(side_effect=samples.ThreadPoolExecutor)
     monkeypatch.setattr(samples, "ThreadPoolExecutor", threads)
     # Of images that decode in no time one thread has the interpreter's lock for all of it.

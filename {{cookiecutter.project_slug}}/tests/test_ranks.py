@@ -277,8 +277,8 @@ def starved(config):
     """Train as a rank, and return the exit code; rank 1 has no memory for more than 4 images."""
     if os.environ["RANK"] == "1":
         lack_memory(pytest.MonkeyPatch(), most=4, first=6)
-    if heartbeat := find_tools("watcher").get("heartbeat"):
-        heartbeat.BEAT_SECONDS = 0.05
+    if diagnose := find_tools("watcher").get("diagnose"):
+        diagnose.heartbeat.BEAT_SECONDS = 0.05
     launch.GRACE_SECONDS = 0
     return launch.attempt(lambda: train(config))
 

@@ -17,7 +17,12 @@ import torch
 from conftest import changed, is_alive, run_alone, start, wait_for
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from image_classifier.data import autotune, batch, shared_memory
+from image_classifier.data import (
+    autotune,
+    batch,
+    shared_memory,
+    worker_count,
+)
 from image_classifier.data.batch import (
     copy_stream,
     prefetched,
@@ -163,15 +168,13 @@ def test_the_end_of_workers_is_told_with_a_hint(streamed, method, number, words,
 
 
 def test_a_worker_gets_a_part_of_a_batch_at_least(streamed, monkeypatch):
-    monkeypatch.setattr(autotune, "num_cores", lambda: 8)
+    monkeypatch.setattr(worker_count, "num_cores", lambda: 8)
     data = TrainData(changed(streamed, data__workers="auto"), CPU)
     assert "1 worker: the most that" in data.reason  # of 12 images, 8 are a part
     assert data.data.workers == data.workers  # evaluation measures nothing
-    monkeypatch.setattr(autotune, "PART_SIZES", (1, 64))
-    monkeypatch.setattr(autotune, "find_tool", lambda *_: None)  # the one that measures is deleted
+    monkeypatch.setattr(worker_count, "PART_SIZES", (1, 64))
     auto = changed(streamed, data__workers="auto").data
-    few = 4, "one for each core that the model leaves"
-    assert autotune.choose_workers(auto, data.loader.samples, CPU) == few
+    assert worker_count.choose_workers(auto, data.loader.samples, CPU)[0] == 4
 
 
 def test_a_worker_that_is_killed_while_others_start_is_named(streamed, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .config import Config
 from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, UserError, choose
-from .extensions import find_tools
+from .extensions import find_commands
 from .runtime.command_line import HELP, all_presets, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable
 from .runtime.launch import end_in_group, is_restart, run_in_processes
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_in_group(code)
     if output.error is None or code != EXIT_DONE or words[:1] == ["train"]:
         return code
-    tool = find_tools("command").get("".join(words[:1]))
+    tool = find_commands().get("".join(words[:1]))
     return EXIT_DONE if getattr(tool, "RESULT_IS_IN_FILES", False) else EXIT_FAULT
 
 
@@ -55,8 +55,7 @@ def obey(words: list[str]) -> int:
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
     """Every command by name: `train`, and those of the tools that are there."""
-    tools = {name: module.main for name, module in find_tools("command").items()}
-    return {"train": train, **tools}
+    return {"train": train} | {name: module.main for name, module in find_commands().items()}
 
 
 def train(words: list[str]) -> int:

@@ -4,6 +4,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 
 - `command.py` is the command of the tool's name: `main(words) -> exit code`. With
   `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
+- `<verb>_command.py` is the command `<verb>`, of a tool that has several.
 - `options.py` adds options: see `options.py` of the package.
 - `presets.py` adds presets: `PRESETS`, functions that return a `Config`.
 - `dataset.py` is the dataset of the tool's name: a function of that name.
@@ -39,13 +40,27 @@ from .errors import UserError
 @cache
 def find_tools(module: str, only: str = "*") -> dict[str, ModuleType]:
     """The modules `tools/<name>/<module>.py` that are there, by the tool's name: `find-lr`."""
-    tools = find_spec(f"{__package__}.tools")
-    found = {}
-    for folder in (tools and tools.submodule_search_locations) or ():
-        for path in sorted(Path(folder).glob(f"{only.replace('-', '_')}/{module}.py")):
-            name = path.parent.name
-            found[name.replace("_", "-")] = import_module(f"{tools.name}.{name}.{module}")
-    return found
+    paths = find_files(f"{only.replace('-', '_')}/{module}.py")
+    return {path.parent.name.replace("_", "-"): import_file(path) for path in paths}
+
+
+def find_commands() -> dict[str, ModuleType]:
+    """The modules of the commands that are there, by the names of the commands, in their order."""
+    files = {path.parent.name: path for path in find_files("*/command.py")}
+    files |= {path.stem.removesuffix("_command"): path for path in find_files("*/*_command.py")}
+    return {name.replace("_", "-"): import_file(files[name]) for name in sorted(files)}
+
+
+def find_files(pattern: str) -> list[Path]:
+    """The files in `tools/` whose paths there match a pattern, in the order of the paths."""
+    tools = find_spec(".tools", __package__)
+    folders = (tools and tools.submodule_search_locations) or ()
+    return [path for folder in folders for path in sorted(Path(folder).glob(pattern))]
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module in the file `path` of a tool."""
+    return import_module(f".tools.{path.parent.name}.{path.stem}", __package__)
 
 
 def functions(module: str, name: str) -> list[Callable]:

@@ -50,6 +50,12 @@ def of_tools() -> dict[str, object]:
     }
 
 
+def option(config: object, knob: str, otherwise: object) -> Any:  # noqa: ANN401
+    """An option that a tool may have added, by its dotted name; `otherwise` without the tool."""
+    part, _, name = knob.rpartition(".")
+    return getattr(getattr(config, part), name, otherwise)
+
+
 def check_tools(config: object) -> None:
     """Let tools check their options.
 

@@ -5,7 +5,7 @@ a function in `datasets/` that returns a `Source` or a torch `Dataset`, and its 
 """
 
 from .arrays import take
-from .autotune import choose_workers, fits_memory, open_loader, worker_counts
+from .autotune import fits_memory, open_loader
 from .batch import Augmented, Batch, prefetched
 from .cache_folder import NO_CACHE, cache_folder
 from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
@@ -22,3 +22,4 @@ from .loader import EvalData, TrainData
 from .policies import Policy
 from .samples import LEFT_OUT, Note, Samples
 from .shared_memory import SharedMemoryLoader
+from .worker_count import choose_workers, worker_counts

@@ -1,6 +1,6 @@
-"""Chooses where images are kept, and how many workers decode how many batches ahead.
+"""Chooses where images are kept, and how many batches are decoded ahead.
 
-Options decide, or else the memory and the cores of this machine, and a short measurement.
+Options decide, or else the memory of this machine.
 """
 
 from contextlib import suppress
@@ -10,13 +10,13 @@ import torch
 
 from ..config import AugmentConfig, DataConfig, RunConfig
 from ..errors import UserError
-from ..extensions import find_tool
 from ..runtime.distributed import World
-from ..runtime.machine import device_memory_bytes, host_memory_bytes, num_cores
+from ..runtime.machine import device_memory_bytes, host_memory_bytes
 from .datasets.source import Source
 from .decode import BadImageError
 from .samples import Note, Samples
-from .shared_memory import PART_SIZES, SharedMemoryLoader, part_sizes
+from .shared_memory import SharedMemoryLoader, part_sizes
+from .worker_count import choose_workers
 
 MEMORY_SHARE = 0.4  # of the free memory that resident images of a split may take
 SLOTS_SHARE = 0.2  # of the free memory that the batches of a loader may take: a run has two
@@ -80,26 +80,6 @@ def open_loader(
         samples, batch_size, workers, depth, pin, note=note, timeout_seconds=timeout_seconds
     )
     return loader, f"; {workers} worker{'s' * (workers != 1)}: {why}{less}"
-
-
-def choose_workers(data: DataConfig, samples: Samples, world: World) -> tuple[int, str]:
-    """The number of worker processes of this process, and why."""
-    if data.workers != "auto":
-        return data.workers, "as --data.workers says"
-    cores = max(1, num_cores() // world.local_size)
-    # On a CPU the model needs cores too. A worker gets at least one part of a batch.
-    most = max(1, cores // 2) if world.device.type == "cpu" else cores
-    most = min(most, len(samples.source) // PART_SIZES[0])
-    if most <= 1:
-        return most, "the most that the cores and the number of images allow"
-    if rates := find_tool("rates", "worker-count"):
-        return rates.find_fewest(samples, worker_counts(most), world)
-    return most, "one for each core that the model leaves"
-
-
-def worker_counts(most: int) -> list[int]:
-    """The numbers of workers to try: `most`, and the powers of two below it."""
-    return [2**power for power in range(10) if 2**power < most] + [most]
 
 
 def fits_memory(needed_bytes: int, device: torch.device, world: World) -> bool:

@@ -1,6 +1,7 @@
 """A config as a flat dict of dotted names, as in `config.json`, and as words of a command line."""
 
 import dataclasses
+from collections.abc import Container
 from typing import Any
 
 from ..config import Config
@@ -62,6 +63,18 @@ def to_save(config: Config) -> dict[str, Any]:
     """
     usual = of_tools()
     return {knob: v for knob, v in flatten(config).items() if usual.get(knob, MISSING) != v}
+
+
+def sections(options: Config) -> dict[str, Any]:
+    """The fields of a `Config` among options that have more fields."""
+    return {knob.name: getattr(options, knob.name) for knob in dataclasses.fields(Config)}
+
+
+def changed_knobs(config: Config, preset: Config, without: Container[str] = ()) -> dict[str, Any]:
+    """The knobs in which `config` is not as `preset`, by their dotted names; none of `without`."""
+    now = flatten(config)
+    was = flatten(preset)
+    return {knob: now[knob] for knob in now if now[knob] != was[knob] and knob not in without}
 
 
 def unflatten(flat: dict[str, Any]) -> Config:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -46,14 +44,6 @@ def device_memory_bytes(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     return host_memory_bytes()
-
-
-def nvml_handle(nvml: ModuleType, number: int) -> Any:  # noqa: ANN401 - of a library in C
-    """What the module pynvml calls the GPU that torch sees as `number`.
-
-    By UUID, as CUDA's numbers and those of NVML may differ: CUDA_VISIBLE_DEVICES renumbers.
-    """
-    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(number).uuid}")
 
 
 def num_threads(processes: int) -> int:

@@ -9,7 +9,7 @@ from ..config import Config
 from ..data import Batch, TrainData
 from ..errors import UserError
 from ..optim import build_optimizer, set_lr, set_training
-from ..parallel import Replicas
+from ..parallel import Replicas, open_parallel
 from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.distributed import World
@@ -28,11 +28,8 @@ class Training:
         Raises:
             UserError: if weights are to be sharded.
         """
-        if config.compute.parallel != "ddp" and world.size > 1:
-            raise UserError(
-                f"--compute.parallel {config.compute.parallel} is for `train`: this command "
-                "has DDP alone"
-            )
+        if not isinstance(open_parallel(config, world), Replicas):
+            raise UserError("--compute.parallel is for `train`: this command has DDP alone")
         self.config = config
         self.world = world
         self.data = data

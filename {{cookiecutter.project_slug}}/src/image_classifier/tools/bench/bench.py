@@ -16,13 +16,12 @@ from ...config import Config
 from ...data import Samples, choose_workers
 from ...errors import UserError, choose
 from ...precision import settle_precision
-from ...runtime.config_dict import flatten, words_of
+from ...runtime.config_dict import changed_knobs, flatten, words_of
 from ...runtime.distributed import join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes
 from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
-from ..recipe_options import changed_knobs
 from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure, table_line
 from .timed_run import (

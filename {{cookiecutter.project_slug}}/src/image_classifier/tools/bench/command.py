@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from ...config import Config
 from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.config_dict import sections
 from ...runtime.launch import attempt
-from ..recipe_options import sections
 
 
 @dataclass(frozen=True)

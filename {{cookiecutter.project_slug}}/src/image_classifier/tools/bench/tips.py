@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from ...config import Config
 from ...data import Augmented, Batch
 from ...optim import build_optimizer
+from ...options import of_tools
 from ...runtime.command_line import summary
 from . import data_loading
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
@@ -101,6 +102,8 @@ def conv_bias(setup: Setup) -> Variants:
 
 def gradient_checkpointing(setup: Setup) -> Variants:
     """The price of computing activations a second time, in the backward pass, to save memory."""
+    if "compute.gradient_checkpointing" not in of_tools():
+        raise UnavailableError("needs a tool: pretuned add gradient-checkpointing")
     config = with_knobs(setup.config, compute__compile=False)
     ways = off_and_on(config, "compute.gradient_checkpointing", on="in each block", is_choice=False)
     return {name: replace(way, tells_memory=True) for name, way in ways.items()}

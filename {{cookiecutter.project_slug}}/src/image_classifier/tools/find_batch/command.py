@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from ...config import Config
 from ...options import within
 from ...runtime.command_line import command, parse, summary, take_preset
-from ...runtime.config_dict import flatten, words_of
+from ...runtime.config_dict import flatten, sections, words_of
 from ...runtime.launch import num_processes, run_in_processes
-from ..recipe_options import sections
 
 RESULT_IS_IN_FILES = True
 

@@ -225,7 +225,7 @@ def search(config: Config, world: World, data: TrainData, at_most: int) -> Found
     if not trial.sizes:
         raise FaultError(
             "not even one image at a time fits; a smaller --data.image-size or --model.name, "
-            "--compute.gradient-checkpointing, or --data.where host, needs less"
+            "or --data.where host, needs less"
         )
     configured = config.data.batch_size // config.optim.accumulate
     found = Found(trial.in_order(), trial.total_bytes, limit, configured)

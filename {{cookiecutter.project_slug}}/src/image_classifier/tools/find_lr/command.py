@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 from ...config import Config
 from ...runtime.command_line import command, parse, summary, take_preset
-from ...runtime.config_dict import words_of
+from ...runtime.config_dict import changed_knobs, sections, words_of
 from ...runtime.launch import run_in_processes
-from ..recipe_options import changed_knobs, sections
 
 RESULT_IS_IN_FILES = True
 

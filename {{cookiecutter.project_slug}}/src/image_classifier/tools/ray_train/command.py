@@ -6,10 +6,10 @@ from ...config import Config
 from ...errors import UserError
 from ...options import within
 from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.config_dict import sections
 from ...runtime.launch import MAX_RESTARTS
 from ...runtime.platform import install_command
 from ..ray_cluster import prepare_ray
-from ..recipe_options import sections
 
 RESULT_IS_IN_FILES = True
 

@@ -6,16 +6,16 @@ from typing import Literal
 
 from ...config import Config
 from ...errors import UserError
+from ...extensions import need_tool
 from ...options import within
 from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.config_dict import changed_knobs, sections
 from ...runtime.launch import attempt
 from ...runtime.platform import install_command
 from ..ray_cluster import prepare_ray
-from ..recipe_options import changed_knobs, sections
 
 RESULT_IS_IN_FILES = True
 LIBRARIES = {"ray": "ray[tune]", "optuna": "optuna"}  # modules, and what pip installs
-LIBRARIES_OF_BOHB = {"hpbandster": "hpbandster", "ConfigSpace": "ConfigSpace"}
 RAY = {
     "RAY_kill_child_processes_on_worker_exit": "false",  # runs are to save, on SIGTERM
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints tables even at `verbose=0`
@@ -31,8 +31,8 @@ class SearchOptions(Config):
 
     space: str = ""  # name of a search space, see tools/search/spaces.py; default: the preset's
     trials: int = within(12, 1, 100_000)  # configs to try; more than before: the search goes on
-    search: Literal["tpe", "random", "grid", "bohb"] = "tpe"  # who proposes configs. tpe: Optuna's
-    # Bayesian search; bohb: needs --scheduler hyperband, and a library that nobody maintains
+    search: Literal["tpe", "random", "grid"] = "tpe"  # who proposes configs. tpe: Optuna's
+    # Bayesian search
     scheduler: Literal["asha", "hyperband", "none"] = "asha"  # who ends bad trials early. asha:
     # pauses all at each rung, and the best go on; hyperband: the same in several brackets, whose
     # trials are first paused later and later; none: train all in full
@@ -59,7 +59,8 @@ def main(words: list[str]) -> int:
     changed = changed_knobs(Config(**sections(options)), preset, own)
 
     def work() -> None:
-        check_engine(options)
+        need_tool("saved_runs", "runs", "search")
+        check_libraries()
         prepare_ray(RAY)
         from .search import search
 
@@ -68,15 +69,11 @@ def main(words: list[str]) -> int:
     return attempt(work)
 
 
-def check_engine(options: SearchOptions) -> None:
-    """Check that what the search needs is asked for and installed.
+def check_libraries() -> None:
+    """Check that the libraries of the search are installed.
 
     Raises:
         UserError: with what is missing.
     """
-    engine = options.search
-    if engine == "bohb" and options.scheduler != "hyperband":
-        raise UserError("--search bohb needs --scheduler hyperband")
-    needed = LIBRARIES | (LIBRARIES_OF_BOHB if engine == "bohb" else {})
-    if missing := [package for module, package in needed.items() if find_spec(module) is None]:
-        raise UserError(f"--search {engine} needs a library: {install_command(*missing)}")
+    if missing := [package for module, package in LIBRARIES.items() if find_spec(module) is None]:
+        raise UserError(f"search needs a library: {install_command(*missing)}")

@@ -1,4 +1,4 @@
-"""Who proposes configs: lists that are drawn beforehand, Optuna's TPE, and BOHB."""
+"""Who proposes configs: lists that are drawn beforehand, and Optuna's TPE."""
 
 import math
 import random
@@ -43,7 +43,7 @@ def build_engine(
     """The searcher that proposes what is `recorded` again, in its order, and then others.
 
     Args:
-        kind: tpe, random, grid or bohb.
+        kind: tpe, random or grid.
         space: what it draws from.
         recorded: what an earlier search has proposed.
         trials: proposals in all.
@@ -59,14 +59,6 @@ def build_engine(
         return Listed((recorded + points)[:trials])
     if kind == "random" and not callable(space):
         return Listed(recorded + [draw(space, seed, n) for n in range(len(recorded), trials)])
-    if kind == "bohb":
-        with warnings.catch_warnings():  # of escape sequences in hpbandster's sources
-            warnings.simplefilter("ignore")
-            from ray.tune.search.bohb import TuneBOHB
-
-        check_ends(kind, space)
-        space = TuneBOHB.convert_search_space(space)
-        return TuneBOHB(space, seed=seed_now, points_to_evaluate=list(recorded), **GOAL)
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 

@@ -9,10 +9,9 @@ from ray.tune.schedulers import FIFOScheduler, HyperBandForBOHB, TrialScheduler
 
 from ...config import Config
 from ...errors import UserError
-from ...runtime.config_dict import words_of
+from ...runtime.config_dict import sections, words_of
 from ...runtime.machine import num_cores
 from ...tasks import metric_of
-from ..recipe_options import sections
 from .command import SearchOptions
 from .engines import Knobs
 from .halving import PausingASHA
@@ -84,7 +83,7 @@ def build_scheduler(options: SearchOptions, units: float) -> TrialScheduler:
         return FIFOScheduler()
     if options.scheduler == "asha":
         return PausingASHA(units, options.reduction)
-    # For all searches: `HyperBandScheduler` trains all in full if fewer run at once than its first
-    # bracket has, of which those that are done do not count.
+    # Ray's for BOHB, and right without it: `HyperBandScheduler` trains all in full if fewer run at
+    # once than its first bracket has, of which those that are done do not count.
     most = max(1, round(units))
     return HyperBandForBOHB("units", max_t=most, reduction_factor=options.reduction)

@@ -51,7 +51,7 @@ class Proposals(Searcher):
         """
         is_paused = trial_id not in self.running
         self.tell(trial_id, result, ", paused" if is_paused else "")
-        if is_paused and not self.is_bohb:
+        if is_paused:
             self.complete(trial_id, result=result)
         elif trial_id not in self.completed:
             self.engine.on_trial_result(trial_id, result)
@@ -86,22 +86,13 @@ class Proposals(Searcher):
         """How a line names a trial."""
         return str(self.folders[trial_id].relative_to(self.folder.parent))
 
-    @property
-    def is_bohb(self) -> bool:
-        """Whether the engine learns from each rung, as its scheduler tells it."""
-        return hasattr(self.engine, "on_pause")
-
     def on_pause(self, trial_id: str) -> None:
         """Note that a trial does not run, as schedulers say that pause some."""
         self.running.discard(trial_id)
-        if self.is_bohb:
-            self.engine.on_pause(trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
         """Note that a trial runs again."""
         self.running.add(trial_id)
-        if self.is_bohb:
-            self.engine.on_unpause(trial_id)
 
     def save(self, checkpoint_path: str) -> None:
         """Leave it at the records of the trials."""

@@ -11,8 +11,8 @@ from ...errors import FaultError, UserError
 from ...metrics import better, metric_number, metric_title, scale
 from ...runtime.console import printable
 from ...runtime.files import read_object
-from .. import saved_runs
-from ..statistics import CONFIDENCE, by_seeds
+from ..runs import saved_runs
+from ..runs.statistics import CONFIDENCE, by_seeds
 from .engines import Knobs
 from .trial import Row, evaluations, metric_in, status_of
 

@@ -21,11 +21,11 @@ from ray.tune.search import Searcher
 
 from ...config import FREE_TO_CHANGE, Config
 from ...errors import UserError, choose
+from ...runtime.config_dict import sections
 from ...runtime.console import say
 from ...runtime.files import lock_file, read_object, write_json, write_text
 from ...runtime.signals import TIME_LIMIT, StoppedError
 from ..ray_cluster import start_ray
-from ..recipe_options import sections
 from .command import SearchOptions
 from .engines import GOAL, Knobs, Listed, build_engine, check_space, text_of
 from .job import Job, build_scheduler, plan
@@ -45,7 +45,6 @@ from .results import (
 from .spaces import SPACES, Space
 from .trial import RunTrial
 
-BOHB_NOTE = "bohb: nobody maintains hpbandster any more; --search tpe --scheduler asha is kept up"
 OBJECT_STORE_BYTES = 100 * 2**20  # nearly the least: trials exchange files, no objects
 
 
@@ -82,8 +81,6 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
             f"{options.scheduler}; space {space_name}"
         )
         say("\n".join(f"  {knob}: {text}" for knob, text in knobs.items()))
-        if options.search == "bohb":
-            say(BOHB_NOTE)
         if recorded:
             say(f"resumes with the {len(recorded)} trials that were begun")
         run_trials(job, engine, scheduler, folder, options.trials)

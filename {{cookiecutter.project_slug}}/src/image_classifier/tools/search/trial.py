@@ -12,8 +12,8 @@ from ...errors import EXIT_RESTART, UserError
 from ...metrics import better
 from ...runtime.files import lock_file, read_object, read_rows, write_json
 from ...tasks import metric_of
-from .. import saved_runs
-from ..child_runs import end_run, last_line, start_run
+from ..runs import saved_runs
+from ..runs.child_runs import end_run, last_line, start_run
 
 POLL_SECONDS = 0.1  # between two looks at a run
 GRACE_SECONDS = 60.0  # for a run to save and end

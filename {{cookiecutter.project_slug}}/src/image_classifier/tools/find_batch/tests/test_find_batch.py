@@ -10,7 +10,9 @@ from image_classifier.cli import main
 from image_classifier.data import TrainData
 from image_classifier.errors import FaultError
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.find_batch import find_batch as finding
+from image_classifier.tools.find_batch import (
+    find_batch as finding,
+)
 
 CPU = World(torch.device("cpu"))
 BASE = 1000  # bytes that a step takes beside its images

@@ -8,7 +8,11 @@ import torch
 from conftest import changed, run_ranks
 
 from image_classifier.config import Config, DataConfig
-from image_classifier.data import EvalData, TrainData, open_dataset
+from image_classifier.data import (
+    EvalData,
+    TrainData,
+    open_dataset,
+)
 from image_classifier.data.datasets import open_files
 from image_classifier.errors import UserError
 from image_classifier.runtime.command_line import take_preset

@@ -14,9 +14,11 @@ from conftest import HOSTILE, Shown
 
 tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
+pytest.importorskip("image_classifier.tools.runs")
 
 from image_classifier.config import Config
 from image_classifier.errors import EXIT_RESTART, UserError
+from image_classifier.runtime import tools
 from image_classifier.runtime.platform import install_command
 from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.search import (
@@ -49,11 +51,8 @@ def proposals(kind, space, recorded=(), trials=12):
     ]
 
 
-@pytest.mark.filterwarnings("ignore:Please use:DeprecationWarning")  # of ConfigSpace, by hpbandster
-@pytest.mark.parametrize("kind", ["random", "tpe", "grid", "bohb"])
+@pytest.mark.parametrize("kind", ["random", "tpe", "grid"])
 def test_a_search_that_goes_on_proposes_the_same_again_and_then_other_configs(kind):
-    if kind == "bohb":
-        pytest.importorskip("hpbandster")
     first = proposals(kind, SPACE)
     again = proposals(kind, SPACE, first[:5])
     assert again[:5] == first[:5]
@@ -104,7 +103,6 @@ def test_a_space_that_no_run_can_have_is_refused_before_anything_starts(knob, do
     ("words", "expected"),
     [
         ("--space other", "no search space 'other'; there are: default"),
-        ("--search bohb", "needs --scheduler hyperband"),
         ("--min-epochs 9", "is more than --epochs 3"),
         ("--gpus 64", "there are"),
         ("--search grid --trials 7", "a grid over"),
@@ -119,6 +117,11 @@ def test_what_cannot_be_searched_is_refused_in_a_line(words, expected, refusal, 
 def test_without_its_libraries_the_command_says_what_to_install(refusal, monkeypatch):
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     assert f"{install_command('ray[tune]', 'optuna')}\n" in refusal("search", "smoke")
+
+
+def test_without_the_tool_that_starts_runs_the_command_says_so(refusal, monkeypatch):
+    monkeypatch.setattr(tools, "find_tool", lambda *_: None)
+    assert refusal("search", "smoke") == "error: search needs tools/runs, which was deleted\n"
 
 
 class FakeController:

@@ -1,1 +1,0 @@
-"""What limits the speed of a run, in a sentence after each epoch."""

@@ -1,1 +1,0 @@
-"""The tool `compare`: whether the difference between runs is more than chance."""

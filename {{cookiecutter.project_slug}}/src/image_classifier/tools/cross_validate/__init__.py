@@ -1,1 +1,0 @@
-"""The tool `cross-validate`: every image validated once, over K folds."""

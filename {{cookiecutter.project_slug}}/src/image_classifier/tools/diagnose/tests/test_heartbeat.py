@@ -1,0 +1,74 @@
+"""A rank that is gone is named by those that are left."""
+
+import json
+import re
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import after_each_step, run_ranks
+
+from image_classifier.errors import FaultError
+from image_classifier.runtime.distributed import World
+from image_classifier.tools.diagnose import heartbeat
+from image_classifier.train import train
+
+
+def left_alone(config):
+    """Train, and be killed if this is rank 1."""
+    heartbeat.BEAT_SECONDS = 0.1
+
+    def die(log, _):
+        if log.world.rank == 1 and log.step_done == 3:
+            time.sleep(0.3)
+            signal.raise_signal(signal.SIGKILL)
+
+    after_each_step(pytest.MonkeyPatch(), die)
+    with suppress(FaultError):
+        train(config)
+
+
+def test_a_rank_that_was_killed_is_named_with_its_place(config):
+    with pytest.raises(EOFError):
+        run_ranks(2, left_alone, config)
+    found = json.loads(Path(config.run.dir, "status.json").read_text())
+    assert found["state"] == "failed"
+    account = r"no answer from rank 1 on .*which has ended.* at test_heartbeat.py:"
+    assert re.search(account, found["message"])
+
+
+@pytest.mark.parametrize(
+    ("rank", "hows", "named"),
+    [
+        (0, ("waits", "waits", None), [2]),  # the run folder is not shared, and rank 2 is gone
+        (1, ("waits", "waits", None), []),  # which rank 0 tells
+        (2, (None, None, "waits"), [0, 1]),  # seen from there
+        (0, ("waits", "waits", "waits"), [2]),  # it is shared, and nothing but the network is gone
+        (2, ("waits", "waits", "waits"), [0, 1]),
+        (0, ("waits", "runs", "waits"), [1]),
+        (0, ("waits", "waits", "left"), None),  # rank 2 has told
+    ],
+)
+def test_a_machine_that_is_lost_is_named(rank, hows, named, tmp_path):
+    hosts, path = ["node-a", "node-a", "node-b"], tmp_path / "heartbeats"
+    about = {"process": 1, "step": 5, "line": "train.py:9 in train", "time": time.time()}
+    rows = [{"rank": n, "host": hosts[n], "how": how} | about for n, how in enumerate(hows)]
+    texts = (json.dumps(row).encode() if row["how"] else b"" for row in rows)
+    path.write_bytes(b"".join((text + b"\n").rjust(heartbeat.ROW_BYTES, b"\0") for text in texts))
+    account = heartbeat.account_of(path, World(torch.device("cpu"), rank, 3), hosts)
+    if named:
+        assert re.findall(r"rank (\d) on", account) == [str(other) for other in named]
+        lost = f"or without {hosts[named[0]]}" if hosts[named[0]] != hosts[rank] else "to resume"
+        assert account.endswith(lost)
+    else:
+        assert account == (named if named is None else "")
+
+
+def test_rows_of_ranks_are_those_that_are_whole(damaged, tmp_path):
+    row = dict.fromkeys(("rank", "host", "process", "step", "line", "time", "how"), 1)
+    path = tmp_path / "heartbeats"
+    path.write_bytes(damaged + b"\n" + json.dumps(row).encode() + b"\n")
+    assert heartbeat.rows_of(path) == [row]

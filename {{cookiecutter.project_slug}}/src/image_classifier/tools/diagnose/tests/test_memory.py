@@ -1,0 +1,78 @@
+"""Each time that memory runs out leaves an account, and changes nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed
+
+from image_classifier.errors import FaultError
+from image_classifier.models.resnet9 import ResNet9
+from image_classifier.runtime.launch import attempt
+from image_classifier.runtime.out_of_memory import (
+    OutOfMemoryError,
+)
+from image_classifier.tools.diagnose import memory
+from image_classifier.train import train
+
+FAILURE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
+
+
+def lack_memory(monkeypatch, most, first=1):
+    """Let training fail with more than `most` images, from forward pass `first` on."""
+    passes, forward = [], ResNet9.forward
+
+    def forward_or_fail(model, images):
+        if model.training:
+            passes.append(images)
+            if len(images) > most and len(passes) >= first:
+                raise torch.OutOfMemoryError(FAILURE)
+        return forward(model, images)
+
+    monkeypatch.setattr(ResNet9, "forward", forward_or_fail)
+
+
+def accounts(config):
+    """What was written, by the names of the files."""
+    files = sorted(Path(config.run.dir, "memory").iterdir())
+    return {path.name: json.loads(path.read_text()) for path in files}
+
+
+def test_every_lack_of_memory_is_accounted_for(config, monkeypatch, capsys):
+    config = changed(config, optim__ema_decay=0.9)
+    lack_memory(monkeypatch, most=5, first=2)  # the first step has memory enough
+    codes = [attempt(lambda: train(config)) for _ in range(3)]
+    assert codes == [OutOfMemoryError.code, OutOfMemoryError.code, 0]
+    found = accounts(config)
+    names = ["step_00000001_micro_8_rank0.json", "step_00000002_micro_16_rank0.json"]
+    assert list(found) == names
+    account = found[names[1]]
+    assert (account["step"], account["micro_batch"], account["asked_for"]) == (2, 16, "2.00 GiB")
+    taken = account["bytes"]
+    assert taken["averaged weights"] == taken["weights"] >= taken["optimizer"] > 0
+    assert taken["images"] > 64 * 32 * 32 * 3
+    assert sum(taken.values()) == account["device"]["peak"]
+    out, err = capsys.readouterr()
+    assert (
+        f"memory when it ran out: {config.run.dir}/memory/{names[1]}; activations and program take"
+        in out
+    )
+    assert "started again from the last save with 8" in err
+
+
+def test_the_same_lack_again_overwrites_nothing(config, monkeypatch):
+    lack_memory(monkeypatch, most=0)
+    for _ in range(2):
+        with pytest.raises(FaultError, match="not even one image"):
+            train(changed(config, optim__accumulate=16))
+    name = "step_00000001_micro_1_rank0"
+    assert list(accounts(config)) == [f"{name}.json", f"{name}_2.json"]
+
+
+def test_an_account_that_fails_hides_nothing(config, monkeypatch):
+    lack_memory(monkeypatch, most=5)
+    monkeypatch.setattr(memory, "bytes_by_part", lambda *_: 1 / 0)
+    with pytest.raises(OutOfMemoryError, match="with micro-batch 16"):
+        train(config)
+    assert accounts(config) == {}

@@ -1,1 +1,0 @@
-"""Readings of the GPUs by NVML."""

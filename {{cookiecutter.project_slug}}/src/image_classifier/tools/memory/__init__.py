@@ -1,1 +1,0 @@
-"""What takes the memory of the device when it runs out."""

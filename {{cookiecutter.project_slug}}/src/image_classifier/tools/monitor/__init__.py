@@ -1,0 +1,1 @@
+"""What a run says of its speed and its set-up: sanity checks, bottleneck, MFU, GPU readings."""

@@ -1,1 +1,0 @@
-"""The tool `repeat`: a recipe over several seeds."""

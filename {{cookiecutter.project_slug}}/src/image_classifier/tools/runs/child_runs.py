@@ -1,0 +1,68 @@
+"""Ordinary runs in processes of their own, for tools that need several."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...runtime.console import printable
+
+# What tells a process that it is a rank or an attempt of another run.
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RUN_", "TORCHELASTIC_")
+# The run gets SIGTERM if its parent dies, so it saves and ends.
+PROGRAM = """
+import os, signal, sys
+from {package}.cli import main
+from {package}.runtime.platform import end_with_parent
+end_with_parent(signal.SIGTERM)
+if os.getppid() != {parent}:
+    sys.exit(1)
+sys.exit(main())
+"""
+END_BYTES = 4096  # of what a run printed, with its last line
+
+
+def start_run(words: Sequence[str], output: Path, **variables: str) -> subprocess.Popen:
+    """Start `train` with these words: a preset and flags, `--run.dir` among them.
+
+    What it prints is added to the file `output`; `variables` are added to its environment. It runs
+    in a session of its own, so a Ctrl-C in the terminal reaches only the tool.
+    """
+    package = __name__.partition(".")[0]
+    source = str(Path(__file__).parents[3])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)} | variables
+    paths = [source, environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    program = PROGRAM.format(package=package, parent=os.getpid())
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("ab") as file:
+        return subprocess.Popen(  # noqa: S603 - our own command, and no shell
+            [sys.executable, "-c", program, "train", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def end_run(process: subprocess.Popen, seconds: float) -> int:
+    """Ask a run to save and end, kill it after `seconds`, and return its exit code."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def last_line(output: Path) -> str:
+    """The last line in the file `output` that says anything: below a traceback stands `failed`."""
+    with output.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - END_BYTES))
+        lines = file.read().decode("utf-8", "replace").split("\n")
+    said = [line for line in lines if not re.fullmatch(r"\s*(failed( on rank \d+)?)?\s*", line)]
+    return printable(said[-1].strip()) if said else "it printed nothing"

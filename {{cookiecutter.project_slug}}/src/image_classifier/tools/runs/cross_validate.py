@@ -1,0 +1,134 @@
+"""K runs, each of which is validated on another K-th of the images and trained on the others."""
+
+from dataclasses import asdict, replace
+
+import torch
+
+from ...config import Config, DataConfig, ModelConfig
+from ...data import Source, open_dataset
+from ...errors import UserError
+from ...metrics import find_metric, metric_title, scores_text
+from ...predictions import confusion_of, counted_and_correct
+from ...runtime.console import say
+from ...runtime.files import write_json
+from .many_runs import as_json, mean_text, print_table, train_all
+from .recipe import Recipe
+from .saved_runs import Run, SavedPredictions
+from .statistics import mean_of
+
+
+def cross_validate(recipe: Recipe, count: int) -> None:
+    """Train `count` runs, and print and write how good they are on the images of their folds.
+
+    Raises:
+        UserError: if the images cannot be divided so, or a run cannot be trained so.
+        FaultError: if a run failed, or a signal ended this.
+    """
+    for knob in ("val_fraction", "fold"):
+        if f"data.{knob}" in recipe.changed:
+            raise UserError(f"cross-validate {count} decides --data.{knob.replace('_', '-')}")
+    each = {
+        f"fold-{fold}": {"data.val_fraction": 1 / count, "data.fold": fold} for fold in range(count)
+    }
+    folds = open_folds(recipe.config.data, count, recipe.config.model.task)
+    runs = train_all(recipe, each)
+    predictions = [predictions_of(run, fold) for run, fold in zip(runs, folds, strict=True)]
+    classes = predictions[0].classes
+    metric = runs[0].metric
+    tables = (
+        torch.cat([getattr(p, name) for p in predictions]) for name in ("predicted", "target")
+    )
+    predicted, target = (table.long() for table in tables)
+    counted, right = counted_and_correct(predicted, target)
+    num_counted = int(counted.sum())
+    num_right = int(right.sum())
+    num_images = len(target)
+    # A fold's validation images are 1 / (K - 1) of its training images.
+    grain = count / num_images
+    is_share = find_metric(metric).is_percent
+    found = mean_of([run.score for run in runs], grain, 1 / (count - 1), is_share)
+    loss = sum(run.loss * len(fold) for run, fold in zip(runs, folds, strict=True)) / num_images
+    share = num_right / num_counted
+    scores = {"val/top1" if target.ndim == 1 else "val/exact": share, "val/loss": loss}
+    if num_counted < num_images:
+        scores["val/bad_images"] = num_images - num_counted
+    content = {
+        "preset": recipe.preset,
+        "images": num_images,
+        "runs": [{"fold": fold} | as_json(run) for fold, run in enumerate(runs)],
+        "pooled_top1" if target.ndim == 1 else "pooled_exact": share,
+        metric: asdict(found),
+        "classes": list(classes),
+    }
+    recall = ()
+    if target.ndim == 1:
+        confusion = confusion_of(predicted, target, len(classes))
+        recall = (confusion.diagonal() / confusion.sum(1)).tolist()
+        content["confusion"] = confusion.tolist()
+    write_json(recipe.folder / "results.json", content)
+    print_table("fold", [*range(count)], runs)
+    print(f"{num_images:,} images, each validated once by the run that did not train on it:")
+    print(scores_text(scores, recall, classes))
+    if any(run.score != run.last_score for run in runs):
+        print("of each fold the weights that are the best on its own images: optimistic")
+    print(f"by folds: {metric_title(metric)} {mean_text(found, f'{count} folds', metric)}")
+    print(
+        "folds share training images, so their standard deviation is too small for an interval: "
+        "this one has the correction of Nadeau and Bengio (2003)"
+    )
+
+
+def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> list[Source]:
+    """The validation images of each fold: together all of the images, each of them once.
+
+    Where all images of a class are in one fold, one of them is always for training.
+
+    Raises:
+        UserError: if the dataset does not divide its images so.
+    """
+    folds = []
+    names = set()
+    num_images = 0
+    for fold in range(count):
+        own = Config(data=replace(data, val_fraction=1 / count, fold=fold)).data
+        folds.append(open_dataset(own, "val").fitted(task, "val"))
+        paths = folds[-1].paths
+        if paths is None:
+            raise UserError(
+                f"cross-validate divides files by their names, and {data.name} has none: its "
+                "validation images are fixed; `repeat` trains with several seeds"
+            )
+        names |= {paths.relative(index) for index in range(len(paths))}
+        num_images = len(open_dataset(own, "train")) + len(folds[-1])
+    if len(names) < sum(map(len, folds)):
+        raise UserError(
+            f"dataset {data.name!r} has the same validation images in several folds: it should "
+            "choose them by data.fold, as `folder` does"
+        )
+    missing = 0 if data.limit else num_images - len(names)
+    if missing > len(folds[0].classes):
+        raise UserError(
+            f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: the table "
+            f"{data.labels!a} has more; cross-validate takes as many as there are"
+        )
+    if missing:
+        say(
+            f"{missing:,} images are validated by no run: without them, one has none of their class"
+        )
+    return folds
+
+
+def predictions_of(run: Run, fold: Source) -> SavedPredictions:
+    """The predictions of a run that is done, for the images of its fold.
+
+    Raises:
+        UserError: if they are of other images.
+    """
+    saved = run.predictions
+    same = saved and saved.images.partition(" ")[0] == fold.fingerprint().partition(" ")[0]
+    if not same:
+        raise UserError(
+            f"the images have changed since {str(run.folder)!a} was trained: start over with "
+            "--run.fresh, or take another --run.dir"
+        )
+    return saved

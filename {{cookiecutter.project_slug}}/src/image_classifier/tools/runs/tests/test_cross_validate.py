@@ -1,0 +1,104 @@
+"""`cross-validate`: each image is validated once, by a model that did not see it."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+from conftest import SMOKE, Forked
+from safetensors import safe_open
+
+from image_classifier.cli import main
+from image_classifier.config import DataConfig
+from image_classifier.data import DATASETS, open_dataset
+from image_classifier.errors import UserError
+from image_classifier.tools.runs import (
+    cross_validate,
+    many_runs,
+    statistics,
+)
+
+TINY = f"{SMOKE} --data.name folder --data.batch-size 4 --data.limit 0".split()
+
+
+@pytest.fixture
+def validate(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(many_runs, "start_run", Forked)
+    own = ["--data.root", photos / "train", "--run.dir", tmp_path / "runs"]
+    return ["cross-validate", "2", *TINY, *map(str, own)]
+
+
+def test_each_image_is_validated_once(validate, photos, tmp_path, refusal, capsys):
+    assert main(validate) == 0
+    said = capsys.readouterr().out
+    assert "12 images, each validated once by the run that did not train on it:" in said
+    root, right, sizes = str(photos / "train"), 0, []
+    for fold in range(2):
+        data = DataConfig(name="folder", root=root, val_fraction=0.5, fold=fold)
+        with safe_open(tmp_path / f"runs/fold-{fold}/predictions.safetensors", "pt") as file:
+            target, predicted = file.get_tensor("target"), file.get_tensor("predicted")
+            about = json.loads(file.metadata()["about"])
+            assert about["images"] == open_dataset(data, "val").fingerprint()
+        sizes.append(len(target))
+        right += int((target == predicted).sum())
+    assert sum(sizes) == 12
+    found = json.loads((tmp_path / "runs" / "results.json").read_text())
+    assert (found["images"], found["pooled_top1"]) == (12, right / 12)
+    assert torch.tensor(found["confusion"]).sum(1).tolist() == [6, 6]
+    top1 = [run["top1"] for run in found["runs"]]
+    assert found["top1"]["mean"] == pytest.approx(sum(top1) / 2)
+    assert main(validate) == 0
+    assert capsys.readouterr().out.count("done before") == 2
+    (tmp_path / "photos.cache").mkdir()
+    (tmp_path / "photos.cache" / "quarantine.txt").write_text("ant/0.jpg\tblurred\n")
+    validate += ["--data.cache", str(tmp_path / "photos.cache")]
+    assert "the images have changed since" in refusal(*validate)
+
+
+def test_what_cannot_be_divided_is_refused(validate, photos, monkeypatch, refusal):
+    own = partial(refusal, *validate)
+    assert "has validation images of its own, in 'val'; --data.root" in own("--data.root", photos)
+    assert "shapes has none: its validation images are fixed" in refusal(
+        "cross-validate", "2", "smoke"
+    )
+    assert "cross-validate 2 decides --data.val-fraction" in own("--data.val-fraction", "0.1")
+    assert "a number from 2 on comes first: `cross-validate 5 folder`" in refusal(
+        "cross-validate", "1"
+    )
+    fixed = DATASETS["folder"]
+    monkeypatch.setitem(DATASETS, "mine", lambda _, split: fixed(DataConfig(root=photos), split))
+    assert "it should choose them by data.fold" in own("--data.name", "mine")
+
+
+def test_folds_may_be_a_column_of_a_table(photos, tmp_path):
+    pytest.importorskip("image_classifier.tools.label_table")
+    names = [f"{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(12)]
+    rows = (f"{name},{name[:3]},{n // 2 % 3}\n" for n, name in enumerate(names))
+    (tmp_path / "labels.csv").write_text("path,label,fold\n" + "".join(rows))
+    data = DataConfig("folder", str(photos / "train"), str(tmp_path / "labels.csv"))
+    folds = cross_validate.open_folds(data, 3)
+    found = [[int(fold.paths[n].stem) for n in range(len(fold))] for fold in folds]
+    assert found == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+    with pytest.raises(UserError, match=r"no images for val in fold 3 of 0 \.\. 2"):
+        cross_validate.open_folds(data, 4)
+    with pytest.raises(UserError, match=r"folds 0 \.\. 1 have 8 of 12 images: the table"):
+        cross_validate.open_folds(data, 2)
+
+
+def test_a_class_whose_images_are_all_in_one_fold_keeps_one_for_training(tmp_path, capsys):
+    for number in range(60):
+        path = tmp_path / f"{number // 2}/{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    folds = cross_validate.open_folds(DataConfig("folder", str(tmp_path)), 3)
+    said = capsys.readouterr().out
+    assert f"{60 - sum(map(len, folds))} images are validated by no run" in said
+    assert 40 < sum(map(len, folds)) < 60
+
+
+def test_the_interval_of_folds_has_the_correction():
+    top1 = [0.90, 0.92, 0.94, 0.91, 0.93]
+    found = statistics.mean_of(top1, grain=0.001, overlap=1 / 4)
+    reach = 2.776445 * math.sqrt((1 / 5 + 1 / 4) * 0.00025)
+    assert (found.low, found.high) == pytest.approx((0.92 - reach, 0.92 + reach))

@@ -1,0 +1,181 @@
+"""`repeat`: each seed trained once, however often it is called, and how far results vary."""
+
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import Forked, after_each_step, changed, logged, train_in_file, wait_for
+
+from image_classifier.cli import main
+from image_classifier.config import Config
+from image_classifier.errors import EXIT_RESTART
+from image_classifier.tools.runs import many_runs, statistics
+from image_classifier.tools.runs.recipe import Recipe
+
+TINY = "smoke --epochs 2 --optim.warmup-epochs 1 --data.limit 64 --data.batch-size 16"  # `tiny`
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    monkeypatch.setattr(many_runs, "start_run", Forked)
+
+
+def repeat(folder, *words, count=2):
+    own = ["--run.trackers", "--run.dir", str(folder)]
+    return main(["repeat", str(count), *TINY.split(), *own, *words])
+
+
+def wait_for_signal(log, _):
+    """After the third step of a run's first start, wait until SIGTERM is noted."""
+    third, noted = Path(log.config.run.dir, "third-step"), []
+    if log.step_done == 3 and not third.exists():
+        note = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *words: noted.append(note(*words)))
+        third.touch()
+        wait_for(lambda: noted)
+
+
+def train_until_told(words, output):
+    after_each_step(pytest.MonkeyPatch(), wait_for_signal)
+    train_in_file(words, output)
+
+
+def test_ctrl_c_saves_all_runs_and_the_same_command_resumes(tmp_path, monkeypatch, capfd):
+    third, sent = tmp_path / "seed-0" / "third-step", []
+
+    def interrupt(_):
+        time.sleep(0.02)
+        if third.exists() and not sent:
+            sent.append(signal.raise_signal(signal.SIGINT))
+
+    monkeypatch.setattr(many_runs, "start_run", partial(Forked, train=train_until_told))
+    monkeypatch.setattr(many_runs, "time", SimpleNamespace(sleep=interrupt))
+    assert repeat(tmp_path) == 130
+    said = f"received SIGINT: 0 of 2 runs in {tmp_path} are done, the others saved; run the same"
+    assert said in capfd.readouterr().err
+    status = (third.parent / "status.json").read_text()
+    assert json.loads(status)["state"] == "interrupted"
+    monkeypatch.setattr(many_runs, "start_run", Forked)
+    assert repeat(tmp_path, "--at-once", "2", "--run.log-every-steps", "1") == 0
+    rows = [logged(tmp_path / f"seed-{seed}") for seed in range(2)]
+    steps = [[row["step"] for row in run if "train/loss" in row] for run in rows]
+    assert steps == [[*range(4, 9)], [*range(1, 9)]]
+
+
+def test_a_second_command_in_the_folder_of_one_that_trains_is_refused(tmp_path, refusal):
+    holder = "import sys; from {}.runtime.files import lock_file; file = open(sys.argv[1], 'w'); "
+    holder += "lock_file(file, ''); print(1, file=file, flush=True); sys.stdin.read()"
+    program = [sys.executable, "-c", holder.format(many_runs.__name__.partition(".")[0])]
+    with subprocess.Popen([*program, tmp_path / ".lock"], stdin=subprocess.PIPE) as first:
+        wait_for(lambda: (tmp_path / ".lock").exists() and (tmp_path / ".lock").read_text())
+        line = refusal("repeat", 2, *TINY.split(), "--run.trackers", "--run.dir", tmp_path)
+        first.stdin.close()
+    assert f"'{tmp_path}' is in use by another run" in line
+    assert {path.name for path in tmp_path.iterdir()} == {".lock"}
+
+
+@pytest.mark.usefixtures("forked")
+def test_seeds_that_are_done_are_kept_and_two_recipes_can_be_compared(
+    tmp_path, trained_once, capsys
+):
+    a, b = tmp_path / "a", tmp_path / "b"
+    shutil.copytree(trained_once, a / "seed-0")
+    before = (a / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
+    assert repeat(a) == 0
+    said = capsys.readouterr().out
+    assert (a / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert said.count("done before") == 1
+    assert f"to train: 1 of 2 runs, 1 at once; what they print is in {a}/seed-1.txt" in said
+    assert "step 8/8" in (a / "seed-1.txt").read_text()
+    found = json.loads((a / "results.json").read_text())
+    assert [run["seed"] for run in found["runs"]] == [0, 1]
+    scores = [[r.get("val/top1", 0) for r in logged(a / f"seed-{seed}")] for seed in range(2)]
+    top1, last = [max(rows) for rows in scores], [rows[-1] for rows in scores]
+    assert found["last_top1"]["mean"] == pytest.approx(sum(last) / 2)
+    assert found["top1"]["mean"] == pytest.approx(sum(top1) / 2)
+    mean, deviation = (100 * found["top1"][name] for name in ("mean", "deviation"))
+    assert (
+        f"top-1 of best.pt {mean:.2f}% ± {deviation:.2f} (standard deviation over 2 seeds), 95%"
+        in said
+    )
+    shutil.copytree(a, b)
+    for path in b.glob("*/config.json"):
+        path.write_text(path.read_text().replace('"optim.lr": 0.02', '"optim.lr": 0.1'))
+    assert main(["compare", str(a), str(b)]) == 0
+    said = capsys.readouterr().out
+    assert "B against A: optim.lr 0.02 -> 0.1" in said
+    assert "2 seeds)" in said
+
+
+@pytest.mark.parametrize("code", [1, 74, 75])
+def test_of_a_run_that_is_not_done_the_reason_is_said_and_the_others_are_trained(
+    code, tmp_path, monkeypatch, finished, capsys
+):
+    def start_run(_, output):
+        output.parent.mkdir(exist_ok=True)
+        bad = f"import sys; print('out of luck\\nfailed'); sys.exit({code})"
+        program = bad if output.name == "seed-0.txt" else ""
+        shutil.copytree(finished.run.dir, output.with_suffix(""))
+        with output.open("w") as file:
+            return subprocess.Popen([sys.executable, "-c", program], stdout=file)
+
+    monkeypatch.setattr(many_runs, "start_run", start_run)
+    is_saved, account = code == EXIT_RESTART, f"1 of 2 runs in {tmp_path}/runs are done, "
+    ends = main(["repeat", "2", "smoke", "--run.dir", str(tmp_path / "runs")])
+    assert ends == (75 if is_saved else 1)
+    said = capsys.readouterr()
+    how = "" if is_saved else f" failed (exit code {code})"
+    assert f"seed-0{how}: out of luck\n" in said.out
+    assert "seed-1: top-1 " in said.out
+    if is_saved:
+        assert f"--run.max-minutes is over: {account}the others saved; run the same" in said.err
+    else:
+        assert f"{account}seed-0 failed; run the same command to retry" in said.err
+    assert not (tmp_path / "runs" / "results.json").exists()
+
+
+@pytest.mark.usefixtures("forked")
+def test_what_no_run_can_have_is_refused_once(tmp_path, refusal):
+    for word in ("cifar10", "1", "2.5"):
+        said = f"repeat {word}: a number from 2 on comes first: `repeat 5 shapes`"
+        assert said in refusal("repeat", word, "5")
+    assert "Missing from" in refusal("repeat")
+    own = f"--data.root {tmp_path}/nope --data.name folder --run.dir {tmp_path}/runs".split()
+    said = refusal("repeat", "3", "smoke", *own)
+    assert said.startswith("error: seed-0: --data.root")
+    assert not (tmp_path / "runs" / "seed-1.txt").exists()
+
+
+def test_runs_share_gpus_and_cores(monkeypatch):
+    def places(at_once=0, **knobs):
+        return many_runs.devices(Recipe("smoke", changed(Config(), **knobs), {}, at_once))
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert places() == [{}]
+    assert places(2) == [{"OMP_NUM_THREADS": "1"}] * 2
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    gpus = [place["CUDA_VISIBLE_DEVICES"] for place in places()]
+    assert gpus == ["0", "1", "2", "3"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places(run__processes=2)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places(6)] == [*"456745"]
+
+
+def test_the_interval_of_a_mean_is_students():
+    found = statistics.mean_of([0.92, 0.94, 0.96], grain=0.001)
+    reach = 4.302653 * 0.02 / math.sqrt(3)
+    assert (found.mean, found.deviation) == pytest.approx((0.94, 0.02))
+    assert (found.low, found.high) == pytest.approx((0.94 - reach, 0.94 + reach))
+    same = statistics.mean_of([0.9, 0.9], grain=0.01)  # two that are equal by chance
+    assert same.high - same.low > 0.1
+    kappas = statistics.mean_of([-0.2, -0.1], grain=0.001, is_share=False)
+    assert kappas.low < -0.2  # only a share of 1 ends at 0

@@ -1,1 +1,0 @@
-"""Warnings on likely mistakes before the first step."""
