@@ -1,13 +1,15 @@
 """What limits the speed of a run, in one sentence per epoch."""
 
+from collections.abc import Callable
+
 import torch
 
 from ...config import Config
 from ...data import TrainData
 from ...options import option
 from ...runtime.machine import device_memory_bytes, num_cores, usual_precision
-from ...tracking import Observer, Setup, Speed
-from .gpu import gpu_utilization
+from ...tracking import Speed
+from .gpu import Gpus
 
 LOADING_LIMITS = 0.1  # share of the time spent waiting for images from which on loading is slow
 LONG = 600.0  # seconds left of a run, for which another start, and a minute of compiling, may pay
@@ -15,20 +17,20 @@ LAUNCHING_LIMITS = 0.5  # GPU utilization below which the host does not launch k
 READING_SECONDS = 1.0  # before a reading of the utilization, of which it is the mean, at most
 
 
-def observe(setup: Setup) -> Observer:
+def open_judge(config: Config, data: TrainData, gpus: Gpus) -> Callable[[Speed], str]:
     """Judge the speed of each epoch, and give each advice once."""
     given = {""}
 
-    def verdict(speed: Speed) -> str:
-        found, advice = find_limit(setup.config, setup.train_data, speed)
+    def judge(speed: Speed) -> str:
+        found, advice = find_limit(config, data, gpus, speed)
         is_new = advice not in given
         given.add(advice)
         return f"{found}. Try {advice}." if is_new else f"{found}."
 
-    return Observer(verdict=verdict)
+    return judge
 
 
-def find_limit(config: Config, data: TrainData, speed: Speed) -> tuple[str, str]:
+def find_limit(config: Config, data: TrainData, gpus: Gpus, speed: Speed) -> tuple[str, str]:
     """What limits the speed of training, and which option to try, if any."""
     rate = speed.images_per_second
     waited = speed.waited
@@ -39,7 +41,7 @@ def find_limit(config: Config, data: TrainData, speed: Speed) -> tuple[str, str]
         return f"Loading is the limit: {rate:,.0f} images/s, {could}", faster_loading(data)
     # In shorter epochs an evaluation may be in the reading.
     if device.type == "cuda" and data.steps_per_epoch * data.batch_size / rate > READING_SECONDS:
-        utilization = gpu_utilization(device)
+        utilization = gpus.utilization()
         if utilization < LAUNCHING_LIMITS:
             found = f"{rate:,.0f} images/s, GPU utilization {utilization:.0%}"
             advice = less_overhead(config, device) if is_long else ""

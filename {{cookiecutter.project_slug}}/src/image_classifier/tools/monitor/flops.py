@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from ...precision import Precision
 from ...runtime.machine import leave_tracer_out
-from ...tracking import Observer, Setup, Speed, blank_logits
+from ...tracking import Setup, Speed, blank_logits
 
 # The gradients of a layer's inputs and of its weights cost a forward pass each.
 TRAINING_PASSES = 3
@@ -46,12 +47,12 @@ DATASHEETS: dict[str, tuple[float, float]] = {
 }
 
 
-def observe(setup: Setup) -> Observer:
-    """Count the FLOPs of an image of full size; nothing to add where that finds none."""
+def open_mfu(setup: Setup) -> tuple[str, Callable[[Speed], float] | None]:
+    """What an image of full size costs, in words, and MFU; nothing where no FLOPs are counted."""
     full_size = setup.config.data.image_size
     flops = count_flops(setup.model, full_size, setup.config.data.channels)
     if not flops:
-        return Observer()
+        return "", None
     peak, source = find_peak(setup.precision)
     note = (
         f"an image: {flops / 1e9:.3g} GFLOP forward, "
@@ -67,11 +68,7 @@ def observe(setup: Setup) -> Observer:
         image_flops = flops * TRAINING_PASSES * (speed.image_size / full_size) ** 2
         return speed.images_per_second * image_flops / (peak * setup.world.size)
 
-    return Observer(
-        notes=(note,),
-        metrics=lambda speed: {"train/mfu": round(mfu(speed), 4)} if speed else {},
-        verdict=lambda speed: f"MFU {mfu(speed):.0%}.",
-    )
+    return note, mfu
 
 
 def count_flops(model: nn.Module, image_size: int, channels: int = 3) -> int:

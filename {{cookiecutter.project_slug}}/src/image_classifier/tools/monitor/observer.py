@@ -1,24 +1,21 @@
-"""What a run says of its speed and its set-up, each part as an observer of its own."""
+"""What a run says of its speed and its set-up: warnings, lines at the start, metrics, verdicts."""
 
 from ...tracking import Observer, Setup, Speed
 from . import bottleneck, flops, gpu, sanity_checks
 
-PARTS = (bottleneck, flops, gpu, sanity_checks)  # in the order of their sentences and metrics
-
 
 def open_observer(setup: Setup) -> Observer:
-    """All parts as one observer."""
-    parts = [part.observe(setup) for part in PARTS]
+    """Look for mistakes, count FLOPs, and find the GPUs; then judge the speed of each epoch."""
+    costs, mfu = flops.open_mfu(setup)
+    gpus = gpu.Gpus(setup.world)
+    judge = bottleneck.open_judge(setup.config, setup.train_data, gpus)
 
     def metrics(speed: Speed | None) -> dict[str, float]:
-        return {name: value for part in parts for name, value in part.metrics(speed).items()}
+        share = {"train/mfu": round(mfu(speed), 4)} if mfu and speed else {}
+        return share | gpus.read()
 
     def verdict(speed: Speed) -> str:
-        return " ".join(filter(None, (part.verdict(speed) for part in parts)))
+        return f"{judge(speed)} MFU {mfu(speed):.0%}." if mfu else judge(speed)
 
-    return Observer(
-        warnings=tuple(line for part in parts for line in part.warnings),
-        notes=tuple(line for part in parts for line in part.notes),
-        metrics=metrics,
-        verdict=verdict,
-    )
+    notes = tuple(filter(None, (costs, gpus.note)))
+    return Observer(sanity_checks.find_mistakes(setup), notes, metrics, verdict)

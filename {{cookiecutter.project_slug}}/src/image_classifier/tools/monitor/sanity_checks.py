@@ -1,6 +1,6 @@
 """Sanity checks before the first step: warnings on what is probably a mistake.
 
-To add one: a function that returns a sentence, or "" if all is well, in `observe`.
+To add one: a function that returns a sentence, or "" if all is well, in `find_mistakes`.
 """
 
 from contextlib import suppress
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...config import Config
 from ...data import Source, open_dataset
 from ...errors import FaultError, UserError
-from ...tracking import Observer, Setup, blank_logits
+from ...tracking import Setup, blank_logits
 
 # A learning rate, the batch size it is usual for, the power of the batch size it grows by, and why.
 USUAL_LR = {
@@ -27,7 +27,7 @@ DARK, UNIFORM = 64, 8  # of 255, as in `check`: the highest value; the range of 
 SKEWED = 10  # times as many images as the smallest class has
 
 
-def observe(setup: Setup) -> Observer:
+def find_mistakes(setup: Setup) -> tuple[str, ...]:
     """Look for mistakes, in little more than a forward pass of one image."""
     config = setup.config
     train = setup.train_data.source
@@ -41,7 +41,7 @@ def observe(setup: Setup) -> Observer:
         random_evaluation(setup.model, config.data.eval_size, config.data.channels),
         data_parallel(setup.model),
     )
-    return Observer(warnings=tuple(filter(None, warnings)))
+    return tuple(filter(None, warnings))
 
 
 def unusual_lr(config: Config) -> str:
@@ -68,8 +68,7 @@ def small_batchnorm_batch(config: Config, model: nn.Module, processes: int) -> s
     batch_size = config.data.batch_size
     count = batch_size // (config.optim.accumulate * processes)
     has_norms = any(isinstance(layer, _BatchNorm) for layer in model.modules())
-    has_norms = has_norms and not config.optim.freeze_bn
-    if count >= SMALL_FOR_BATCHNORM or not has_norms:
+    if count >= SMALL_FOR_BATCHNORM or not has_norms or config.optim.freeze_bn:
         return ""
     return (
         f"BatchNorm takes its statistics from {count} of the {batch_size} images of a batch, which "

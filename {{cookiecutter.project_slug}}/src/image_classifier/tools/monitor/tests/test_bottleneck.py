@@ -1,10 +1,9 @@
 """What limits the speed of a run is said after each epoch."""
 
+import math
 import re
-import sys
 import time
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.monitor import bottleneck
+from image_classifier.tools.monitor.gpu import Gpus
 from image_classifier.tracking import Speed
 from image_classifier.train import train
 
@@ -41,28 +41,24 @@ def test_what_is_slow_is_named_with_the_option_to_try(monkeypatch, waited, recip
     data = {"where": "stream", "workers": 2, "loader": IDLE} | HOUR | known
     data = SimpleNamespace(source=SimpleNamespace(paths=[], recipe=recipe), **data)
     speed = Speed(step=10, image_size=32, images_per_second=100.0, waited=waited)
-    verdict = bottleneck.observe(SimpleNamespace(config=Config(), train_data=data)).verdict
-    found, _, advice = verdict(speed).partition(" Try ")
+    judge = bottleneck.open_judge(Config(), data, Gpus(CPU))
+    found, _, advice = judge(speed).partition(" Try ")
     assert f"{found} Try {advice}".startswith(said)
-    assert verdict(speed) == found  # the advice comes once
+    assert judge(speed) == found  # the advice comes once
 
 
 def test_new_advice_is_given_when_something_else_limits_a_run():
     data = SimpleNamespace(where="device", **HOUR)
-    verdict = bottleneck.observe(SimpleNamespace(config=Config(), train_data=data)).verdict
+    judge = bottleneck.open_judge(Config(), data, Gpus(CPU))
     speeds = [Speed(1, 32, 100.0, waited=waited) for waited in (0.0, 0.5, 0.0, 0.5)]
-    assert ["Try" in verdict(speed) for speed in speeds] == [True, True, False, False]
+    assert ["Try" in judge(speed) for speed in speeds] == [True, True, False, False]
 
 
 def test_no_other_start_is_advised_for_the_last_minutes_of_a_run():
     data = SimpleNamespace(where="device", **HOUR)
-    verdict = bottleneck.observe(SimpleNamespace(config=Config(), train_data=data)).verdict
-    said = [verdict(Speed(step, 32, 100.0, waited=0.0)) for step in (9500, 9300)]
+    judge = bottleneck.open_judge(Config(), data, Gpus(CPU))
+    said = [judge(Speed(step, 32, 100.0, waited=0.0)) for step in (9500, 9300)]
     assert ["Try" in line for line in said] == [False, True]
-
-
-class ReadingError(Exception):
-    """NVML's error."""
 
 
 LAUNCHING = "Kernel launch overhead is the limit: 100 images/s, GPU utilization 27%. Try "
@@ -77,21 +73,13 @@ LAUNCHING = "Kernel launch overhead is the limit: 100 images/s, GPU utilization 
         (27, 500, True, 3, f"{LAUNCHING}a CPU with faster cores."),
         (80, 500, False, 9, f"{MODEL}. Try --compute.compile."),
         (27, 1, False, 9, f"{MODEL}. Try --compute.compile."),  # in a third of a second
-        (ReadingError, 500, False, 9, f"{MODEL}. Try --compute.compile."),
-        (ImportError, 500, False, 9, f"{MODEL}. Try --compute.compile."),
+        (math.nan, 500, False, 9, f"{MODEL}. Try --compute.compile."),  # it can't be read
     ],
 )
 def test_a_gpu_that_waits_for_its_kernels_is_told_from_a_slow_model(
     monkeypatch, percent, num_steps, *, compiled, free, said
 ):
-    nvml = Mock(NVMLError=ReadingError)
-    nvml.nvmlDeviceGetHandleByUUID = {"GPU-b": SimpleNamespace(gpu=percent)}.get
-    nvml.nvmlDeviceGetUtilizationRates = lambda gpu: gpu
-    if percent is ReadingError:
-        nvml.nvmlInit.side_effect = ReadingError
-    monkeypatch.setitem(sys.modules, "pynvml", None if percent is ImportError else nvml)
-    see = lambda _: SimpleNamespace(uuid="b")  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "get_device_properties", see)
+    gpus = SimpleNamespace(utilization=lambda: percent / 100)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1)
@@ -99,9 +87,8 @@ def test_a_gpu_that_waits_for_its_kernels_is_told_from_a_slow_model(
     world = World(torch.device("cuda", 0))
     data = {"where": "device", "steps_per_epoch": num_steps} | HOUR | {"world": world}
     config = changed(Config(), compute__compile=compiled)
-    setup = SimpleNamespace(config=config, train_data=SimpleNamespace(**data))
-    verdict = bottleneck.observe(setup).verdict
-    assert verdict(Speed(1, 32, 100.0, waited=0.0)).startswith(said)
+    judge = bottleneck.open_judge(config, SimpleNamespace(**data), gpus)
+    assert judge(Speed(1, 32, 100.0, waited=0.0)).startswith(said)
 
 
 @pytest.mark.gpu

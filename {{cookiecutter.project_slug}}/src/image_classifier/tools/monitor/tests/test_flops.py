@@ -38,12 +38,11 @@ def test_small_images_cost_less(config, monkeypatch):
     monkeypatch.setattr(flops, "find_peak", lambda _: (1000, "datasheet"))
     setup = SimpleNamespace(config=config, world=SimpleNamespace(size=2), model=None)
     setup.precision = None
-    mfu = flops.observe(setup)
+    note, mfu = flops.open_mfu(setup)
+    assert "peak of the device: 1e-09 TFLOP/s (datasheet)" in note
     for step, image_size, expected in ((5, 32, 1.5), (5, 16, 0.375)):
         speed = Speed(step, image_size, images_per_second=10, waited=0.0)
-        assert mfu.metrics(speed) == {"train/mfu": expected}
-        assert mfu.verdict(speed) == f"MFU {expected:.0%}."
-    assert mfu.metrics(None) == {}
+        assert mfu(speed) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Readings of the GPUs, by a stand-in for NVML and by the real one."""
 
+import math
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -10,7 +11,7 @@ from conftest import changed, logged
 
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.platform import install_command
-from image_classifier.tools.monitor.gpu import observe
+from image_classifier.tools.monitor.gpu import Gpus
 from image_classifier.train import train
 
 
@@ -29,19 +30,24 @@ def test_the_first_process_reads_the_gpus_that_torch_sees_as_far_as_they_can_be_
     see = lambda number: SimpleNamespace(uuid="bc"[number])  # noqa: E731
     monkeypatch.setattr(torch.cuda, "get_device_properties", see)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    gpus = SimpleNamespace(world=World(torch.device("cuda", 0), size=4, local_size=4))
-    observer = observe(gpus)
+    world = World(torch.device("cuda", 0), size=4, local_size=4)
+    gpus = Gpus(world)
     readings = {"device/utilisation": 0.9, "device/memory_bytes": 2 * 2**30}
     readings |= {"device/power_watts": 300, "device/temperature_celsius": 62}
-    assert observer.metrics(None) == readings | {"energy_joules": 14}  # since the start
-    assert observer.metrics(None) == readings
-    unreadable = observe(gpus)
+    assert gpus.read() == readings | {"energy_joules": 14}  # since the start
+    assert gpus.read() == readings
+    assert gpus.utilization() == 0.9
+    nvml.nvmlDeviceGetUtilizationRates.side_effect = lost
+    assert math.isnan(gpus.utilization())
+    unreadable = Gpus(world)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    missing = observe(gpus)
-    cpu = observe(SimpleNamespace(world=World(torch.device("cpu"))))
-    assert "GPU is lost" in unreadable.notes[0]
-    assert install_command("nvidia-ml-py") in missing.notes[0]
-    assert [silent.metrics(None) for silent in (unreadable, missing, cpu)] == [{}] * 3
+    missing = Gpus(world)
+    cpu = Gpus(World(torch.device("cpu")))
+    assert "GPU is lost" in unreadable.note
+    assert install_command("nvidia-ml-py") in missing.note
+    for silent in (unreadable, missing, cpu):
+        assert silent.read() == {}
+        assert math.isnan(silent.utilization())
 
 
 @pytest.mark.gpu
