@@ -1,1 +1,1 @@
-"""The `check` command."""
+"""The command `check`: finds unreadable files, leakage between splits, conflicting labels."""

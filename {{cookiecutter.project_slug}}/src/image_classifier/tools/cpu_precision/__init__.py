@@ -1,1 +1,1 @@
-"""Which number format trains a network faster on this CPU, for `--precision auto`."""
+"""Measures whether bf16 trains a network faster on this CPU, for `--precision auto`."""

@@ -1,1 +1,1 @@
-"""The tool `export`: a trained model as ONNX, torch.export program or safetensors."""
+"""The command `export`: writes a model as ONNX, torch.export or safetensors, and verifies it."""

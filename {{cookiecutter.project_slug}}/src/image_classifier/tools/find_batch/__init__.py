@@ -1,1 +1,1 @@
-"""The `find-batch` command."""
+"""The command `find-batch`: the largest micro-batch that fits, and the smallest fast one."""

@@ -1,1 +1,1 @@
-"""The `find-lr` command."""
+"""The command `find-lr`: suggests a learning rate."""

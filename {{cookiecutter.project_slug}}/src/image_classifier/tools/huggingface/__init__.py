@@ -1,1 +1,1 @@
-"""Datasets of the library `datasets` of Hugging Face."""
+"""Datasets that the library `datasets` of Hugging Face has saved: `--data.name huggingface`."""

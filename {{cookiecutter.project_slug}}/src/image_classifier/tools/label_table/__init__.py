@@ -1,1 +1,1 @@
-"""Labels of your own images from a table."""
+"""Labels from a table, CSV, JSON lines or Parquet: `--data.labels`."""

@@ -1,1 +1,1 @@
-"""The tool `predict`: labels for new images, on the screen or in a file."""
+"""The command `predict`: labels new images, on the screen or in a file."""

@@ -1,1 +1,1 @@
-"""The tool `probe`: how good the features of trained weights are, in a minute on a CPU."""
+"""The command `probe`: scores pretrained weights on your images by a linear probe."""

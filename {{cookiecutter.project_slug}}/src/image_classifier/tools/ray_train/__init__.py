@@ -1,1 +1,1 @@
-"""`ray-train`: the same run in the workers of a Ray cluster, which restarts them."""
+"""The command `ray-train`: trains in the workers of a Ray cluster, which restarts them."""

@@ -1,1 +1,1 @@
-"""The tool `report`: the page of a run, `report.html`."""
+"""The page of a run, `report.html`: curves, confusion matrix, classes, worst mistakes."""

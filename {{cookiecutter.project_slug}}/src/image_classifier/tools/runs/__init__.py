@@ -1,1 +1,1 @@
-"""Several runs: `repeat` over seeds, `cross-validate` over folds, `compare` with each other."""
+"""The commands `repeat`, `cross-validate` and `compare`: several runs and their statistics."""

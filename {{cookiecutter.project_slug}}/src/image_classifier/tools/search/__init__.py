@@ -1,1 +1,1 @@
-"""The `search` command."""
+"""The command `search`: searches for better options; bad trials end early."""

@@ -1,1 +1,1 @@
-"""Unreadable images that training passes over, for `--data.on-bad-image skip`."""
+"""`--data.on-bad-image skip`: training passes over unreadable images."""

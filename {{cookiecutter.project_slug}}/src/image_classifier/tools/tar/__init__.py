@@ -1,1 +1,1 @@
-"""Datasets of tar shards in the WebDataset layout."""
+"""Datasets of tar files in the WebDataset layout, here or behind a URL: `--data.name tar`."""

@@ -1,1 +1,1 @@
-"""The models of the library timm, by the names `timm/NAME`."""
+"""Networks of the library timm, by the names `timm/NAME`."""
