@@ -6,8 +6,7 @@ from pathlib import Path
 
 # JSON inside a JSON string: nothing that an answer holds can leave the literal.
 answers = json.loads({{cookiecutter | tojson | tojson}})
-template_folder = Path(json.loads({{template_folder | tojson | tojson}}))
-sys.path.insert(0, str(template_folder))
+sys.path.insert(0, json.loads({{template_folder | tojson | tojson}}))
 sys.dont_write_bytecode = True
 
 from pretuned_answers import RefusedError, check, tools  # noqa: E402
@@ -16,7 +15,7 @@ from pretuned_answers import RefusedError, check, tools  # noqa: E402
 def main() -> None:
     """Refuse what a replayed answer or an overwritten folder would bring past the gate."""
     check(answers)
-    tools.chosen(next(template_folder.glob("{{*}}")), answers["tools"], answers["_tools"])
+    tools.chosen(tools.TEMPLATE, answers["tools"], answers["_tools"])
     # `cookiecutter --overwrite-if-exists` replaces whole folders, with the user's files in them.
     if any(Path.cwd().iterdir()):
         raise RefusedError(f"{str(Path.cwd())!a} is not empty; choose another project_slug")

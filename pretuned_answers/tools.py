@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pretuned_answers import RefusedError
 
+TEMPLATE = next(Path(__file__).resolve().parents[1].glob("{{*}}"))  # which has all of them
 FOLDER = Path("src", "image_classifier", "tools")
 FEW = ("evaluate", "predict", "profile", "report")
 USUAL = (*FEW, "check", "cpu_precision", "export", "find_lr", "monitor", "prepare", "timm", "wandb")

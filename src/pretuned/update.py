@@ -28,7 +28,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from pretuned import TEMPLATE
 from pretuned_answers import RefusedError, tools
 
 MANIFEST = ".pretuned.json"
@@ -78,25 +77,22 @@ class Tools:
             RefusedError: if there is no such tool, or one that stays needs one that goes.
         """
         before = answers.get("tools", "all")
-        template = next(TEMPLATE.glob("{{*}}"))
         size, names = (before, "") if isinstance(before, str) else ("", ", ".join(before))
-        wanted = {*tools.chosen(template, size, names), *self.named(self.add)}
+        wanted = {*tools.chosen(tools.TEMPLATE, size, names), *self.named(self.add)}
         wanted -= {*self.named(self.remove)}
         for name in sorted(wanted):
-            if needed := tools.with_needs(template, [name]) & {*self.named(self.remove)}:
+            if needed := tools.with_needs(tools.TEMPLATE, [name]) & {*self.named(self.remove)}:
                 words = f"{name} needs {', '.join(needed)}".replace("_", "-")
                 raise RefusedError(f"{words}: remove {name.replace('_', '-')} too")
-        return answers | {"tools": tools.size_of(template, wanted) or sorted(wanted)}
+        return answers | {"tools": tools.size_of(tools.TEMPLATE, wanted) or sorted(wanted)}
 
     def needed(self) -> set[str]:
         """The modules of `tools/` that those to add need."""
-        template = next(TEMPLATE.glob("{{*}}"))
-        return {"__init__", *tools.with_needs(template, self.named(self.add))}
+        return {"__init__", *tools.with_needs(tools.TEMPLATE, self.named(self.add))}
 
     def named(self, names: Sequence[str]) -> list[str]:
         """The folders of the tools of these names."""
-        template = next(TEMPLATE.glob("{{*}}"))
-        return tools.chosen(template, "none", ", ".join(names))
+        return tools.chosen(tools.TEMPLATE, "none", ", ".join(names))
 
 
 @dataclass(frozen=True)
@@ -436,12 +432,13 @@ def sides_of(repository: Repository, render: Render, base: str, change: Tools) -
     """
     version, answers = about(repository.project)
     new = made_now(repository, render, answers, version)
+    is_same = manifest(repository.project) == {path: file.blob for path, file in new.items()}
+    if change != Tools() and not is_same:
+        raise RefusedError(
+            f"another template made {str(repository.project)!a}: run pretuned update first"
+        )
     made = base_of(repository, base, new, version, answers)
     if change != Tools():
-        if made != new:
-            raise RefusedError(
-                f"another template made {str(repository.project)!a}: run pretuned update first"
-            )
         new = made_now(repository, render, change.change(answers), version)
     mine = repository.files("HEAD:./")
     mine.pop(MANIFEST, None)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier import extensions
 from image_classifier.config import OptimConfig
 from image_classifier.data import Augmented, decode, splits
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError, UserError
+from image_classifier.extensions import finding
 from image_classifier.runtime.distributed import World
 from image_classifier.tasks import class_loss
 
@@ -37,7 +37,7 @@ def test_the_loss_ignores_masked_images():
 @pytest.mark.parametrize("cures", [("find all", "skip them"), ("skip them",), ()])
 def test_what_to_do_about_an_unreadable_image_is_said(on_photos, monkeypatch, cures):
     tools = {cure: SimpleNamespace(CURE=cure) for cure in cures}
-    monkeypatch.setattr(extensions, "find_tools", lambda _: tools)
+    monkeypatch.setattr(finding, "find_tools", lambda _: tools)
     monkeypatch.setattr(splits, "find_tools", lambda _: tools)
     source = Mock()
     source.name.return_value = "3.jpg"

@@ -21,7 +21,7 @@ from torch.utils._pytree import KeyPath, tree_leaves, tree_map_with_path
 from .config import FREE_TO_CHANGE, Config, RunConfig
 from .data import Source, are_replaced
 from .errors import FaultError, UserError
-from .extensions import find_tools, functions
+from .extensions import find_tools, flag, functions, of_tools
 from .models import (
     WRONG_CONTENT,
     DamagedError,
@@ -30,7 +30,6 @@ from .models import (
     read_checkpoint,
     saved_steps,
 )
-from .options import flag, of_tools
 from .runtime.config_dict import flatten, to_save
 from .runtime.console import some
 from .runtime.distributed import World

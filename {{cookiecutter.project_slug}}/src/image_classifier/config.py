@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .errors import UserError
-from .extensions import find_tools
-from .options import check_ranges, check_tools, out_of_range, section, within
+from .extensions import check_ranges, check_tools, find_tools, out_of_range, section, within
 
 POLICY = re.compile(r"none|trivialaugment|randaugment(-m([1-2]?\d|30))?(-n([1-9]|10))?")
 SMALLEST_SIDE = 8  # pixels

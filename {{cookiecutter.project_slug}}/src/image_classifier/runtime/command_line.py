@@ -16,8 +16,7 @@ import tyro
 
 from ..config import Config
 from ..errors import UserError, choose
-from ..extensions import find_tools
-from ..options import check_ranges, flag
+from ..extensions import check_ranges, find_tools, flag
 from ..presets import PRESETS, shortened
 
 HELP = {"-h", "--help"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import UserError
-from ..options import flag, of_tools
+from ..extensions import flag, of_tools
 from .command_line import HELP, parse
 
 MISSING = object()

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import UserError, choose
-from ..extensions import find_tools
-from ..options import flag
+from ..extensions import find_tools, flag
 from ..runtime.config_dict import flatten
 from ..runtime.console import printable
 from ..runtime.platform import install_command

@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from ...config import Config
 from ...data import Augmented, Batch
+from ...extensions import of_tools
 from ...optim import build_optimizer
-from ...options import of_tools
 from ...runtime.command_line import summary
 from . import data_loading
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs

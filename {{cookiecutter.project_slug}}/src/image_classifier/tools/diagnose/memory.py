@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...errors import is_out_of_memory
-from ...options import option
+from ...extensions import option
 from ...runtime.console import printable
 from ...runtime.files import write_json
 from ...runtime.platform import peak_memory_bytes

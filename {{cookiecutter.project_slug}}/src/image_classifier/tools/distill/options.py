@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...options import within
+from ...extensions import within
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ...errors import UserError
-from ...options import within
+from ...extensions import within
 from ...runtime.command_line import command, naming_flags_of, parse, summary
 from ...runtime.launch import attempt
 

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from ...config import Config
-from ...options import within
+from ...extensions import within
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import flatten, sections, words_of
 from ...runtime.launch import num_processes, run_in_processes

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...errors import UserError
-from ...options import within
+from ...extensions import within
 
 
 @dataclass(frozen=True)

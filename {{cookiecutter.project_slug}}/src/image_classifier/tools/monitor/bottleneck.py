@@ -6,7 +6,7 @@ import torch
 
 from ...config import Config
 from ...data import TrainData
-from ...options import option
+from ...extensions import option
 from ...runtime.machine import device_memory_bytes, num_cores, usual_precision
 from ...tracking import Speed
 from .gpu import Gpus

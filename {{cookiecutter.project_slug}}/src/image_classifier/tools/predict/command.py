@@ -7,7 +7,7 @@ import tyro
 
 from ...config import ComputeConfig
 from ...errors import EXIT_DONE, EXIT_FAULT
-from ...options import within
+from ...extensions import within
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from ...config import Config, DataConfig
-from ...options import within
+from ...extensions import within
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
 from ..image_options import PrepareData, take_images

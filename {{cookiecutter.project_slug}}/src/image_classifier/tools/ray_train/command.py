@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from ...config import Config
 from ...errors import UserError
-from ...options import within
+from ...extensions import within
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import sections
 from ...runtime.launch import MAX_RESTARTS

@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 
 from ...config import Config
-from ...options import within
+from ...extensions import within
 from ...runtime.command_line import summary
 from ...runtime.launch import attempt
 from .recipe import take_recipe

@@ -16,8 +16,8 @@ import torch
 
 from ...config import FREE_TO_CHANGE
 from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
+from ...extensions import of_tools
 from ...metrics import metric_number, metric_title, scale
-from ...options import of_tools
 from ...runtime.config_dict import flatten
 from ...runtime.console import clock, say
 from ...runtime.files import read_object

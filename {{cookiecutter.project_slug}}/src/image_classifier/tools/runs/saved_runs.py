@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import UserError
+from ...extensions import of_tools
 from ...metrics import better
-from ...options import of_tools
 from ...runtime.files import about_tensors, read_object, read_rows
 from ...tasks import metric_of
 

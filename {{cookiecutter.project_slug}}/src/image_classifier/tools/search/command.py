@@ -6,8 +6,7 @@ from typing import Literal
 
 from ...config import Config
 from ...errors import UserError
-from ...extensions import need_tool
-from ...options import within
+from ...extensions import need_tool, within
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import changed_knobs, sections
 from ...runtime.launch import attempt

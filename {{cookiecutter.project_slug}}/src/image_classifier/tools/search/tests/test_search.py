@@ -16,9 +16,9 @@ tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
 pytest.importorskip("image_classifier.tools.runs")
 
-from image_classifier import extensions
 from image_classifier.config import Config
 from image_classifier.errors import EXIT_RESTART, UserError
+from image_classifier.extensions import finding
 from image_classifier.runtime.platform import install_command
 from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.search import (
@@ -120,7 +120,7 @@ def test_without_its_libraries_the_command_says_what_to_install(refusal, monkeyp
 
 
 def test_without_the_tool_that_starts_runs_the_command_says_so(refusal, monkeypatch):
-    monkeypatch.setattr(extensions, "find_tool", lambda *_: None)
+    monkeypatch.setattr(finding, "find_tool", lambda *_: None)
     assert refusal("search", "smoke") == (
         "error: search needs a tool that is not here: pretuned add runs\n"
     )

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
-from .errors import UserError
-from .extensions import find_tools
+from ..errors import UserError
+from .finding import find_tools
 
 LARGE = 1e9
 

@@ -1,0 +1,40 @@
+"""What tools add to the rest: a tool is a folder in `tools/`, and any of them may be deleted.
+
+The rest knows no tool by name: it looks for modules of these names in all of them.
+
+- `command.py` is the command of the tool's name: `main(words) -> exit code`. With
+  `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
+- `<verb>_command.py` is the command `<verb>`, of a tool that has several.
+- `options.py` adds options: see `options.py` here.
+- `presets.py` adds presets: `PRESETS`, functions that return a `Config`.
+- `dataset.py` is the dataset of the tool's name: a function of that name.
+- `labels.py` reads labels from a table: `table`, `check_files`.
+- `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
+- `decoder.py` reads files that Pillow does not: `read_tiff`.
+- `unreadable.py` knows a `CURE` for unreadable images, or passes over them: `open_note`.
+- `networks.py` has the models `--model.name <tool>/...`: `build`, `published`, `pretrained_config`;
+  and what to do `without_network`.
+- `network.py` changes a network: `change_network` for every command, `change_training` one that
+  trains, of which `plain_weights` makes the weights of the network without that change.
+- `loss.py` changes the loss or the targets: `change_loss`.
+- `parallel.py` is another way to train on several ranks: `open_parallel`. If its checkpoints are
+  folders, `checkpoints.py` reads them: `read_folder`, `read_whole`.
+- `precision.py` measures which number format is faster on a CPU: `find_gain`.
+- `observer.py` adds warnings, metrics and sentences to the log: `open_observer`.
+- `watcher.py` surrounds the steps of a run, and is told of each: `watch`.
+- `tracker.py` is the tracker of the tool's name: `open_tracker`, and perhaps `LIBRARY`.
+- `page.py` writes the page of a run: `write_page`; `heat.py` what its model looked at, for that
+  page: `open_explainer`.
+"""
+
+from .finding import find_commands, find_tool, find_tools, function, functions, need_tool
+from .options import (
+    check_ranges,
+    check_tools,
+    flag,
+    of_tools,
+    option,
+    out_of_range,
+    section,
+    within,
+)
