@@ -5,7 +5,9 @@ import shutil
 import sys
 
 import pytest
-from conftest import ALL, LONG_NAMES, OFF, SMOKE, losses, python, run, write_photos
+from conftest import ALL, LONG_NAMES, OFF, PROJECT, SMOKE, losses, python, run, write_photos
+
+from pretuned_answers import tools
 
 # With the shortest names, lines that were broken would fit: the formatter sees that, too.
 SHORT_NAMES = {"project_name": "Q", "project_slug": "q", "package_name": "q", "author": "Q"}
@@ -51,19 +53,19 @@ def test_a_project_with_short_names_and_all_options_tests_its_tools(render):
     assert not [line for line in skipped if not re.search("CUDA|GPU", line)]
 
 
-def test_any_tool_can_be_deleted(render, tmp_path):
+def test_a_project_lives_with_any_tools_that_it_was_given_or_that_were_left_to_it(render, tmp_path):
+    names = tools.offered(PROJECT)
+    folders = []
+    for number in range(8):  # each tool with few others; and the usual ones
+        asked = {"_tools": ", ".join(names[number - 1 :: 7])} if number else {"tools": "usual"}
+        folders.append(tmp_path / str(number))
+        shutil.move(render(**LONG_NAMES, **asked), folders[-1])
     whole = render(**LONG_NAMES, **ALL)
-    tools = sorted({path.parent.name for path in whole.glob("src/*/tools/*/__init__.py")})
-    tools.remove("html")  # which tools share
-    assert len(tools) >= 28
-    # Each of them twice, and never twice with the same others.
-    groups = [tools[start::8] for start in range(8)]
-    groups += [tools[start : start + 5] for start in range(0, len(tools), 5)]
-    folders = [tmp_path / str(number) for number in range(len(groups))]
-    for folder, group in zip(folders, groups, strict=True):
-        shutil.copytree(whole, folder)
-        for tool in group:
-            shutil.rmtree(next(folder.glob(f"src/*/tools/{tool}")))
+    for start in range(0, len(names), 5):  # deleted by hand
+        folders.append(tmp_path / f"without {start}")
+        shutil.copytree(whole, folders[-1])
+        for name in names[start : start + 5]:
+            shutil.rmtree(next(folders[-1].glob(f"src/*/tools/{name}")))
     words = LONG_NAMES["package_name"], f"{SMOKE} --run.trackers"
     python("-c", CHECK, *words, whole, *folders)
 
