@@ -14,7 +14,7 @@ from pretuned_answers import RefusedError
 FOLDER = Path("src", "image_classifier", "tools")
 FEW = ("evaluate", "predict", "profile", "report")
 USUAL = (*FEW, "check", "cpu_precision", "export", "find_lr", "prepare", "timm", "wandb")
-USUAL += ("bottleneck", "flops", "gpu", "sanity_checks")
+USUAL += ("bottleneck", "flops", "gpu", "policies", "sanity_checks")
 PAGES = {"bench": ("docs/tips.md",)}  # what belongs to a tool and is not in its folder
 
 IMPORT = re.compile(r"^ *from (\.+)([a-z_]+)\S* import", re.MULTILINE)
