@@ -22,7 +22,7 @@ import pictures
 import record
 import rounds
 
-ABOUT = "data/policies"
+ABOUT = "tools/policies/policy"
 SIDE, BATCH = 224, 64
 POLICIES = ("trivialaugment", "randaugment")
 CONTENDERS = ("torchvision-v1", "torchvision-v2", "ours")
@@ -43,8 +43,8 @@ def build(policy: str, contender: str, photographs: list[Any]) -> Callable[[], o
     if contender == "torchvision-v2":
         transform, tensors = getattr(v2, names[policy])(), pixels.permute(0, 3, 1, 2).contiguous()
         return lambda: [transform(image) for image in tensors]
-    from image_classifier.data import Policy
     from image_classifier.runtime.platform import keep_freed_memory
+    from image_classifier.tools.policies.policy import Policy
 
     keep_freed_memory()  # as in a run
     ours = Policy(policy)

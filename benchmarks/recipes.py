@@ -27,9 +27,8 @@ import record
 import rounds
 
 # A preset is its config, and what learns by it.
-ABOUT = (
-    "augment data evaluate models optim precision presets pace parallel tools/cpu_precision train"
-)
+ABOUT = "augment data evaluate models optim precision presets pace parallel train"
+ABOUT += " tools/cpu_precision tools/policies"
 RECIPES = {
     "shapes": "shapes",
     "shapes:AVX512_CORE_BF16": "shapes",

@@ -14,10 +14,12 @@ from pretuned_answers import RefusedError
 TEMPLATE = next(Path(__file__).resolve().parents[1].glob("{{*}}"))  # which has all of them
 FOLDER = Path("src", "image_classifier", "tools")
 FEW = ("evaluate", "predict", "profile", "report")
-USUAL = (*FEW, "check", "cpu_precision", "export", "find_lr", "monitor", "prepare", "timm", "wandb")
+USUAL = (*FEW, "check", "cpu_precision", "export", "find_lr", "monitor", "policies", "prepare")
+USUAL += ("timm", "wandb")
 PAGES = {"bench": ("docs/tips.md",)}  # what belongs to a tool and is not in its folder
 
 IMPORT = re.compile(r"^ *from (\.+)([a-z_]+)\S* import", re.MULTILINE)
+NEEDS = re.compile(r"^NEEDS = \((.*)\)", re.MULTILINE)  # other tools, in `__init__.py`
 IMPORT_IN_TESTS = re.compile(r"^from \w+\.tools\.([a-z_]+)\S* import", re.MULTILINE)
 COMMAND = re.compile(r"image-classifier ([a-z-]+)")
 BLOCK = re.compile(r"```.*?^```$\n*|.+?(?:\n\n+|\Z)", re.MULTILINE | re.DOTALL)
@@ -65,7 +67,7 @@ def size_of(project: Path, names: Iterable[str]) -> str:
 
 
 def with_needs(project: Path, names: Iterable[str]) -> set[str]:
-    """These tools, and all modules of `tools/` that they or their tests import."""
+    """These tools, and all modules of `tools/` that they name or import, or their tests import."""
     modules = there(project)
     found: set[str] = set()
     left = set(names)
@@ -77,7 +79,7 @@ def with_needs(project: Path, names: Iterable[str]) -> set[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """What a tool, or a module that tools share, imports from `tools/`."""
+    """What a tool, or a module that tools share, needs from `tools/`."""
     if path.is_file():
         rows = IMPORT.findall(path.read_text(encoding="utf-8"))
         return {module for level, module in rows if level == "."}
@@ -86,6 +88,8 @@ def imports(path: Path) -> set[str]:
         text = file.read_text(encoding="utf-8")
         found |= {module for level, module in IMPORT.findall(text) if level == ".."}
         found |= {*IMPORT_IN_TESTS.findall(text)}
+        for names in NEEDS.findall(text):
+            found |= {*re.findall(r"\w+", names)}
     return found
 
 

@@ -12,7 +12,6 @@ from PIL import Image
 from test_order import opened
 from torch.nn import functional
 from torchvision import transforms
-from torchvision.transforms import v2
 
 from image_classifier import augment
 from image_classifier.config import AugmentConfig, Config
@@ -20,7 +19,6 @@ from image_classifier.data import (
     Augmented,
     Windows,
     crops,
-    policies,
     shift_and_flip,
 )
 from image_classifier.data.loader import EvalData
@@ -131,74 +129,6 @@ def test_a_crop_repeats_the_outermost_pixels_at_the_border():
         pixels, grid = image.permute(2, 0, 1)[None].float(), torch.stack((x, y), dim=2)[None]
         whole = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
         torch.testing.assert_close(crop, whole[0].permute(1, 2, 0), atol=0.01, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "theirs", "bins", "rounds"),
-    [
-        ("trivialaugment", v2.TrivialAugmentWide(), range(31), 1),
-        ("randaugment", v2.RandAugment(), [9], 2),
-        ("randaugment-m30-n3", v2.RandAugment(), [30], 3),
-    ],
-)
-def test_a_policy_draws_from_the_space_of_torchvisions(monkeypatch, name, theirs, bins, rounds):
-    drawn = []
-    record = lambda images, which, magnitudes: drawn.append((which, magnitudes)) or images  # noqa: E731
-    monkeypatch.setattr(policies, "apply_grouped", record)
-    policy = policies.Policy(name)
-    policy(IMAGES, torch.rand(40_000, policy.num_draws))
-    assert len(drawn) == rounds
-    which, magnitudes = drawn[-1]
-    shares = which.bincount() / len(which)
-    torch.testing.assert_close(shares, torch.full((14,), 1 / 14), atol=0.01, rtol=0)
-    for number, (kind, (space, is_signed)) in enumerate(theirs._AUGMENTATION_SPACE.items()):
-        found, every = magnitudes[which == number], space(31, 12, 12)
-        found = found.round() if kind == "Posterize" else found
-        every = torch.zeros(1) if every is None else every.float()[list(bins)]
-        assert {*found.abs().tolist()} == {*every.tolist()}
-        assert (found < 0).float().mean().item() == pytest.approx(0.5 * is_signed, abs=0.06)
-
-
-@pytest.mark.parametrize("number", range(14))
-def test_an_operation_does_what_torchvisions_does(number):
-    noise = torch.randint(256, (5, 3, 12, 12), generator=torch.Generator().manual_seed(1)).byte()
-    images = functional.interpolate(noise, (47, 47), mode="bilinear")
-    images[1], images[2] = 77, images[2] // 3 + 40
-    name, (space, _) = [*v2.TrivialAugmentWide._AUGMENTATION_SPACE.items()][number]
-    nearest = transforms.InterpolationMode.NEAREST  # torchvision 0.26 does not know its name
-    theirs = v2.TrivialAugmentWide()._apply_image_or_video_transform
-    theirs = partial(theirs, fill={}, interpolation=nearest)
-    pixels, which = images.permute(0, 2, 3, 1).contiguous(), torch.full((5,), number)
-    signs = [1.0, -1.0, 1.0, -1.0, 1.0] if policies.SIGNED[number] else [1.0] * 5
-    for magnitude in [0.0] if space(31, 47, 47) is None else space(31, 47, 47).tolist():
-        strengths = [sign * magnitude for sign in signs]
-        pairs = zip(images, strengths, strict=True)
-        expected = torch.stack([theirs(image, name, strength) for image, strength in pairs])
-        ours = policies.apply_grouped(pixels, which, torch.tensor(strengths)).permute(0, 3, 1, 2)
-        difference = (ours.int() - expected.int()).abs()
-        # Colors may be rounded otherwise; so may places half way between two pixels.
-        assert (difference > 1).float().mean() < 0.003
-        assert (difference > 0).float().mean() < 0.01
-
-
-@pytest.mark.parametrize("is_trivial", [True, False])
-@pytest.mark.parametrize(
-    ("channels", "bits", "side"),
-    [(3, 8, 32), (3, 8, 47), (1, 8, 32), (5, 8, 32), (3, 16, 32), (5, 16, 33)],
-)
-def test_the_functions_of_a_gpu_change_pixels_as_those_of_a_cpu(channels, bits, side, is_trivial):
-    draw = torch.Generator().manual_seed(0)
-    numbers = policies.Policy("trivialaugment", channels, bits).allowed
-    images = torch.randint(2**bits, (len(numbers) * 9, side, side, channels), generator=draw)
-    images = images.byte() if bits == 8 else images.float()
-    which = numbers.repeat(9)
-    bins = torch.randint(31, which.shape, generator=draw)
-    magnitudes = policies.magnitude_table(is_trivial, side)[which, bins]
-    is_negative = torch.tensor(policies.SIGNED)[which] & (bins % 2 == 0)
-    magnitudes = torch.where(is_negative, -magnitudes, magnitudes)
-    theirs = policies.apply_grouped(images.clone(), which, magnitudes)
-    ours = policies.apply_at_once(images.clone(), which, magnitudes)
-    assert [n for n in numbers if not torch.equal(ours[which == n], theirs[which == n])] == []
 
 
 def test_cutout_blanks_a_square_and_nothing_else():

@@ -78,7 +78,7 @@ def test_rare_classes_count_for_more_in_a_loss_whose_parts_add_up(skewed):
 
 
 @pytest.mark.parametrize("where", ["device", "host", "stream"])
-@pytest.mark.parametrize("knobs", [{}, {"augment__mixup": 1.0}, {"augment__policy": "randaugment"}])
+@pytest.mark.parametrize("knobs", [{}, {"augment__mixup": 1.0}, {"augment__cutmix": 1.0}])
 def test_each_image_has_its_weight_when_it_reaches_the_model(skewed, where, knobs):
     config = changed(skewed, data__balance="loss", data__where=where, **knobs)
     data, _, augment = opened(config, CPU)

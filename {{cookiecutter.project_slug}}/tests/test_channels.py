@@ -26,7 +26,6 @@ from image_classifier.data import (
     Windows,
     decode,
     fit_square,
-    policies,
     shift_and_flip,
 )
 from image_classifier.data.datasets import DATASETS, open_dataset
@@ -191,39 +190,6 @@ def test_numbers_of_16_bits_are_moved_as_they_are(channels):
         assert torch.equal(found.int(), expected)
 
 
-def test_operations_on_color_and_bytes_are_left_to_images_that_have_them(monkeypatch):
-    drawn = []
-    record = lambda images, which, _: drawn.append(which.unique().tolist()) or images  # noqa: E731
-    images = torch.from_numpy(NOISE.integers(256, size=(3, 16, 16, 6), dtype=np.uint8))
-    with monkeypatch.context() as patch:
-        patch.setattr(policies, "apply_grouped", record)
-        for channels, bits in ((3, 8), (6, 8), (3, 16), (1, 16)):
-            policy = policies.Policy("trivialaugment", channels, bits)
-            assert policy(images, torch.rand(9999, policy.num_draws)).is_floating_point() == (
-                bits > 8
-            )
-    names = [operation.__name__ for operation, _ in policies.OPERATIONS]
-    left_out = [{name for n, name in enumerate(names) if n not in found} for found in drawn]
-    bytes_only = {"posterize", "solarize", "autocontrast", "equalize"}
-    assert left_out == [set(), {"color"}, bytes_only, {"color"} | bytes_only]
-
-
-@pytest.mark.parametrize("number", range(14))
-def test_an_operation_treats_all_channels_and_16_bits_alike(number):
-    operation, _ = policies.OPERATIONS[number]
-    images = torch.from_numpy(NOISE.integers(40, 180, size=(3, 16, 16, 3), dtype=np.uint8))
-    which, strength = torch.tensor([number] * 3), torch.tensor([0.3, 0.2, 0.25])
-
-    def apply(images):
-        return policies.apply_grouped(images.clone(), which, strength)
-
-    if operation not in (policies.color, policies.contrast):  # whose gray is another
-        assert torch.equal(apply(images.repeat(1, 1, 1, 2)), apply(images).repeat(1, 1, 1, 2))
-    if operation not in policies.OF_BYTES:
-        deep = apply(images.float() * 257) / 257
-        assert (deep - apply(images).float()).abs().max() < 1.1  # rounded
-
-
 @pytest.fixture(scope="module")
 def medical(tmp_path_factory):
     """Gray PNGs of 16 bits."""
@@ -234,7 +200,7 @@ def medical(tmp_path_factory):
 MEDICAL = {"augment__crop": "pad", "data__where": "device", "data__fit": "squash"}
 MEDICAL |= {"augment__min_size": 16, "augment__cutout": 4, "augment__tta": "shift", "epochs": 4}
 SATELLITE = {"augment__crop": "resized", "data__where": "stream", "data__fit": "pad"}
-SATELLITE |= {"augment__policy": "trivialaugment", "augment__mixup": 0.5, "data__workers": 0}
+SATELLITE |= {"augment__flip": "alternating", "augment__mixup": 0.5, "data__workers": 0}
 
 
 @pytest.mark.parametrize(

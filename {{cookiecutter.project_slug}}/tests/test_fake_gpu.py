@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from image_classifier import augment as augment_module
 from image_classifier.augment import build_augment
-from image_classifier.data import Source, policies
+from image_classifier.data import Source
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.decision import Decision
@@ -200,7 +200,6 @@ AUGMENTED = [
     {"augment__crop": "resized", "augment__flip": "alternating", "data__balance": "loss"},
     {"augment__crop": "none", "augment__flip": "alternating", "augment__mixup": 0.2},
     {"augment__cutmix": 0.5, "data__balance": "sampling"},
-    {"augment__policy": "randaugment-m9-n1", "augment__crop": "resized"},
 ]
 
 
@@ -217,23 +216,8 @@ def test_images_grow_and_several_labels_are_mixed_on_the_device(gpu, config, on_
 
 
 def test_images_of_16_bits_stay_on_the_device(gpu, config, satellite):
-    config = on_deep(config, satellite, 5, augment__policy="trivialaugment")
+    config = on_deep(config, satellite, 5, augment__crop="resized")
     assert augmented(gpu, config).images.shape == (8, 5, 32, 32)
-
-
-@pytest.mark.parametrize(("channels", "dtype"), [(1, torch.uint8), (3, torch.uint8), (5, None)])
-def test_every_operation_of_a_policy_stays_on_the_device(gpu, channels, dtype):
-    numbers = [
-        number
-        for number, (operation, _) in enumerate(policies.OPERATIONS)
-        if (operation is not policies.color or channels == 3)
-        and (operation not in policies.OF_BYTES or dtype)
-    ]
-    which, images = torch.tensor(numbers), torch.zeros((len(numbers), 32, 32, channels), device=GPU)
-    with gpu.waits(0):
-        strengths = torch.full((len(which),), 0.5)
-        found = policies.apply_grouped(images.to(dtype or images.dtype), which, strengths)
-    assert found.shape == images.shape
 
 
 NETWORKS = ["resnet9", "airbench", "airbench96", "resnet18", "vit_s"]

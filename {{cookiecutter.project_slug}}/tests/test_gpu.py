@@ -72,7 +72,7 @@ def train_without_waits(monkeypatch, config):
 
 
 allow_sync_debug = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-EVERYTHING = {"augment__policy": "trivialaugment", "augment__min_size": 24, "precision": "fp16"}
+EVERYTHING = {"augment__min_size": 24, "precision": "fp16"}
 EVERYTHING |= {"augment__flip": "alternating", "data__balance": "loss", "optim__accumulate": 2}
 
 
@@ -169,7 +169,7 @@ def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(on_gpu, mon
 
 def test_photographs_train_on_the_device(on_gpu, photos):
     config = changed(on_gpu, data__name="folder", data__root=str(photos), data__batch_size=4)
-    train(changed(config, augment__crop="resized", augment__policy="randaugment"))
+    train(changed(config, augment__crop="resized"))
 
 
 def test_a_gpu_with_too_little_memory_trains_in_smaller_micro_batches(on_gpu, monkeypatch, capsys):
@@ -237,7 +237,7 @@ def test_every_command_takes_the_gpu_by_itself(tmp_path, photos, capsys):
 
 @pytest.mark.parametrize("name", ["resnet9", "vit_s"])
 def test_a_deterministic_run_leaves_its_report(on_gpu, name, capsys):
-    config = changed(on_gpu, deterministic=True, model__name=name, augment__policy="randaugment")
+    config = changed(on_gpu, deterministic=True, model__name=name)
     train(changed(config, profile=True))
     assert "cannot write" not in capsys.readouterr().out
     assert Path(config.run.dir, "report.html").exists()

@@ -20,7 +20,6 @@ from .data import (
     BOX_DRAWS,
     Augmented,
     Batch,
-    Policy,
     TrainData,
     Windows,
     random_boxes,
@@ -28,6 +27,7 @@ from .data import (
     take,
 )
 from .errors import UserError
+from .extensions import function
 from .preprocess import Normalize
 from .runtime import seeding
 from .runtime.distributed import World
@@ -59,9 +59,9 @@ def build_augment(
             f"of the {world.size} processes an even number of images"
         )
     crop_and_flip = build_crop_and_flip(augment, data, seed)
-    channels = data.source.channels
-    bits = data.source.bits
-    policy = Policy(augment.policy, channels, bits) if augment.policy != "none" else None
+    # A policy changes pixels by the draws that it is given, `num_draws` for each image.
+    open_policy = function("policy", "open_policy")
+    policy = open_policy and open_policy(augment, data.source.channels, data.source.bits)
     full_size = data.data.image_size
     is_random = augment.crop != "none" or augment.flip != "none" or augment.cutout > 0
 

@@ -5,14 +5,12 @@ To add a knob: a field with its comment; a number also has its range, `within(de
 Tools bring more, of the same sections: `tools/<name>/options.py`.
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from .errors import UserError
 from .extensions import check_ranges, check_tools, find_tools, out_of_range, section, within
 
-POLICY = re.compile(r"none|trivialaugment|randaugment(-m([1-2]?\d|30))?(-n([1-9]|10))?")
 SMALLEST_SIDE = 8  # pixels
 
 
@@ -76,7 +74,6 @@ class AugmentConfig:
     # crop keeps
     flip: Literal["none", "random", "alternating"] = "random"  # horizontal flip; alternating: the
     # images that were not flipped in the epoch before, https://arxiv.org/abs/2404.00498
-    policy: str = "none"  # trivialaugment, or randaugment-m9-n2: magnitude 9 (of 30), 2 operations
     cutout: int = within(0, 0, 4096)  # side of a square that is blanked, in pixels; 0: none
     mixup: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
     cutmix: float = within(0.0, 0, 100)  # alpha of the Beta distribution; 0: off
@@ -204,11 +201,6 @@ class Config:
         data = self.data
         augment = self.augment
         optim = self.optim
-        if not POLICY.fullmatch(augment.policy):
-            raise UserError(
-                f"--augment.policy {augment.policy!a} is none of: none, trivialaugment, "
-                "randaugment, randaugment-m9-n2"
-            )
         for knob, side, most in (
             ("data.test_size", data.test_size, 4096),
             ("augment.min_size", augment.min_size, data.image_size),

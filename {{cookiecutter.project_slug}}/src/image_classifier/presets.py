@@ -1,7 +1,8 @@
 """Named experiments. To add one: a function that returns a `Config`, and its name in `PRESETS`.
 
 The first line of its docstring says what it reaches, where and in how long, and is shown by
-`--help`. Derive one from another with `dataclasses.replace`.
+`--help`. Derive one from another with `dataclasses.replace`. Tools bring presets, too:
+one that has the name of a preset here replaces it.
 """
 
 from collections.abc import Callable
@@ -113,7 +114,7 @@ def folder() -> Config:
     return Config(
         epochs=100,
         data=DataConfig(name="folder", image_size=128, batch_size=64),
-        augment=AugmentConfig(crop="resized", policy="trivialaugment", mixup=0.4, cutmix=1.0),
+        augment=AugmentConfig(crop="resized", mixup=0.4, cutmix=1.0),
         model=ModelConfig(name="resnet18"),
         optim=OptimConfig(
             name="muon",

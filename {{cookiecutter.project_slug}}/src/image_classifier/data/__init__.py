@@ -19,7 +19,6 @@ from .datasets.source import Source, are_replaced, numbers_as_names
 from .decode import BadImageError, read_image
 from .gather import Windows, reflect, shift_and_flip
 from .loader import EvalData, TrainData
-from .policies import Policy
 from .samples import LEFT_OUT, Note, Samples
 from .shared_memory import SharedMemoryLoader
 from .worker_count import choose_workers, worker_counts

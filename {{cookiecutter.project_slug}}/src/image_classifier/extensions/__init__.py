@@ -6,7 +6,8 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
 - `<verb>_command.py` is the command `<verb>`, of a tool that has several.
 - `options.py` adds options: see `options.py` here.
-- `presets.py` adds presets: `PRESETS`, functions that return a `Config`.
+- `presets.py` adds presets: `PRESETS`, functions that return a `Config`; one with the name of a
+  preset of the core replaces it.
 - `dataset.py` is the dataset of the tool's name: a function of that name.
 - `labels.py` reads labels from a table: `table`, `check_files`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
@@ -16,6 +17,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   and what to do `without_network`.
 - `network.py` changes a network: `change_network` for every command, `change_training` one that
   trains, of which `plain_weights` makes the weights of the network without that change.
+- `policy.py` changes training images before they are normalized: `open_policy`.
 - `loss.py` changes the loss or the targets: `change_loss`.
 - `parallel.py` is another way to train on several ranks: `open_parallel`. If its checkpoints are
   folders, `checkpoints.py` reads them: `read_folder`, `read_whole`.

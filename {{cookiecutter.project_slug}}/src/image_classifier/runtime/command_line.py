@@ -154,7 +154,7 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
 
 
 def all_presets() -> dict[str, Callable[[], Config]]:
-    """`PRESETS`, and those of the tools that are there."""
+    """`PRESETS`, and those of the tools that are there, which replace others of their name."""
     tools = find_tools("presets").values()
     return PRESETS | {preset.__name__: preset for tool in tools for preset in tool.PRESETS}
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ...config import AugmentConfig, Config, DataConfig, ModelConfig, OptimConfig
+from ...extensions import need_tool
 
 
 def imagenet_rn50_16() -> Config:
@@ -33,6 +34,7 @@ def imagenet_vit_s() -> Config:
     """ImageNet, ViT-S/16; published: 76.5 % in 6 to 7 hours on a TPUv3-8; not reproduced here."""
     # https://arxiv.org/abs/2205.01580, and big_vision's configs/vit_s16_i1k.py. There the head has
     # a hidden layer, and a test sees the middle 7/8 of an image.
+    need_tool("options", "policies", "imagenet_vit_s")
     return Config(
         epochs=90,
         data=DataConfig(name="folder", root="imagenet", image_size=224, batch_size=1024),

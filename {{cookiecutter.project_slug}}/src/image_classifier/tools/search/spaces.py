@@ -14,6 +14,7 @@ from typing import Any
 from ray import tune
 
 from ...config import Config
+from ...extensions import of_tools
 
 Space = dict[str, Any] | Callable[[Any], None]
 
@@ -33,10 +34,10 @@ def lr(config: Config) -> Space:
 
 def finetune(config: Config) -> Space:
     """What decides how far trained weights move, and how strongly images are augmented."""
-    return lr(config) | {
-        "optim.layer_decay": tune.choice([0.65, 0.75, 0.85, 1.0]),
-        "augment.policy": tune.choice(["none", "trivialaugment"]),
-    }
+    space = lr(config) | {"optim.layer_decay": tune.choice([0.65, 0.75, 0.85, 1.0])}
+    if "augment.policy" in of_tools():
+        space["augment.policy"] = tune.choice(["none", "trivialaugment"])
+    return space
 
 
 def optimizers(_: Config) -> Space:

@@ -4,13 +4,25 @@ import pytest
 import torch
 
 from image_classifier.augment import build_size
+from image_classifier.errors import UserError
+from image_classifier.extensions import finding
 from image_classifier.models import build_model
 from image_classifier.optim import build_schedule
-from image_classifier.tools.imagenet.presets import PRESETS
+from image_classifier.tools.imagenet.presets import (
+    PRESETS,
+    imagenet_vit_s,
+)
+
+
+def test_a_recipe_names_the_tool_that_it_needs(monkeypatch):
+    monkeypatch.setattr(finding, "find_tool", lambda *_: None)
+    with pytest.raises(UserError, match=r"^imagenet_vit_s needs .*: pretuned add policies$"):
+        imagenet_vit_s()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_model_of_every_preset_builds(preset):
+    pytest.importorskip("image_classifier.tools.policies")
     config = preset()
     size = config.data.image_size
     with torch.device("meta"):
@@ -19,6 +31,7 @@ def test_the_model_of_every_preset_builds(preset):
 
 
 def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
+    pytest.importorskip("image_classifier.tools.policies")
     published = {preset.__name__: preset for preset in PRESETS}
     for name, knobs, expected in (  # test size, batch, decay; size and learning rate by epoch
         ("rn50_16", (256, 4096, 1e-4), {2: (160, 1.7), 12: (160, 0.486), 13: (192, 0.364)}),

@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...config import AugmentConfig
+
 DRAWS = 3  # for an operation on an image: which one, how strong, its sign
 BINS = 31  # strengths
 CACHED = 2**19  # numbers that an operation works on at once, on a CPU
@@ -31,6 +33,11 @@ TRIVIAL = {"shear": 0.99, "move": 32.0, "turn": 135.0, "blend": 0.99, "bits": 2.
 RAND = {"shear": 0.3, "move": 150 / 331, "turn": 30.0, "blend": 0.9, "bits": 4.0}
 AT_ZERO = {"bits": 8.0, "threshold": 1.0}
 GRAY = 0.2989, 0.587, 0.114  # of red, green and blue, by ITU-R BT.601
+
+
+def open_policy(augment: AugmentConfig, channels: int, bits: int) -> "Policy | None":
+    """What `--augment.policy` does to images of so many channels and bits; None if it is none."""
+    return Policy(augment.policy, channels, bits) if augment.policy != "none" else None
 
 
 class Policy:

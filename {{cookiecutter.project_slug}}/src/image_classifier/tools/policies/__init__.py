@@ -1,0 +1,1 @@
+"""`--augment.policy`: TrivialAugment and RandAugment, on the device."""
