@@ -23,7 +23,7 @@ import house
 import record
 import rounds
 
-ABOUT = "data evaluate predictions tools/loaded_model tools/predict"
+ABOUT = "data evaluate metrics tools/loaded_model tools/predict"
 CHUNK = 256  # images of a batch
 
 

@@ -43,7 +43,7 @@ import house
 import record
 import rounds
 
-ABOUT = "train parallel precision optim checkpoint runtime/distributed runtime/launch"
+ABOUT = "train parallel precision optim checkpoints runtime/distributed runtime/launch"
 ABOUT += " models/torchvision tools/fsdp/parallel"
 CLASSES, STEPS = 10, 3  # steps of a kind in a turn
 KINDS = ("fp32", "bf16", "alone", "after", "buffers", "static", "fsdp")
@@ -270,13 +270,13 @@ def until(lines: Any, pattern: str) -> None:  # noqa: ANN401 - an iterator of st
 def save(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Milliseconds in which a save holds up training, and until it is on the disk; its size."""
     import torch
-    from image_classifier.checkpoint import Checkpoints
+    from image_classifier.checkpoints.saving import Checkpoints
+    from image_classifier.checkpoints.state import TrainState
     from image_classifier.data.datasets.source import Source
     from image_classifier.models import build_model
     from image_classifier.optim import build_optimizer
     from image_classifier.precision import Precision
     from image_classifier.runtime.distributed import World
-    from image_classifier.train_state import TrainState
 
     config = build_config(options)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))

@@ -35,9 +35,7 @@ import record
 import rounds
 from safetensors.torch import save_file
 
-ABOUT = (
-    "augment data evaluate features linear_probe models optim precision presets pace parallel train"
-)
+ABOUT = "augment data evaluate linear_probe models optim precision presets pace parallel train"
 ABOUT += " tools/cpu_precision tools/timm"
 METHODS = ("probe", "finetune", "fastai", "timm", "logistic")
 PEERS = ("probe", "logistic", "fastai", "timm")  # that `finetune` should not be below

@@ -111,8 +111,8 @@ def measure(knobs: dict[str, Any], run_dir: str) -> dict[str, float]:
     """CPU milliseconds per image, and a digest of the weights at the end of a run."""
     import numpy as np
     import torch
+    from image_classifier.checkpoints.reading import read_checkpoint
     from image_classifier.data import open_dataset
-    from image_classifier.models import read_checkpoint
     from image_classifier.train import train
 
     torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from .suites import tests_of
 from .table import Row, run_row
 
 # What keeps the promises.
-ABOUT = "checkpoint data pace parallel runtime tools/diagnose train train_state"
+ABOUT = "checkpoints data pace parallel runtime tools/diagnose train"
 
 ROWS = [
     Row(

@@ -16,9 +16,9 @@ import image_classifier.train
 import torch
 import torch._dynamo  # what a run imports on its way is imported here, once for all of them
 import torchvision.transforms.v2  # noqa: F401
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import Config
 from image_classifier.errors import FaultError
-from image_classifier.models import read_checkpoint
 from image_classifier.presets import smoke
 from image_classifier.runtime.config_dict import flatten, unflatten
 

@@ -5,10 +5,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from image_classifier import checkpoint
+from image_classifier.checkpoints import saving as checkpoint
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import Config
 from image_classifier.errors import FaultError
-from image_classifier.models import read_checkpoint
 
 from .children import (
     FAST,

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from image_classifier.checkpoint import Checkpoints
+from image_classifier.checkpoints.reading import DamagedError, read_checkpoint
+from image_classifier.checkpoints.saving import Checkpoints
+from image_classifier.checkpoints.state import TrainState
 from image_classifier.config import Config
 from image_classifier.data import Batch, TrainData
 from image_classifier.data.datasets import open_dataset
 from image_classifier.errors import UserError
-from image_classifier.models import DamagedError, read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
-from image_classifier.train_state import TrainState
 
 from .children import (
     assert_same_end,

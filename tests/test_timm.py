@@ -2,8 +2,9 @@
 
 import timm
 import torch
+from image_classifier.checkpoints.pretrained import PretrainedWeights
 from image_classifier.config import ModelConfig, OptimConfig
-from image_classifier.models import PretrainedWeights, build_model
+from image_classifier.models import build_model
 from image_classifier.optim import build_optimizer
 from timm.models import adapt_input_conv
 from timm.optim import param_groups_weight_decay

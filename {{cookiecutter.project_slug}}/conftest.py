@@ -31,8 +31,8 @@ from image_classifier.cli import commands, main
 from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
 from image_classifier.extensions import find_tools
+from image_classifier.metrics.predictions import Predictions
 from image_classifier.models import build_model
-from image_classifier.predictions import Predictions
 from image_classifier.presets import smoke
 from image_classifier.runtime import distributed
 from image_classifier.runtime.config_dict import flatten

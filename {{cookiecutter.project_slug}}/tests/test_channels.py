@@ -17,6 +17,7 @@ from test_order import opened, seen
 from test_resume import assert_same, final
 from torch import nn
 
+from image_classifier.checkpoints.pretrained import PretrainedWeights, load_pretrained
 from image_classifier.config import (
     AugmentConfig,
     ModelConfig,
@@ -33,12 +34,7 @@ from image_classifier.data.datasets.map_style import to_pixels
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
-from image_classifier.models import (
-    MODELS,
-    PretrainedWeights,
-    build_model,
-    load_pretrained,
-)
+from image_classifier.models import MODELS, build_model
 from image_classifier.optim import build_optimizer
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World

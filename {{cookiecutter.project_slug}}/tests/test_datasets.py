@@ -16,6 +16,7 @@ from test_order import seen
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import Config, DataConfig
 from image_classifier.data.datasets import DATASETS, open_dataset
 from image_classifier.data.datasets.map_style import to_pixels
@@ -23,7 +24,6 @@ from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.errors import UserError
-from image_classifier.models import read_checkpoint
 from image_classifier.runtime.distributed import World
 from image_classifier.train import train
 

@@ -6,14 +6,10 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier import predictions
 from image_classifier.data import Source
-from image_classifier.decision import (
-    NEVER,
-    choose_decision,
-    choose_threshold,
-)
-from image_classifier.predictions import Predictions
+from image_classifier.metrics import predictions
+from image_classifier.metrics.decision import NEVER, choose_decision, choose_threshold
+from image_classifier.metrics.predictions import Predictions
 from image_classifier.train import train
 
 COUNT = 4000

@@ -23,13 +23,14 @@ from torch.utils._pytree import tree_leaves
 
 from image_classifier import augment as augment_module
 from image_classifier.augment import build_augment
+from image_classifier.checkpoints.state import TrainState
 from image_classifier.data import Source
 from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import EvalData, TrainData
-from image_classifier.decision import Decision
 from image_classifier.evaluate import evaluate
 from image_classifier.extensions import find_tool
-from image_classifier.features import predict_features
+from image_classifier.linear_probe.features import predict_features
+from image_classifier.metrics.decision import Decision
 from image_classifier.models import vit
 from image_classifier.optim import build_optimizer, set_training
 from image_classifier.precision import Precision
@@ -41,7 +42,6 @@ from image_classifier.train import (
     init_model,
     train_step,
 )
-from image_classifier.train_state import TrainState
 
 aten = torch.ops.aten
 PUTS = aten.index_put_.default, aten.index_put.default

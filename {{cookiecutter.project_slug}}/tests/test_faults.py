@@ -17,10 +17,10 @@ from conftest import changed, logged, losses, run_alone, run_ranks, start, wait_
 from test_resume import assert_same
 from torch import nn
 
-from image_classifier import checkpoint
 from image_classifier import train as train_module
+from image_classifier.checkpoints import saving as checkpoint
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.errors import FaultError, UserError
-from image_classifier.models import read_checkpoint
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision

@@ -8,7 +8,7 @@ from conftest import answers_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from image_classifier.models import read_weights
+from image_classifier.checkpoints.pretrained import read_weights
 from image_classifier.train import train
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from image_classifier.checkpoints.state import TrainState
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
-from image_classifier.train_state import TrainState
 
 
 class Operations(TorchDispatchMode):

@@ -17,11 +17,13 @@ from sklearn.preprocessing import StandardScaler
 from test_resume import assert_same, final
 from torch import nn
 
-from image_classifier import features, linear_probe
+from image_classifier.checkpoints.reading import load_best
 from image_classifier.config import ModelConfig
 from image_classifier.errors import FaultError, UserError
-from image_classifier.linear_probe import fit_classes, fit_labels
-from image_classifier.models import build_model, load_best
+from image_classifier.linear_probe import features
+from image_classifier.linear_probe import fitting as linear_probe
+from image_classifier.linear_probe.fitting import fit_classes, fit_labels
+from image_classifier.models import build_model
 from image_classifier.train import train
 
 SMALL = ModelConfig(name="resnet9_gn", width=8)

@@ -23,8 +23,8 @@ from test_resume import final
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from image_classifier import checkpoint
 from image_classifier import train as train_module
+from image_classifier.checkpoints import saving as checkpoint
 from image_classifier.optim import (
     build_optimizer,
     build_schedule,

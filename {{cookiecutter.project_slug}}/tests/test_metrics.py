@@ -17,7 +17,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from image_classifier import evaluate as evaluation
-from image_classifier import predictions
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
 from image_classifier.evaluate import (
@@ -25,7 +24,8 @@ from image_classifier.evaluate import (
     evaluate,
     metric_names,
 )
-from image_classifier.metrics import METRICS, Metric, phrase
+from image_classifier.metrics import predictions
+from image_classifier.metrics.table import METRICS, Metric, phrase
 from image_classifier.models import build_model
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.precision import Precision

@@ -38,7 +38,9 @@ from test_faults import NO_MEMORY, lack_memory
 from test_resume import assert_same, final
 from torch import nn
 
-from image_classifier import checkpoint, parallel
+from image_classifier import parallel
+from image_classifier.checkpoints import pretrained
+from image_classifier.checkpoints import saving as checkpoint
 from image_classifier.config import ComputeConfig, Config
 from image_classifier.data import splits
 from image_classifier.errors import (
@@ -47,7 +49,6 @@ from image_classifier.errors import (
     is_peer_failure,
 )
 from image_classifier.extensions import find_tools
-from image_classifier.models import pretrained
 from image_classifier.runtime import (
     consensus,
     distributed,

@@ -17,19 +17,19 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from image_classifier import checkpoint
 from image_classifier import train as train_module
-from image_classifier.checkpoint import to_host
+from image_classifier.checkpoints import saving as checkpoint
+from image_classifier.checkpoints.reading import load_best, read_checkpoint
+from image_classifier.checkpoints.saving import to_host
+from image_classifier.checkpoints.state import TrainState
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
-from image_classifier.models import load_best, read_checkpoint
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.files import write_whole
 from image_classifier.train import train
-from image_classifier.train_state import TrainState
 
 # What a row says of its speed and of the device.
 SPEED = ("train/images_per_second", "train/waited_fraction", "train/mfu", "memory_bytes")

@@ -11,12 +11,13 @@ import torch
 from conftest import changed, write_photo
 from safetensors import safe_open
 
-from image_classifier import checkpoint
+from image_classifier.checkpoints import saving as checkpoint
+from image_classifier.checkpoints.reading import load_best
 from image_classifier.cli import commands, main
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.metrics import scores_text
-from image_classifier.models import build_model, load_best
+from image_classifier.metrics.table import scores_text
+from image_classifier.models import build_model
 from image_classifier.runtime.console import printable
 from image_classifier.train import train
 

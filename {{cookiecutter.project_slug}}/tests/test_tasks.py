@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from torch.testing import assert_close
 
+from image_classifier.checkpoints.reading import read_checkpoint
+from image_classifier.checkpoints.state import TrainState
 from image_classifier.config import (
     Config,
     DataConfig,
@@ -32,8 +34,7 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.decode import BadImageError
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
-from image_classifier.metrics import METRICS, Metric, metric_text
-from image_classifier.models import read_checkpoint
+from image_classifier.metrics.table import METRICS, Metric, metric_text
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import join_world
@@ -44,7 +45,6 @@ from image_classifier.tasks import (
     mix_several,
 )
 from image_classifier.train import train
-from image_classifier.train_state import TrainState
 
 COUNT, CLASSES, UNREADABLE = 23, 7, 4
 

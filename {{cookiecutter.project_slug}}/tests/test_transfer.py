@@ -13,13 +13,10 @@ from conftest import changed
 from safetensors.torch import save_file
 from test_resume import assert_same, final
 
+from image_classifier.checkpoints.pretrained import PretrainedWeights, load_pretrained
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import (
-    PretrainedWeights,
-    build_model,
-    load_pretrained,
-)
+from image_classifier.models import build_model
 from image_classifier.models.airbench import Airbench
 from image_classifier.optim import build_optimizer, set_lr
 from image_classifier.runtime.distributed import World

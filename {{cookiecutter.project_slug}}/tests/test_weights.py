@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.errors import UserError
-from image_classifier.models import read_checkpoint
 from image_classifier.train import train
 
 OTHER = "is not a checkpoint of this project: "

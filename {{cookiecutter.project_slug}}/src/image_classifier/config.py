@@ -157,7 +157,8 @@ class RunConfig:
     evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
     # followed by a checkpoint, as are 10 minutes without one
     best_by: str = "auto"  # the metric that decides which weights are in best.pt, and whether
-    # patience is at its end: any of metrics.py; auto: top1, with several labels average_precision
+    # patience is at its end: any of metrics/table.py; auto: top1, or average_precision with several
+    # labels
     min_precision: float = within(0.0, 0, 1)  # "I don't know": the share of predictions that should
     # be right, which decides from which probability on they count; chosen on the validation images.
     # With several labels, of each label; 0: all count

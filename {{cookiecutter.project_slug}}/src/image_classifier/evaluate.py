@@ -7,11 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from .data import EvalData, Source
-from .decision import NO_DECISION, Decision
 from .errors import UserError
-from .metrics import METRICS, find_metric, metric_title, names_for, scores_text, words
+from .metrics import (
+    METRICS,
+    NO_DECISION,
+    Decision,
+    Predictions,
+    counted_and_correct,
+    find_metric,
+    metric_title,
+    names_for,
+    scores_text,
+    words,
+)
 from .precision import Precision
-from .predictions import Predictions, counted_and_correct
 from .preprocess import Normalize
 from .runtime.distributed import World
 from .tasks import TASKS, ImageResult

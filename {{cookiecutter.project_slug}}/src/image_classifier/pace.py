@@ -5,13 +5,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .checkpoint import Checkpoints
+from .checkpoints import Checkpoints, TrainState
 from .config import RunConfig
 from .data import TrainData
 from .runtime.consensus import AsyncConsensus
 from .runtime.launch import seconds_since_start
 from .runtime.signals import TIME_LIMIT, Signals, StoppedError
-from .train_state import TrainState
 
 
 class Pace:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from .checkpoint import Checkpoints
+from .checkpoints import Checkpoints
 from .config import ComputeConfig, Config
 from .extensions import functions
 from .precision import Precision

@@ -4,13 +4,13 @@ A deployed model needs this module and no other of the input path.
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .config import AugmentConfig
 from .data import Source, shift_and_flip
-from .models import Best
 from .precision import Precision
 
 CACHED = 2**18  # float32 numbers that fit into a core's cache beside others
@@ -30,12 +30,20 @@ VIEWS = {
 }
 
 
+class Pixels(Protocol):
+    """What is normalized: images of a dataset, or those that a model was trained on."""
+
+    mean: tuple[float, ...]  # of each channel, from 0 to 1
+    std: tuple[float, ...]
+    bits: int  # of each number
+
+
 class Normalize:
     """Scales pixels, whole numbers, to mean 0 and standard deviation 1 of each channel."""
 
     def __init__(
         self,
-        source: Source | Best,
+        source: Pixels,
         size: int,
         precision: Precision,
         augment: AugmentConfig | None = None,

@@ -15,10 +15,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, so
 
 from .config import Config, OptimConfig
 from .data import LEFT_OUT, Augmented, Source, TrainData
-from .decision import THRESHOLD
 from .extensions import functions
-from .metrics import average_precisions, recalls
-from .predictions import Predictions
+from .metrics import THRESHOLD, Predictions, average_precisions, recalls
 from .runtime.config_dict import flatten
 
 MOST_WEIGHT = 100.0  # of a rare label

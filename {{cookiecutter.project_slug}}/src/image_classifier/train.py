@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .augment import build_augment
-from .checkpoint import read_newest
+from .checkpoints import TrainState, load_pretrained, read_newest
 from .config import Config
 from .data import Augmented, EvalData, TrainData
 from .evaluate import Scores, evaluate
 from .extensions import functions
 from .linear_probe import PROBE, soften, start_from_probe
-from .models import build_model, load_pretrained
+from .models import build_model
 from .optim import build_optimizer, build_schedule, set_lr, set_training
 from .pace import Pace
 from .parallel import open_parallel
@@ -26,7 +26,6 @@ from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .tasks import Loss, build_loss, metric_of
 from .tracking import RunLogger, Setup, check_setup, open_observers
-from .train_state import TrainState
 
 
 def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of it visible

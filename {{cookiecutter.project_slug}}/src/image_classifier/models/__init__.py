@@ -1,4 +1,4 @@
-"""Networks by name, and weights for them: the face of this room, from which other rooms import.
+"""Networks by name: the face of this room, from which other rooms import.
 
 To add a network: a function in a file of its own here, and its name in `MODELS`.
 
@@ -25,22 +25,9 @@ from .blocks import (
     find_matrices,
     find_modules,
 )
-from .pretrained import PretrainedWeights, load_pretrained, no_network, read_weights
 from .resnet9 import resnet9, resnet9_gn
-from .torchvision import adapted, size_misfit, torchvision
+from .torchvision import adapted, published_weights, size_misfit, torchvision
 from .vit import vit_s
-from .weights import (
-    WRONG_CONTENT,
-    Best,
-    DamagedError,
-    check_weights,
-    first_reason,
-    load_best,
-    newest_first,
-    parse_checkpoint,
-    read_checkpoint,
-    saved_steps,
-)
 
 MODELS: dict[str, Callable[[ModelConfig, int, int, int], nn.Module]] = {
     "resnet9": resnet9,

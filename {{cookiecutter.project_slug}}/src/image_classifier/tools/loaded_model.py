@@ -5,10 +5,11 @@ from pathlib import Path
 
 from torch import nn
 
+from ..checkpoints import Best, first_reason, load_best
 from ..config import ComputeConfig
 from ..data import Source
 from ..errors import UserError
-from ..models import Best, build_model, first_reason, load_best
+from ..models import build_model
 from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.console import some

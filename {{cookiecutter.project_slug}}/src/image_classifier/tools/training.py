@@ -5,6 +5,7 @@ from copy import deepcopy
 from torch import Tensor
 
 from ..augment import build_augment
+from ..checkpoints import TrainState
 from ..config import Config
 from ..data import Batch, TrainData
 from ..errors import UserError
@@ -16,7 +17,6 @@ from ..runtime.distributed import World
 from ..runtime.seeding import seed_everything, seed_layers
 from ..tasks import build_loss
 from ..train import init_model, train_step
-from ..train_state import TrainState
 
 
 class Training:

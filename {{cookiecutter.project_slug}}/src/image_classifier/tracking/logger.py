@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..checkpoints import TrainState
 from ..data import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
@@ -31,7 +32,6 @@ from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..tasks import metric_of
-from ..train_state import TrainState
 from .observers import Observer, Setup, Speed, watchers
 from .trackers import Trackers, confusion_image
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..checkpoints import TrainState
 from ..config import Config
 from ..data import EvalData, TrainData
 from ..extensions import find_tools
 from ..precision import Precision
 from ..runtime.distributed import World
-from ..train_state import TrainState
 
 
 @dataclass(frozen=True)

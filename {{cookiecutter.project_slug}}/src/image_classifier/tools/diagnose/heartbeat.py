@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...checkpoints import TrainState
 from ...errors import EXIT_PEER_LOST, FaultError, is_peer_failure
 from ...runtime.distributed import World
 from ...runtime.files import open_plain, parse_object
 from ...tracking import Setup
-from ...train_state import TrainState
 
 FILE = "heartbeats"  # in the run folder: a row of ROW_BYTES for each rank
 ROW_BYTES = 512

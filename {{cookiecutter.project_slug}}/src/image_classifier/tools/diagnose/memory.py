@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ...checkpoints import TrainState
 from ...errors import is_out_of_memory
 from ...extensions import option
 from ...runtime.console import printable
 from ...runtime.files import write_json
 from ...runtime.platform import peak_memory_bytes
 from ...tracking import Setup
-from ...train_state import TrainState
 
 FOLDER = "memory"  # in the run folder
 # What to try where weights, gradients and the optimizer take most; and where activations do.

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ...checkpoints import TrainState
 from ...tracking import Setup
-from ...train_state import TrainState
 from . import heartbeat, memory
 
 

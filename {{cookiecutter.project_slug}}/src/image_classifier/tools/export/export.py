@@ -11,8 +11,7 @@ from torch import Tensor
 from ...config import ComputeConfig
 from ...data import BadImageError, Source, fit_square, open_dataset
 from ...errors import FaultError, UserError
-from ...metrics import metric_text
-from ...predictions import counted_and_correct
+from ...metrics import counted_and_correct, metric_text
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
 from ...tasks import TASKS

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch.nn.functional import avg_pool1d
 
+from ...checkpoints import load_pretrained
 from ...config import Config
 from ...data import TrainData
 from ...errors import UserError
 from ...linear_probe import begin_at_zero
-from ...models import load_pretrained
 from ...precision import settle_precision
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text

@@ -23,12 +23,10 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from ...checkpoint import Checkpoints
+from ...checkpoints import NUMBERS, Checkpoints, DamagedError, TrainState, parse_checkpoint
 from ...errors import UserError
-from ...models import DamagedError, parse_checkpoint
 from ...runtime.distributed import World, local_part
 from ...runtime.files import open_plain, read_object, sync_folder, write_json, write_whole
-from ...train_state import NUMBERS, TrainState
 
 RUN, DIGESTS = "run.json", "digests.json"
 

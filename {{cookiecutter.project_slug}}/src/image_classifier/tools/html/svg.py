@@ -10,7 +10,7 @@ from itertools import chain
 
 from torch import Tensor
 
-from ...predictions import BINS
+from ...metrics import BINS
 
 Points = list[tuple[float, float]]  # x and y
 

@@ -14,7 +14,7 @@ from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError, smaller_batch_on_oom
 from ...evaluate import predict_logits
-from ...features import predict_features
+from ...linear_probe import predict_features
 from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
 from ...runtime.progress import Progress

@@ -14,10 +14,10 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEventAvg
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from ...checkpoints import TrainState
 from ...runtime.console import printable
 from ...runtime.phases import PHASES
 from ...tracking import Setup
-from ...train_state import TrainState
 
 SKIPPED_STEPS, WARMUP_STEPS, RECORDED_STEPS = 10, 3, 5
 

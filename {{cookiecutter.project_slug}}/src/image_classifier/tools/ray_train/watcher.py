@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...checkpoints import TrainState
 from ...runtime.files import read_rows
 from ...tracking import Setup
-from ...train_state import TrainState
 
 is_worker = False  # of Ray Train; set before the run begins
 

@@ -18,10 +18,19 @@ from torch import Tensor
 
 from ...config import Config, RunConfig
 from ...data import Source
-from ...decision import Decision
 from ...errors import FaultError, UserError
-from ...metrics import METRICS, against_the_rest, find_metric, metric_number, metric_title
-from ...predictions import Predictions, calibrate, calibration_error, counted_and_correct
+from ...metrics import (
+    METRICS,
+    Decision,
+    Predictions,
+    against_the_rest,
+    calibrate,
+    calibration_error,
+    counted_and_correct,
+    find_metric,
+    metric_number,
+    metric_title,
+)
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
 from ...tasks import metric_of

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...metrics import average_precisions, class_scores
-from ...predictions import Predictions
+from ...metrics import Predictions, average_precisions, class_scores
 
 MOST_CLASSES, MOST_PAIRS = 1000, 30  # rows of a table
 

@@ -9,8 +9,7 @@ from statistics import median
 
 from ...data import are_replaced
 from ...errors import UserError
-from ...metrics import better, metric_number, metric_title, scale
-from ...predictions import counted_and_correct
+from ...metrics import better, counted_and_correct, metric_number, metric_title, scale
 from ...runtime.console import clock, printable
 from .groups import Group, open_groups
 from .saved_runs import Run

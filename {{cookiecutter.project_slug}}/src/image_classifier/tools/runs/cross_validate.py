@@ -7,8 +7,7 @@ import torch
 from ...config import Config, DataConfig, ModelConfig
 from ...data import Source, open_dataset
 from ...errors import UserError
-from ...metrics import find_metric, metric_title, scores_text
-from ...predictions import confusion_of, counted_and_correct
+from ...metrics import confusion_of, counted_and_correct, find_metric, metric_title, scores_text
 from ...runtime.console import say
 from ...runtime.files import write_json
 from .many_runs import as_json, mean_text, print_table, train_all

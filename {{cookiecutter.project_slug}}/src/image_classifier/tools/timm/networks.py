@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...checkpoints import no_network, read_weights
 from ...config import ModelConfig
 from ...errors import UserError, did_you_mean
-from ...models import adapted, no_network, read_weights, size_misfit
+from ...models import adapted, size_misfit
 from ...runtime.platform import install_command
 
 TIMM = "timm/"  # begins the names of its models

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import changed
 
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.cli import main
 from image_classifier.data import TrainData
-from image_classifier.models import read_checkpoint
 from image_classifier.runtime.command_line import summary
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.bench import bench as benching

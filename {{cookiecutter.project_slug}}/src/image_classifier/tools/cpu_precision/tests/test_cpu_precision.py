@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import DAMAGED, changed, run_ranks
 
-from image_classifier.checkpoint import read_newest
+from image_classifier.checkpoints.saving import read_newest
 from image_classifier.data.loader import TrainData
 from image_classifier.precision import settle_precision
 from image_classifier.runtime.distributed import World, join_world

@@ -10,11 +10,11 @@ import torch
 from conftest import changed, losses, run_ranks, train_until
 from torch.nn.functional import interpolate, one_hot
 
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import ComputeConfig
 from image_classifier.data import datasets
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import UserError
-from image_classifier.models import read_checkpoint
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.distill.loss import Teacher
 from image_classifier.train import train

@@ -10,12 +10,12 @@ import pytest
 import torch
 from conftest import changed, logged, on_deep, run_ranks
 
+from image_classifier.checkpoints.reading import load_best, read_checkpoint
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
 from image_classifier.data import DATASETS
 from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import UserError
-from image_classifier.models import load_best, read_checkpoint
 from image_classifier.models.airbench import Airbench
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World, join_world

@@ -25,18 +25,15 @@ from conftest import (
     write_photo,
 )
 
-from image_classifier import checkpoint as checkpoint_files
-from image_classifier.checkpoint import read_newest
+from image_classifier.checkpoints import saving as checkpoint_files
+from image_classifier.checkpoints.reading import read_checkpoint, saved_steps
+from image_classifier.checkpoints.saving import read_newest
+from image_classifier.checkpoints.state import TrainState
 from image_classifier.cli import main
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import FaultError, UserError
-from image_classifier.metrics import METRICS, Metric
-from image_classifier.models import (
-    build_model,
-    read_checkpoint,
-    saved_steps,
-    vit,
-)
+from image_classifier.metrics.table import METRICS, Metric
+from image_classifier.models import build_model, vit
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import consensus
@@ -50,7 +47,6 @@ from image_classifier.runtime.signals import StoppedError
 from image_classifier.tools.fsdp import checkpoints
 from image_classifier.tools.fsdp import parallel as sharding
 from image_classifier.train import train
-from image_classifier.train_state import TrainState
 
 ALONE = World(torch.device("cpu"))
 

@@ -9,9 +9,10 @@ import torch
 from conftest import changed, losses, run_ranks
 from torch import nn
 
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import build_model, read_checkpoint
+from image_classifier.models import build_model
 from image_classifier.tools.gradient_checkpointing import (
     network as recompute,
 )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import changed
 
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import DataConfig
 from image_classifier.data import (
     BadImageError,
@@ -20,7 +21,6 @@ from image_classifier.data import (
     read_image,
 )
 from image_classifier.errors import UserError
-from image_classifier.models import read_checkpoint
 from image_classifier.runtime.platform import install_command
 from image_classifier.train import train
 

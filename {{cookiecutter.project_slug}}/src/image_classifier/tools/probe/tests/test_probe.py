@@ -10,18 +10,15 @@ import torch
 from conftest import logged
 from safetensors.torch import save_file
 
-from image_classifier import features
+from image_classifier.checkpoints.pretrained import load_pretrained
+from image_classifier.checkpoints.reading import load_best
 from image_classifier.cli import commands, main
 from image_classifier.config import ComputeConfig, ModelConfig
 from image_classifier.data import EvalData
 from image_classifier.evaluate import evaluate
 from image_classifier.extensions import find_tool
-from image_classifier.models import (
-    build_model,
-    find_head,
-    load_best,
-    load_pretrained,
-)
+from image_classifier.linear_probe import features
+from image_classifier.models import build_model, find_head
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.loaded_model import load_model
 

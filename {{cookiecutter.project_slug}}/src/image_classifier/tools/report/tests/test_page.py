@@ -13,10 +13,11 @@ import torch
 from conftest import HOSTILE, Shown, answers_of, changed, logged, write_photo
 from PIL import Image
 
-from image_classifier import predictions, tasks
+from image_classifier import tasks
 from image_classifier.config import Config, DataConfig
 from image_classifier.data import LEFT_OUT, Source, open_dataset
-from image_classifier.metrics import METRICS, Metric
+from image_classifier.metrics import predictions
+from image_classifier.metrics.table import METRICS, Metric
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.report import images
 from image_classifier.tools.report import page as report

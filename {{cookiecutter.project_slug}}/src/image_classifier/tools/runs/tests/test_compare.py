@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.data import PathList, Source
-from image_classifier.predictions import Predictions
+from image_classifier.metrics.predictions import Predictions
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.runs import statistics
 from image_classifier.tools.runs.saved_runs import (

@@ -21,10 +21,10 @@ import pytest
 import torch
 from conftest import after_each_step, changed, run_alone, train_until
 
+from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import DataConfig
 from image_classifier.data import BadImageError, open_dataset
 from image_classifier.errors import FaultError, UserError
-from image_classifier.models import read_checkpoint
 from image_classifier.runtime import platform
 from image_classifier.tools.tar import index, storage
 from image_classifier.train import train

@@ -4,10 +4,11 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_images
 
+from image_classifier.checkpoints.pretrained import load_pretrained
 from image_classifier.config import ComputeConfig, OptimConfig
 from image_classifier.data import fit_square
 from image_classifier.evaluate import predict_logits
-from image_classifier.models import build_model, load_pretrained
+from image_classifier.models import build_model
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World

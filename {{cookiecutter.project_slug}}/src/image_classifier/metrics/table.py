@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
-from .data import LEFT_OUT, Source
-from .errors import UserError
+from ..data import LEFT_OUT, Source
+from ..errors import UserError
+from ..runtime.console import printable
 from .predictions import Predictions, calibrate, calibration_error
-from .runtime.console import printable
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,12 @@ def find_metric(name: str) -> Metric:
     """
     if name not in METRICS:
         raise UserError(
-            f"there is no metric {name!a} in METRICS of metrics.py: {', '.join(METRICS)}"
+            f"there is no metric {name!a} in METRICS of metrics/table.py: {', '.join(METRICS)}"
         )
     metric = METRICS[name]
     if not isinstance(metric, Metric) or metric.lower_is_better is None:
         raise UserError(
-            f"METRICS of metrics.py does not say whether a lower {name} is better: write "
+            f"METRICS of metrics/table.py does not say whether a lower {name} is better: write "
             f"{name!r}: Metric(..., lower_is_better=True), or False"
         )
     return metric

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .config import RunConfig
-from .data import LEFT_OUT, Source
+from ..config import RunConfig
+from ..data import LEFT_OUT, Source
+from ..runtime.files import tensor_file, write_whole
 from .decision import NEVER, NO_DECISION, Decision, choose_decision
-from .runtime.files import tensor_file, write_whole
 
 BINS = 15  # of the confidence, as in https://arxiv.org/abs/1706.04599
 MOST_SAVED = 2**24  # probabilities in a file, of all images and classes

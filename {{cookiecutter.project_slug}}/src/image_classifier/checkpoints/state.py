@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .decision import NO_DECISION, Decision
-from .metrics import better, metric_text
-from .models import check_weights
-from .precision import Precision
-from .runtime.distributed import local_part
+from ..metrics import NO_DECISION, Decision, better, metric_text
+from ..precision import Precision
+from ..runtime.distributed import local_part
+from .reading import check_weights
 
 NUMBERS = ("step", "best_score", "best_step", "num_worse", "seconds")  # of a state, as it is saved
 

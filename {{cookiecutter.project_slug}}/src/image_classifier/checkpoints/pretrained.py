@@ -15,19 +15,11 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from ..config import ModelConfig
 from ..errors import UserError
 from ..extensions import functions, need_tool
+from ..models import find_head, published_weights
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import about_tensors
-from .blocks import find_head
-from .torchvision import published_weights
-from .weights import (
-    Colors,
-    check_images,
-    check_weights,
-    first_reason,
-    parse_checkpoint,
-    read_file,
-)
+from .reading import Colors, check_images, check_weights, first_reason, parse_checkpoint, read_file
 
 PUBLISHED = "pretrained"  # in place of a file: torchvision's own weights
 # Where the training scripts of timm and torchvision keep weights in a checkpoint; averages first.

@@ -15,18 +15,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .config import FREE_TO_CHANGE, Config
-from .data import LEFT_OUT, EvalData, cache_folder
-from .errors import UserError, smaller_batch_on_oom
-from .evaluate import predict_logits
-from .models import find_head
-from .precision import Precision
-from .preprocess import VIEWS, Normalize
-from .runtime.config_dict import to_save
-from .runtime.console import clock
-from .runtime.distributed import World
-from .runtime.files import write_whole
-from .runtime.progress import Progress
+from ..config import FREE_TO_CHANGE, Config
+from ..data import LEFT_OUT, EvalData, cache_folder
+from ..errors import UserError, smaller_batch_on_oom
+from ..evaluate import predict_logits
+from ..models import find_head
+from ..precision import Precision
+from ..preprocess import VIEWS, Normalize
+from ..runtime.config_dict import to_save
+from ..runtime.console import clock
+from ..runtime.distributed import World
+from ..runtime.files import write_whole
+from ..runtime.progress import Progress
 
 # The sections of knobs on which features depend, and the knobs in them that do not matter.
 SEEN = ("data.", "model.", "augment.tta", "precision")

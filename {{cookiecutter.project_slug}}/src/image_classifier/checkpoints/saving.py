@@ -18,11 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import KeyPath, tree_leaves, tree_map_with_path
 
-from .config import FREE_TO_CHANGE, Config, RunConfig
-from .data import Source, are_replaced
-from .errors import FaultError, UserError
-from .extensions import find_tools, flag, functions, of_tools
-from .models import (
+from ..config import FREE_TO_CHANGE, Config, RunConfig
+from ..data import Source, are_replaced
+from ..errors import FaultError, UserError
+from ..extensions import find_tools, flag, functions, of_tools
+from ..runtime.config_dict import flatten, to_save
+from ..runtime.console import some
+from ..runtime.distributed import World
+from ..runtime.files import give_name, is_disk_full, tensor_file, write_whole
+from ..runtime.run_dir import clear_run
+from ..tasks import metric_of
+from .reading import (
     WRONG_CONTENT,
     DamagedError,
     first_reason,
@@ -30,13 +36,7 @@ from .models import (
     read_checkpoint,
     saved_steps,
 )
-from .runtime.config_dict import flatten, to_save
-from .runtime.console import some
-from .runtime.distributed import World
-from .runtime.files import give_name, is_disk_full, tensor_file, write_whole
-from .runtime.run_dir import clear_run
-from .tasks import metric_of
-from .train_state import TrainState
+from .state import TrainState
 
 SAVE_SECONDS = 600.0  # at the latest after which a checkpoint is saved
 KEEP = 2  # newest checkpoints kept beside the best

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .config import Config
-from .data import LEFT_OUT, EvalData, Source, TrainData
-from .errors import UserError
+from ..config import Config
+from ..data import LEFT_OUT, EvalData, Source, TrainData
+from ..errors import UserError
+from ..models import find_head, find_heads
+from ..precision import Precision
+from ..preprocess import Normalize
+from ..runtime.console import some
+from ..runtime.distributed import World
+from ..tracking import blank_logits
 from .features import Features, compute_features, left_out
-from .models import find_head, find_heads
-from .precision import Precision
-from .preprocess import Normalize
-from .runtime.console import some
-from .runtime.distributed import World
-from .tracking import blank_logits
 
 PROBE = "linear probe"  # what fine-tuning begins with
 FOLDS = 5

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..decision import NO_DECISION, Decision
 from ..errors import UserError
 from ..extensions import functions
+from ..metrics import NO_DECISION, Decision
 from ..runtime.config_dict import unflatten
 from ..runtime.files import open_plain
 

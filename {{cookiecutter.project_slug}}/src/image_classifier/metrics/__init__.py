@@ -1,0 +1,28 @@
+"""What is made of the predictions of an evaluation: one table of metrics, and when they count."""
+
+from .decision import NO_DECISION, THRESHOLD, Decision
+from .predictions import (
+    BINS,
+    Predictions,
+    calibrate,
+    calibration_error,
+    confusion_of,
+    counted_and_correct,
+)
+from .table import (
+    METRICS,
+    against_the_rest,
+    average_precisions,
+    better,
+    class_scores,
+    find_metric,
+    metric_number,
+    metric_text,
+    metric_title,
+    names_for,
+    phrase,
+    recalls,
+    scale,
+    scores_text,
+    words,
+)
