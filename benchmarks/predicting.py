@@ -23,14 +23,14 @@ import house
 import record
 import rounds
 
-ABOUT = "data evaluate metrics tools/loaded_model tools/predict"
+ABOUT = "data evaluate checkpoints/loaded metrics tools/predict"
 CHUNK = 256  # images of a batch
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """What one round of `predict` and of the loader alone takes."""
     from image_classifier.runtime.distributed import join_world
-    from image_classifier.tools.loaded_model import load_model
+    from image_classifier.checkpoints import load_model
     from image_classifier.tools.predict.images import Images, list_files
     from image_classifier.tools.predict.output import Output
     from image_classifier.tools.predict.predict import Wanted, write_rows

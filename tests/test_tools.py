@@ -65,6 +65,17 @@ def test_no_text_names_a_tool_that_is_not_there(size, render):
         assert {*re.findall(r"--[a-z][\w.-]*\w", text)} & options == set(), where
 
 
+def test_the_core_knows_no_tool_by_its_name():
+    package = PROJECT / "src" / "image_classifier"
+    for path in package.rglob("*.py"):
+        if package / "tools" in path.parents:
+            continue
+        text = path.read_text(encoding="utf-8").replace("pretuned add ", "")  # a hint in a message
+        found = re.findall(r"tools[/.]([a-z_]+)", text)
+        found += re.findall(r"_tool\(\s*\"\w+\",\s*\"([\w-]+)", text)
+        assert {name.replace("-", "_") for name in found} & {*tools.there(PROJECT)} == set(), path
+
+
 def test_adding_every_tool_to_few_gives_all_and_removing_them_gives_few(render, tmp_path):
     project = shutil.copytree(render(tools="few"), tmp_path / "project")
     few = contents(project)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from ...checkpoints import load_model
 from ...config import ComputeConfig, Config
 from ...data import LEFT_OUT, Augmented, TrainData
 from ...errors import UserError
 from ...runtime.console import some
 from ...tasks import TASKS, Loss
-from ..loaded_model import load_model
 
 
 def change_loss(loss: Loss, config: Config, data: TrainData) -> Loss:

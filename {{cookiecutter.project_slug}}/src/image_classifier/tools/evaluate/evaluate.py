@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig, RunConfig
 from ...data import ALL, EvalData, WrapperError, find_folders, find_name, open_dataset
 from ...errors import UserError
 from ...evaluate import Scores, evaluate
 from ...runtime.distributed import join_world
 from ...tasks import metric_of
-from ..loaded_model import LoadedModel, load_model
 
 
 def evaluate_run(run: str, split: str, root: str, compute: ComputeConfig) -> Scores:

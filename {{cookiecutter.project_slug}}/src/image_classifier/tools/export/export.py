@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
 from ...data import BadImageError, Source, fit_square, open_dataset
 from ...errors import FaultError, UserError
@@ -15,7 +16,6 @@ from ...metrics import counted_and_correct, metric_text
 from ...runtime.distributed import join_world
 from ...runtime.files import remove_leftovers, write_whole
 from ...tasks import TASKS
-from ..loaded_model import LoadedModel, load_model
 from .command import ExportOptions
 from .export_graph import ExportModule, resized_square
 from .formats import FORMATS, Predict, check_libraries

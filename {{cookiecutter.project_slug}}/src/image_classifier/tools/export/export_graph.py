@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from ...checkpoints import LoadedModel
 from ...data import mean_color, reflect
 from ...preprocess import VIEWS
 from ...tasks import TASKS
-from ..loaded_model import LoadedModel
 
 MAX_SIDE = 2**15  # pixels
 # torch resizes uint8 with fixed-point weights, as Pillow does: 16 bits with the sign. uint16 is

@@ -7,11 +7,11 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
+from ...checkpoints import LoadedModel
 from ...data import NO_CLASS
 from ...errors import FaultError, UserError
 from ...extensions import need_tool
 from ...runtime.files import write_whole
-from ..loaded_model import LoadedModel
 from .output import Row
 
 MOST = 1000  # pictures that somebody will look at

@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 import torch
 
+from ...checkpoints import LoadedModel
 from ...data import Batch, PathList, Samples, Source, has_suffix, open_loader, prefetched, walk
 from ...errors import UserError
 from ...runtime.distributed import World
-from ..loaded_model import LoadedModel
 
 LIST = "-"  # in place of a path
 FEW = 8  # images for each worker, at least

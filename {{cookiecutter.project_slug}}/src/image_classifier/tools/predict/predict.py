@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError, smaller_batch_on_oom
@@ -19,7 +20,6 @@ from ...runtime.console import printable, say
 from ...runtime.distributed import join_world
 from ...runtime.progress import Progress
 from ...tasks import TASKS
-from ..loaded_model import LoadedModel, load_model
 from .command import PredictOptions
 from .embeddings import Embeddings
 from .heat_maps import begin_heat_maps, write_heat_maps

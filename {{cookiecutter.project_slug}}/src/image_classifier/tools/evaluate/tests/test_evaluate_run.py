@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import changed, logged, on_deep, run_ranks
 
+from image_classifier.checkpoints import loaded as loaded_model
 from image_classifier.checkpoints.reading import load_best, read_checkpoint
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
@@ -19,7 +20,6 @@ from image_classifier.errors import UserError
 from image_classifier.models.airbench import Airbench
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World, join_world
-from image_classifier.tools import loaded_model
 from image_classifier.tools.evaluate.evaluate import evaluate_run
 from image_classifier.train import train
 

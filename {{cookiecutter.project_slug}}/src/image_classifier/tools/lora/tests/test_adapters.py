@@ -10,6 +10,7 @@ from conftest import changed, logged, losses, run_ranks, train_until
 from safetensors.torch import load_file
 from torch import nn
 
+from image_classifier.checkpoints import load_model
 from image_classifier.checkpoints.reading import load_best, read_checkpoint
 from image_classifier.config import ModelConfig
 from image_classifier.data import EvalData
@@ -17,7 +18,6 @@ from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
 from image_classifier.models import build_model
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.lora.network import (
     MARK,
     add_adapters,

@@ -15,6 +15,7 @@ import torch
 from conftest import changed, on_deep, tiny, untrained_run, write_photo
 from safetensors.torch import load_file
 
+from image_classifier.checkpoints import load_model
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig, DataConfig
 from image_classifier.data import EvalData, open_dataset
@@ -22,7 +23,6 @@ from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
 from image_classifier.models.resnet9 import LOGIT_SCALE
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.loaded_model import load_model
 from image_classifier.tools.predict import images, output
 from image_classifier.train import train
 

@@ -10,6 +10,7 @@ import torch
 from conftest import logged
 from safetensors.torch import save_file
 
+from image_classifier.checkpoints import load_model
 from image_classifier.checkpoints.pretrained import load_pretrained
 from image_classifier.checkpoints.reading import load_best
 from image_classifier.cli import commands, main
@@ -20,7 +21,6 @@ from image_classifier.extensions import find_tool
 from image_classifier.linear_probe import features
 from image_classifier.models import build_model, find_head
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.loaded_model import load_model
 
 HEADS = ["last"] + ["layers"] * bool(find_tool("network", "head-layers"))
 

@@ -1,11 +1,10 @@
-"""A trained model, ready for tools that evaluate, predict or export with it."""
+"""A trained model, in its network on the device."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
-from ..checkpoints import Best, first_reason, load_best
 from ..config import ComputeConfig
 from ..data import Source
 from ..errors import UserError
@@ -15,6 +14,7 @@ from ..preprocess import Normalize
 from ..runtime.console import some
 from ..runtime.distributed import World
 from ..runtime.machine import usual_precision
+from .reading import Best, first_reason, load_best
 
 
 @dataclass(frozen=True)
