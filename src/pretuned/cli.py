@@ -94,7 +94,14 @@ def _add(options: argparse.Namespace) -> tuple[str, bool]:
     """What has come with tools, or the list of those there are."""
     if not options.names:
         return _list_tools(options.project), True
-    return update.change_tools(options.project, _render_again, update.Tools(add=options.names))
+    change = update.Tools(add=options.names)
+    said, is_clean = update.change_tools(options.project, _render_again, change)
+    pages = [
+        str(page)
+        for name in change.named(options.names)
+        for page in sorted(options.project.glob(f"src/*/tools/{name}/README.md"))
+    ]
+    return said and "\n".join([said, f"how to use it: {', '.join(pages)}"]), is_clean
 
 
 def _remove(options: argparse.Namespace) -> tuple[str, bool]:
