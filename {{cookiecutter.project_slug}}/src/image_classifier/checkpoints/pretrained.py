@@ -14,8 +14,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..config import ModelConfig
 from ..errors import UserError
-from ..extensions import functions, need_tool
-from ..models import find_head, published_weights
+from ..extensions import functions
+from ..models import find_head, find_library, published_weights
 from ..runtime.console import printable, some
 from ..runtime.distributed import World
 from ..runtime.files import about_tensors
@@ -180,9 +180,8 @@ def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def usual_normalization(name: str) -> dict[str, Colors]:
     """Mean and std that the published weights of the model `name` expect; none if unknown."""
-    library, is_theirs, _ = name.partition("/")
-    if is_theirs:
-        images = need_tool("networks", library, name).pretrained_config(name)
+    if networks := find_library(name):
+        images = networks.pretrained_config(name)
     else:
         published = published_weights(name)
         images = published and published.transforms()
@@ -196,11 +195,10 @@ def published(name: str, world: World) -> PretrainedWeights:
     Raises:
         UserError: if there are none, or they can't be downloaded.
     """
-    library, is_theirs, _ = name.partition("/")
-    if is_theirs:
-        networks = need_tool("networks", library, name)
+    if networks := find_library(name):
         with world.local_main_first(f"reading the weights of {name}"):
-            return PretrainedWeights(f"{library}'s weights of {name}", networks.published(name))
+            note = f"{name.partition('/')[0]}'s weights of {name}"
+            return PretrainedWeights(note, networks.published(name))
     found = read_weights(download(name, world))
     return replace(found, note=f"torchvision's weights of {name}")
 

@@ -11,9 +11,9 @@ from ..errors import UserError
 
 
 @cache
-def find_tools(module: str, only: str = "*") -> dict[str, ModuleType]:
+def find_tools(module: str) -> dict[str, ModuleType]:
     """The modules `tools/<name>/<module>.py` that are there, by the tool's name: `find-lr`."""
-    paths = find_files(f"{only.replace('-', '_')}/{module}.py")
+    paths = find_files(f"*/{module}.py")
     return {path.parent.name.replace("_", "-"): import_file(path) for path in paths}
 
 
@@ -52,7 +52,7 @@ def function(module: str, name: str) -> Callable | None:
 
 def find_tool(module: str, name: str) -> ModuleType | None:
     """The module `tools/<name>/<module>.py`; None if it was deleted."""
-    return find_tools(module, only=name).get(name)
+    return find_tools(module).get(name)
 
 
 def need_tool(module: str, name: str, what: str) -> ModuleType:

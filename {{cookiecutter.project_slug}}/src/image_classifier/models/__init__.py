@@ -10,12 +10,13 @@ tool.
 """
 
 from collections.abc import Callable
+from types import ModuleType
 
 from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..errors import UserError
-from ..extensions import functions, need_tool
+from ..extensions import find_tool, functions
 from .airbench import airbench, airbench96
 from .blocks import (
     drop_before_head,
@@ -39,6 +40,12 @@ MODELS: dict[str, Callable[[ModelConfig, int, int, int], nn.Module]] = {
 IMAGES_TO_FIT = 2000
 
 
+def find_library(name: str) -> ModuleType | None:
+    """The tool with the models of another library: of `timm` for `timm/NAME`; None without it."""
+    library, is_theirs, _ = name.partition("/")
+    return find_tool("networks", library) if is_theirs else None
+
+
 def build_model(
     model: ModelConfig,
     num_classes: int,
@@ -55,9 +62,7 @@ def build_model(
     Raises:
         UserError: if there is no such model, or it can't be built so.
     """
-    library, is_theirs, _ = model.name.partition("/")
-    if is_theirs:
-        networks = need_tool("networks", library, f"--model.name {model.name}")
+    if networks := find_library(model.name):
         network = networks.build(model, num_classes, image_size, channels)
     elif model.name in MODELS:
         if model.drop_path and model.name != "vit_s":
