@@ -29,8 +29,8 @@ CHUNK = 256  # images of a batch
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """What one round of `predict` and of the loader alone takes."""
-    from image_classifier.runtime.distributed import join_world
     from image_classifier.checkpoints import load_model
+    from image_classifier.runtime.distributed import join_world
     from image_classifier.tools.predict.images import Images, list_files
     from image_classifier.tools.predict.output import Output
     from image_classifier.tools.predict.predict import Wanted, write_rows

@@ -104,7 +104,8 @@ def without(text: str, suffix: str, missing: set[str], commands: set[str]) -> st
     """A text of the project, as it reads where these tools, with these commands, are missing."""
     if not missing:
         return text
-    named = re.compile(rf"tools[./]({'|'.join(sorted(missing))})\b")
+    itself = ["`tools/`"] if there(TEMPLATE).keys() <= missing else []
+    named = re.compile("|".join([rf"tools[./]({'|'.join(sorted(missing))})\b", *itself]))
     if suffix != ".md":
         lines = text.splitlines(keepends=True)
         return "".join(line for line in lines if not named.search(line))
@@ -120,7 +121,9 @@ def without(text: str, suffix: str, missing: set[str], commands: set[str]) -> st
             is_empty = len(left) < len(lines) and not "".join(left[1:]).strip("`\n")
             blocks += [] if is_empty else left
         elif ITEM.match(block):
-            blocks.append(ITEM.sub(kept, block))
+            left = ITEM.sub(kept, block)
+            has_rows = not left.startswith("|") or left.count("\n|") > 1  # below its head
+            blocks += [left] if left == block or has_rows else []
         else:
             blocks += [] if named.search(block) else [block]
     return "".join(blocks)
