@@ -17,7 +17,10 @@ from test_order import opened, seen
 from test_resume import assert_same, final
 from torch import nn
 
-from image_classifier.checkpoints.pretrained import PretrainedWeights, load_pretrained
+from image_classifier.checkpoints.pretrained import (
+    PretrainedWeights,
+    load_pretrained,
+)
 from image_classifier.config import (
     AugmentConfig,
     ModelConfig,

@@ -8,7 +8,11 @@ from conftest import changed
 
 from image_classifier.data import Source
 from image_classifier.metrics import predictions
-from image_classifier.metrics.decision import NEVER, choose_decision, choose_threshold
+from image_classifier.metrics.decision import (
+    NEVER,
+    choose_decision,
+    choose_threshold,
+)
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.train import train
 

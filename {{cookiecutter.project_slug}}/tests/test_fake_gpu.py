@@ -29,7 +29,9 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.evaluate import evaluate
 from image_classifier.extensions import find_tool
-from image_classifier.linear_probe.features import predict_features
+from image_classifier.linear_probe.features import (
+    predict_features,
+)
 from image_classifier.metrics.decision import Decision
 from image_classifier.models import vit
 from image_classifier.optim import build_optimizer, set_training

@@ -22,7 +22,10 @@ from image_classifier.config import ModelConfig
 from image_classifier.errors import FaultError, UserError
 from image_classifier.linear_probe import features
 from image_classifier.linear_probe import fitting as linear_probe
-from image_classifier.linear_probe.fitting import fit_classes, fit_labels
+from image_classifier.linear_probe.fitting import (
+    fit_classes,
+    fit_labels,
+)
 from image_classifier.models import build_model
 from image_classifier.train import train
 

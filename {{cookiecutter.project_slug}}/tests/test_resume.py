@@ -19,7 +19,10 @@ from torch.utils._pytree import tree_map
 
 from image_classifier import train as train_module
 from image_classifier.checkpoints import saving as checkpoint
-from image_classifier.checkpoints.reading import load_best, read_checkpoint
+from image_classifier.checkpoints.reading import (
+    load_best,
+    read_checkpoint,
+)
 from image_classifier.checkpoints.saving import to_host
 from image_classifier.checkpoints.state import TrainState
 from image_classifier.data.datasets.source import Source

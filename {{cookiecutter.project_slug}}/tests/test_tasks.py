@@ -34,7 +34,11 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.decode import BadImageError
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
-from image_classifier.metrics.table import METRICS, Metric, metric_text
+from image_classifier.metrics.table import (
+    METRICS,
+    Metric,
+    metric_text,
+)
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import join_world

@@ -13,7 +13,10 @@ from conftest import changed
 from safetensors.torch import save_file
 from test_resume import assert_same, final
 
-from image_classifier.checkpoints.pretrained import PretrainedWeights, load_pretrained
+from image_classifier.checkpoints.pretrained import (
+    PretrainedWeights,
+    load_pretrained,
+)
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.models import build_model

@@ -11,7 +11,10 @@ import torch
 from conftest import changed, logged, on_deep, run_ranks
 
 from image_classifier.checkpoints import loaded as loaded_model
-from image_classifier.checkpoints.reading import load_best, read_checkpoint
+from image_classifier.checkpoints.reading import (
+    load_best,
+    read_checkpoint,
+)
 from image_classifier.cli import main
 from image_classifier.config import ComputeConfig
 from image_classifier.data import DATASETS

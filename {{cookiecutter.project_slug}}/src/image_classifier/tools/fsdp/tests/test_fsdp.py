@@ -25,8 +25,13 @@ from conftest import (
     write_photo,
 )
 
-from image_classifier.checkpoints import saving as checkpoint_files
-from image_classifier.checkpoints.reading import read_checkpoint, saved_steps
+from image_classifier.checkpoints import (
+    saving as checkpoint_files,
+)
+from image_classifier.checkpoints.reading import (
+    read_checkpoint,
+    saved_steps,
+)
 from image_classifier.checkpoints.saving import read_newest
 from image_classifier.checkpoints.state import TrainState
 from image_classifier.cli import main

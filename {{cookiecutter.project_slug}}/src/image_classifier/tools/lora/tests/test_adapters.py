@@ -11,7 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from image_classifier.checkpoints import load_model
-from image_classifier.checkpoints.reading import load_best, read_checkpoint
+from image_classifier.checkpoints.reading import (
+    load_best,
+    read_checkpoint,
+)
 from image_classifier.config import ModelConfig
 from image_classifier.data import EvalData
 from image_classifier.errors import UserError

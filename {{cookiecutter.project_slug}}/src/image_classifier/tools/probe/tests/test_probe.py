@@ -11,7 +11,9 @@ from conftest import logged
 from safetensors.torch import save_file
 
 from image_classifier.checkpoints import load_model
-from image_classifier.checkpoints.pretrained import load_pretrained
+from image_classifier.checkpoints.pretrained import (
+    load_pretrained,
+)
 from image_classifier.checkpoints.reading import load_best
 from image_classifier.cli import commands, main
 from image_classifier.config import ComputeConfig, ModelConfig

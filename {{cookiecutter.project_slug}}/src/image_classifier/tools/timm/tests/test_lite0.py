@@ -4,7 +4,9 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_images
 
-from image_classifier.checkpoints.pretrained import load_pretrained
+from image_classifier.checkpoints.pretrained import (
+    load_pretrained,
+)
 from image_classifier.config import ComputeConfig, OptimConfig
 from image_classifier.data import fit_square
 from image_classifier.evaluate import predict_logits

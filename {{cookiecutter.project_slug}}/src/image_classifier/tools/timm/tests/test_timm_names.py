@@ -6,10 +6,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from image_classifier.checkpoints.pretrained import load_pretrained
+from image_classifier.checkpoints.pretrained import (
+    load_pretrained,
+)
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import build_model, find_blocks, find_head
+from image_classifier.models import (
+    build_model,
+    find_blocks,
+    find_head,
+)
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.distributed import World
 from image_classifier.runtime.platform import install_command
