@@ -5,6 +5,7 @@ they come with it. Where a tool is missing, so are the lines of Markdown and TOM
 """
 
 import ast
+import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,14 +44,25 @@ def chosen(project: Path, size: str, names: str = "") -> list[str]:
     Raises:
         RefusedError: if there is no tool of a name.
     """
-    known = offered(project)
     if not names:
-        return list({"none": (), "few": FEW, "usual": USUAL, "all": known}[size])
-    found = [name.strip().replace("-", "_") for name in names.split(",")]
-    for name in found:
-        if name not in known:
-            words = ", ".join(known).replace("_", "-")
-            raise RefusedError(f"unknown tool {name.replace('_', '-')!a} (there are: {words})")
+        sizes = {"none": (), "few": FEW, "usual": USUAL, "all": offered(project)}
+        return list(sizes[size])
+    return [*dict.fromkeys(named(project, name) for name in names.split(","))]
+
+
+def named(project: Path, name: str) -> str:
+    """The folder of the tool `name`, however it is written.
+
+    Raises:
+        RefusedError: if there is none.
+    """
+    known = offered(project)
+    found = name.strip().lower().replace("-", "_")
+    if found not in known:
+        near = difflib.get_close_matches(found, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        words = f"{hint} (there are: {', '.join(known)})".replace("_", "-")
+        raise RefusedError(f"unknown tool {name.strip()!a}{words}")
     return found
 
 

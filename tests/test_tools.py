@@ -19,8 +19,24 @@ SIZES = ("none", "few", "usual", "all")
 
 
 def change(project, *words):
-    """Run `pretuned add` or `pretuned remove` on a project."""
+    """Commit a project, and run `pretuned add` or `pretuned remove` on it."""
+    committed(project)
     assert cli.main([*words, "--project", str(project)]) == 0
+
+
+def committed(project):
+    """A project, with all that is in it now in git."""
+    if not (project / ".git").exists():
+        run("git", "init", "--quiet", folder=project)
+    run("git", "add", "--all", folder=project)
+    words = "-c user.name=a -c user.email=a@b.c commit --quiet --allow-empty --message=all"
+    run("git", *words.split(), folder=project)
+    return project
+
+
+def files_of(project):
+    """The contents of a project, but for git's."""
+    return {name: file for name, file in contents(project).items() if not name.startswith(".git/")}
 
 
 def missing_from(project):
@@ -80,15 +96,14 @@ def test_the_core_knows_no_tool_by_its_name():
 
 def test_adding_every_tool_to_few_gives_all_and_removing_them_gives_few(render, tmp_path):
     project = shutil.copytree(render(tools="few"), tmp_path / "project")
-    few = contents(project)
+    few = files_of(project)
     added = sorted(missing_from(project))
     random.Random(0).shuffle(added)
     for start in range(0, len(added), 7):
         change(project, "add", *added[start : start + 7])
-    assert contents(project) == template()
+    assert files_of(project) == template()
     change(project, "remove", *added)
-    assert contents(project) == few
-    assert not [*project.glob(".pretuned-git*")]
+    assert files_of(project) == few
 
 
 def test_the_code_of_the_owner_stays_and_meets_what_a_tool_brings(render):
@@ -123,8 +138,9 @@ def test_a_run_is_used_after_a_tool_has_gone(render):
 
 
 def test_a_change_that_is_killed_is_finished_by_the_same_command(render, tmp_path, monkeypatch):
-    made = render(tools="few")
-    change(shutil.copytree(made, tmp_path / "whole"), "add", "find-lr")
+    made = committed(render(tools="few"))
+    whole = shutil.copytree(made, tmp_path / "whole")
+    change(whole, "add", "find-lr")
     call = update.Repository.git
     for moment in range(3, 60, 4):
         killed = shutil.copytree(made, tmp_path / "killed")
@@ -139,29 +155,47 @@ def test_a_change_that_is_killed_is_finished_by_the_same_command(render, tmp_pat
             patch.setattr(update.Repository, "git", until)
             code = cli.main(["add", "find-lr", "--project", str(killed)])
         assert code in (0, 130)
-        change(killed, "add", "find-lr")
-        assert contents(killed) == contents(tmp_path / "whole")
+        if files_of(killed) != files_of(whole):
+            assert cli.main(["add", "find-lr", "--project", str(killed)]) == 0
+        assert files_of(killed) == files_of(whole)
         shutil.rmtree(killed)
 
 
+def test_what_was_killed_is_finished_before_another_change(render, monkeypatch, capsys):
+    project = committed(render(tools="few"))
+    with monkeypatch.context() as patch:
+        patch.setattr(update.Repository, "write", lambda *_, **__: next(iter(())))
+        with pytest.raises(StopIteration):
+            cli.main(["add", "find-lr", "--project", str(project)])
+    assert cli.main(["remove", "report", "--project", str(project)]) == 2
+    assert "another command was killed, and is finished only now" in capsys.readouterr().err
+    assert [*project.glob("src/*/tools/find_lr")]
+    change(project, "remove", "report")
+    assert not [*project.glob("src/*/tools/report")]
+
+
 def test_what_cannot_be_added_or_removed_is_refused_in_a_line(render, capsys, tmp_path):
-    project = render(tools="all")
-    before = contents(project)
+    project = committed(render(tools="all"))
+    before = files_of(project)
 
     def said(*words, folder=project):
         assert cli.main([*words, "--project", str(folder)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "unknown tool 'serch' (there are: " in said("add", "serch")
+    assert "unknown tool 'serch'; did you mean search? (there are: " in said("add", "serch")
     assert "search needs runs: remove search too" in said("remove", "runs")
     assert "no project of this template" in said("add", "search", folder=tmp_path)
     path = project / "pyproject.toml"
     text = path.read_text()
-    path.write_text(text.replace('tools = "all"', 'tools = "few"'))
-    assert "another template made" in said("add", "search")
+    for tools_, reason in (('"few"', "another template made"), ('["lor"]', "did you mean lora?")):
+        path.write_text(text.replace('tools = "all"', f"tools = {tools_}"))
+        committed(project)
+        assert reason in said("add", "search")
+    assert "unknown tool ''" in said("add", "")
+    assert "is not committed in a git repository" in said("add", "lora", folder=render(tools="few"))
     path.write_text(text)
-    assert contents(project) == before
+    assert files_of(project) == before
     with pytest.raises(RefusedError):
         tools.chosen(PROJECT, "few", "../x")
 

@@ -237,7 +237,7 @@ def test_what_cannot_be_updated_is_refused_in_a_line(project, tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "not a git repository" in said(tmp_path)
+    assert "is not committed in a git repository" in said(tmp_path)
     write(project / "new.txt", b"")
     assert "has changes that are not committed, such as 'new.txt'" in said(project)
     commit(project)

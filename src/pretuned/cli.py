@@ -153,7 +153,8 @@ def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
         if value is None:
             continue
         if key == "tools" and isinstance(value, list) and all(isinstance(x, str) for x in value):
-            given["_tools"] = ", ".join(value)
+            tools.chosen(tools.TEMPLATE, "none", given_names := ", ".join(value))
+            given |= {"_tools": given_names} if value else {"tools": "none"}
             continue
         kinds = {bool: bool, list: str}.get(type(default), str)
         if not isinstance(value, kinds) or (isinstance(default, list) and value not in default):

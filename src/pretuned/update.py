@@ -47,8 +47,6 @@ SETTINGS = {  # of git, whatever the user's are
 NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # that git has for a content
 VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d+|\.dev\d+)*")
 
-OWN_GIT = ".pretuned-git"  # of a project that is in no repository, while its tools change
-
 Answers = dict[str, object]
 Render = Callable[[Answers, Path], Path]  # answers, where to -> the new folder
 
@@ -91,8 +89,8 @@ class Tools:
         return {"__init__", *tools.with_needs(tools.TEMPLATE, self.named(self.add))}
 
     def named(self, names: Sequence[str]) -> list[str]:
-        """The folders of the tools of these names."""
-        return tools.chosen(tools.TEMPLATE, "none", ", ".join(names))
+        """The folders of the tools of these names, each once."""
+        return [*dict.fromkeys(tools.named(tools.TEMPLATE, name) for name in names)]
 
 
 @dataclass(frozen=True)
@@ -108,25 +106,26 @@ class Update:
 class Repository:
     """The git repository of a project, which may be a folder in a larger one."""
 
-    def __init__(self, project: Path, *, needs_one: bool = True) -> None:
-        """Of the folder `project`; where it is in none and `needs_one` is not said, of its own.
+    def __init__(self, project: Path) -> None:
+        """Of the folder `project`.
 
         Raises:
             RefusedError: if git is missing or old, or the folder is not in a repository.
         """
         self.project = project
-        self.variables = {
-            name: value for name, value in os.environ.items() if not name.startswith("GIT_")
-        }
         self.private: Path | None = None  # our own index: the user's stays as it is
         if not shutil.which("git"):
             raise RefusedError("git is needed, and is not there")
         found = re.search(r"(\d+)\.(\d+)", self.git("version"))
         if not found or (int(found[1]), int(found[2])) < NEEDED_GIT:
             raise RefusedError(f"git {'.'.join(map(str, NEEDED_GIT))} or newer is needed")
-        self.own = None if needs_one or self.is_there() else project.absolute() / OWN_GIT
-        if self.own:
-            self.begin()
+        try:
+            self.git("rev-parse", "--verify", "HEAD:./pyproject.toml")
+        except RefusedError as error:
+            raise RefusedError(
+                f"{str(project)!a} is not committed in a git repository, which merges and can undo "
+                "changes: git init && git add --all && git commit --message made"
+            ) from error
         self.prefix = self.git("rev-parse", "--show-prefix")
         private = self.git("rev-parse", "--git-path", "pretuned-index")
         place = sha256(self.prefix.encode()).hexdigest()[:12]
@@ -134,36 +133,14 @@ class Repository:
         self.pending = f"refs/worktree/pretuned/{place}/update"  # an update that is being written
         self.private = Path(project, private).absolute()
 
-    def is_there(self) -> bool:
-        """Whether the project is in a repository."""
-        try:
-            return self.git("rev-parse", "--is-inside-work-tree") == "true"
-        except RefusedError:
-            return False
-
-    def begin(self) -> None:
-        """Make a repository, beside which git sees none, of the project as it is now."""
-        self.variables |= {"GIT_DIR": str(self.own), "GIT_WORK_TREE": str(self.project.absolute())}
-        if not (self.own / "HEAD").exists():
-            self.git("init", "--quiet")
-        if not self.git("for-each-ref", "refs/worktree"):  # no update that was killed
-            (self.own / "info").mkdir(exist_ok=True)
-            (self.own / "info" / "exclude").write_text(f"/{OWN_GIT}\n", encoding="utf-8")
-            self.git("add", "--all")
-            self.git("commit", "--quiet", "--allow-empty", "--no-verify", "--message=as it is")
-
-    def end(self) -> None:
-        """Delete the repository that was made for this, unless it has an update to finish."""
-        if self.own and not self.git("for-each-ref", self.pending):
-            shutil.rmtree(self.own)
-
     def git(self, *words: str, content: str = "", can_conflict: bool = False) -> str:
         """What git prints, without its last line feed.
 
         Raises:
             RefusedError: if it fails, with what it says.
         """
-        own = self.variables | {"LC_ALL": "C", "GIT_CONFIG_COUNT": str(len(SETTINGS))}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        own |= {"LC_ALL": "C", "GIT_CONFIG_COUNT": str(len(SETTINGS))}
         for number, (key, value) in enumerate(SETTINGS.items()):
             own |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
         if self.private and words[0] != "status":
@@ -532,28 +509,30 @@ def update(project: Path, render: Render, base: str) -> tuple[str, bool]:
         RefusedError: if it is no project of this template, its git tree is not clean, the base of
             the merge can't be had, or a file was changed since an update was killed.
     """
-    return carry_out(Repository(project), lambda found: plan(found, render, base, Tools()))
+    repository = Repository(project)
+    return carry_out(repository, "update", lambda found: plan(found, render, base, Tools()))
 
 
 def change_tools(project: Path, render: Render, change: Tools) -> tuple[str, bool]:
     """Add tools to `project` or remove some, and what its texts say of them.
 
-    It need not be in git: a repository of its own is there for as long as this takes.
-
     Returns and raises what `update` does, and refuses a tool that another one needs.
     """
     change.change({"tools": "none"})  # wrong names are told before anything is done
-    repository = Repository(project, needs_one=False)
-    try:
-        return carry_out(repository, lambda found: plan(found, render, "", change))
-    finally:
-        repository.end()
+    about(project)  # and so is a folder that is no project
+    return carry_out(
+        Repository(project), str(change), lambda found: plan(found, render, "", change)
+    )
 
 
 def carry_out(
-    repository: Repository, make_plan: Callable[[Repository], Update]
+    repository: Repository, request: str, make_plan: Callable[[Repository], Update]
 ) -> tuple[str, bool]:
-    """Do what was planned, or finish what was killed; return what is said of it."""
+    """Do what was planned for a `request`, or finish what was killed; return what is said of it.
+
+    Raises:
+        RefusedError: if what was killed, and is finished now, was another request.
+    """
     pending = repository.pending_update()
     is_resumed = pending is not None
     if pending is None:
@@ -566,11 +545,20 @@ def carry_out(
         found = make_plan(repository)
         repository.look_for_obstacles(found.tree)
         verdict = "clean" if found.is_clean else "conflict"
-        message = f"{verdict}\n{found.new}\n{found.report}"
+        message = f"{verdict}\n{found.new}\n{request}\n{found.report}"
         pending = repository.commit(found.tree, "HEAD", message=message)
         repository.git("update-ref", repository.pending, pending)
-    repository.write(pending, is_resumed=is_resumed)
-    verdict, new, *lines = repository.git("log", "-1", "--format=%B", pending).splitlines()
+    try:
+        repository.write(pending, is_resumed=is_resumed)
+    except RefusedError as error:
+        raise RefusedError(f"{error}; the same command goes on") from error
+    about_it = repository.git("log", "-1", "--format=%B", pending).splitlines()
+    verdict, new, done, *lines = about_it
     repository.git("update-ref", repository.made, new)
     repository.git("update-ref", "-d", repository.pending)
+    if done != request:
+        raise RefusedError(
+            "another command was killed, and is finished only now: commit its changes, then run "
+            "this one again"
+        )
     return "\n".join(lines).strip(), verdict == "clean"
