@@ -8,7 +8,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from conftest import PROJECT, ROOT, SMOKE, contents, pyproject, run, template
+from conftest import PROJECT, ROOT, SMOKE, contents, pyproject, python, run, template
 from image_classifier.extensions import find_tools, flag
 
 from pretuned import cli, update
@@ -130,7 +130,14 @@ def test_a_run_is_used_after_a_tool_has_gone(render):
     project = render(tools="all")
     words = ["train.py", *SMOKE.split(), "--run.dir", "runs/a"]
     run(sys.executable, *words, "--run.trackers", folder=project)
-    change(project, "remove", "lora", "distill", "profile", "fsdp")
+    other = [*words[:-1], "runs/b", "--run.trackers"]
+    used = ["--augment.policy", "trivialaugment", "--profile"]
+    run(sys.executable, *other, *used, folder=project)
+    change(project, "remove", "lora", "distill", "profile", "fsdp", "policies", "imagenet")
+    evaluate = "from image_classifier.cli import main; assert main(['evaluate', 'runs/b']) == 0"
+    python("-c", evaluate, folder=project, PYTHONPATH=project / "src")
+    refused = run(sys.executable, *other, folder=project, code=2).stderr
+    assert "was trained with --augment.policy trivialaugment, of a tool that is not here" in refused
     said = run(sys.executable, *words, "--run.trackers", folder=project).stdout
     assert "is done already" in said or "from step 2 of 2" in said
     refused = run(sys.executable, *words, "--model.lora-rank", "2", folder=project, code=2).stderr
@@ -193,7 +200,8 @@ def test_what_cannot_be_added_or_removed_is_refused_in_a_line(render, capsys, tm
         committed(project)
         assert reason in said("add", "search")
     assert "unknown tool ''" in said("add", "")
-    assert "is not committed in a git repository" in said("add", "lora", folder=render(tools="few"))
+    shutil.rmtree(project / ".git")
+    assert "is not committed in a git repository" in said("add", "lora")
     path.write_text(text)
     assert files_of(project) == before
     with pytest.raises(RefusedError):

@@ -412,7 +412,8 @@ def sides_of(repository: Repository, render: Render, base: str, change: Tools) -
     is_same = manifest(repository.project) == {path: file.blob for path, file in new.items()}
     if change != Tools() and not is_same:
         raise RefusedError(
-            f"another template made {str(repository.project)!a}: run pretuned update first"
+            f"another template made {str(repository.project)!a}, or its answers in pyproject.toml "
+            "have changed since: run pretuned update first"
         )
     made = base_of(repository, base, new, version, answers)
     if change != Tools():

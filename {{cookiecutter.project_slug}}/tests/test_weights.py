@@ -36,7 +36,7 @@ def put(saved, place, value):
         ("std", [0.5, 0.0, 0.5], f"{OTHER}ValueError('no images have"),
         ("mean", [0.5, 1e308, 1e308], f"{OTHER}ValueError('no images have"),
         ("mean", [0.5, math.nan, 0.5], f"{OTHER}ValueError('no images have"),
-        ("config/run.keep", 2, f"{VERSION}there is no --run.keep"),  # a knob that once was
+        ("config/model.keep", 2, f"{VERSION}it was trained with --model.keep 2, of a tool"),
         ("config/epochs", math.nan, f"{VERSION}--epochs nan"),
         ("config/model.width", "__import__('os')", f"{VERSION}Error parsing --model.width: "),
         ("config/run.trackers", ["--help"], f"{VERSION}help is not a knob"),

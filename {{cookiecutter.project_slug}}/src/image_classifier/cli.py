@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .config import Config
-from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, UserError, choose
+from .errors import EXIT_DONE, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, OF_TOOLS, UserError, choose
 from .extensions import find_commands
 from .runtime.command_line import HELP, all_presets, command, parse, summary, take_preset
 from .runtime.console import lasting_output, printable
@@ -41,7 +41,7 @@ def obey(words: list[str]) -> int:
         if "--version" in words[:2]:  # behind `train` too, which is train.py's word
             print(versions())
             return EXIT_DONE
-        return choose("command", words[0], commands())(words[1:])
+        return choose("command", words[0], commands(), OF_TOOLS)(words[1:])
     except UserError as mistake:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(1)  # rank 0 says the same first, if it is of the same opinion

@@ -5,7 +5,7 @@ To add a knob: a field with its comment; a number also has its range, `within(de
 Tools bring more, of the same sections: `tools/<name>/options.py`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from .errors import UserError
@@ -112,7 +112,7 @@ class OptimConfig:
     lr: float = within(0.5, 0)  # peak learning rate, for the given data.batch_size
     momentum: float = within(0.9, 0, 0.9999)  # momentum, or beta1 of AdamW
     weight_decay: float = within(5e-4, 0)  # of weight matrices and filters; never of biases, norms
-    schedule: Literal["cosine", "linear"] = "cosine"  # how the learning rate decays to 0
+    schedule: Literal["cosine", "linear"] = "cosine"  # how the learning rate falls to 0
     warmup_epochs: float = within(1.0, 0)  # length of the linear warm-up
     label_smoothing: float = within(0.0, 0, 0.99)  # probability spread over all classes; with
     # several labels, over yes and no
@@ -269,3 +269,5 @@ FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.cache")
 FREE_TO_CHANGE += ("data.labels", "data.columns")
 for _tool in find_tools("options").values():
     FREE_TO_CHANGE += _tool.FREE_TO_CHANGE
+    if unknown := _tool.SECTIONS.keys() - {"", *(knob.name for knob in fields(Config))}:
+        raise ValueError(f"{_tool.__name__} names sections that are not there: {sorted(unknown)}")

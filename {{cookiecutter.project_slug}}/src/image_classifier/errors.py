@@ -14,6 +14,7 @@ EXIT_DONE, EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, EXIT_RESTART = 73, 74, 75
 
 # CUDA, ROCm, NCCL and Apple's GPUs; cuBLAS and cuDNN; torch's allocator for the CPU.
+OF_TOOLS = "; more come with tools: see pretuned add"  # of commands, presets, datasets, trackers
 OUT_OF_MEMORY = re.compile("out of memory|_ALLOC(ATION)?_FAILED|DefaultCPUAllocator: ")
 
 
@@ -54,15 +55,15 @@ def smaller_batch_on_oom(flag: str, size: int) -> Iterator[None]:
         raise FaultError(f"out of memory: give a smaller {flag} than {size}") from error
 
 
-def choose(what: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry `name` of a table of `what`: models, datasets, commands.
+def choose(what: str, name: str, table: Mapping[str, T], more: str = "") -> T:
+    """The entry `name` of a table of `what`: models, datasets, commands; `more` ends the message.
 
     Raises:
         UserError: if there is none; it lists the names and suggests the closest one.
     """
     if name not in table:
         names = ", ".join(table)
-        raise UserError(f"no {what} {name!r}; there are: {names}{did_you_mean(name, table)}")
+        raise UserError(f"no {what} {name!r}; there are: {names}{did_you_mean(name, table)}{more}")
     return table[name]
 
 

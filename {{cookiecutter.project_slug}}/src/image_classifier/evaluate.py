@@ -86,7 +86,7 @@ def evaluate(
     left; its buffers become those of rank 0.
 
     Raises:
-        UserError: if an image cannot be read and `--data.on_bad_image` is stop, or none can.
+        UserError: if an image cannot be read, unless a tool passes over it, or none can.
         FaultError: if too many cannot be read, or a data worker was killed.
     """
     task = TASKS[data.source.task]

@@ -16,7 +16,7 @@ from ..config import Config
 from ..errors import UserError
 from ..extensions import functions
 from ..metrics import NO_DECISION, Decision
-from ..runtime.config_dict import unflatten
+from ..runtime.config_dict import of_others, unflatten, words_of
 from ..runtime.files import open_plain
 
 Colors = tuple[float, ...]  # of each channel, from 0 to 1
@@ -130,7 +130,9 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
     except WRONG_CONTENT as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error
     try:
-        config = unflatten(saved["config"])
+        others = of_others(saved["config"])  # of training, but for those of the network
+        check_network(others)
+        config = unflatten({k: v for k, v in saved["config"].items() if k not in others})
     except (*WRONG_CONTENT, UserError) as error:  # such as an unknown knob
         raise UserError(f"{str(path)!a} is of another version of this project: {error}") from error
     if len(mean) != config.data.channels:
@@ -140,6 +142,14 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         )
     found = classes, mean, std, decision, saved["fingerprint"]
     return Best(path, digest, weights, config, state["step"], *found)
+
+
+def check_network(knobs: dict[str, Any]) -> None:
+    """Raise `UserError` for knobs that change the network in a way which no tool here knows."""
+    for knob, value in knobs.items():
+        if knob.startswith("model."):
+            words = " ".join(words_of({knob: value}))
+            raise UserError(f"it was trained with {words}, of a tool that is not here")
 
 
 def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> None:

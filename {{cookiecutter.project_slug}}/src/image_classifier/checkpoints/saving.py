@@ -22,7 +22,7 @@ from ..config import FREE_TO_CHANGE, Config, RunConfig
 from ..data import Source, are_replaced
 from ..errors import FaultError, UserError
 from ..extensions import find_tools, flag, functions, of_tools
-from ..runtime.config_dict import flatten, to_save
+from ..runtime.config_dict import flatten, of_others, to_save, words_of
 from ..runtime.console import some
 from ..runtime.distributed import World
 from ..runtime.files import give_name, is_disk_full, tensor_file, write_whole
@@ -156,17 +156,7 @@ class Checkpoints(AbstractContextManager):
         Raises:
             UserError: with the first difference.
         """
-        known = flatten(Config()) | saved["config"]  # a knob that it lacks had its default
-        config = of_tools() | self.identity["config"]
-        known = known | {"run.best_by": metric_of(known)}
-        config = config | {"run.best_by": metric_of(config)}
-        for knob, value in config.items():
-            was = known[knob]
-            is_free = knob.startswith(FREE_TO_CHANGE) and knob != "run.best_by"
-            if knob == "data.where":  # workers crop differently from the device
-                is_free = config["augment.crop"] != "resized"
-            if was != value and not is_free:
-                raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
+        self.check_config(saved["config"])
         if saved["classes"] != self.identity["classes"]:
             was = tuple(saved["classes"])
             now = tuple(self.identity["classes"])
@@ -183,6 +173,28 @@ class Checkpoints(AbstractContextManager):
         # Rank 0 looks at the files.
         if not self.world.all_true(not are_replaced(saved["files"], self.identity["files"])):
             raise self.refusal("training images were replaced under the same names", True)
+
+    def check_config(self, saved: dict[str, Any]) -> None:
+        """Check that a checkpoint is of a run with the same config, but for what is free to change.
+
+        Raises:
+            UserError: with the first difference.
+        """
+        known = flatten(Config()) | saved  # a knob that it lacks had its default
+        config = of_tools() | self.identity["config"]
+        known = known | {"run.best_by": metric_of(known)}
+        config = config | {"run.best_by": metric_of(config)}
+        for knob, value in of_others(saved).items():
+            if knob.startswith(("augment.", "optim.")):
+                words = " ".join(words_of({knob: value}))
+                raise self.refusal(f"it was trained with {words}, of a tool that is not here")
+        for knob, value in config.items():
+            was = known[knob]
+            is_free = knob.startswith(FREE_TO_CHANGE) and knob != "run.best_by"
+            if knob == "data.where":  # workers crop differently from the device
+                is_free = config["augment.crop"] != "resized"
+            if was != value and not is_free:
+                raise self.refusal(f"--{flag(knob)} was {was}, is {value}", knob == "epochs")
 
     def refusal(self, reason: str, offers_weights: bool = False) -> UserError:
         """The error to raise if this run cannot resume, with what to do instead."""

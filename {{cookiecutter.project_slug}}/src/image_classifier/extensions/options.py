@@ -29,8 +29,17 @@ def section(name: str) -> Callable[[type], type]:
     """A class decorator: the section `name` of the options, with those that tools add to it."""
 
     def extended(core: type) -> type:
-        tools = find_tools("options").values()
-        parts = [tool.SECTIONS[name] for tool in tools if name in tool.SECTIONS]
+        parts = []
+        taken = {knob.name for knob in dataclasses.fields(core)}
+        for tool, module in find_tools("options").items():
+            if part := module.SECTIONS.get(name):
+                own = {knob.name for knob in dataclasses.fields(part)}
+                if twice := own & taken:
+                    raise ValueError(
+                        f"the tool {tool} adds {sorted(twice)} to {name!r}, which has it"
+                    )
+                parts.append(part)
+                taken |= own
         if not parts:
             return core
         names = {"__doc__": core.__doc__, "__module__": core.__module__}

@@ -1,6 +1,5 @@
 """torchvision's classification models by name, fitted to small images and any number of classes."""
 
-import re
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from ..config import ModelConfig
 from ..errors import UserError, did_you_mean
 
 SMALL_IMAGE = 64  # pixels, up to which the first layers keep full resolution
+OTHERS = "; models of other libraries come with tools: see pretuned add"
 AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
 
 
@@ -34,7 +34,7 @@ def torchvision(
         raise UserError(
             f"no model {model.name!r}; there are: {', '.join(others)}, and "
             "torchvision's, such as resnet18, vit_b_16"
-            f"{did_you_mean(model.name, [*others, *names])}{hint_at_tool(model.name)}"
+            f"{did_you_mean(model.name, [*others, *names])}{OTHERS if '/' in model.name else ''}"
         )
     options: dict[str, object] = {"num_classes": num_classes}
     if model.name in AUXILIARY:
@@ -53,12 +53,6 @@ def torchvision(
         raise UserError(size_misfit(model, image_size, error)) from error
     take_channels(network, channels)
     return adapted(network, model, image_size, channels)
-
-
-def hint_at_tool(name: str) -> str:
-    """How to get the models of the library before the slash in `name`, for the end of a message."""
-    found = re.fullmatch(r"([a-z][a-z0-9-]*)/.+", name)
-    return f"; models of other libraries come with a tool: pretuned add {found[1]}" if found else ""
 
 
 def adapted(network: nn.Module, model: ModelConfig, image_size: int, channels: int) -> nn.Module:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..config import Config
-from ..errors import UserError, choose
+from ..errors import OF_TOOLS, UserError, choose
 from ..extensions import check_ranges, find_tools, flag
 from ..presets import PRESETS, shortened
 
@@ -147,7 +147,7 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
     else:
         is_own = value_of(words, "--data.root") or value_of(words, "--data.labels")
         name = "finetune" if is_own and not value_of(words, "--data.name") else otherwise
-    preset = choose("preset", name, all_presets())()
+    preset = choose("preset", name, all_presets(), OF_TOOLS)()
     with contextlib.suppress(ValueError):  # `parse` rejects what is no number
         preset = shortened(preset, float(value_of(words, "--epochs")))
     return name, preset

@@ -78,14 +78,24 @@ def changed_knobs(config: Config, preset: Config, without: Container[str] = ()) 
     return {knob: now[knob] for knob in now if now[knob] != was[knob] and knob not in without}
 
 
+def of_others(flat: dict[str, Any]) -> dict[str, Any]:
+    """The knobs of a saved config that this project has not: of tools that are not here."""
+    known = flatten(Config())
+    return {knob: v for knob, v in flat.items() if knob not in known and is_used(knob, v)}
+
+
+def is_used(knob: str, value: object) -> bool:
+    """Whether a saved config says more by this than that an option was left as it was."""
+    return MOVED.get(knob, MISSING) != value
+
+
 def unflatten(flat: dict[str, Any]) -> Config:
     """The config that `flatten` made `flat` from; knobs that are missing have their defaults.
 
     Raises:
         UserError: if there is no such knob, or it can't have this value.
     """
-    kept = {knob: value for knob, value in flat.items() if MOVED.get(knob, MISSING) != value}
-    words = words_of(kept)
+    words = words_of({knob: value for knob, value in flat.items() if is_used(knob, value)})
     if HELP & set(words):
         raise UserError("help is not a knob")
     return parse(Config, words, prog="", about="")

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ..config import Config
-from ..errors import UserError, choose
+from ..errors import OF_TOOLS, UserError, choose
 from ..extensions import find_tools, flag
 from ..runtime.config_dict import flatten
 from ..runtime.console import printable
@@ -81,7 +81,7 @@ def check_trackers(names: Sequence[str]) -> None:
         UserError: with the trackers that are there, or the command that installs the library.
     """
     for name in names:
-        choose("tracker", name, find_trackers())
+        choose("tracker", name, find_trackers(), OF_TOOLS)
         library = getattr(find_tools("tracker").get(name), "LIBRARY", "")
         if library and find_spec(library) is None:
             raise UserError(f"--run.trackers {name} needs a library: {install_command(library)}")

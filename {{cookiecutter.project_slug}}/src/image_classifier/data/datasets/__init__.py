@@ -20,7 +20,7 @@ from dataclasses import replace
 from torch.utils.data import Dataset
 
 from ...config import DataConfig
-from ...errors import UserError, choose
+from ...errors import OF_TOOLS, UserError, choose
 from ...extensions import find_tools, function, functions
 from ...runtime.seeding import DATASET, seeded
 from .cifar import cifar10, cifar100
@@ -60,7 +60,7 @@ def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source | Datas
         return DATASETS[data.name]
     tools = find_tools("dataset").items()
     theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
-    return choose("dataset", data.name, DATASETS | theirs)
+    return choose("dataset", data.name, DATASETS | theirs, OF_TOOLS)
 
 
 def open_files(data: DataConfig, split: str) -> Source:
