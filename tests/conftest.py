@@ -12,6 +12,8 @@ import pytest
 from cookiecutter.main import cookiecutter
 from PIL import Image
 
+from pretuned import update
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT / "{{cookiecutter.project_slug}}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small models need no more
@@ -92,6 +94,19 @@ def processes_with(variable):
 def logged(folder):
     """The rows that a run logged."""
     return [json.loads(row) for row in Path(folder, "metrics.jsonl").read_text().splitlines()]
+
+
+def git_until(moment):
+    """A method of a `Repository` that calls git so many times less one, and then is killed."""
+    call = update.Repository.git
+    numbers = iter(range(1, 1000))
+
+    def until(*all_, **more):
+        if next(numbers) == moment:
+            raise KeyboardInterrupt
+        return call(*all_, **more)
+
+    return until
 
 
 def losses(folder):

@@ -8,7 +8,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from conftest import PROJECT, ROOT, SMOKE, contents, pyproject, python, run, template
+from conftest import PROJECT, ROOT, SMOKE, contents, git_until, pyproject, python, run, template
 from image_classifier.extensions import find_tools, flag
 
 from pretuned import cli, update
@@ -148,18 +148,10 @@ def test_a_change_that_is_killed_is_finished_by_the_same_command(render, tmp_pat
     made = committed(render(tools="few"))
     whole = shutil.copytree(made, tmp_path / "whole")
     change(whole, "add", "find-lr")
-    call = update.Repository.git
     for moment in range(3, 60, 4):
         killed = shutil.copytree(made, tmp_path / "killed")
-        numbers = iter(range(1, 1000))
-
-        def until(*all_, numbers=numbers, moment=moment, **more):
-            if next(numbers) == moment:
-                raise KeyboardInterrupt
-            return call(*all_, **more)
-
         with monkeypatch.context() as patch:
-            patch.setattr(update.Repository, "git", until)
+            patch.setattr(update.Repository, "git", git_until(moment))
             code = cli.main(["add", "find-lr", "--project", str(killed)])
         assert code in (0, 130)
         if files_of(killed) != files_of(whole):

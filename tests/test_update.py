@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT, ROOT, contents, python, run
+from conftest import PROJECT, ROOT, contents, git_until, python, run
 
 from pretuned import cli, update
 from pretuned_answers import RefusedError
@@ -152,15 +152,8 @@ def test_an_update_that_is_killed_at_any_moment_is_finished_by_the_same_command(
     for moment in range(4, len(calls), 5):
         killed = tmp_path / "killed"
         shutil.copytree(project, killed)
-        numbers = iter(range(1, 1000))
-
-        def until(*all_, numbers=numbers, moment=moment, **more):
-            if next(numbers) == moment:
-                raise KeyboardInterrupt
-            return call(*all_, **more)
-
         with monkeypatch.context() as patch:
-            patch.setattr(update.Repository, "git", until)
+            patch.setattr(update.Repository, "git", git_until(moment))
             with pytest.raises(KeyboardInterrupt):
                 update.update(killed, newer, "")
         if (killed / "run.sh").exists():  # git itself was killed while it wrote
