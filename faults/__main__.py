@@ -2,11 +2,13 @@
 
 python -m faults                      # all, into benchmarks/results/faults.json
 python -m faults --short              # a few tries of each, printed
-python -m faults --only kill          # rows whose names hold a word
+python -m faults --only kill          # rows whose names hold a word, printed
+python -m faults --again worker       # rows whose names hold a word, in place of those in that file
 python -m faults --gpu --tries 20     # two rows that say most on a GPU, printed
 """
 
 import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +18,7 @@ from benchmarks import record
 from . import PROJECT, ROOT, disks, kills, long, many, ranks, steps
 from .children import small, train_whole
 from .suites import tests_of
-from .table import Row, run_row
+from .table import Result, Row, run_row
 
 # What keeps the promises.
 ABOUT = "checkpoints data pace parallel runtime tools/diagnose train"
@@ -287,7 +289,8 @@ def main() -> int:
     """Inject the faults that are asked for; the exit code is 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="a few tries of each; writes nothing")
-    parser.add_argument("--only", default="", help="rows whose names hold this")
+    parser.add_argument("--only", default="", help="rows whose names hold this; writes nothing")
+    parser.add_argument("--again", default="", help="rows whose names hold this, measured anew")
     parser.add_argument("--tries", type=int, default=0, help="of each row, in place of its own")
     parser.add_argument("--gpu", action="store_true", help="the rows for a GPU; writes nothing")
     options = parser.parse_args()
@@ -296,7 +299,7 @@ def main() -> int:
     results = []
     for row in ON_GPU if options.gpu else ROWS:
         tries = options.tries or (row.short_tries if options.short else row.tries)
-        if not tries or options.only not in row.fault:
+        if not tries or (options.only or options.again) not in row.fault:
             continue
         with tempfile.TemporaryDirectory() as scratch:
             result = run_row(row, Path(scratch), tries)
@@ -305,11 +308,26 @@ def main() -> int:
             f"{result.verdict:>12}  {result.seconds:4.0f} s  {row.fault}: {result.note}", flush=True
         )
     if not (options.short or options.only or options.tries or options.gpu):
-        found = {"faults": [result.facts() for result in results]}
-        about = "Faults that were injected into the generated project."
         path = record.RESULTS / "faults.json"
-        record.write(path, "Faults", about, record.measured({}, {}) | found)
+        if options.again:
+            replace_rows(path, results)
+        else:
+            found = {"faults": [result.facts() for result in results]}
+            about = "Faults that were injected into the generated project."
+            record.write(path, "Faults", about, record.measured({}, {}) | found)
     return int(any(result.verdict == "BROKEN" for result in results))
+
+
+def replace_rows(path: Path, results: list[Result]) -> None:
+    """Put results of rows that were measured again in place of those in a file, and say so."""
+    again = {result.row.fault: result.facts() for result in results}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for facts in found["faults"]:
+        if new := again.get(facts["fault"]):
+            seen = f"{new['seen']} (measured again, commit {record.commit()})"
+            facts.update(new | {"seen": seen})
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
