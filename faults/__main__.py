@@ -326,8 +326,7 @@ def replace_rows(path: Path, results: list[Result]) -> None:
         if new := again.get(facts["fault"]):
             seen = f"{new['seen']} (measured again, commit {record.commit()})"
             facts.update(new | {"seen": seen})
-    text = json.dumps(found, indent=1, ensure_ascii=False)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    path.write_text(record.as_text(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
