@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cookiecutter.exceptions import CookiecutterException, FailedHookException
 from cookiecutter.main import cookiecutter
@@ -19,12 +20,13 @@ from pretuned import TEMPLATE, update
 from pretuned_answers import RefusedError, check, tools
 
 _YES_NO = {"yes": True, "no": False, "true": True, "false": False}
-_VERBS = {
-    "add": "Add tools to a project, with what they need and what its texts say of them.",
-    "remove": "Remove tools from a project, and what its texts say of them.",
-    "diff": "Show what you changed in a project, what this template did, and what both.",
-    "update": "Bring a project to this template: in git, with nothing uncommitted.",
-}
+
+
+class _Verb(NamedTuple):
+    """What is done to a project, and the words of its help."""
+
+    do: Callable[[argparse.Namespace], tuple[str, bool]]  # what is said, whether git merged all
+    about: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +60,7 @@ def _maintain(verb: str, *words: str) -> int:
     """
     options = _parser_of(verb).parse_args(words)
     try:
-        said, is_clean = _DO[verb](options)
+        said, is_clean = _VERBS[verb].do(options)
     except (RefusedError, CookiecutterException, OSError) as error:
         print(f"ERROR: {_line(error)}", file=sys.stderr)
         return 2
@@ -109,12 +111,21 @@ def _remove(options: argparse.Namespace) -> tuple[str, bool]:
     return update.change_tools(options.project, _render_again, update.Tools(remove=options.names))
 
 
-_DO = {"add": _add, "remove": _remove, "diff": _diff, "update": _update}
+_VERBS = {  # for a project that is there
+    "add": _Verb(
+        _add, "Add tools to a project, with what they need and what its texts say of them."
+    ),
+    "remove": _Verb(_remove, "Remove tools from a project, and what its texts say of them."),
+    "diff": _Verb(
+        _diff, "Show what you changed in a project, what this template did, and what both."
+    ),
+    "update": _Verb(_update, "Bring a project to this template: in git, with nothing uncommitted."),
+}
 
 
 def _parser_of(verb: str) -> argparse.ArgumentParser:
     """The options of a verb for a project that is there."""
-    parser = argparse.ArgumentParser(prog=f"pretuned {verb}", description=_VERBS[verb])
+    parser = argparse.ArgumentParser(prog=f"pretuned {verb}", description=_VERBS[verb].about)
     if verb in ("add", "remove"):
         number, about = ("*", "with none: list them") if verb == "add" else ("+", "its name")
         parser.add_argument("names", nargs=number, metavar="tool", help=about)
@@ -153,8 +164,9 @@ def _render_again(answers: dict[str, object], output_dir: Path) -> Path:
         if value is None:
             continue
         if key == "tools" and isinstance(value, list) and all(isinstance(x, str) for x in value):
-            tools.chosen(tools.TEMPLATE, "none", given_names := ", ".join(value))
-            given |= {"_tools": given_names} if value else {"tools": "none"}
+            names = ", ".join(value)
+            tools.chosen(tools.TEMPLATE, "none", names)  # refuses those that there are not
+            given |= {"_tools": names} if names else {"tools": "none"}
             continue
         kinds = {bool: bool, list: str}.get(type(default), str)
         if not isinstance(value, kinds) or (isinstance(default, list) and value not in default):

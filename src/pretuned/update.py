@@ -75,11 +75,12 @@ class Tools:
             RefusedError: if there is no such tool, or one that stays needs one that goes.
         """
         before = answers.get("tools", "all")
-        size, names = (before, "") if isinstance(before, str) else ("", ", ".join(before))
-        wanted = {*tools.chosen(tools.TEMPLATE, size, names), *self.named(self.add)}
-        wanted -= {*self.named(self.remove)}
+        is_size = isinstance(before, str)
+        had = tools.chosen(tools.TEMPLATE, before) if is_size else self.named(before)
+        gone = {*self.named(self.remove)}
+        wanted = {*had, *self.named(self.add)} - gone
         for name in sorted(wanted):
-            if needed := tools.with_needs(tools.TEMPLATE, [name]) & {*self.named(self.remove)}:
+            if needed := tools.with_needs(tools.TEMPLATE, [name]) & gone:
                 words = f"{name} needs {', '.join(needed)}".replace("_", "-")
                 raise RefusedError(f"{words}: remove {name.replace('_', '-')} too")
         return answers | {"tools": tools.size_of(tools.TEMPLATE, wanted) or sorted(wanted)}
@@ -519,7 +520,7 @@ def change_tools(project: Path, render: Render, change: Tools) -> tuple[str, boo
 
     Returns and raises what `update` does, and refuses a tool that another one needs.
     """
-    change.change({"tools": "none"})  # wrong names are told before anything is done
+    change.named([*change.add, *change.remove])  # wrong names are told before anything is done
     about(project)  # and so is a folder that is no project
     return carry_out(
         Repository(project), str(change), lambda found: plan(found, render, "", change)
