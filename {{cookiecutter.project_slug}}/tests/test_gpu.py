@@ -139,6 +139,11 @@ def test_a_deterministic_run_repeats_and_resumes_to_the_last_bit_wherever_its_im
     on_gpu, tmp_path, precision
 ):
     exact = changed(on_gpu, deterministic=True, precision=precision, data__workers=2)
+    assert_resumes_wherever_its_images_are(exact, tmp_path)
+
+
+def assert_resumes_wherever_its_images_are(exact, tmp_path):
+    """A run that was interrupted ends with the weights of unbroken ones, to the last bit."""
     exact = changed(exact, run__evaluate_every_epochs=0.25)  # and saves each step
     train_until(exact, 3, kill=False)
     resumed = trained_weights(exact)

@@ -103,6 +103,11 @@ def test_each_epoch_augments_anew(config, knobs, most_alike, most_plain):
 def test_all_see_the_same_from_memory_or_workers_from_any_step_on_any_rank(config, size):
     knobs = {"mixup": 0.4, "cutmix": 1.0} if size == 2 else {"flip": "alternating"}
     config = changed(config, data__batch_size=12, augment=AugmentConfig(cutout=8, **knobs))
+    assert_all_see_the_same(config, size)
+
+
+def assert_all_see_the_same(config, size):
+    """From memory or from workers, from any step on, and on so many ranks, pixels are the same."""
     resident = seen(config)
     for where, workers in (("device", 0), ("host", 0), ("stream", 0), ("stream", 2)):
         assert seen(changed(config, data__where=where, data__workers=workers), 5) == resident[5:]

@@ -2,13 +2,12 @@
 
 import signal
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 from conftest import changed, on_deep, run_alone, run_ranks, train_until
-from test_order import by_image, seen
+from test_order import assert_all_see_the_same, by_image, seen
 from test_resume import assert_same, final
 from torchvision.transforms import v2
 
@@ -83,13 +82,7 @@ def test_each_epoch_changes_images_anew(config):
 @pytest.mark.parametrize(("size", "policy"), [(2, "randaugment"), (3, "trivialaugment")])
 def test_all_see_the_same_from_memory_or_workers_from_any_step_on_any_rank(config, size, policy):
     config = changed(config, data__batch_size=12, augment__policy=policy)
-    resident = seen(config)
-    for where, workers in (("device", 0), ("host", 0), ("stream", 0), ("stream", 2)):
-        assert seen(changed(config, data__where=where, data__workers=workers), 5) == resident[5:]
-    ranks = run_ranks(size, seen, config)
-    for step, expected in enumerate(resident):
-        images, digests = zip(*(rank[step] for rank in ranks), strict=True)
-        assert ([*chain(*images)], [*chain(*digests)]) == expected
+    assert_all_see_the_same(config, size)
 
 
 def assert_resumes(config, folder):

@@ -2,14 +2,13 @@
 
 import pytest
 import test_gpu
-from conftest import changed, train_until
+from conftest import changed
 from test_gpu import (
     EVERYTHING,
     allow_sync_debug,
+    assert_resumes_wherever_its_images_are,
     train_without_waits,
-    trained_weights,
 )
-from test_resume import assert_same
 
 from image_classifier.train import train
 
@@ -27,12 +26,7 @@ def test_no_policy_makes_a_step_wait_for_the_device(on_gpu, monkeypatch, policy,
 
 def test_a_deterministic_run_resumes_to_the_last_bit_wherever_its_images_are(on_gpu, tmp_path):
     exact = changed(on_gpu, deterministic=True, data__workers=2, augment__policy="randaugment")
-    exact = changed(exact, run__evaluate_every_epochs=0.25)  # and saves each step
-    train_until(exact, 3, kill=False)
-    resumed = trained_weights(exact)
-    for where in ("device", "host", "stream"):
-        other = trained_weights(exact, data__where=where, run__dir=str(tmp_path / where))
-        assert_same(resumed, other)
+    assert_resumes_wherever_its_images_are(exact, tmp_path)
 
 
 def test_photographs_train_on_the_device(on_gpu, photos):
