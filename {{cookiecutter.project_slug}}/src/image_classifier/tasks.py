@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, so
 
 from .config import Config, OptimConfig
 from .data import LEFT_OUT, Augmented, Source, TrainData
-from .extensions import functions
+from .extensions import chained
 from .metrics import THRESHOLD, Predictions, average_precisions, recalls
 from .runtime.config_dict import flatten
 
@@ -71,9 +71,7 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> Loss:
         negatives = (source.labels == 0).sum(0)
         weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
     loss = Loss(TASKS[config.model.task].loss(config.optim, batch_size, weight))
-    for change_loss in functions("loss", "change_loss"):
-        loss = change_loss(loss, config, data)
-    return loss
+    return chained("loss", "change_loss", loss, config, data)
 
 
 def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import UserError
-from ..extensions import functions
+from ..extensions import chained
 from ..metrics import NO_DECISION, Decision
 from ..runtime.config_dict import of_others, unflatten, words_of
 from ..runtime.files import open_plain
@@ -125,8 +125,7 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         check_weights(state["model"])
         check_weights(weights)
         decision = Decision.parsed(state["decision"]) if "decision" in state else NO_DECISION
-        for plain_weights in functions("network", "plain_weights"):
-            weights = plain_weights(weights, saved["config"])
+        weights = chained("network", "plain_weights", weights, saved["config"])
     except WRONG_CONTENT as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error
     try:

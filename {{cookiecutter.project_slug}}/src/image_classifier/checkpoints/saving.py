@@ -21,7 +21,7 @@ from torch.utils._pytree import KeyPath, tree_leaves, tree_map_with_path
 from ..config import FREE_TO_CHANGE, Config, RunConfig
 from ..data import Source, are_replaced
 from ..errors import FaultError, UserError
-from ..extensions import find_tools, flag, functions, of_tools
+from ..extensions import chained, find_tools, flag
 from ..runtime.config_dict import flatten, of_others, to_save, words_of
 from ..runtime.console import some
 from ..runtime.distributed import World
@@ -74,7 +74,8 @@ def of_folders(path: object) -> ModuleType:
     Raises:
         UserError: if there is none.
     """
-    for tool in find_tools("checkpoints").values():
+    tool = next(iter(find_tools("checkpoints").values()), None)
+    if tool:
         return tool
     raise UserError(f"{str(path)!a} is of sharded weights, which a tool reads: pretuned add fsdp")
 
@@ -180,8 +181,9 @@ class Checkpoints(AbstractContextManager):
         Raises:
             UserError: with the first difference.
         """
-        known = flatten(Config()) | saved  # a knob that it lacks had its default
-        config = of_tools() | self.identity["config"]
+        usual = flatten(Config())  # which a knob has that is not saved
+        known = usual | saved
+        config = usual | self.identity["config"]
         known = known | {"run.best_by": metric_of(known)}
         config = config | {"run.best_by": metric_of(config)}
         for knob, value in of_others(saved).items():
@@ -272,8 +274,7 @@ class Checkpoints(AbstractContextManager):
     def write_weights(self, weights: dict[str, Tensor], saved: dict[str, Any]) -> None:
         """Write weights alone, for other programs."""
         about = {name: saved[name] for name in ("classes", "mean", "std")}
-        for plain_weights in functions("network", "plain_weights"):
-            weights = plain_weights(weights, saved["config"])
+        weights = chained("network", "plain_weights", weights, saved["config"])
         content = tensor_file({k: tensor.contiguous() for k, tensor in weights.items()}, about)
         write_whole(self.folder / "best.safetensors", lambda file: file.write(content))
 

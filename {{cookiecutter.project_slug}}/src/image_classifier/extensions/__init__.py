@@ -29,7 +29,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   page: `open_explainer`.
 """
 
-from .finding import find_commands, find_tool, find_tools, function, functions, need_tool
+from .finding import chained, find_commands, find_tool, find_tools, function, functions, need_tool
 from .options import (
     check_ranges,
     check_tools,

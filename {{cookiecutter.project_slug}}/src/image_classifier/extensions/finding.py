@@ -6,8 +6,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from ..errors import UserError
+
+T = TypeVar("T")
 
 
 @cache
@@ -37,12 +40,16 @@ def import_file(path: Path) -> ModuleType:
 
 
 def functions(module: str, name: str) -> list[Callable]:
-    """The functions `name` of the modules `tools/*/<module>.py` that have one, by the tools' names.
-
-    Where they change one thing after another, that is the order.
-    """
+    """The functions `name` of all `tools/*/<module>.py` that have one, in the order of tools."""
     found = find_tools(module).values()
     return [getattr(tool, name) for tool in found if hasattr(tool, name)]
+
+
+def chained(module: str, name: str, value: T, *others: object) -> T:
+    """`value` after each of `functions`, in their order, has made another of it."""
+    for change in functions(module, name):
+        value = change(value, *others)
+    return value
 
 
 def function(module: str, name: str) -> Callable | None:

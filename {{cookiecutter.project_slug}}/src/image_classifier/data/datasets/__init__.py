@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from ...config import DataConfig
 from ...errors import OF_TOOLS, UserError, choose
-from ...extensions import find_tools, function, functions
+from ...extensions import chained, find_tools, function, functions
 from ...runtime.seeding import DATASET, seeded
 from .cifar import cifar10, cifar100
 from .folder import folder
@@ -42,8 +42,7 @@ def open_dataset(data: DataConfig, split: str) -> Source:
             damaged, or a function that does not return what it should.
     """
     source = open_files(data, split)
-    for with_prepared in functions("source", "with_prepared"):
-        source = with_prepared(source, data, split)
+    source = chained("source", "with_prepared", source, data, split)
     source = source.thinned(data.limit) if 0 < data.limit < len(source) else source
     for check_files in functions("labels", "check_files"):
         check_files(source, data)
@@ -85,6 +84,4 @@ def open_files(data: DataConfig, split: str) -> Source:
             )
         kind = {"channels": data.channels, "bits": data.bits}  # as which files are read
         source = replace(source, **kind, mean=None, std=None)
-    for without_quarantine in functions("source", "without_quarantine"):
-        source = without_quarantine(source, data, split)
-    return source
+    return chained("source", "without_quarantine", source, data, split)

@@ -17,8 +17,6 @@ from ...runtime.console import printable_path
 
 LIST = "bad_images.txt"
 MOST, MOST_SHARE = 20, 0.01  # images or share of a split that may be bad, whichever is more
-
-
 CURE = "train without them: --data.on-bad-image skip"
 
 
