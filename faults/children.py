@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import image_classifier.train
+import sklearn.metrics  # noqa: F401 - what a run imports on its way is imported here, once for all
 import torch
-import torch._dynamo  # what a run imports on its way is imported here, once for all of them
+import torch._dynamo
 import torchvision.transforms.v2  # noqa: F401
 from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import Config
