@@ -12,8 +12,10 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 
-import numpy as np
+import torch
 from image_classifier.config import Config, RunConfig
+from image_classifier.data import Source
+from image_classifier.metrics import Predictions
 from image_classifier.tracking.trackers import Trackers
 
 called, said = [], []
@@ -22,13 +24,16 @@ def listen(event, args):
         called.append(str(args[1]))
 
 sys.addaudithook(listen)
+labels = torch.arange(2)
+source = Source(labels, ("ant", "bee"), torch.zeros(2, 4, 4, 3, dtype=torch.uint8))
+found = Predictions(source, labels, torch.ones(2), torch.ones(2))
 config = Config(run=RunConfig(trackers=(sys.argv[2],)))
 for start in (0, 2):
     trackers = Trackers(said.append)
     trackers.begin(config, Path(sys.argv[1]), start)
     for step in (start + 1, start + 2):
         trackers.tell("log", step, {"val/top1": step / 10})
-    trackers.tell("image", step, "confusion", np.zeros((4, 4, 3), np.uint8))
+    trackers.tell("finish", step, found)
     trackers.tell("close", True)
 print(json.dumps([said, called]))
 """

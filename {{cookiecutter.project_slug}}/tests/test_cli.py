@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import changed, logged, options_of
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from image_classifier import train
 from image_classifier.cli import commands, main
@@ -101,7 +100,7 @@ MISTAKES = {
     "train smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
     f"train smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "train smoke --model.name resnt18": "did you mean resnet18",
-    "train smoke --run.trackers tensorbord": "did you mean tensorboard?",
+    "train smoke --run.trackers outo": "did you mean auto?",
     "train smoke --model.pretrained": "did you mean --pretrained?",
     "train smoke --data.batch-size 961": "images: 960; take --data.batch-size 480",
     "train smoke --data.limit 8": "96 is more than there are training images: 8; take ",
@@ -161,8 +160,4 @@ def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     assert unflatten(json.loads((folder / "config.json").read_text())) == config
     environment = json.loads((folder / "environment.json").read_text())
     assert environment.keys() >= {"torch", "device", "threads", "commit"}
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert {"train/loss", "val/top1"} <= {*events.Tags()["scalars"]}
-    assert "confusion" in events.Tags()["images"]
-    assert events.PluginTagToContent("hparams")  # in the same run
     assert logged(folder)[-2].keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}

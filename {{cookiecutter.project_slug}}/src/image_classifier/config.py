@@ -165,8 +165,8 @@ class RunConfig:
     error_cost: float = within(0.0, 0)  # likewise: what a wrong prediction costs, if none at all
     # costs 1; 0: all count
     patience: int = within(0, 0)  # early stopping: evaluations without a better `best_by`; 0: off
-    trackers: tuple[str, ...] = ("tensorboard",)  # who gets the metrics beside metrics.jsonl:
-    # tensorboard, and those of tools; the flag with nothing after it: nobody
+    trackers: tuple[str, ...] = ("auto",)  # who gets the metrics beside metrics.jsonl: a tool such
+    # as wandb; auto: those that need no account; the flag with nothing after it: nobody
     max_minutes: float = within(0.0, 0)  # time limit, from the start of the command: the run saves
     # and ends with exit code 75, and the same command resumes it; 0: none
     finish_in_time: bool = False  # max_minutes is for the whole run, however often it is resumed:

@@ -7,4 +7,4 @@ observer needs `Observer`, `Setup` and `Speed`, and a watcher `Setup`. All of th
 from .checks import blank_logits, check_setup
 from .logger import RunLogger
 from .observers import Observer, Setup, Speed, open_observers
-from .trackers import PROJECT, Knobs, Tracker
+from .trackers import PROJECT, Knobs, Metrics, Tracker

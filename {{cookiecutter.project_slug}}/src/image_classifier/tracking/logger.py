@@ -33,7 +33,7 @@ from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..tasks import metric_of
 from .observers import Observer, Setup, Speed, watchers
-from .trackers import Trackers, confusion_image
+from .trackers import Trackers
 
 SAMPLES = 24  # augmented training images that the report page shows
 FIRST_LINE, NEXT_LINE, NEXT_LIVE = 5.0, 60.0, 1.0  # seconds without a progress line, at most
@@ -270,10 +270,7 @@ class RunLogger:
             self.write_page(scores, metrics, end, explain)
             best = {name.replace("val/", "best/"): value for name, value in metrics.items()}
             self.trackers.tell("log", self.step_done, best)
-            if self.trackers.open and not scores.predictions.source.is_multi_label:
-                found = scores.predictions
-                image = confusion_image(found.confusion(), found.source.classes)
-                self.trackers.tell("image", self.step_done, "confusion", image)
+            self.trackers.tell("finish", self.step_done, scores.predictions)
             path = self.folder / "predictions.safetensors"
             try:
                 scores.predictions.save(path, state.best_step)

@@ -5,7 +5,9 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+from ...metrics import Predictions
 from ...tracking import PROJECT, Knobs, Tracker
+from ..confusion_image import pictures_of
 
 LIBRARY = "trackio"
 
@@ -30,13 +32,17 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:
             auto_log_cpu=False,
         )
 
+    def finish(step: int, predictions: Predictions) -> None:
+        for name, pixels in pictures_of(predictions).items():
+            run.log({name: library.Image(pixels)}, step=step)
+
     def close(_: bool) -> None:
         with quiet:
             library.finish()
 
     return Tracker(
         log=lambda step, metrics: run.log(metrics, step=step),
-        image=lambda step, name, pixels: run.log({name: library.Image(pixels)}, step=step),
+        finish=finish,
         close=close,
         note=f"to view: TRACKIO_DIR={library.TRACKIO_DIR} trackio show --project {PROJECT}",
     )

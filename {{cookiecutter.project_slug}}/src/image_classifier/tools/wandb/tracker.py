@@ -4,7 +4,9 @@ import os
 import uuid
 from pathlib import Path
 
+from ...metrics import Predictions
 from ...tracking import PROJECT, Knobs, Tracker
+from ..confusion_image import pictures_of
 
 LIBRARY = "wandb"
 
@@ -39,10 +41,15 @@ def open_tracker(folder: Path, knobs: Knobs, start_step: int) -> Tracker:  # noq
             init_timeout=30,  # seconds for its server to answer
         ),
     )
+
+    def finish(step: int, predictions: Predictions) -> None:
+        for name, pixels in pictures_of(predictions).items():
+            run.log({name: library.Image(pixels)}, step=step)
+
     offline = f"kept offline; to upload: wandb sync {folder}/wandb/offline-run-*"
     return Tracker(
         log=lambda step, metrics: run.log(metrics, step=step),
-        image=lambda step, name, pixels: run.log({name: library.Image(pixels)}, step=step),
+        finish=finish,
         close=lambda is_done: run.finish(exit_code=0 if is_done else 1),
         note=offline if run.offline else str(run.url),
     )

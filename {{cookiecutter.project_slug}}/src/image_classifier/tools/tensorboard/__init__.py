@@ -1,0 +1,1 @@
+"""The tracker TensorBoard, which runs use by default."""
