@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .config import AugmentConfig
-from .data import Source, shift_and_flip
+from .data import shift_and_flip
 from .precision import Precision
 
 CACHED = 2**18  # float32 numbers that fit into a core's cache beside others
@@ -87,13 +87,3 @@ class Normalize:
                 view = shift_and_flip(images.permute(0, 2, 3, 1), shifts, flipped)
                 view = view.permute(0, 3, 1, 2)
             yield self(view), weight
-
-
-def denormalize(images: Tensor, source: Source) -> Tensor:
-    """Normalized images as pixels of 8 bits to look at.
-
-    (batch, channels, size, size) -> (batch, size, size, channels) uint8.
-    """
-    mean = torch.tensor(source.mean, device=images.device)
-    std = torch.tensor(source.std, device=images.device)
-    return (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte()

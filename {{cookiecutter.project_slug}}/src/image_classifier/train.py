@@ -155,7 +155,7 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             checkpoints.load_best(state)  # a run's result is that of the weights that it leaves
             best = best or evaluate_best()
             whole = state.best_model if parallel.has_all_weights else None
-            log.finish(best, pace.stop_reason, whole, normalize)
+            log.finish(best, pace.stop_reason, whole)
         return best
 
 

@@ -22,11 +22,11 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `parallel.py` is another way to train on several ranks: `open_parallel`. If its checkpoints are
   folders, `checkpoints.py` reads them: `read_folder`, `read_whole`.
 - `precision.py` measures which number format is faster on a CPU: `find_gain`.
-- `observer.py` adds warnings, metrics and sentences to the log: `open_observer`.
+- `observer.py` adds warnings, metrics and sentences to the log, or writes what a run leaves:
+  `open_observer`.
 - `watcher.py` surrounds the steps of a run, and is told of each: `watch`.
 - `tracker.py` is the tracker of the tool's name: `open_tracker`, and perhaps `LIBRARY`.
-- `page.py` writes the page of a run: `write_page`; `heat.py` what its model looked at, for that
-  page: `open_explainer`.
+- `heat.py` shows what a model looked at: `open_explainer`.
 """
 
 from .finding import chained, find_commands, find_tool, find_tools, function, functions, need_tool

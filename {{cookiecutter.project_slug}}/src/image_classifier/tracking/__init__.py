@@ -1,10 +1,10 @@
 """What a run says of itself: its log, which tells trackers and observers, and errors at its start.
 
 A tracker of yours needs `Tracker`, `Knobs` and `PROJECT`, the name that groups the runs; an
-observer needs `Observer`, `Setup` and `Speed`, and a watcher `Setup`. All of them are tools.
+observer `Observer`, `Setup`, `Speed` and `Result`; a watcher `Setup`. All of them are tools.
 """
 
 from .checks import blank_logits, check_setup
 from .logger import RunLogger
-from .observers import Observer, Setup, Speed, open_observers
+from .observers import Observer, Result, Setup, Speed, open_observers
 from .trackers import PROJECT, Knobs, Metrics, Tracker

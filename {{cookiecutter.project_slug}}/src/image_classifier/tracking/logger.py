@@ -20,9 +20,7 @@ from ..checkpoints import TrainState
 from ..data import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
-from ..extensions import function
 from ..metrics import metric_text, phrase
-from ..preprocess import Normalize, denormalize
 from ..runtime import console
 from ..runtime.config_dict import to_save
 from ..runtime.console import clock, printable
@@ -32,12 +30,10 @@ from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
 from ..tasks import metric_of
-from .observers import Observer, Setup, Speed, watchers
+from .observers import Observer, Result, Setup, Speed, watchers
 from .trackers import Trackers
 
-SAMPLES = 24  # augmented training images that the report page shows
 FIRST_LINE, NEXT_LINE, NEXT_LIVE = 5.0, 60.0, 1.0  # seconds without a progress line, at most
-PAGE_SECONDS = 60.0  # between two writings of the page, which take a second or less
 MOST_SKIPPED = 20  # steps in a row whose gradients are not finite; fp16 may begin with some
 
 
@@ -63,8 +59,6 @@ class RunLogger:
         self.folder = Path(self.config.run.dir)
         self.trackers = Trackers(self.say)
         self.observers = observers
-        self.write_report = function("page", "write_page")
-        self.samples: tuple[Tensor, Tensor, int] | None = None  # images, labels and their step
         self.warnings = [line for observer in observers for line in observer.warnings]
         self.step_done = self.start_step = state.step
         self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
@@ -74,7 +68,7 @@ class RunLogger:
         self.score = ""  # of the last evaluation, in words
         self.message = ""  # why the run ended early
         self.result: dict[str, float] = {}  # all metrics of the best weights, and their step
-        self.began = self.page_written = time.monotonic()
+        self.began = time.monotonic()
         self.epoch = [0.0, 0.0, 0.0]  # steps, seconds, seconds waited for data since a verdict
         self.line_due = self.began + FIRST_LINE
         self.restart_clock(self.start_step)
@@ -161,8 +155,8 @@ class RunLogger:
         self.step_done = step
         self.image_size = batch.images.shape[-1]
         if step == self.start_step + 1:
-            pixels = denormalize(batch.images[:SAMPLES], self.train_data.source)
-            self.samples = pixels, batch.labels[:SAMPLES].clone(), step
+            for observer in self.observers:
+                observer.begin(step, batch)
             self.restart_clock(step)  # it compiles
         elif self.was_paused:
             self.restart_clock(step)
@@ -231,7 +225,7 @@ class RunLogger:
         return Speed(self.step_done, self.image_size, rate, waited / seconds)
 
     def scores(self, step: int, scores: Scores, what: str, *, is_last: bool) -> None:
-        """Log an evaluation, and rewrite the report page if the last writing is a while ago.
+        """Log an evaluation, and tell observers of it.
 
         Some metrics take seconds, of many images and classes: the last evaluation has all.
         """
@@ -240,18 +234,12 @@ class RunLogger:
         self.score = "  " + metric_text(self.best_by, scores.value(self.best_by), digits=1)
         self.write(step, metrics)
         self.say(f"{self.place(step)}  {what}: {phrase(metrics, self.best_by)}")
-        if step < self.total_steps and time.monotonic() - self.page_written >= PAGE_SECONDS:
-            self.write_page(scores, metrics)
+        if step < self.total_steps:
+            self.conclude(scores, metrics, "not finished")
         self.restart_clock(step)
 
-    def finish(
-        self,
-        scores: Scores,
-        message: str,
-        model: nn.Module | None,
-        normalize: Normalize,
-    ) -> None:
-        """Print the result by class, and why it ends early; write the page and the predictions.
+    def finish(self, scores: Scores, message: str, model: nn.Module | None) -> None:
+        """Print the result by class, and why it ends early; write the predictions.
 
         `scores` are of the best weights, which `model` has; it is None if this rank has only a part
         of them.
@@ -259,15 +247,14 @@ class RunLogger:
         state = self.state
         self.message = message if self.step_done < self.total_steps else ""
         others = "" if state.is_best else state.best_text  # than the last weights
+        found = []
         if self.world.is_main:
-            open_explainer = function("heat", "open_explainer") if model else None  # takes seconds
-            explain = open_explainer and open_explainer(model, normalize, self.setup.val_data)
             metrics = scores.metrics(*scores.names)
             self.result = {"step": state.best_step, **metrics}
             end = self.message or "finished"
             if others:
                 end = f"{end if others in end else f'{end}; {others}'}, whose scores these are"
-            self.write_page(scores, metrics, end, explain)
+            found = self.conclude(scores, metrics, end, is_last=True, model=model)
             best = {name.replace("val/", "best/"): value for name, value in metrics.items()}
             self.trackers.tell("log", self.step_done, best)
             self.trackers.tell("finish", self.step_done, scores.predictions)
@@ -282,31 +269,16 @@ class RunLogger:
             self.say(why)
         folder = printable(str(self.folder))
         took = clock(time.monotonic() - self.began)
-        page = f", report: {folder}/report.html" if self.write_report else ""
-        self.say(f"run folder: {folder}{page}, {took}")
+        self.say(", ".join([f"run folder: {folder}", *found, took]))
 
-    def write_page(
-        self,
-        scores: Scores,
-        metrics: dict[str, float],
-        end: str = "not finished",
-        explain: Callable[..., Tensor] | None = None,
-    ) -> None:
-        """Write the report page, with how the run ended; if that fails, print a line and go on."""
-        if self.write_report is None or not self.world.is_main:
-            return
-        page = self.folder, scores.predictions, metrics, f"{self.progress_text}; {end}"
-        try:
-            self.write_report(*page, self.warnings, samples=self.samples, explain=explain)
-        except Exception as error:  # a full disk, or files that were changed
-            self.say(f"cannot write {self.folder}/report.html: {error!r}")
-        self.page_written = time.monotonic()
-
-    @property
-    def progress_text(self) -> str:
-        """How many steps are done; a linear probe has none."""
+    def conclude(
+        self, scores: Scores, metrics: dict[str, float], end: str, **of_end: bool | nn.Module | None
+    ) -> list[str]:
+        """Tell observers of an evaluation, and how the run ended; return where they say to look."""
         steps = f"step {self.step_done:,} of {self.total_steps:,}"
-        return steps if self.total_steps else "linear probe"
+        state = f"{steps if self.total_steps else 'linear probe'}; {end}"
+        result = Result(scores.predictions, metrics, state, self.warnings, **of_end)
+        return [*filter(None, (observer.conclude(result) for observer in self.observers))]
 
     def place(self, step: int) -> str:
         """Step and epoch."""

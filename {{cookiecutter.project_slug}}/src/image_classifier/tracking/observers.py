@@ -1,8 +1,9 @@
-"""Observers, which add warnings, metrics and sentences to the log, and watchers of the steps.
+"""Observers, which add warnings, metrics and sentences to the log, or write files of their own.
 
-All of them are tools. To add an observer: `tools/<name>/observer.py` with a function
-`open_observer(setup)` that returns an `Observer`. To add a watcher: `tools/<name>/watcher.py` with
-a context manager `watch(setup, state)`, whose value is called after each step.
+Beside them, watchers surround the steps. All of them are tools. To add an observer:
+`tools/<name>/observer.py` with a function `open_observer(setup)` that returns an `Observer`. To add
+a watcher: `tools/<name>/watcher.py` with a context manager `watch(setup, state)`, whose value is
+called after each step.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from torch import nn
 
 from ..checkpoints import TrainState
 from ..config import Config
-from ..data import EvalData, TrainData
+from ..data import Augmented, EvalData, TrainData
 from ..extensions import find_tools
+from ..metrics import Predictions
 from ..precision import Precision
 from ..runtime.distributed import World
 
@@ -42,6 +44,18 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Result:
+    """What a run has reached: after an evaluation, or at its end."""
+
+    predictions: Predictions  # for the validation images
+    metrics: dict[str, float]  # of them: `val/top1` and so on
+    state: str  # how far the run is, and how it ended
+    warnings: list[str]  # of all observers
+    is_last: bool = False  # whether the run ends with it
+    model: nn.Module | None = None  # then: that predicted; None if a rank has only a part of it
+
+
+@dataclass(frozen=True)
 class Observer:
     """What one observer adds to the log of a run."""
 
@@ -50,6 +64,10 @@ class Observer:
     metrics: Callable[[Speed | None], dict[str, float]] = lambda _: {}  # for each row; None: no
     # steps were timed
     verdict: Callable[[Speed], str] = lambda _: ""  # a sentence after each epoch
+    begin: Callable[[int, Augmented], object] = lambda *_: None  # after the first step: its number,
+    # and its batch, as the model saw it
+    conclude: Callable[[Result], str] = lambda _: ""  # after evaluations; of the last one, where
+    # to look at what was made of it
 
 
 def open_observers(setup: Setup) -> list[Observer]:

@@ -21,7 +21,6 @@ from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
 from image_classifier.models import build_model, vit
 from image_classifier.tools.explain import heat
-from image_classifier.tracking import logger
 from image_classifier.train import train
 
 SIDE, SQUARE = 32, 8  # in pixels
@@ -176,7 +175,7 @@ def test_a_run_shows_it_beside_its_mistakes_and_is_the_same_without_it(tmp_path,
     monkeypatch.setattr(heat, "heat_maps", Mock(side_effect=UserError("no map")))
     failed = pictures("b")
     assert "No heat maps: no map" in failed.words
-    monkeypatch.setattr(logger, "function", lambda _, name: getattr(report, name, None))
+    monkeypatch.setattr(find_tool("observer", "report"), "function", lambda *_: None)
     without = pictures("c")
     assert report.HEAT not in without.words
     assert len(with_it.pictures) == len(without.pictures) + report.PICTURES

@@ -19,9 +19,8 @@ from image_classifier.data import LEFT_OUT, Source, open_dataset
 from image_classifier.metrics import predictions
 from image_classifier.metrics.table import METRICS, Metric
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.report import images
+from image_classifier.tools.report import images, observer
 from image_classifier.tools.report import page as report
-from image_classifier.tracking import logger
 from image_classifier.train import train
 
 ROWS = [
@@ -134,7 +133,7 @@ def test_curves_of_any_values_are_drawn(tmp_path, loss):
 def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypatch):
     write = Mock(wraps=report.write_page)
     monkeypatch.setattr(report, "write_page", write)
-    monkeypatch.setattr(logger, "PAGE_SECONDS", 0)
+    monkeypatch.setattr(observer, "PAGE_SECONDS", 0)
     config = changed(config, optim__warmup_epochs=0, epochs=0.5, run__evaluate_every_epochs=0.25)
     train(config)
     first, second = [row["val/top1"] for row in logged(config.run.dir) if "val/top1" in row]

@@ -1,0 +1,65 @@
+"""When a run writes its page: after evaluations, and at its end."""
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...data import Augmented, Source
+from ...extensions import function
+from ...preprocess import Normalize
+from ...runtime.console import printable, say
+from ...tracking import Observer, Result, Setup
+from . import page
+
+SAMPLES = 24  # augmented training images that the page shows
+PAGE_SECONDS = 60.0  # between two writings of the page, which take a second or less
+
+
+def open_observer(setup: Setup) -> Observer:
+    """Keep images of the first step, and write the page once in a while."""
+    config = setup.config
+    folder = Path(config.run.dir)
+    source = setup.train_data.source
+    normalize = Normalize(source, config.data.max_size, setup.precision, config.augment)
+    samples: page.Samples | None = None
+    written = time.monotonic()
+
+    def begin(step: int, batch: Augmented) -> None:
+        nonlocal samples
+        pixels = denormalize(batch.images[:SAMPLES], source)
+        samples = pixels, batch.labels[:SAMPLES].clone(), step
+
+    def conclude(result: Result) -> str:
+        nonlocal written
+        if not result.is_last and time.monotonic() - written < PAGE_SECONDS:
+            return ""
+        open_explainer = result.model and function("heat", "open_explainer")
+        explain = open_explainer and open_explainer(result.model, normalize, setup.val_data)
+        try:
+            page.write_page(
+                folder,
+                result.predictions,
+                result.metrics,
+                result.state,
+                result.warnings,
+                samples=samples,
+                explain=explain,
+            )
+        except Exception as error:  # a full disk, or files that were changed
+            say(f"cannot write {folder}/report.html: {error!r}")
+        written = time.monotonic()
+        return f"report: {printable(str(folder))}/report.html"
+
+    return Observer(begin=begin, conclude=conclude)
+
+
+def denormalize(images: Tensor, source: Source) -> Tensor:
+    """Normalized images as pixels of 8 bits to look at.
+
+    (batch, channels, size, size) -> (batch, size, size, channels) uint8.
+    """
+    mean = torch.tensor(source.mean, device=images.device)
+    std = torch.tensor(source.std, device=images.device)
+    return (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte()
