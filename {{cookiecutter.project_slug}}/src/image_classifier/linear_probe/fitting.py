@@ -4,9 +4,10 @@ Fine-tuning begins with it: from a last layer that fits, the others keep what th
 noise of a random one would spoil (https://arxiv.org/abs/2202.10054).
 """
 
+import math
 import warnings
 from contextlib import AbstractContextManager, closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ LARGE = 2**22  # numbers, in whose products several threads are faster than one
 MOST_WORK = 2**28  # images x features x classes that are fitted: 100 s of a core
 ROUNDING = 1e-3  # of logits, relative to the largest
 SOFTER = 0.2  # the share of the logits of the probe that training begins with
+
+
+Score = tuple[float, float]  # top-1 and log likelihood of images that were left out
 
 
 class Fit(NamedTuple):
@@ -140,21 +144,6 @@ def fit_layer(layer: nn.Linear, features: Features, weights: Tensor | None, seed
     return f"; {note}"
 
 
-def logistic(strength: float, has_bias: bool) -> Any:  # noqa: ANN401 - scikit-learn's
-    """Logistic regression on standardized features, with an L2 penalty of 1 / `strength`."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    regression = LogisticRegression(C=strength, fit_intercept=has_bias, max_iter=1000)
-    return make_pipeline(StandardScaler(with_mean=has_bias), regression)
-
-
-def weighted(weights: np.ndarray | None) -> dict[str, np.ndarray]:
-    """What to fit `logistic` with, so that images have these weights; None: all alike."""
-    return {} if weights is None else {"logisticregression__sample_weight": weights}
-
-
 def fit_classes(
     features: Tensor, labels: Tensor, has_bias: bool, seed: int, weights: Tensor | None = None
 ) -> Fit:
@@ -167,18 +156,14 @@ def fit_classes(
         seed: of the folds.
         weights: (count,) float32, how much each image counts; None: all alike.
     """
-    values = features.double().numpy()
-    targets = labels.numpy()
-    weights = None if weights is None else weights.numpy()
-    scores = try_strengths(values, targets, int(labels.bincount().max()), has_bias, seed, weights)
-    # The best top-1; of equal ones, that of the lowest loss.
-    strength = max(scores, key=lambda c: (scores[c][0], -scores[c][1])) if scores else STRENGTH
-    fitted = logistic(strength, has_bias).fit(values, targets, **weighted(weights))
-    weight, bias = linear_layer(fitted)
+    most_folds = int(labels.bincount().max())
+    weight, bias, strength, score = fit_logistic(
+        features, labels, weights, most_folds, has_bias, seed
+    )
     if len(weight) == 1:  # of two classes: one sigmoid
         weight = torch.cat((-weight, weight)) / 2
         bias = torch.cat((-bias, bias)) / 2
-    told = f", top-1 {scores[strength][0]:.2%} in cross-validation" if scores else ""
+    told = f", top-1 {score[0]:.2%} in cross-validation" if score else ""
     return Fit(weight, bias, f"C = {strength:g}{told}")
 
 
@@ -190,61 +175,74 @@ def fit_labels(
     As `fit_classes`, but `labels` is (count, classes) int8: 1, 0 or LEFT_OUT, which does not count.
     A label that all images have, or none, has no weights: its bias is that of its frequency.
     """
-    count = labels.shape[1]
-    width = features.shape[1]
-    weight = torch.zeros((count, width)).double()
-    bias = torch.zeros(count).double()
+    weight = torch.zeros((labels.shape[1], features.shape[1])).double()
+    bias = torch.zeros(len(weight)).double()
     num_right = num_known = 0
-    for number in range(count):
-        known = labels[:, number] != LEFT_OUT
-        values = features[known].double().numpy()
-        targets = labels[known, number].numpy()
-        own = None if weights is None else weights[known].numpy()
-        smaller = int(min(targets.sum(), (1 - targets).sum()))
-        if not smaller:
-            positives = int(targets.sum())
-            bias[number] = np.log((positives + 0.5) / (len(targets) - positives + 0.5))
+    for number, column in enumerate(labels.T):
+        known = column != LEFT_OUT
+        targets = column[known]
+        positives = int(targets.sum())
+        negatives = len(targets) - positives
+        if not positives or not negatives:
+            bias[number] = math.log((positives + 0.5) / (negatives + 0.5))
             continue
-        scores = try_strengths(values, targets, smaller, has_bias, seed, own)
-        strength = min(scores, key=lambda c: scores[c][1]) if scores else STRENGTH
-        fitted = logistic(strength, has_bias).fit(values, targets, **weighted(own))
-        (weight[number],), (bias[number],) = linear_layer(fitted)
-        if scores:
-            num_right += scores[strength][0] * len(targets)
+        own = None if weights is None else weights[known]
+        smaller = min(positives, negatives)
+        (weight[number],), (bias[number],), _, score = fit_logistic(
+            features[known], targets, own, smaller, has_bias, seed, by_loss=True
+        )
+        if score:
+            num_right += score[0] * len(targets)
             num_known += len(targets)
     if not num_known:
         return Fit(weight, bias, "too few images to cross-validate")
     return Fit(weight, bias, f"{num_right / num_known:.2%} of the labels right in cross-validation")
 
 
-def try_strengths(  # noqa: PLR0917 - what `fit_classes` has
-    values: np.ndarray,
-    targets: np.ndarray,
+def fit_logistic(  # noqa: PLR0917 - what the fits of classes and of a label share
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
     most_folds: int,
     has_bias: bool,
     seed: int,
-    weights: np.ndarray | None,
-) -> dict[float, tuple[float, float]]:
-    """Top-1 and mean cross entropy of each of `STRENGTHS`, on the same folds; none for one fold."""
+    by_loss: bool = False,
+) -> tuple[Tensor, Tensor, float, Score | None]:
+    """Logistic regression on standardized features, with the best of `STRENGTHS`.
+
+    That is the one of the best top-1 in cross-validation, and of equal ones of the lowest loss; or
+    `by_loss` alone. Returns weight (classes, width) and bias (classes,) float64 for features as
+    they are, of two classes one row; the strength; and its score, if there are two folds or more.
+    """
+    from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    scores: dict[float, tuple[float, float]] = {}
-    if (count := min(FOLDS, most_folds)) < 2:
-        return scores
-    folds = StratifiedKFold(count, shuffle=True, random_state=seed % 2**32)
-    for strength in STRENGTHS:
-        found = cross_val_predict(
-            logistic(strength, has_bias),
-            values,
-            targets,
-            cv=folds,
-            method="predict_proba",
-            params=weighted(weights),
-        )
-        top1 = float(np.mean(found.argmax(1) == targets))
-        scores[strength] = top1, float(log_loss(targets, found, labels=range(found.shape[1])))
-    return scores
+    values = features.double().numpy()
+    targets = labels.numpy()
+    own = {} if weights is None else {"logisticregression__sample_weight": weights.numpy()}
+    scaler = StandardScaler(with_mean=has_bias)
+    regression = LogisticRegression(fit_intercept=has_bias, max_iter=1000)
+    model = make_pipeline(scaler, regression)
+    scores: dict[float, Score] = {}
+    if (count := min(FOLDS, most_folds)) > 1:
+        folds = StratifiedKFold(count, shuffle=True, random_state=seed % 2**32)
+        for strength in STRENGTHS:
+            regression.C = strength
+            found = cross_val_predict(
+                model, values, targets, cv=folds, method="predict_proba", params=own
+            )
+            top1 = float(np.mean(found.argmax(1) == targets))
+            scores[strength] = top1, -log_loss(targets, found, labels=range(found.shape[1]))
+    strength = regression.C = max(scores, key=lambda c: scores[c][by_loss:], default=STRENGTH)
+    model.fit(values, targets, **own)
+    weight = torch.from_numpy(regression.coef_) / torch.from_numpy(scaler.scale_)
+    bias = torch.from_numpy(regression.intercept_)
+    # The standardization is folded into them.
+    bias = bias - weight @ torch.from_numpy(scaler.mean_ * has_bias)
+    return weight, bias, strength, scores.get(strength)
 
 
 def few_threads(features: Tensor) -> AbstractContextManager[object]:
@@ -257,17 +255,6 @@ def few_threads(features: Tensor) -> AbstractContextManager[object]:
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(1 if features.numel() < LARGE else None)
-
-
-def linear_layer(classifier: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - scikit-learn's
-    """Weight (classes, width) and bias (classes,) float64 of `logistic` on raw features.
-
-    The standardization is folded into them. Of two classes there is one row.
-    """
-    scaler, regression = classifier
-    weight, bias = map(torch.from_numpy, (regression.coef_, regression.intercept_))
-    weight = weight / torch.from_numpy(scaler.scale_)
-    return weight, bias - weight @ torch.from_numpy(scaler.mean_ * scaler.with_mean)
 
 
 def rescale(model: nn.Module, layer: nn.Linear, config: Config) -> bool:
