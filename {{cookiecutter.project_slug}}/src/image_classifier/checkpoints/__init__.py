@@ -15,6 +15,7 @@ from .reading import (
     newest_first,
     parse_checkpoint,
     read_checkpoint,
+    read_file,
     saved_steps,
 )
 from .saving import Checkpoints, read_newest

@@ -11,10 +11,9 @@ from time import monotonic
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
+from ..checkpoints import DamagedError, read_file
 from ..config import FREE_TO_CHANGE, Config
 from ..data import LEFT_OUT, EvalData, cache_folder
 from ..errors import UserError, smaller_batch_on_oom
@@ -32,7 +31,7 @@ from ..runtime.progress import Progress
 SEEN = ("data.", "model.", "augment.tta", "precision")
 UNSEEN = (*FREE_TO_CHANGE, "data.batch_size", "data.balance", "model.dropout")
 MOST_FILES = 16  # of features that a cache folder keeps
-VERSION = 2  # of these files, and of the pixels that images are decoded to
+VERSION = 3  # of these files, and of the pixels that images are decoded to
 
 
 class Features(NamedTuple):
@@ -89,20 +88,21 @@ def compute_features(  # noqa: PLR0917 - what it takes to predict
         UserError: if the network has none, or an image cannot be read.
         FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
     """
-    name = f"features-{digest(config, data, model)}.safetensors"
-    path = cache_folder(config.data) / name
+    path = cache_folder(config.data) / f"features-{digest(config, data, model)}.pt"
     began = monotonic()
-    if world.all_true((found := read_features(path)) is not None):
-        return Features(*found, f"read from {str(path)!a}")
+    kept = None
+    with suppress(DamagedError, UserError):  # there is none, or it is not what was written
+        kept, _ = read_file(path)
+    if world.all_true(kept is not None):
+        return Features(*kept, f"read from {str(path)!a}")
     damage = f", as {str(path)!a} is damaged" * path.exists()
     was_training = model.training
     values, labels = features_of(model.eval(), data, normalize, precision, world)
     model.train(was_training)
     if world.is_main and not left_out(labels).any():  # an unreadable image must be noted each time
-        content = save({"features": values, "labels": labels}, {"sum": checksum(values, labels)})
         with suppress(OSError):  # a folder that can't be written: they are computed again
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, lambda file: file.write(content))
+            write_whole(path, lambda file: torch.save((values, labels), file))
             forget_oldest(path.parent)
     return Features(values, labels, f"computed in {clock(monotonic() - began)}{damage}")
 
@@ -136,28 +136,9 @@ def left_out(labels: Tensor) -> Tensor:
     return (labels == LEFT_OUT).view(len(labels), -1).all(dim=1)
 
 
-def read_features(path: Path) -> tuple[Tensor, Tensor] | None:
-    """Features and labels in a file of the cache; None if there is none or it is damaged."""
-    with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
-        values = file.get_tensor("features")
-        labels = file.get_tensor("labels")
-        if (file.metadata() or {}).get("sum") == checksum(values, labels):
-            return values, labels
-    return None
-
-
-def checksum(*tensors: Tensor) -> str:
-    """A digest of tensors."""
-    known = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        known.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        known.update(tensor.contiguous().numpy().data)
-    return known.hexdigest()
-
-
 def forget_oldest(folder: Path) -> None:
     """Delete all but the newest features of a cache folder."""
-    found = sorted(folder.glob("features-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    found = sorted(folder.glob("features-*"), key=lambda path: path.stat().st_mtime_ns)
     for path in found[:-MOST_FILES]:
         path.unlink(missing_ok=True)
 
