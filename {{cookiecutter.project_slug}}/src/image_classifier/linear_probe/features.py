@@ -22,10 +22,9 @@ from ..models import find_head
 from ..precision import Precision
 from ..preprocess import VIEWS, Normalize
 from ..runtime.config_dict import to_save
-from ..runtime.console import clock
+from ..runtime.console import Progress, clock
 from ..runtime.distributed import World
 from ..runtime.files import write_whole
-from ..runtime.progress import Progress
 
 # The sections of knobs on which features depend, and the knobs in them that do not matter.
 SEEN = ("data.", "model.", "augment.tta", "precision")

@@ -56,29 +56,19 @@ def against_the_rest(predictions: Predictions) -> Iterator[tuple[int, np.ndarray
             yield number, own[known] == 1, share[known]
 
 
-def by_class(
-    score: Callable[[np.ndarray, np.ndarray], float], predictions: Predictions
-) -> np.ndarray:
-    """A score of each class against the rest, (classes,) float64; nan where it is not defined."""
+def by_class(predictions: Predictions, score: str) -> np.ndarray:
+    """A score of scikit-learn's of each class against the rest: (classes,) float64, some nan."""
+    from sklearn import metrics
+
     found = np.full(len(predictions.source.classes), np.nan)
     if predictions.probabilities is not None:
         for number, is_class, shares in against_the_rest(predictions):
-            found[number] = score(is_class, shares)
+            found[number] = getattr(metrics, score)(is_class, shares)
     return found
 
 
-def average_precisions(predictions: Predictions) -> np.ndarray:
-    """The average precision of each class, (classes,) float64."""
-    from sklearn.metrics import average_precision_score
-
-    return by_class(average_precision_score, predictions)
-
-
-def areas(predictions: Predictions) -> np.ndarray:
-    """The area under the ROC curve of each class, (classes,) float64."""
-    from sklearn.metrics import roc_auc_score
-
-    return by_class(roc_auc_score, predictions)
+average_precisions = partial(by_class, score="average_precision_score")
+areas = partial(by_class, score="roc_auc_score")
 
 
 def class_scores(predictions: Predictions, average: str | None = None) -> np.ndarray:

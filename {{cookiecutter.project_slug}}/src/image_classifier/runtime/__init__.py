@@ -11,8 +11,7 @@
 - `phases`: the phases of a step, as a profiler shows them
 - `run_dir`: the run folder, its lock, and what is known about the environment
 - `files`: files written whole or not at all; safe reading of damaged ones
-- `console`: printing that cannot fail; names from outside made printable
+- `console`: printing that cannot fail; progress; names from outside made printable
 - `config_dict`: a config as a flat dict, and as words of a command line
 - `command_line`: words to options, with help from comments and suggestions for typos
-- `tools`: commands, trackers and pages of the tools that are there
 """

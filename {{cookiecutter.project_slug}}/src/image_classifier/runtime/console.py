@@ -5,6 +5,7 @@ A full disk, a closed terminal or a reader such as `head` ends neither a run nor
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
@@ -66,6 +67,26 @@ def say(line: str, is_last: bool = True) -> None:
     """Print a line; on a terminal it replaces the last progress line (one with `is_last=False`)."""
     clear = "\r\033[K" if sys.stdout.isatty() else ""
     print(clear + line, end="\n" if is_last else "", flush=True)
+
+
+class Progress:
+    """A line on how far a command is: each half second on a terminal, each 10 s in a log."""
+
+    def __init__(self, total: int, done: int = 0) -> None:
+        """Of `total` images, `done` are done already."""
+        self.total = total
+        self.first = done
+        self.began = self.said = time.monotonic()
+
+    def show(self, done: int) -> None:
+        """Print the line, if it is time for it."""
+        now = time.monotonic()
+        is_live = sys.stdout.isatty()
+        if done > self.first and now - self.said > (0.5 if is_live else 10):
+            self.said = now
+            rate = (done - self.first) / (now - self.began)
+            line = f"{done:,} of {self.total:,} images, {rate:,.0f} images/s"
+            say(f"{line}, ETA {clock((self.total - done) / rate)}", is_last=not is_live)
 
 
 def clock(seconds: float) -> str:

@@ -163,7 +163,7 @@ class RunLogger:
         elif time.monotonic() > self.line_due:
             every = self.config.run.log_every_steps
             if 0 not in (step % every, step % self.steps_per_epoch, self.total_steps - step):
-                self.show(step, self.rates(self.speed(*self.spent(step))))
+                self.show(step, str(self.speed(*self.spent(step)) or ""))
         self.was_paused |= any(self.tell_watchers())
 
     def progress(self, step: int, lr: float) -> None:
@@ -185,7 +185,7 @@ class RunLogger:
             metrics |= observer.metrics(speed)
         self.write(step, metrics)
         learned = f"loss {loss:.4f}{self.score}  lr {lr:.1e}  "
-        self.show(step, f"{learned}{self.rates(speed)}{memory / 2**30:.1f} GB  ")
+        self.show(step, f"{learned}{speed or ''}{memory / 2**30:.1f} GB  ")
         self.epoch = [sum(pair) for pair in zip(self.epoch, spent, strict=True)]
         if step % self.steps_per_epoch == 0:
             if speed := self.speed(*self.epoch):
@@ -205,12 +205,6 @@ class RunLogger:
         line = f"{self.place(step)}  {text}ETA {clock(left)}"
         self.say(line[: shutil.get_terminal_size().columns - 1] if is_live else line, not is_live)
         self.line_due = now + (NEXT_LIVE if is_live else NEXT_LINE)
-
-    def rates(self, speed: Speed | None) -> str:
-        """Throughput and waiting, as a progress line has them."""
-        if speed is None:
-            return ""
-        return f"{speed.images_per_second:,.0f} images/s  waited {speed.waited:.0%}  "
 
     def spent(self, step: int) -> tuple[float, float, float]:
         """Steps, seconds, and seconds waited for data since the clock was restarted."""

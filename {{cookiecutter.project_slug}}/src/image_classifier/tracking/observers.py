@@ -42,6 +42,10 @@ class Speed:
     images_per_second: float  # on all ranks
     waited: float  # share of the time in which the loop waited for images, 0 to 1
 
+    def __str__(self) -> str:
+        """As a progress line has it."""
+        return f"{self.images_per_second:,.0f} images/s  waited {self.waited:.0%}  "
+
 
 @dataclass(frozen=True)
 class Result:

@@ -16,9 +16,8 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import BadImageError, open_files, resize
 from ...errors import UserError
-from ...runtime.console import printable_path
+from ...runtime.console import Progress, printable_path
 from ...runtime.machine import num_cores, one_thread
-from ...runtime.progress import Progress
 from .near_duplicates import FINE_SIDE, SIDE
 
 CHUNK = 64  # images per task

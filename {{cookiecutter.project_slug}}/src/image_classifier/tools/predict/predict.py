@@ -16,9 +16,8 @@ from ...data import PathList
 from ...errors import FaultError, UserError, smaller_batch_on_oom
 from ...evaluate import predict_logits
 from ...linear_probe import predict_features
-from ...runtime.console import printable, say
+from ...runtime.console import Progress, printable, say
 from ...runtime.distributed import join_world
-from ...runtime.progress import Progress
 from ...tasks import TASKS
 from .command import PredictOptions
 from .embeddings import Embeddings

@@ -23,10 +23,9 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import BadImageError, PathList, cache_folder, open_files, resize
 from ...errors import UserError
-from ...runtime.console import clock, say
+from ...runtime.console import Progress, clock, say
 from ...runtime.files import lock_file, remove_leftovers, write_whole
 from ...runtime.machine import num_cores, one_thread
-from ...runtime.progress import Progress
 from . import source as prepared
 from .recipe import Recipe
 from .shards import write_shards

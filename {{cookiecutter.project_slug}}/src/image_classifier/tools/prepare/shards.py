@@ -23,10 +23,9 @@ from torch import Tensor
 
 from ...data import Source
 from ...errors import UserError
-from ...runtime.console import clock, say
+from ...runtime.console import Progress, clock, say
 from ...runtime.files import write_text, write_whole
 from ...runtime.machine import num_cores
-from ...runtime.progress import Progress
 from . import source as prepared
 
 SHARD_BYTES = 2**27  # about; each thread holds one in memory
