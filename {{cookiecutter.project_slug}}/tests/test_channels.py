@@ -37,7 +37,7 @@ from image_classifier.data.datasets.map_style import to_pixels
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
-from image_classifier.models import MODELS, build_model
+from image_classifier.models import build_model, models_by_name
 from image_classifier.optim import build_optimizer
 from image_classifier.preprocess import Normalize
 from image_classifier.runtime.distributed import World
@@ -259,7 +259,7 @@ def test_a_torch_dataset_may_give_arrays_of_any_channels():
             to_pixels(wrong, 5, 16)
 
 
-@pytest.mark.parametrize("name", ["convnext_tiny", "vit_b_16", *MODELS])
+@pytest.mark.parametrize("name", ["convnext_tiny", "vit_b_16", *models_by_name()])
 def test_a_network_sees_all_channels_and_muon_leaves_its_first_layer(name):
     sample = lambda count: torch.randn(min(count, 50), 5, 32, 32)  # noqa: E731
     model = build_model(ModelConfig(name=name, width=8), 3, 32, sample, 5)

@@ -33,7 +33,6 @@ from image_classifier.linear_probe.features import (
     predict_features,
 )
 from image_classifier.metrics.decision import Decision
-from image_classifier.models import vit
 from image_classifier.optim import build_optimizer, set_training
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
@@ -222,12 +221,14 @@ def test_images_of_16_bits_stay_on_the_device(gpu, config, satellite):
     assert augmented(gpu, config).images.shape == (8, 5, 32, 32)
 
 
-NETWORKS = ["resnet9", "airbench", "airbench96", "resnet18", "vit_s"]
+VIT = find_tool("models", "imagenet")
+NETWORKS = ["resnet9", "airbench", "airbench96", "resnet18", *["vit_s"] * bool(VIT)]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_learn_on_the_device(gpu, config, monkeypatch, name):
-    monkeypatch.setattr(vit, "DEPTH", 2)
+    if name == "vit_s":
+        monkeypatch.setattr(VIT, "DEPTH", 2)
     drops = {"model__dropout": 0.1, "model__drop_path": 0.1 * (name == "vit_s")}
     trained(gpu, changed(config, model__name=name, optim__ema_decay=0.9, **drops))
 

@@ -7,11 +7,10 @@ from torch import nn
 from image_classifier.config import ModelConfig, OptimConfig
 from image_classifier.errors import UserError
 from image_classifier.models import (
-    MODELS,
     blocks,
     build_model,
     find_head,
-    vit,
+    models_by_name,
 )
 from image_classifier.optim import build_optimizer
 from image_classifier.presets import PRESETS
@@ -54,14 +53,15 @@ def test_a_model_that_cannot_be_is_refused():
     for name, size, said in (
         ("alexnet", 16, "can't take images of"),
         ("airbench", 8, "takes a --data.image-size from 9 on, not 8"),
-        ("vit_s", 40, "takes a --data.image-size in steps of 16, not 40"),
     ):
         with torch.device("meta"), pytest.raises(UserError, match=f"{name} {said}"):
             build_model(ModelConfig(name=name), 3, size)
 
 
 # Norms, scales, tokens, positions, biases of places, groups.
-@pytest.mark.parametrize("name", ["resnext50_32x4d", "convnext_tiny", "swin_v2_t", *MODELS])
+@pytest.mark.parametrize(
+    "name", ["resnext50_32x4d", "convnext_tiny", "swin_v2_t", *models_by_name()]
+)
 def test_weights_of_layers_decay_and_muon_turns_those_between_stem_and_head(name):
     with torch.device("meta"):
         model = build_model(ModelConfig(name=name), 10, 32)
@@ -86,7 +86,10 @@ def test_the_first_layer_of_airbench_whitens_the_training_images():
     torch.testing.assert_close(outputs @ outputs.T / outputs.shape[1], expected, atol=0.01, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["vit_s", "convnext_tiny"])
+DEEP = [*{"vit_s"} & models_by_name().keys()]
+
+
+@pytest.mark.parametrize("name", ["convnext_tiny", *DEEP])
 def test_stochastic_depth_skips_branches_in_training_alone(name):
     torch.manual_seed(0)
     model = build_model(ModelConfig(name=name, drop_path=0.9), 3, 32)
@@ -97,14 +100,3 @@ def test_stochastic_depth_skips_branches_in_training_alone(name):
     for other in ("resnet9", "resnet18"):
         with pytest.raises(UserError, match=f"{other} has no stochastic depth: --model.drop-path"):
             build_model(ModelConfig(name=other, drop_path=0.1), 3, 32)
-
-
-def test_a_vit_finds_a_place_again_in_a_larger_image():
-    small, large = vit.positions(2, 2).view(2, 2, -1), vit.positions(6, 2).view(6, 6, -1)
-    torch.testing.assert_close(large[1::3, 1::3], small)
-    assert small.flatten(0, 1).unique(dim=0).shape == (4, 384)
-    with torch.device("meta"):
-        model = build_model(ModelConfig(name="vit_s"), 3, 32)
-        assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
-        with pytest.raises(UserError, match="vit_s takes images of multiples of 16, not 40"):
-            model(torch.zeros(2, 3, 40, 40))

@@ -14,7 +14,7 @@ EXIT_DONE, EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, EXIT_RESTART = 73, 74, 75
 
 # CUDA, ROCm, NCCL and Apple's GPUs; cuBLAS and cuDNN; torch's allocator for the CPU.
-OF_TOOLS = "; more come with tools: see pretuned add"  # of commands, presets, datasets, trackers
+OF_TOOLS = "; more come with tools: see pretuned add"  # of commands, presets, datasets, ...
 OUT_OF_MEMORY = re.compile("out of memory|_ALLOC(ATION)?_FAILED|DefaultCPUAllocator: ")
 
 

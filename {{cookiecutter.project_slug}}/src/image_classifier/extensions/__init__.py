@@ -13,6 +13,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
 - `decoder.py` reads files that Pillow does not: `read_tiff`.
 - `unreadable.py` knows a `CURE` for unreadable images, or passes over them: `open_note`.
+- `models.py` adds networks by name: `MODELS`, as in `models/`.
 - `networks.py` has the models `--model.name <tool>/...`: `build`, `published`, `pretrained_config`;
   and what to do `without_network`.
 - `network.py` changes a network: `change_network` for every command, `change_training` one that

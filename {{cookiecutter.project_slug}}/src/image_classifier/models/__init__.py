@@ -5,8 +5,8 @@ To add a network: a function in a file of its own here, and its name in `MODELS`
     def mine(model: ModelConfig, num_classes: int, image_size: int, channels: int) -> nn.Module:
         return nn.Sequential(...)
 
-Any other name is looked up among torchvision's classification models; `LIBRARY/NAME` is of a
-tool.
+A tool adds networks in the same way. Any other name is looked up among torchvision's classification
+models; `LIBRARY/NAME` is of a tool.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..errors import UserError
-from ..extensions import find_tool, functions
+from ..extensions import find_tool, find_tools, functions
 from .airbench import airbench, airbench96
 from .blocks import (
     drop_before_head,
@@ -28,16 +28,20 @@ from .blocks import (
 )
 from .resnet9 import resnet9, resnet9_gn
 from .torchvision import adapted, published_weights, size_misfit, torchvision
-from .vit import vit_s
 
 MODELS: dict[str, Callable[[ModelConfig, int, int, int], nn.Module]] = {
     "resnet9": resnet9,
     "resnet9_gn": resnet9_gn,
     "airbench": airbench,
     "airbench96": airbench96,
-    "vit_s": vit_s,
 }
 IMAGES_TO_FIT = 2000
+
+
+def models_by_name() -> dict[str, Callable[[ModelConfig, int, int, int], nn.Module]]:
+    """`MODELS`, and those of the tools that are there."""
+    tools = find_tools("models").values()
+    return MODELS | {name: build for tool in tools for name, build in tool.MODELS.items()}
 
 
 def find_library(name: str) -> ModuleType | None:
@@ -62,14 +66,15 @@ def build_model(
     Raises:
         UserError: if there is no such model, or it can't be built so.
     """
+    known = models_by_name()
     if networks := find_library(model.name):
         network = networks.build(model, num_classes, image_size, channels)
-    elif model.name in MODELS:
-        if model.drop_path and model.name != "vit_s":
+    elif model.name in known:
+        if model.drop_path and model.name in MODELS:
             raise UserError(f"{model.name} has no stochastic depth: --model.drop-path 0")
-        network = MODELS[model.name](model, num_classes, image_size, channels)
+        network = known[model.name](model, num_classes, image_size, channels)
     else:
-        network = torchvision(model, num_classes, image_size, channels, others=tuple(MODELS))
+        network = torchvision(model, num_classes, image_size, channels, others=tuple(known))
     for change_network in functions("network", "change_network"):
         change_network(network, model, image_size, channels)
     if model.dropout:

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from ..config import ModelConfig
-from ..errors import UserError, did_you_mean
+from ..errors import OF_TOOLS, UserError, did_you_mean
 
 SMALL_IMAGE = 64  # pixels, up to which the first layers keep full resolution
-OTHERS = "; models of other libraries come with tools: see pretuned add"
 AUXILIARY = ("googlenet", "inception_v3")  # would return more than logits in training
 
 
@@ -34,7 +33,7 @@ def torchvision(
         raise UserError(
             f"no model {model.name!r}; there are: {', '.join(others)}, and "
             "torchvision's, such as resnet18, vit_b_16"
-            f"{did_you_mean(model.name, [*others, *names])}{OTHERS if '/' in model.name else ''}"
+            f"{did_you_mean(model.name, [*others, *names])}{OF_TOOLS}"
         )
     options: dict[str, object] = {"num_classes": num_classes}
     if model.name in AUXILIARY:

@@ -37,8 +37,9 @@ from image_classifier.checkpoints.state import TrainState
 from image_classifier.cli import main
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import FaultError, UserError
+from image_classifier.extensions import find_tool
 from image_classifier.metrics.table import METRICS, Metric
-from image_classifier.models import build_model, vit
+from image_classifier.models import build_model
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime import consensus
@@ -54,6 +55,7 @@ from image_classifier.tools.fsdp import parallel as sharding
 from image_classifier.train import train
 
 ALONE = World(torch.device("cpu"))
+VIT = find_tool("models", "imagenet")
 
 
 @pytest.fixture
@@ -72,7 +74,8 @@ def often(config):
 
 def train_small(config):
     """Train; a vision transformer has three narrow blocks."""
-    vit.WIDTH, vit.DEPTH = 48, 3
+    if VIT:
+        VIT.WIDTH, VIT.DEPTH = 48, 3
     return train(config).value("loss")
 
 
@@ -80,7 +83,7 @@ def train_small(config):
     ("size", "name", "knobs"),
     [
         (2, "resnet9_gn", {"accumulate": 2, "clip_norm": 0.1, "ema_decay": 0.9}),
-        (3, "vit_s", {"name": "adamw", "lr": 1e-3, "layer_decay": 0.5}),
+        *[(3, "vit_s", {"name": "adamw", "lr": 1e-3, "layer_decay": 0.5})] * bool(VIT),
         (3, "airbench", {}),  # it has frozen weights, and BatchNorm
     ],
 )
@@ -268,7 +271,7 @@ def spoil_last_channel(*found):
 
 def steps(config):
     """Whether each of three steps changes a weight here, bytes on this rank and of all, units."""
-    vit.WIDTH, vit.DEPTH = 48, 3
+    VIT.WIDTH, VIT.DEPTH = 48, 3
     with join_world(config.compute, 20) as world:
         state, _ = open_state(config, world)
         weights, done, hook = [*state.model.parameters()], [], None
@@ -287,6 +290,7 @@ def steps(config):
         return done, held, sum(weight.nbytes for weight in weights), units
 
 
+@pytest.mark.skipif(VIT is None, reason="its network is of another tool")
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_all_ranks_skip_a_step_whose_gradients_are_not_finite_on_one(config, name):
     config = changed(config, model__name="vit_s", optim__name=name)

@@ -45,6 +45,7 @@ def test_the_last_layer_gets_mean_and_maximum_of_the_last_block_of_each_size(nam
 
 
 def test_of_a_vision_transformer_it_gets_four_blocks_to_the_last():
+    pytest.importorskip("image_classifier.tools.imagenet")
     model, found = build("vit_s", head="layers"), []
     for number in (2, 5, 8, 11):
         model.get_submodule(f"blocks.{number}").register_forward_hook(

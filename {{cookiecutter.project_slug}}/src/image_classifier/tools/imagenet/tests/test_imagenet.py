@@ -1,13 +1,15 @@
-"""Published recipes, epoch by epoch."""
+"""Published recipes, epoch by epoch, and the vision transformer of one."""
 
 import pytest
 import torch
 
 from image_classifier.augment import build_size
+from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
 from image_classifier.extensions import finding
 from image_classifier.models import build_model
 from image_classifier.optim import build_schedule
+from image_classifier.tools.imagenet import models
 from image_classifier.tools.imagenet.presets import (
     PRESETS,
     imagenet_vit_s,
@@ -47,3 +49,16 @@ def test_recipes_for_imagenet_have_the_rates_and_decay_that_were_published():
             begin = epoch * steps
             assert {size_at(begin + step) for step in (0, steps // 2, steps - 1)} == {size}
             assert lr_at(begin) == pytest.approx(lr, rel=0.01)
+
+
+def test_a_vit_finds_a_place_again_in_a_larger_image():
+    small, large = models.positions(2, 2).view(2, 2, -1), models.positions(6, 2).view(6, 6, -1)
+    torch.testing.assert_close(large[1::3, 1::3], small)
+    assert small.flatten(0, 1).unique(dim=0).shape == (4, 384)
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name="vit_s"), 3, 32)
+        assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+        with pytest.raises(UserError, match="vit_s takes images of multiples of 16, not 40"):
+            model(torch.zeros(2, 3, 40, 40))
+        with pytest.raises(UserError, match=r"takes a --data.image-size in steps of 16, not"):
+            build_model(ModelConfig(name="vit_s"), 3, 40)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..config import ModelConfig
-from ..errors import UserError
+from ...config import ModelConfig
+from ...errors import UserError
 
 PATCH = 16  # side of a patch, in pixels
 WIDTH, DEPTH, HEADS, MLP_RATIO = 384, 12, 6, 4  # ViT-S
@@ -127,3 +127,6 @@ def vit_s(model: ModelConfig, num_classes: int, image_size: int, channels: int) 
     if image_size % PATCH:
         raise UserError(f"vit_s takes a --data.image-size in steps of {PATCH}, not {image_size}")
     return ViT(num_classes, image_size, channels, model.drop_path)
+
+
+MODELS = {"vit_s": vit_s}
