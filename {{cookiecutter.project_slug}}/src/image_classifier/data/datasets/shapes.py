@@ -1,10 +1,6 @@
 """Ten shapes, drawn on the spot: a dataset that needs no download and is the same everywhere.
 
 An image is a function of its number alone, in integers: no machine can round it differently.
-To add a class: a function of its own here, and its name in `SHAPES`.
-
-A shape is a function of local coordinates, `u` to the right and `v` down, in which its radius is
-`UNIT`. It gives how deep a point lies within the shape: 0 on the edge, negative outside.
 """
 
 import math
@@ -13,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, maximum, minimum
 
 from ...config import DataConfig
 from ...errors import UserError, choose
@@ -24,10 +20,12 @@ from .source import Source
 SPLITS = {"train": range(20_000), "val": range(20_000, 24_000), "test": range(24_000, 28_000)}
 SIDE = 32  # of an image, in pixels
 PIXEL = 16  # what places and sizes are counted in: sixteenths of a pixel
-UNIT = 1024
+LINE = torch.arange(SIDE, dtype=torch.int32) * PIXEL - (SIDE - 1) * PIXEL // 2  # of pixels' centers
+UNIT = 1024  # the radius of a shape in its own coordinates
 TURN = 256  # a full one; angles are counted in parts of it
 # 4096 times the sine. The last bit of a platform's sine is far too small to change an entry.
-SINES = torch.tensor([round(4096 * math.sin(2 * math.pi * turn / TURN)) for turn in range(TURN)])
+SINES = [round(4096 * math.sin(2 * math.pi * turn / TURN)) for turn in range(TURN)]
+SINES = torch.tensor(SINES, dtype=torch.int32)
 CHUNK = 100  # images that are drawn together, so that they stay in the processor's cache
 
 
@@ -36,31 +34,9 @@ def disc(u: Tensor, v: Tensor, radius: int = UNIT) -> Tensor:
     return (radius * radius - u * u - v * v) >> 11
 
 
-def ring(u: Tensor, v: Tensor) -> Tensor:
-    """A disc with a round hole."""
-    return torch.minimum(disc(u, v), -disc(u, v, 600))
-
-
-def square(u: Tensor, v: Tensor) -> Tensor:
-    """Four equal sides."""
-    return 830 - torch.maximum(u.abs(), v.abs())
-
-
-def frame(u: Tensor, v: Tensor) -> Tensor:
-    """A square with a square hole."""
-    depth = square(u, v)
-    return torch.minimum(depth, 390 - depth)
-
-
-def triangle(u: Tensor, v: Tensor) -> Tensor:
-    """Three equal sides, of which one lies below."""
-    return 560 - torch.maximum(v, (u.abs() * 887 - v * 512) >> 10)
-
-
-def cross(u: Tensor, v: Tensor) -> Tensor:
-    """A plus sign."""
-    u, v = u.abs(), v.abs()
-    return torch.minimum(UNIT - torch.maximum(u, v), 300 - torch.minimum(u, v))
+def square(u: Tensor, v: Tensor, half: int = 830) -> Tensor:
+    """Four sides, each `half` from the middle."""
+    return half - maximum(u.abs(), v.abs())
 
 
 def star(u: Tensor, v: Tensor) -> Tensor:
@@ -72,34 +48,28 @@ def star(u: Tensor, v: Tensor) -> Tensor:
     return 400 - ((u * 940 - v * 400) >> 10)
 
 
-def crescent(u: Tensor, v: Tensor) -> Tensor:
-    """A disc that another disc was cut out of."""
-    return torch.minimum(disc(u, v), -disc(u - 450, v, 850))
-
-
-def heart(u: Tensor, v: Tensor) -> Tensor:
-    """A square that stands on a corner, with half a disc on each of its upper sides."""
-    u, v = u.abs(), v + 100
-    return torch.maximum((800 - u - v.abs()) * 724 >> 10, disc(u - 400, v + 400, 566))
-
-
-def arrow(u: Tensor, v: Tensor) -> Tensor:
-    """A triangle on a shaft."""
-    u = u.abs()
-    head = torch.minimum(-v, (UNIT + v - u) * 724 >> 10)
-    return torch.maximum(head, torch.minimum(260 - u, 900 - v.abs()))
-
-
-def bar(u: Tensor, v: Tensor) -> Tensor:
-    """A stroke; no class, but one of the things that lie about."""
-    return torch.minimum(400 - u.abs(), 4000 - v.abs())
-
-
+# How deep a point lies within a shape: 0 on the edge, negative outside. `u` is to the right of its
+# middle and `v` below; the minimum of two depths is what both shapes cover, the maximum what either
+# does, and a shape with the sign changed is all but that.
 Shape = Callable[[Tensor, Tensor], Tensor]
 SHAPES: dict[str, Shape] = {
-    shape.__name__: shape
-    for shape in (disc, ring, square, frame, triangle, cross, star, crescent, heart, arrow)
+    "disc": disc,
+    "ring": lambda u, v: minimum(disc(u, v), -disc(u, v, 600)),
+    "square": square,
+    "frame": lambda u, v: minimum(square(u, v), -square(u, v, 440)),
+    "triangle": lambda u, v: 560 - maximum(v, (u.abs() * 887 - v * 512) >> 10),
+    "cross": lambda u, v: minimum(square(u, v, UNIT), 300 - minimum(u.abs(), v.abs())),
+    "star": star,
+    "crescent": lambda u, v: minimum(disc(u, v), -disc(u - 450, v, 850)),
+    "heart": lambda u, v: maximum(
+        (800 - u.abs() - (v + 100).abs()) * 724 >> 10, disc(u.abs() - 400, v + 500, 566)
+    ),
+    "arrow": lambda u, v: maximum(
+        minimum(-v, (UNIT + v - u.abs()) * 724 >> 10), minimum(260 - u.abs(), 900 - v.abs())
+    ),
 }
+# What lies about: the last is a stroke, no class.
+CLUTTER = (disc, square, lambda u, v: minimum(400 - u.abs(), 4000 - v.abs()))
 
 
 def shapes(data: DataConfig, split: str) -> Source:
@@ -115,6 +85,7 @@ def shapes(data: DataConfig, split: str) -> Source:
         )
     of_split = choose("split of shapes", split, SPLITS)
     numbers = torch.arange(of_split.start, of_split.stop)[: data.limit or None]
+    labels = numbers % len(SHAPES)
     pixels = torch.empty(len(numbers), SIDE, SIDE, 3, dtype=torch.uint8)
 
     def draw_class(label: int, shape: Shape) -> None:
@@ -127,20 +98,15 @@ def shapes(data: DataConfig, split: str) -> Source:
     threads = torch.get_num_threads()
     with one_thread(), ThreadPoolExecutor(threads) as pool:
         list(pool.map(draw_class, range(len(SHAPES)), SHAPES.values()))
-    return Source(
-        labels=numbers % len(SHAPES),
-        classes=tuple(SHAPES),
-        pixels=pixels,
-        mean=(0.496, 0.496, 0.494),
-        std=(0.198, 0.199, 0.199),
-    )
+    mean = (0.496, 0.496, 0.494)
+    return Source(labels, tuple(SHAPES), pixels, mean=mean, std=(0.198, 0.199, 0.199))
 
 
 def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
     """Fill `images`, (count, SIDE, SIDE, 3) uint8, with one of `shape` for each of `numbers`."""
     words = hashed(numbers[:, None] * 2048 + torch.arange(SIDE * SIDE + 64))
-    grain = words[:, : SIDE * SIDE]
-    dice = iter(words[:, SIDE * SIDE :].unbind(1))
+    grain, dice = words.split((SIDE * SIDE, 64), dim=1)
+    dice = iter(dice.unbind(1))
 
     def pick(low: int, high: int) -> Tensor:
         """A number from `low` to `high` for each image."""
@@ -151,12 +117,11 @@ def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
 
     def local(size: Tensor, reach: int, lean: int) -> tuple[Tensor, Tensor]:
         """Coordinates about a point up to `reach` from the middle, turned by up to `lean`."""
-        line = torch.arange(SIDE, dtype=torch.int32) * PIXEL - (SIDE - 1) * PIXEL // 2
-        x, y = line - pick(-reach, reach), line.view(-1, 1) - pick(-reach, reach)
+        x = LINE - pick(-reach, reach)
+        y = LINE.view(-1, 1) - pick(-reach, reach)
         turn = pick(-lean, lean)
         sine = SINES[turn % TURN] * UNIT // size
         cosine = SINES[(turn + TURN // 4) % TURN] * UNIT // size
-        sine, cosine = sine.int(), cosine.int()
         return (cosine * x + sine * y) >> 12, (cosine * y - sine * x) >> 12
 
     def paint(shape: Shape, size: Tensor, reach: int, lean: int, tint: Tensor) -> None:
@@ -164,11 +129,11 @@ def draw(images: Tensor, shape: Shape, numbers: Tensor) -> None:
         canvas.add_((tint - canvas) * (depth + 128).clamp_(0, 256) >> 8)
 
     ground = color(64, 191)
-    wave = local(pick(4 * PIXEL, 40 * PIXEL), SIDE * PIXEL // 2, TURN // 2)[0]
+    wave, _ = local(pick(4 * PIXEL, 40 * PIXEL), SIDE * PIXEL // 2, TURN // 2)
     canvas = ground + (color(-48, 48) * ((wave & 2047) - 1024).abs() >> 10)
     tint = ground + color(28, 100) * (2 * color(0, 1) - 1)
     paint(shape, pick(7 * PIXEL, 12 * PIXEL), 4 * PIXEL, TURN // 10, tint)
-    for clutter in (disc, square, bar):
+    for clutter in CLUTTER:
         size = pick(3 * PIXEL // 2, 3 * PIXEL)
         paint(clutter, size, 14 * PIXEL, TURN // 2, color(32, 223))
     grain = grain[:, None] >> torch.tensor([[0], [8], [16]]) & 255
