@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import changed
 
-from image_classifier import precision
+from image_classifier import precision, settle
 from image_classifier.config import ComputeConfig, DataConfig
 from image_classifier.data import (
     autotune,
@@ -162,10 +162,10 @@ def test_what_is_no_cuda_gpu_is_one_of_apple_or_is_refused_and_said(monkeypatch)
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_unmeasured_a_run_computes_in_fp32_and_fp16_needs_a_cuda_gpu(config, monkeypatch, device):
-    monkeypatch.setattr(precision, "functions", lambda *_: [])
+    monkeypatch.setattr(settle, "functions", lambda *_: [])
     world = distributed.World(torch.device(device))
     auto = changed(config, precision="auto")
-    assert precision.settle_precision(auto, None, world)[0].precision == "fp32"
+    assert settle.settle(auto, None, world)[0].precision == "fp32"
     asked = precision.Precision("bf16", auto.compute, auto.optim, world.device)
     with asked.autocast():
         assert torch.get_autocast_dtype(device) == torch.bfloat16

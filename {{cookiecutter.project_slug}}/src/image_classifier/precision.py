@@ -1,22 +1,16 @@
 """Mixed precision: the number format of the arithmetic, and the optimizer's step in it."""
 
-import math
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .config import ComputeConfig, Config, OptimConfig
-from .data import TrainData
+from .config import ComputeConfig, OptimConfig
 from .errors import UserError
-from .extensions import functions
-from .runtime.distributed import World, local_part
-from .runtime.machine import usual_precision
+from .runtime.distributed import local_part
 from .runtime.phases import phase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,7 +34,7 @@ class Precision:
         device: torch.device,
         steps: int = 0,
     ) -> None:
-        """Compute in `name`: fp32 (TF32 on a GPU), bf16 or fp16; `settle_precision` replaces auto.
+        """Compute in `name`: fp32 (TF32 on a GPU), bf16 or fp16; `settle` replaces auto.
 
         On a GPU, a run of many `steps` begins with a search for the fastest convolutions. A
         network that does not train has none, and leaves that to the run whose teacher it may be.
@@ -148,29 +142,3 @@ def gradient_norms(weights: list[nn.Parameter], device: torch.device) -> Tensor:
         dist.all_reduce(norms.square_())
         norms.sqrt_()
     return norms
-
-
-def settle_precision(
-    config: Config, data: TrainData, world: World, saved: dict[str, Any] | None = None
-) -> tuple[Config, str]:
-    """`config` with a number format in place of `auto`, the same on every rank, and the reason.
-
-    A run that resumes from the checkpoint `saved` keeps the format that it began with. On a CPU a
-    tool may measure which one is faster.
-    """
-    if config.precision != "auto":
-        return config, "as --precision says"
-    name = saved and saved["config"].get("precision")
-    if name in DTYPES:
-        return replace(config, precision=name), "as this run began"
-    if world.device.type == "cuda":
-        name = usual_precision(world.device)
-        why = "fast on this device"
-    elif world.device.type == "cpu" and (ways := functions("precision", "find_gain")):
-        gain, when = ways[0](config, data, world) if world.is_main else (math.inf, "")
-        name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
-        why = f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
-    else:
-        name = "fp32"
-        why = "right on every device; bf16 may be faster"
-    return replace(config, precision=name), why

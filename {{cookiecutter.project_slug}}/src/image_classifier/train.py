@@ -1,4 +1,4 @@
-"""The story of a run: build, place, compile, wrap or shard, then one flat loop over steps."""
+"""The story of a run: build, fill, begin, then one flat loop over steps."""
 
 from contextlib import closing, nullcontext
 from copy import deepcopy
@@ -9,26 +9,27 @@ from torch.nn.parallel import DistributedDataParallel
 from .augment import build_augment
 from .checkpoints import TrainState, load_pretrained, read_newest
 from .config import Config
-from .data import Augmented, EvalData, TrainData
+from .data import Augmented, Batch, TrainData
 from .evaluate import Scores, evaluate
 from .extensions import functions
-from .linear_probe import PROBE, soften, start_from_probe
+from .linear_probe import start_from
 from .models import build_model
 from .optim import build_optimizer, build_schedule, set_lr, set_training
 from .pace import Pace
 from .parallel import open_parallel
-from .precision import Precision, settle_precision
+from .precision import Precision
 from .preprocess import Normalize
-from .runtime.distributed import join_world
+from .runtime.distributed import World, join_world
 from .runtime.out_of_memory import MicroBatch
 from .runtime.phases import phase
 from .runtime.run_dir import open_run
 from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
-from .tasks import Loss, build_loss, metric_of
+from .settle import settle
+from .tasks import Loss, build_loss
 from .tracking import RunLogger, Setup, check_setup, open_observers
 
 
-def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of it visible
+def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it visible
     """Train one model as `config` says, and return the validation scores of its best weights.
 
     Killed at any moment and called again, it resumes from the last checkpoint with exactly the
@@ -41,72 +42,42 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
     run = config.run
     with join_world(config.compute, run.timeout_seconds) as world, open_run(config, world):
         reproducibility = seed_everything(config.seed, config.deterministic, world.device)
-
-        newest = world.read_once(lambda: read_newest(run, world))
-        # Where to resume from, or None: what a run begins with is made again, from kept features.
-        saved = newest if newest and newest["state"]["step"] else None
+        saved = world.read_once(lambda: read_newest(run, world))  # the checkpoint to resume from
         pretrained = load_pretrained(
             run.init_from, config.model, world, saved, config.data.channels
         )
 
-        # Data, and the number format that is fastest for this model on this device. Pretrained
-        # weights want images normalized as those that they were trained on.
+        # Pretrained weights want images normalized as those that they were trained on.
         train_data = TrainData(config, world, pretrained.mean_std)
-        source = train_data.source
-        task = config.model.task
-        mean_std = train_data.mean_std
-        config, why_precision = settle_precision(config, train_data, world, newest)
-        precision = Precision(
-            config.precision, config.compute, config.optim, world.device, train_data.total_steps
-        )
-        parallel = open_parallel(config, world)
+        config, why_precision = settle(config, train_data, world, saved)  # now nothing is `auto`
         micro_batch = MicroBatch(config, world)
-        val_data = EvalData(
-            train_data.data, "val", world, run, micro_batch.size, task=task, mean_std=mean_std
-        )
-        normalize = Normalize(source, config.data.max_size, precision, config.augment)
-        augment = build_augment(config.augment, train_data, normalize, world, config.seed)
-        loss_fn = build_loss(config, train_data, micro_batch.share)
-        checkpoints = parallel.checkpoints(config, world, source, loss_fn.teacher)
-        if newest:  # before the minutes that the features of a probe may take
-            checkpoints.check_identity(newest)
+        val_data = train_data.open_split("val", micro_batch.size)
 
-        # The model: built from the seed, filled, moved, laid out, compiled.
-        model = init_model(config, train_data, normalize)
-        has_head = pretrained.knows(model, source.classes) and config.epochs > 0
-        begins_as = ("before training" if has_head else PROBE) if pretrained.weights else ""
-        init_note = pretrained.load_into(model, source.classes)
-        del pretrained  # the model has its own copy of the weights
-        model = model.to(world.device, memory_format=precision.memory_format)
-        setup = Setup(config, world, train_data, val_data, model, precision)
+        # The model with the weights of the seed, then with pretrained ones and a fitted last layer.
+        training = Training(config, world, train_data, micro_batch.share)
+        parallel = training.parallel
+        teacher = training.loss_fn.teacher
+        checkpoints = parallel.checkpoints(config, world, train_data.source, teacher)
+        checkpoints.check_identity(saved)
+        setup = Setup(config, world, train_data, val_data, training.model, training.precision)
         check_setup(setup)
-        if begins_as == PROBE:  # fit the last layer to what the others make of images
-            how = normalize, precision, world
-            init_note += f"; {start_from_probe(config, model, train_data, *how)}"
-        ema = deepcopy(model).requires_grad_(False) if config.optim.ema_decay else None
-        networks = [model] if ema is None else [model, ema]
-        if config.compute.compile:  # in place, so the names of the weights stay
-            for network in networks:
-                network.compile()
+        start = start_from(pretrained, setup, training.normalize)
+        del pretrained  # the model has its own copy of the weights
         observers = open_observers(setup)  # while every rank has all weights
 
-        parallel.shard(networks, precision)
-        optimizer = parallel.own(build_optimizer(config.optim, model))
+        training.begin()  # averaged, compiled, sharded or wrapped, with an optimizer
+        state = training.state
         lr_at = build_schedule(config.optim, train_data.steps_per_epoch, train_data.total_steps)
-        state = TrainState(
-            model, optimizer, precision, ema, config.optim.ema_decay, metric_of(config)
-        )
-        log = RunLogger(setup, state, checkpoints.resume(state, newest), observers)
-        del saved, newest  # model and optimizer have what they need of it
-        log.introduce(init_note=init_note, precision_note=f"{why_precision}; {reproducibility}")
+        log = RunLogger(setup, state, checkpoints.resume(state, saved), observers)
+        del saved  # model and optimizer have what they need of it
+        log.introduce(start.note, f"{why_precision}; {reproducibility}")
         pace = Pace(run, train_data, state, checkpoints)
-        set_training(model, config.optim)
-        ddp_model = parallel.wrap(model)
         best = None
 
         def evaluate_best() -> Scores:
+            how = training.normalize, training.precision, world
             with pace.limit.evaluation(), parallel.whole(state.best_model):
-                return evaluate(state.best_model, val_data, normalize, precision, world)
+                return evaluate(state.best_model, val_data, *how)
 
         def judge(what: str) -> Scores:
             scores = evaluate_best()
@@ -126,18 +97,13 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             micro_batch.halve_micro_batch_on_oom(lambda: state.step),
             checkpoints,
         ):
-            if begins_as:  # best.pt is never worse than what training began with
-                best = judge(begins_as)
+            if start.name:  # best.pt is never worse than what training began with
+                best = judge(start.name)
                 checkpoints.save(state, log.state_dict())
-            if begins_as == PROBE:
-                soften(*networks)
+                start.soften(training.networks)
             for loaded in train_data.batches(state.step, pace.last_step):
-                lr = set_lr(optimizer, lr_at(pace.schedule_step))
-                seed_layers(config.seed, state.step, world.rank, world.device)
-                batch = augment(loaded, state.step)
-                loss = train_step(ddp_model, batch, loss_fn, precision, micro_batch.size)
-                precision.step(optimizer)
-                state.advance()
+                lr = lr_at(pace.schedule_step)
+                batch, loss = training.step(loaded, lr, micro_batch.size)
 
                 log.step(state.step, loss, batch)
                 if pace.is_logged:
@@ -157,6 +123,60 @@ def train(config: Config) -> Scores:  # noqa: C901, PLR0915 - one story, all of 
             whole = state.best_model if parallel.has_all_weights else None
             log.finish(best, pace.stop_reason, whole)
         return best
+
+
+class Training:
+    """A model in training, and all that its steps need; tools build it as `train` does."""
+
+    def __init__(self, config: Config, world: World, data: TrainData, batch_size: int) -> None:
+        """Build what `config` says, in which nothing is `auto`, for a rank's `batch_size`.
+
+        The model has the random weights of the seed.
+
+        Raises:
+            UserError: if there is no such model, or it can't be trained so.
+        """
+        optim = config.optim
+        self.config = config
+        self.world = world
+        self.precision = Precision(
+            config.precision, config.compute, optim, world.device, data.total_steps
+        )
+        self.parallel = open_parallel(config, world)
+        source = data.source
+        self.normalize = Normalize(source, config.data.max_size, self.precision, config.augment)
+        self.augment = build_augment(config.augment, data, self.normalize, world, config.seed)
+        self.loss_fn = build_loss(config, data, batch_size)
+        model = init_model(config, data, self.normalize)
+        self.model = model.to(world.device, memory_format=self.precision.memory_format)
+
+    def begin(self) -> None:
+        """Begin with the weights that the model has now: average, compile, shard or wrap."""
+        optim = self.config.optim
+        ema = deepcopy(self.model).requires_grad_(False) if optim.ema_decay else None
+        self.networks = [self.model] if ema is None else [self.model, ema]
+        if self.config.compute.compile:  # in place, so the names of the weights stay
+            for network in self.networks:
+                network.compile()
+        self.parallel.shard(self.networks, self.precision)
+        optimizer = self.parallel.own(build_optimizer(optim, self.model))
+        best_by = self.config.run.best_by
+        self.state = TrainState(
+            self.model, optimizer, self.precision, ema, optim.ema_decay, best_by
+        )
+        set_training(self.model, optim)
+        self.ddp_model = self.parallel.wrap(self.model)
+
+    def step(self, loaded: Batch, lr: float, micro_batch_size: int) -> tuple[Augmented, Tensor]:
+        """Train on one batch; returns it as the model saw it, and its loss: () on the device."""
+        state = self.state
+        set_lr(state.optimizer, lr)
+        seed_layers(self.config.seed, state.step, self.world.rank, self.world.device)
+        batch = self.augment(loaded, state.step)
+        loss = train_step(self.ddp_model, batch, self.loss_fn, self.precision, micro_batch_size)
+        state.precision.step(state.optimizer)
+        state.advance()
+        return batch, loss
 
 
 def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:

@@ -112,15 +112,16 @@ def load_pretrained(
 ) -> PretrainedWeights:
     """The weights that `--run.init-from` names, in host memory; none if it names none.
 
-    `saved` is the checkpoint that the run resumes from: of that, only the normalization counts.
-    That of images of other than `channels` does not.
+    Of the checkpoint `saved`, from which the run resumes, only the normalization counts; nothing of
+    one from before the first step, which is made again. That of images of other than `channels`
+    does not.
 
     Raises:
         UserError: if there is no such file, or it holds anything but weights.
     """
     if not init_from:
         return PretrainedWeights("random weights")
-    if saved is not None:
+    if saved is not None and saved["state"]["step"]:
         note = "weights of this run; --run.init-from was for its start"
         return PretrainedWeights(note, mean=tuple(saved["mean"]), std=tuple(saved["std"]))
     if init_from == PUBLISHED:

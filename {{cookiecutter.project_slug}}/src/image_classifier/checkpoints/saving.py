@@ -151,12 +151,14 @@ class Checkpoints(AbstractContextManager):
         """Give `model` the weights of a file."""
         model.load_state_dict(weights)
 
-    def check_identity(self, saved: dict[str, Any]) -> None:
-        """Check that a checkpoint is of a run with the same config on the same images.
+    def check_identity(self, saved: dict[str, Any] | None) -> None:
+        """Check that a checkpoint, if there is one, is of the same config on the same images.
 
         Raises:
             UserError: with the first difference.
         """
+        if saved is None:
+            return
         self.check_config(saved["config"])
         if saved["classes"] != self.identity["classes"]:
             was = tuple(saved["classes"])
@@ -185,7 +187,6 @@ class Checkpoints(AbstractContextManager):
         known = usual | saved
         config = usual | self.identity["config"]
         known = known | {"run.best_by": metric_of(known)}
-        config = config | {"run.best_by": metric_of(config)}
         for knob, value in of_others(saved).items():
             if knob.startswith(("augment.", "optim.")):
                 words = " ".join(words_of({knob: value}))

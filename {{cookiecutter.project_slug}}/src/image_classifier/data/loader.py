@@ -47,10 +47,12 @@ class TrainData:
         data = config.data
         augment = config.augment
         self.data = data
+        self.run = config.run
+        self.task = config.model.task
         self.world = world
         self.seed = config.seed
         self.source, self.note = open_split(
-            data, "train", world, config.run.dir, task=config.model.task, mean_std=mean_std
+            data, "train", world, self.run.dir, task=self.task, mean_std=mean_std
         )
         self.mean_std = self.source.mean, self.source.std
         self.batch_size = data.batch_size
@@ -69,7 +71,7 @@ class TrainData:
         if self.where == "stream":
             crops = augment if self.cropper == "workers" else None
             samples = Samples(self.source, data.image_size, config.seed, crops, data.fit)
-            self.loader, why = open_loader(samples, data, world, self.note, config.run)
+            self.loader, why = open_loader(samples, data, world, self.note, self.run)
             self.workers = self.loader.num_workers
             self.data = replace(data, workers=self.workers)  # evaluation has as many
             self.reason += why
@@ -131,6 +133,18 @@ class TrainData:
         """
         pixels = load_spread(self.source, count, self.data, self.note, self.world)
         return pixels.to(self.world.device).permute(0, 3, 1, 2)
+
+    def open_split(self, split: str, batch_size: int = 0) -> "EvalData":
+        """The images of a split for evaluation, as these are for training: see `EvalData`."""
+        return EvalData(
+            self.data,
+            split,
+            self.world,
+            self.run,
+            batch_size,
+            task=self.task,
+            mean_std=self.mean_std,
+        )
 
     def _part(self, order: Tensor, step: int) -> Tensor:
         """This rank's part of batch `step` in the order of its epoch."""

@@ -1,4 +1,4 @@
 """The last layer that fine-tuning begins with, fitted to features that are computed once."""
 
 from .features import predict_features
-from .fitting import PROBE, begin_at_zero, soften, start_from_probe
+from .fitting import begin_at_zero, start_from

@@ -13,15 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..checkpoints import PretrainedWeights
 from ..config import Config
-from ..data import LEFT_OUT, EvalData, Source, TrainData
+from ..data import LEFT_OUT, Source
 from ..errors import UserError
 from ..models import find_head, find_heads
-from ..precision import Precision
 from ..preprocess import Normalize
 from ..runtime.console import some
-from ..runtime.distributed import World
-from ..tracking import blank_logits
+from ..tracking import Setup, blank_logits
 from .features import Features, compute_features, left_out
 
 PROBE = "linear probe"  # what fine-tuning begins with
@@ -47,33 +46,61 @@ class Fit(NamedTuple):
     note: str  # the penalty and the score on images that were left out
 
 
-def start_from_probe(  # noqa: PLR0917 - all that is needed to compute features
-    config: Config,
-    model: nn.Module,
-    data: TrainData,
-    normalize: Normalize,
-    precision: Precision,
-    world: World,
-) -> str:
-    """Fit the last layer of `model`, whose other weights are trained, to the training images.
+class Start(NamedTuple):
+    """What training begins with."""
 
-    Where it can't be fitted it begins at zero, so that the first gradients of the others are zero,
-    too. Returns a note for the log; every rank has the same layer.
+    note: str  # which weights, for the log
+    name: str = ""  # what is evaluated before training; nothing for random weights
+
+    def soften(self, models: list[nn.Module]) -> None:
+        """Make the logits of a probe smaller, in place, before all layers learn.
+
+        It hardly errs on the training images, so that they would not say how to change the
+        features; with a softer one they do, and the classes stay in the same order.
+        """
+        for model in models if self.name == PROBE else ():
+            for weight in find_head(model)[1].parameters():
+                weight.data.mul_(SOFTER)
+
+
+def start_from(pretrained: PretrainedWeights, setup: Setup, normalize: Normalize) -> Start:
+    """Load pretrained weights into the model; a last layer of other classes is fitted.
+
+    Every rank has the same weights.
 
     Raises:
-        UserError: if an image cannot be read, or `config` has no epochs and nothing can be fitted.
+        UserError: if they are another model's, an image cannot be read, or `config` has no epochs
+            and nothing can be fitted.
         FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
     """
+    model = setup.model
+    classes = setup.train_data.source.classes
+    has_head = pretrained.knows(model, classes) and setup.config.epochs > 0
+    note = pretrained.load_into(model, classes)
+    if not pretrained.weights:
+        return Start(note)
+    if has_head:
+        return Start(note, "before training")
+    return Start(f"{note}; {fit_head(setup, normalize)}", PROBE)
+
+
+def fit_head(setup: Setup, normalize: Normalize) -> str:
+    """Fit the last layer of a model, whose other weights are trained, to the training images.
+
+    Where it can't be fitted it begins at zero, so that the first gradients of the others are zero,
+    too. Returns a note for the log.
+    """
+    config = setup.config
+    world = setup.world
+    model = setup.model
+    data = setup.train_data
     _, layer = find_head(model)
     begin_at_zero(model)
     why = misfit(config, layer, data.source)
     note = ""
     if not why:
-        task = config.model.task
-        mean_std = data.mean_std
-        train = EvalData(config.data, "train", world, config.run, task=task, mean_std=mean_std)
-        with closing(train):
-            features = compute_features(config, train, model, normalize, precision, world)
+        with closing(data.open_split("train")) as train:
+            features = compute_features(config, train, model, normalize, setup.precision, world)
         note = f"{PROBE} of {features.values.shape[1]:,} features, {features.note}"
         if world.is_main:
             note += fit_layer(layer, features, data.weights, config.seed)
@@ -95,18 +122,6 @@ def begin_at_zero(model: nn.Module) -> None:
     for head in find_heads(model):
         for weight in head.parameters() if isinstance(head, nn.Linear) else ():
             nn.init.zeros_(weight)
-
-
-@torch.no_grad()
-def soften(*models: nn.Module) -> None:
-    """Make the logits of the probe smaller, in place, before all layers learn.
-
-    It hardly errs on the training images, so that they would not say how to change the features;
-    with a softer one they do, and the classes stay in the same order.
-    """
-    for model in models:
-        for weight in find_head(model)[1].parameters():
-            weight.mul_(SOFTER)
 
 
 def misfit(config: Config, layer: nn.Module, source: Source) -> str:

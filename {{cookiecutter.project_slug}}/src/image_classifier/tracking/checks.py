@@ -10,7 +10,6 @@ from ..errors import UserError
 from ..evaluate import metric_names
 from ..metrics import find_metric
 from ..runtime.console import some
-from ..tasks import metric_of
 from .observers import Setup
 from .trackers import check_trackers
 
@@ -24,7 +23,7 @@ def check_setup(setup: Setup) -> None:
     check_trackers(setup.config.run.trackers)
     check_same_classes(setup.train_data.source, setup.val_data.source)
     check_logits(setup.config, setup.model, setup.train_data.num_classes)
-    check_best_by(metric_of(setup.config), setup.val_data.source)
+    check_best_by(setup.config.run.best_by, setup.val_data.source)
 
 
 def check_same_classes(train: Source, val: Source) -> None:

@@ -29,7 +29,6 @@ from ..runtime.machine import device_name
 from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
-from ..tasks import metric_of
 from .observers import Observer, Result, Setup, Speed, watchers
 from .trackers import Trackers
 
@@ -64,7 +63,7 @@ class RunLogger:
         self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
         self.image_size = 0  # of the last step
-        self.best_by = metric_of(self.config)
+        self.best_by = state.best_by
         self.score = ""  # of the last evaluation, in words
         self.message = ""  # why the run ended early
         self.result: dict[str, float] = {}  # all metrics of the best weights, and their step
@@ -109,7 +108,7 @@ class RunLogger:
         if self.world.is_main:
             console.say(line, is_last)
 
-    def introduce(self, *, init_note: str, precision_note: str) -> None:
+    def introduce(self, init_note: str, precision_note: str) -> None:
         """Print what the run consists of, and what its observers warn of.
 
         The notes say which weights it starts from, why this precision, and how reproducible it is.

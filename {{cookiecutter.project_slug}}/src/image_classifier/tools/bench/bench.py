@@ -15,13 +15,13 @@ import torch
 from ...config import Config
 from ...data import Samples, choose_workers
 from ...errors import UserError, choose
-from ...precision import settle_precision
 from ...runtime.config_dict import changed_knobs, flatten, words_of
 from ...runtime.distributed import join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.launch import is_launched, num_processes
 from ...runtime.machine import device_name
 from ...runtime.run_dir import environment, open_run
+from ...settle import settle
 from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure, table_line
 from .timed_run import (
@@ -113,7 +113,7 @@ def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[
     """
     world = datasets.world
     data = datasets.open(with_knobs(config, data__workers=0))
-    config, _ = settle_precision(config, data, world)
+    config, _ = settle(config, data, world)
     crops = config.augment if data.cropper == "workers" else None
     samples = Samples(data.source, config.data.image_size, config.seed, crops)
     workers, _ = choose_workers(config.data, samples, world)

@@ -22,7 +22,8 @@ from ...data import TrainData, open_loader
 from ...optim import build_schedule
 from ...runtime.config_dict import flatten, unflatten
 from ...runtime.distributed import World, join_world
-from ..training import Training
+from ...runtime.seeding import seed_everything
+from ...train import Training
 
 
 class UnavailableError(Exception):
@@ -97,13 +98,18 @@ class TimedRun(Training):
     ) -> None:
         """Build what `config` says, and make a tip's `change` to it."""
         with kept_switches():
-            super().__init__(config, world, data)
+            seed_everything(config.seed, config.deterministic, world.device)
+            share = config.data.batch_size // world.size
+            super().__init__(config, world, data, share)
+            self.begin()
+            self.data = data
+            self.micro_batch_size = share // config.optim.accumulate
             total_steps = data.steps_in(config.epochs)
             lr_at = build_schedule(config.optim, data.steps_per_epoch, total_steps)
             self.lr_at = lambda step: lr_at(step % total_steps)
             self.loss = torch.zeros((), device=world.device)  # summed, as the log does
             self.batches: Callable[[int, int], Iterator[Any]] = data.batches
-            self.step: Callable[[Any], None] = self.sum_loss
+            self.train_on: Callable[[Any], None] = self.sum_loss
             self.after_step: Callable[[], object] = lambda: None
             self.around: Callable[[], AbstractContextManager] = nullcontext  # of a round
             self.restarts_workers = False  # `batches` starts them, as each epoch would
@@ -113,7 +119,8 @@ class TimedRun(Training):
 
     def sum_loss(self, batch: Any) -> None:  # noqa: ANN401 - what `batches` yields
         """Train on one batch."""
-        self.loss += self.train_step(batch, self.lr_at(self.state.step))
+        lr = self.lr_at(self.state.step)
+        self.loss += self.step(batch, lr, self.micro_batch_size)[1]
 
     def run(self, steps: int) -> float:
         """Train for `steps`; the seconds per step.
@@ -131,7 +138,7 @@ class TimedRun(Training):
             synchronize(self.world)
             began = time.perf_counter()
             for _ in range(steps):
-                self.step(batch)
+                self.train_on(batch)
                 self.after_step()
                 batch = next(batches)
             synchronize(self.world)

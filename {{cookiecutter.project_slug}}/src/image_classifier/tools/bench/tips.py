@@ -217,7 +217,7 @@ def inference_mode(setup: Setup) -> Variants:
             run.loss += logits.detach().amax()
 
         run.around = mode
-        run.step = step
+        run.train_on = step
         run.batches = lambda start, stop: repeat(images, stop - start)
 
     modes = {"neither": nullcontext, "no_grad": torch.no_grad}
@@ -232,7 +232,7 @@ def pinned_copy(setup: Setup) -> Variants:
         batch = run.data.sample(run.data.batch_size).cpu()
         host = batch.pin_memory() if pin else batch
         run.batches = lambda start, stop: repeat(host, stop - start)
-        run.step = lambda images: images.to(run.world.device, non_blocking=True)
+        run.train_on = lambda images: images.to(run.world.device, non_blocking=True)
 
     setup.need_gpu()
     pins = {"pageable": False, "pinned": True}

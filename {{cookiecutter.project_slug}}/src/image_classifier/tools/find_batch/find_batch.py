@@ -20,15 +20,15 @@ from torch import Tensor
 from ...config import Config
 from ...data import Augmented, TrainData
 from ...errors import FaultError, UserError, is_out_of_memory
-from ...precision import settle_precision
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.machine import device_name, host_memory_bytes
 from ...runtime.platform import hand_back_memory, peak_memory_bytes
 from ...runtime.run_dir import open_run
-from ...train import train_step
+from ...runtime.seeding import seed_everything
+from ...settle import settle
+from ...train import Training, train_step
 from ..html import PAGE, line_chart
-from ..training import Training
 
 GOOD_ENOUGH = 0.95  # of the highest rate
 FINENESS = 8  # the largest size that fits is found to within this part of it
@@ -62,7 +62,9 @@ class Trial:
     def __init__(self, config: Config, world: World, data: TrainData) -> None:
         """Build what `config` says."""
         self.device = world.device
-        self.training = Training(config, world, data)
+        seed_everything(config.seed, config.deterministic, world.device)
+        self.training = Training(config, world, data, config.data.batch_size)
+        self.training.begin()
         pixels = data.sample(min(DISTINCT, config.data.batch_size))
         self.images = self.training.normalize(pixels)
         self.labels = data.source.labels[: len(pixels)].to(world.device)
@@ -199,7 +201,7 @@ def find_batch(config: Config, training: ByCommand, at_most: int, processes: int
         # Whole images of full size, of which none is loaded by a worker.
         config = replace(config, data=one, augment=replace(config.augment, min_size=0))
         with closing(TrainData(config, world)) as data:
-            config, why = settle_precision(config, data, world)
+            config, why = settle(config, data, world)
             print(
                 f"{config.model.name} at {one.image_size} pixels, {config.precision} ({why}), "
                 f"{device_name(world.device)}, one process",

@@ -16,13 +16,14 @@ from ...config import Config
 from ...data import TrainData
 from ...errors import UserError
 from ...linear_probe import begin_at_zero
-from ...precision import settle_precision
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.out_of_memory import MicroBatch
 from ...runtime.run_dir import open_run
+from ...runtime.seeding import seed_everything
+from ...settle import settle
+from ...train import Training
 from ..html import PAGE, line_chart
-from ..training import Training
 
 CHECK_EVERY_STEPS = 10  # read the losses back so often: each time waits for the device
 SMOOTHED_SHARE = 0.05  # of all steps: how far a moving average reaches to each side
@@ -85,26 +86,27 @@ def geometric_lrs(low: float, high: float, steps: int) -> list[float]:
 
 def losses_at(lrs: list[float], config: Config, world: World) -> list[float]:
     """Train one step with each of `lrs`, and return the losses up to where it diverges."""
+    seed_everything(config.seed, config.deterministic, world.device)
     channels = config.data.channels
     pretrained = load_pretrained(config.run.init_from, config.model, world, channels=channels)
     data = TrainData(config, world, pretrained.mean_std)
+    config, _ = settle(config, data, world)
     micro_batch = MicroBatch(config, world)
-    config, _ = settle_precision(config, data, world)
-    training = Training(config, world, data)
-    training.micro_batch_size = micro_batch.size
-    model = training.state.model
+    training = Training(config, world, data, micro_batch.share)
+    model = training.model
     classes = data.source.classes
     is_new = bool(pretrained.weights) and not pretrained.knows(model, classes)
     init_note = pretrained.load_into(model, classes)
     if is_new:  # not fitted, from where the loss would hardly fall
         begin_at_zero(model)
+    training.begin()
     losses = torch.zeros(len(lrs), device=world.device)
     if world.is_main:
         print(f"{len(lrs)} steps, learning rates {lrs[0]:g} to {lrs[-1]:g}; {init_note}")
     halving = micro_batch.halve_micro_batch_on_oom(lambda: training.state.step)
     with closing(data), halving:
         for step, batch in enumerate(data.batches(0, len(lrs))):
-            losses[step] = training.train_step(batch, lrs[step])
+            _, losses[step] = training.step(batch, lrs[step], micro_batch.size)
             done = step + 1
             if done % CHECK_EVERY_STEPS == 0 or done == len(lrs):
                 seen = (world.all_reduce_sum(losses[:done].clone()) / world.size).tolist()

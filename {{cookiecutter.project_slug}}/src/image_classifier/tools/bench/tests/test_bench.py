@@ -66,10 +66,10 @@ def test_an_effect_is_found_beside_variants_that_fail(config, monkeypatch):
     out_of_memory = torch.OutOfMemoryError("CUDA out of memory. Tried\n20 GiB")
     fail = Mock(side_effect=[0, 0, 0, OSError("eek")])  # after one measured step
     changes = {
-        "slow": lambda run: setattr(run, "step", lambda _: time.sleep(0.02)),
+        "slow": lambda run: setattr(run, "train_on", lambda _: time.sleep(0.02)),
         "large": Mock(side_effect=out_of_memory),
         "broken": lambda run: setattr(run, "after_step", fail),
-        "fast": lambda run: setattr(run, "step", lambda _: time.sleep(0.01)),
+        "fast": lambda run: setattr(run, "train_on", lambda _: time.sleep(0.01)),
     }
     tip = lambda setup: {name: timing.Variant(setup.config, changes[name]) for name in changes}  # noqa: E731
     monkeypatch.setitem(TIPS, "mine", tip)

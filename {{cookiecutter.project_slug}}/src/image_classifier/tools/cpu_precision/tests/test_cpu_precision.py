@@ -9,8 +9,8 @@ from conftest import DAMAGED, changed, run_ranks
 
 from image_classifier.checkpoints.saving import read_newest
 from image_classifier.data.loader import TrainData
-from image_classifier.precision import settle_precision
 from image_classifier.runtime.distributed import World, join_world
+from image_classifier.settle import settle
 from image_classifier.tools.cpu_precision import (
     precision as measuring,
 )
@@ -31,7 +31,7 @@ def auto(config, tmp_path, monkeypatch):
 def chosen(config, world=CPU):
     """The format that a run takes, and why."""
     saved = read_newest(config.run, world)
-    config, why = settle_precision(config, TrainData(config, world), world, saved)
+    config, why = settle(config, TrainData(config, world), world, saved)
     return config.precision, why
 
 

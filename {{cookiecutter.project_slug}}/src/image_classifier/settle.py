@@ -1,0 +1,43 @@
+"""Whatever is `auto` in a config is settled once, before training; `config.json` has the result."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from .config import Config
+from .data import TrainData
+from .extensions import functions
+from .precision import DTYPES
+from .runtime.distributed import World
+from .runtime.machine import usual_precision
+from .tasks import metric_of
+
+
+def settle(
+    config: Config, data: TrainData, world: World, saved: dict[str, Any] | None = None
+) -> tuple[Config, str]:
+    """`config` without `auto`, the same on every rank, and the reason for its number format.
+
+    A run that resumes from the checkpoint `saved` keeps the format that it began with.
+    """
+    name, why = choose_precision(config, data, world, saved)
+    run = replace(config.run, best_by=metric_of(config))
+    return replace(config, precision=name, run=run), why
+
+
+def choose_precision(
+    config: Config, data: TrainData, world: World, saved: dict[str, Any] | None
+) -> tuple[str, str]:
+    """The number format, and why. On a CPU a tool may measure which one is faster."""
+    if config.precision != "auto":
+        return config.precision, "as --precision says"
+    name = saved and saved["config"].get("precision")
+    if name in DTYPES:
+        return name, "as this run began"
+    if world.device.type == "cuda":
+        return usual_precision(world.device), "fast on this device"
+    if world.device.type == "cpu" and (ways := functions("precision", "find_gain")):
+        gain, when = ways[0](config, data, world) if world.is_main else (math.inf, "")
+        name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
+        return name, f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
+    return "fp32", "right on every device; bf16 may be faster"
