@@ -32,7 +32,7 @@ from image_classifier.extensions import find_tool
 from image_classifier.linear_probe.features import (
     predict_features,
 )
-from image_classifier.metrics.decision import Decision
+from image_classifier.metrics import Decision
 from image_classifier.optim import build_optimizer, set_training
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
@@ -302,10 +302,8 @@ def test_an_evaluation_waits_once(gpu, config, on_labels, task, tta):
 def test_a_decision_is_made_on_the_device(gpu):
     probabilities, decision = torch.rand(4, 3, device=GPU), Decision(2.0, (0.5,))
     with gpu.waits(0):
-        for has_several in (False, True):
-            shares = decision.calibrated(probabilities, has_several)
-        assert decision.is_sure(shares).device == GPU
-    assert decision.has_label(shares).device == GPU
+        assert decision.is_sure(probabilities).device == GPU
+    assert decision.has_label(probabilities).device == GPU
 
 
 MISTAKES = {

@@ -10,12 +10,20 @@ from unittest.mock import Mock, call
 
 import pytest
 import torch
-from conftest import answers_of, changed, logged, run_ranks
+from conftest import (
+    HOSTILE,
+    answers_of,
+    changed,
+    logged,
+    run_ranks,
+    untrained_run,
+)
 from test_resume import assert_same
 from torch import nn
 from torch.testing import assert_close
 
 from image_classifier import evaluate as evaluation
+from image_classifier.checkpoints import load_best
 from image_classifier.data.loader import EvalData
 from image_classifier.errors import UserError
 from image_classifier.evaluate import (
@@ -23,7 +31,8 @@ from image_classifier.evaluate import (
     evaluate,
     metric_names,
 )
-from image_classifier.metrics import predictions
+from image_classifier.extensions import finding
+from image_classifier.metrics import NO_DECISION, predictions
 from image_classifier.metrics.table import METRICS, Metric, phrase
 from image_classifier.models import build_model
 from image_classifier.models.resnet9 import ResNet9
@@ -91,6 +100,18 @@ def test_scores_are_those_of_the_logits_and_the_model_is_left_as_it_was(config):
     assert_close(found.target_probability, sure[range(40), labels])
     error = predictions.calibration_error(predictions.calibrate(found))
     assert scores.metrics()["val/ece"] == error
+
+
+def test_without_a_tool_that_reads_it_the_decision_of_a_checkpoint_does_not_count(
+    config, photos, monkeypatch
+):
+    run = untrained_run(config, photos, temperature=1.5, thresholds=(0.9,))
+    monkeypatch.setattr(finding, "find_tools", lambda _: {})
+    decision = load_best(Path(run, "checkpoints", "best.pt")).decision
+    assert decision == NO_DECISION
+    shares = torch.tensor([[0.45, 0.55], [0.3, 0.7]])
+    assert decision.is_sure(shares).all()
+    assert decision.has_label(shares).tolist() == [[False, True], [False, True]]
 
 
 def test_classes_are_listed_from_the_worst_and_top5_of_more_than_five(monkeypatch):

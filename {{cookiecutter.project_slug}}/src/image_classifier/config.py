@@ -159,11 +159,6 @@ class RunConfig:
     best_by: str = "auto"  # the metric that decides which weights are in best.pt, and whether
     # patience is at its end: any of metrics/table.py; auto: top1, or average_precision with several
     # labels
-    min_precision: float = within(0.0, 0, 1)  # "I don't know": the share of predictions that should
-    # be right, which decides from which probability on they count; chosen on the validation images.
-    # With several labels, of each label; 0: all count
-    error_cost: float = within(0.0, 0)  # likewise: what a wrong prediction costs, if none at all
-    # costs 1; 0: all count
     patience: int = within(0, 0)  # early stopping: evaluations without a better `best_by`; 0: off
     trackers: tuple[str, ...] = ("auto",)  # who gets the metrics beside metrics.jsonl: a tool such
     # as wandb; auto: those that need no account; the flag with nothing after it: nobody
@@ -210,7 +205,6 @@ class Config:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
         check_data(data)
         check_task(self)
-        check_decision(self.run)
         check_tools(self)
         if optim.warmup_epochs > self.epochs > 0:
             raise UserError(
@@ -250,16 +244,6 @@ def check_task(config: Config) -> None:
         raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
     if balance == "loss":
         raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")
-
-
-def check_decision(run: RunConfig) -> None:
-    """Raise `UserError` for two wishes at once, or a wish for errors."""
-    if run.error_cost and run.min_precision:
-        raise UserError("--run.error-cost and --run.min-precision: one of the two decides")
-    if 0 < run.error_cost < 1:
-        raise UserError(
-            f"--run.error-cost {run.error_cost:g} should be 1 or more, as an abstention costs 1"
-        )
 
 
 # Knobs that cannot change what is learned may differ when a run is resumed. Those of `prepared`

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .data import EvalData, Source
 from .errors import UserError
+from .extensions import find_tools
 from .metrics import (
     METRICS,
     NO_DECISION,
@@ -67,13 +68,14 @@ class Scores:
     def text(self, best_by: str, decision: Decision = NO_DECISION) -> str:
         """All metrics, what is told of each class, and what `decision` means, as lines."""
         found = self.predictions
-        source = self.predictions.source
+        source = found.source
         shares = TASKS[source.task].by_class(found).tolist()
         text = scores_text(self.metrics(*self.names), shares, source.classes, best_by)
+        tools = find_tools("decision").values()
         if found.probabilities is not None:
-            return f"{text}\n{found.account(decision)}"
+            return "\n".join([text, *(tool.tell_decision(found, decision) for tool in tools)])
         left_out = [metric_title(name) for name in METRICS if METRICS[name].needs_all]
-        left_out = ", ".join([*left_out, "a temperature and thresholds"])
+        left_out = ", ".join([*left_out, *(tool.WHAT for tool in tools)])
         return f"too many images x classes for {left_out}\n{text}"
 
 

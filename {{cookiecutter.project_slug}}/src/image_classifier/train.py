@@ -82,8 +82,6 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
         def judge(what: str) -> Scores:
             scores = evaluate_best()
             state.record(scores.value(state.best_by))
-            if world.is_main:
-                state.decision = scores.predictions.decision(run)
             pace.decide()
             log.scores(state.step, scores, what, is_last=pace.stop_reason != "")
             return scores

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..config import Config
 from ..errors import UserError
 from ..extensions import chained
-from ..metrics import NO_DECISION, Decision
+from ..metrics import Decision, read_decision
 from ..runtime.config_dict import of_others, unflatten, words_of
 from ..runtime.files import open_plain
 
@@ -124,7 +124,7 @@ def parse_checkpoint(saved: Any, path: Path, digest: str) -> Best:  # noqa: ANN4
         weights = dict(state["model"] if state["ema"] is None else state["ema"])
         check_weights(state["model"])
         check_weights(weights)
-        decision = Decision.parsed(state["decision"]) if "decision" in state else NO_DECISION
+        decision = read_decision(state)
         weights = chained("network", "plain_weights", weights, saved["config"])
     except WRONG_CONTENT as error:
         raise UserError(f"{str(path)!a} is not a checkpoint of this project: {error!r}") from error

@@ -22,6 +22,7 @@ from ..config import FREE_TO_CHANGE, Config, RunConfig
 from ..data import Source, are_replaced
 from ..errors import FaultError, UserError
 from ..extensions import chained, find_tools, flag
+from ..metrics import read_decision
 from ..runtime.config_dict import flatten, of_others, to_save, words_of
 from ..runtime.console import some
 from ..runtime.distributed import World
@@ -136,6 +137,8 @@ class Checkpoints(AbstractContextManager):
     def load_best(self, state: TrainState) -> None:
         """Fill the model that is evaluated with the weights in best.pt, if it has others.
 
+        Their decision is that of the state then.
+
         Raises:
             UserError: if the file can't be read.
         """
@@ -146,6 +149,7 @@ class Checkpoints(AbstractContextManager):
         path = self.folder / "best.pt"
         saved = self.world.read_once(lambda: read_checkpoint(path))["state"]
         self.fill(state.best_model, saved["ema"] or saved["model"])
+        state.decision = read_decision(saved)
 
     def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         """Give `model` the weights of a file."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..metrics import NO_DECISION, Decision, better, metric_text
+from ..metrics import NO_DECISION, Decision, better, metric_text, read_decision
 from ..precision import Precision
 from ..runtime.distributed import local_part
 from .reading import check_weights
@@ -102,8 +102,7 @@ class TrainState:
         """Restore what is no tensor; `seconds` and `decision` are younger than the others."""
         for name in saved.keys() & NUMBERS:
             setattr(self, name, saved[name])
-        if "decision" in saved:
-            self.decision = Decision.parsed(saved["decision"])
+        self.decision = read_decision(saved)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore what was saved.

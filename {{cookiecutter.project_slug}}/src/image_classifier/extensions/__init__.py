@@ -23,11 +23,14 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `parallel.py` is another way to train on several ranks: `open_parallel`. If its checkpoints are
   folders, `checkpoints.py` reads them: `read_folder`, `read_whole`.
 - `precision.py` measures which number format is faster on a CPU: `find_gain`.
+- `decision.py` chooses on the images of an evaluation when predictions count: `choose_decision`. A
+  checkpoint keeps it, from which `read_decision` has it; `tell_decision` and `WHAT` say it.
 - `observer.py` adds warnings, metrics and sentences to the log, or writes what a run leaves:
   `open_observer`.
 - `watcher.py` surrounds the steps of a run, and is told of each: `watch`.
 - `tracker.py` is the tracker of the tool's name: `open_tracker`, and perhaps `LIBRARY`.
-- `heat.py` shows what a model looked at: `open_explainer`.
+- For the page of a run, `section.py` has a section more, `build_section`, and `heat.py` shows what
+  the model looked at: `open_explainer`.
 """
 
 from .finding import chained, find_commands, find_tool, find_tools, function, functions, need_tool

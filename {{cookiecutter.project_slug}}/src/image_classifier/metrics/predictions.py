@@ -1,15 +1,13 @@
 """What a model predicts for each image of a split, how confident it is, and whether it is right."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..config import RunConfig
 from ..data import LEFT_OUT, Source
 from ..runtime.files import tensor_file, write_whole
-from .decision import NEVER, NO_DECISION, Decision, choose_decision
 
 BINS = 15  # of the confidence, as in https://arxiv.org/abs/1706.04599
 MOST_SAVED = 2**24  # probabilities in a file, of all images and classes
@@ -26,7 +24,6 @@ class Predictions:
     # If images may have several labels, each of these is (count, classes): `predicted` is int8, as
     # labels are, and the probabilities are those of yes or no.
     probabilities: Tensor | None = None  # (count, classes) float32; None: too many to keep
-    decisions: dict[tuple[float, float], Decision] = field(default_factory=dict, init=False)
 
     def __repr__(self) -> str:
         """What they are of, in a few words: tensors would be hundreds of lines."""
@@ -58,45 +55,6 @@ class Predictions:
     def confusion(self) -> Tensor:
         """With one label, the confusion matrix, as `confusion_of` has it."""
         return confusion_of(self.predicted, self.source.labels, len(self.source.classes))
-
-    def decision(self, run: RunConfig) -> Decision:
-        """The temperature and the thresholds that these images choose, which are fitted once."""
-        if self.probabilities is None:
-            return NO_DECISION
-        wishes = run.min_precision, run.error_cost
-        if wishes not in self.decisions:
-            labels = self.source.labels.masked_fill(~self.is_counted, LEFT_OUT)
-            self.decisions[wishes] = choose_decision(self.probabilities, labels, *wishes)
-        return self.decisions[wishes]
-
-    def account(self, decision: Decision) -> str:
-        """What a decision means for these images, in words."""
-        text = f"calibrated by a temperature of {decision.temperature:.2f}"
-        if not decision.thresholds:
-            return text
-        known = self.is_counted
-        shares = decision.calibrated(self.probabilities, self.source.is_multi_label)
-        if self.source.is_multi_label:
-            chosen = known & decision.has_label(shares)
-            own = known & (self.source.labels == 1)
-            right = int((chosen & own).sum())
-            precision = right / max(1, int(chosen.sum()))
-            recall = right / max(1, int(own.sum()))
-            used = [threshold for threshold in decision.thresholds if threshold < NEVER]
-            if num_never := len(decision.thresholds) - len(used):
-                text += f"; {num_never} labels never count, as none is right"
-            low = f"{min(used, default=1):.1%}"
-            high = f"{max(used, default=1):.1%}"
-            text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
-            return f"{text}, recall {recall:.2%}"
-        chosen = known & decision.is_sure(shares)
-        count = int(chosen.sum())
-        right = int((chosen & self.is_correct).sum())
-        if decision.thresholds[0] == NEVER:
-            return f"{text}; no prediction counts: to abstain always is best on these images"
-        text += f"; predictions count from {decision.thresholds[0]:.1%} on: "
-        share = count / int(known.sum())
-        return f"{text}{share:.2%} of the images, {right / max(1, count):.2%} of them right"
 
     def save(self, path: Path, step: int) -> None:
         """Write all but the images, for other programs."""

@@ -23,6 +23,8 @@ MOVED = {
     "optim.teacher_share": 0.5,
     "optim.teacher_temperature": 1.0,
     "profile": False,
+    "run.error_cost": 0.0,
+    "run.min_precision": 0.0,
 }
 
 

@@ -20,7 +20,7 @@ from ..checkpoints import TrainState
 from ..data import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
-from ..metrics import metric_text, phrase
+from ..metrics import choose_decision, metric_text, phrase
 from ..runtime import console
 from ..runtime.config_dict import to_save
 from ..runtime.console import clock, printable
@@ -222,6 +222,8 @@ class RunLogger:
 
         Some metrics take seconds, of many images and classes: the last evaluation has all.
         """
+        if self.world.is_main:  # the checkpoint that follows keeps it
+            self.state.decision = choose_decision(scores.predictions, self.config.run)
         has_all = self.world.is_main and (is_last or step == self.total_steps)
         metrics = scores.metrics(*(scores.names if has_all else [self.best_by]))
         self.score = "  " + metric_text(self.best_by, scores.value(self.best_by), digits=1)
@@ -256,8 +258,7 @@ class RunLogger:
                 scores.predictions.save(path, state.best_step)
             except OSError as error:
                 self.say(f"cannot write {path}: {error.strerror}")
-            decision = scores.predictions.decision(self.config.run)
-            self.say(scores.text(self.best_by, decision))
+            self.say(scores.text(self.best_by, state.decision))
         if why := self.message or others:
             self.say(why)
         folder = printable(str(self.folder))
@@ -270,7 +271,8 @@ class RunLogger:
         """Tell observers of an evaluation, and how the run ended; return where they say to look."""
         steps = f"step {self.step_done:,} of {self.total_steps:,}"
         state = f"{steps if self.total_steps else 'linear probe'}; {end}"
-        result = Result(scores.predictions, metrics, state, self.warnings, **of_end)
+        found = scores.predictions, metrics, self.state.decision
+        result = Result(*found, state, self.warnings, **of_end)
         return [*filter(None, (observer.conclude(result) for observer in self.observers))]
 
     def place(self, step: int) -> str:

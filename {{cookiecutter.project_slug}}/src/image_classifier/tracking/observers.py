@@ -16,7 +16,7 @@ from ..checkpoints import TrainState
 from ..config import Config
 from ..data import Augmented, EvalData, TrainData
 from ..extensions import find_tools
-from ..metrics import Predictions
+from ..metrics import Decision, Predictions
 from ..precision import Precision
 from ..runtime.distributed import World
 
@@ -53,6 +53,7 @@ class Result:
 
     predictions: Predictions  # for the validation images
     metrics: dict[str, float]  # of them: `val/top1` and so on
+    decision: Decision  # when these predictions count
     state: str  # how far the run is, and how it ended
     warnings: list[str]  # of all observers
     is_last: bool = False  # whether the run ends with it

@@ -45,6 +45,7 @@ def open_observer(setup: Setup) -> Observer:
                 result.state,
                 result.warnings,
                 samples=samples,
+                decision=result.decision,
                 explain=explain,
             )
         except Exception as error:  # a full disk, or files that were changed

@@ -1,7 +1,7 @@
 """The page of a run, `report.html`: one file that needs neither a network nor scripts.
 
-To add a section: a function that returns HTML, and its place in `write_page`. Text from outside,
-such as the name of a class, passes through `escape`.
+To add a section: a function that returns HTML, and its place in `write_page`; a tool has it in a
+`section.py`. Text from outside, such as the name of a class, passes through `escape`.
 """
 
 import json
@@ -13,14 +13,15 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ...config import Config, RunConfig
+from ...config import Config
 from ...data import Source
 from ...errors import FaultError, UserError
+from ...extensions import functions
 from ...metrics import (
     METRICS,
+    NO_DECISION,
     Decision,
     Predictions,
     against_the_rest,
@@ -80,6 +81,7 @@ def write_page(
     *,
     samples: Samples | None = None,
     explain: Explain | None = None,
+    decision: Decision = NO_DECISION,
 ) -> None:
     """Write `report.html` to a run folder.
 
@@ -91,6 +93,7 @@ def write_page(
         warnings: of the run.
         samples: augmented training images, on any device.
         explain: shows what the model looked at.
+        decision: when these predictions count.
 
     Raises:
         OSError: if it cannot be written; the one before is kept.
@@ -102,8 +105,6 @@ def write_page(
     metric = metric_of(config)
     shares = predictions.probabilities
     calibration = calibrate(predictions)
-    wishes = {name: config[f"run.{name}"] for name in ("min_precision", "error_cost")}
-    decision = predictions.decision(RunConfig(**wishes))
     is_quick = shares is not None and shares.numel() <= MOST_SHARES
     name = escape(folder.resolve().name)
     about = f"{config['model.name']} on {config['data.name']}"
@@ -122,7 +123,7 @@ def write_page(
         "</div>",
         f'<div class="curves">{ranking_curves(predictions) if is_quick else ""}</div>',
         f"<h2>Calibration</h2>{calibration_section(calibration, decision.temperature)}",
-        coverage_section(predictions, decision),
+        *(build(predictions, decision) for build in functions("section", "build_section")),
         f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",
@@ -252,40 +253,6 @@ def calibration_section(calibration: Tensor, temperature: float = 1.0) -> str:
         f"{said:.1%}, accuracy {right:.1%}: {verdict}. Expected calibration error (ECE): "
         f"{calibration_error(calibration):.1%}.</p></div>"
     )
-
-
-def coverage_section(predictions: Predictions, decision: Decision) -> str:
-    """How many images are predicted, and how many wrongly, if it may abstain from the others."""
-    found = predictions.probabilities
-    if found is None or predictions.source.is_multi_label:
-        return ""
-    known = predictions.is_counted
-    shares = decision.calibrated(found[known], has_several=False)
-    points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
-    chart = line_chart(
-        "Errors among the predicted, by their share of the images",
-        {"errors": [(100 * coverage, 100 * error) for coverage, error in points]},
-        unit="%",
-        low=0,
-        x_label="% of the images",
-    )
-    told = "" if decision.thresholds else "; every prediction counts (--run.min-precision)"
-    return (
-        f"<h2>I don't know</h2><p>The probabilities are {predictions.account(decision)}{told}. "
-        f"Each checkpoint has the temperature and threshold of its last evaluation.</p>{chart}"
-    )
-
-
-def risk_by_coverage(scores: Tensor, is_right: Tensor) -> list[tuple[float, float]]:
-    """Shares of the images that are predicted, and of errors among them, at each threshold.
-
-    https://arxiv.org/abs/1705.08500
-    """
-    order = scores.argsort(descending=True)
-    num_wrong = (~is_right[order]).double().cumsum(0)
-    num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
-    shares = zip(num_above / len(scores), num_wrong / num_above, strict=True)
-    return [(float(coverage), float(error)) for coverage, error in shares]
 
 
 def mistakes(predictions: Predictions, explain: Explain | None) -> str:

@@ -63,6 +63,7 @@ def test_safetensors_hold_the_weights_and_how_to_use_them(run, capsys):
 def test_a_file_for_several_labels_has_the_threshold_and_probabilities_of_each(
     config, photos, capsys
 ):
+    pytest.importorskip("image_classifier.tools.calibration")
     config = changed(config, model__task="multi-label")
     run = untrained_run(config, photos, temperature=1.5, thresholds=(0.25, 0.5))
     assert main(["export", run, "--format", "safetensors", "pt2"]) == 0

@@ -232,10 +232,3 @@ def test_images_of_any_channels_are_shown(channels, bits, shown):
     picture = Image.open(io.BytesIO(content))
     expected = tuple(levels.tolist()[: len(shown)])
     assert (picture.mode, picture.getpixel((4, 4))) == (shown, expected if shown == "RGB" else 20)
-
-
-def test_errors_among_the_predicted_by_their_share():
-    scores, is_right = torch.tensor([0.9, 0.5, 0.7, 0.6]), torch.tensor([True, False, True, False])
-    coverage, error = zip(*report.risk_by_coverage(scores, is_right), strict=True)
-    assert coverage == (0.25, 0.5, 0.75, 1)
-    assert error == pytest.approx((0, 0, 1 / 3, 1 / 2))

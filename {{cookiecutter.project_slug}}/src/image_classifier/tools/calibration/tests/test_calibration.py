@@ -1,22 +1,51 @@
 """When a prediction counts: the temperature and the thresholds that validation images choose."""
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, untrained_run
 
+from image_classifier import evaluate as evaluation
+from image_classifier.checkpoints import load_best
+from image_classifier.config import RunConfig
 from image_classifier.data import Source
-from image_classifier.metrics import predictions
-from image_classifier.metrics.decision import (
-    NEVER,
-    choose_decision,
-    choose_threshold,
-)
+from image_classifier.errors import UserError
+from image_classifier.evaluate import Scores
+from image_classifier.metrics import NO_DECISION, Decision
 from image_classifier.metrics.predictions import Predictions
+from image_classifier.metrics.table import METRICS, Metric
+from image_classifier.tools.calibration import decision as choosing
+from image_classifier.tools.calibration.decision import (
+    NEVER,
+    calibrated,
+    choose_threshold,
+    tell_decision,
+)
+from image_classifier.tools.calibration.section import (
+    risk_by_coverage,
+)
 from image_classifier.train import train
 
 COUNT = 4000
+
+
+def predictions_of(probabilities, labels):
+    """Predictions of these probabilities, (count, classes)."""
+    names = tuple(f"class {n}" for n in range(probabilities.shape[1]))
+    source = Source(labels, names, reader=len)
+    has_several = labels.ndim == 2
+    predicted = (probabilities >= 0.5).to(torch.int8) if has_several else probabilities.argmax(1)
+    return Predictions(source, predicted, *[probabilities.amax(1)] * 2, probabilities)
+
+
+def choose_decision(probabilities, labels, **wish):
+    """What is chosen on images with these probabilities."""
+    found = predictions_of(probabilities, labels)
+    return choosing.choose_decision(NO_DECISION, found, RunConfig(**wish))
 
 
 def drawn(temperature, classes=5, seed=0):
@@ -106,10 +135,9 @@ def test_where_nothing_is_right_no_prediction_counts():
     for wish in ({"error_cost": 2.0}, {"min_precision": 0.9}):
         decision = choose_decision(probabilities, labels, **wish)
         assert decision.thresholds == (NEVER,)
-        assert not decision.is_sure(decision.calibrated(probabilities, False)).any()
-    source = Source(labels, ("ant", "bee"), reader=len)
-    wrong = Predictions(source, *[torch.tensor([1, 1])] * 3, probabilities)
-    assert "no prediction counts: to abstain always is best" in wrong.account(decision)
+        assert not decision.is_sure(calibrated(probabilities, decision.temperature, False)).any()
+    told = tell_decision(predictions_of(probabilities, labels), decision)
+    assert "no prediction counts: to abstain always is best" in told
 
 
 def test_out_of_reach_means_the_highest_precision_that_there_is():
@@ -129,13 +157,79 @@ def test_without_a_wish_a_label_has_the_threshold_of_the_highest_f1():
     assert choose_threshold(scores, ~(scores > 0)) == 0.5  # nobody knows
 
 
-def test_checkpoint_page_and_text_share_one_fit_for_each_evaluation(config, monkeypatch):
-    fit = Mock(wraps=choose_decision)
-    monkeypatch.setattr(predictions, "choose_decision", fit)
+def test_an_evaluation_is_fitted_once_and_its_checkpoint_page_and_text_have_that(
+    config, monkeypatch, capsys
+):
+    fit = Mock(wraps=choosing.fit_temperature)
+    monkeypatch.setattr(choosing, "fit_temperature", fit)
     config = changed(config, epochs=2, run__min_precision=0.5)
-    found = train(config).predictions
+    scores = train(config)
     assert fit.call_count == 2
-    decision = found.decision(config.run)
-    assert (fit.call_count, len(decision.thresholds)) == (2, 1)
-    assert found.decision(changed(config, run__min_precision=0.0).run).thresholds == ()
-    assert fit.call_count == 3
+    kept = load_best(Path(config.run.dir, "checkpoints", "best.pt")).decision
+    assert kept == choosing.choose_decision(NO_DECISION, scores.predictions, config.run)
+    assert len(kept.thresholds) == 1
+    told = tell_decision(scores.predictions, kept)
+    assert re.fullmatch(r"calibrated by .*; predictions count from .* of them right", told)
+    assert told in capsys.readouterr().out.splitlines()
+    page = Path(config.run.dir, "report.html")
+    assert not page.exists() or told in page.read_text(encoding="utf-8")
+
+
+def test_the_end_tells_what_best_pt_has_where_other_weights_are_the_last(
+    config, monkeypatch, capsys
+):
+    values = iter((0.9, 0.1))
+    monkeypatch.setitem(METRICS, "mine", Metric(lambda _: next(values), lower_is_better=False))
+    scores = train(changed(config, run__best_by="mine", epochs=2))
+    best, last = (
+        load_best(Path(config.run.dir, "checkpoints", f"{name}.pt")) for name in ("best", "last")
+    )
+    assert (best.step, last.step) == (4, 8)
+    assert best.decision != last.decision
+    assert tell_decision(scores.predictions, best.decision) in capsys.readouterr().out
+
+
+def test_a_resumed_run_saves_the_decision_that_it_had(config):
+    train(config)
+    path = Path(config.run.dir, "checkpoints", "last.pt")
+    before = load_best(path).decision
+    train(config)  # goes on where the run is: at its end
+    assert load_best(path).decision == before != NO_DECISION
+
+
+def test_only_a_decision_is_read_from_a_checkpoint_and_an_older_one_has_none(config, photos):
+    run = untrained_run(config, photos, 1.5, (0.25,))
+    path = Path(run, "checkpoints", "best.pt")
+    assert load_best(path).decision == Decision(1.5, (0.25,))
+    saved = torch.load(path, weights_only=True)
+    for wrong in ({"temperature": 0.0, "thresholds": ()}, {"temperature": 1.0}, [], "x"):
+        saved["state"]["decision"] = wrong
+        torch.save(saved, path)
+        with pytest.raises(UserError, match="is not a checkpoint of this project"):
+            load_best(path)
+    del saved["state"]["decision"]
+    torch.save(saved, path)
+    assert load_best(path).decision == NO_DECISION
+
+
+def test_of_too_many_probabilities_the_text_names_what_is_left_out(monkeypatch):
+    monkeypatch.setattr(evaluation, "MOST_KEPT", 0)
+    found = predictions_of(torch.tensor([[0.0, 1.0], [0.25, 0.75]]), torch.tensor([1, 0]))
+    scores = Scores(replace(found, probabilities=None), {"loss": 1.0, "top1": 0.5})
+    first = scores.text("top1").partition("\n")[0]
+    assert first.startswith("too many images x classes for ")
+    assert first.endswith(", a temperature and thresholds")
+
+
+def test_two_wishes_at_once_and_errors_that_cost_less_than_abstentions_are_refused(refusal):
+    both = refusal("train", "smoke", "--run.error-cost", "2", "--run.min-precision", "0.9")
+    assert "--run.error-cost and --run.min-precision: one of the two decides" in both
+    few = refusal("train", "smoke", "--run.error-cost", "0.5")
+    assert "--run.error-cost 0.5 should be 1 or more, as an abstention costs 1" in few
+
+
+def test_errors_among_the_predicted_by_their_share():
+    scores, is_right = torch.tensor([0.9, 0.5, 0.7, 0.6]), torch.tensor([True, False, True, False])
+    coverage, error = zip(*risk_by_coverage(scores, is_right), strict=True)
+    assert coverage == (0.25, 0.5, 0.75, 1)
+    assert error == pytest.approx((0, 0, 1 / 3, 1 / 2))

@@ -1,0 +1,1 @@
+"""Calibrates probabilities, and abstains where the model is not sure enough."""

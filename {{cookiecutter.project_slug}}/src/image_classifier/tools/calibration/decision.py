@@ -1,0 +1,160 @@
+"""When a prediction counts: a temperature and thresholds, chosen on the validation images."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from ...config import RunConfig
+from ...data import LEFT_OUT
+from ...metrics import THRESHOLD, Decision, Predictions
+
+WHAT = "a temperature and thresholds"  # is chosen
+MOST_NUMBERS = 2**22  # probabilities from which a temperature is fitted
+LIMITS = 0.05, 20.0  # of a temperature
+EPS = 1e-6  # how far from 0 and 1 the probability of a label is taken to be, at least
+NEVER = 2.0  # a threshold that no probability reaches, and that JSON can hold
+
+
+def choose_decision(decision: Decision, predictions: Predictions, run: RunConfig) -> Decision:
+    """The temperature and the thresholds that serve best on the images of an evaluation.
+
+    The temperature minimizes the log loss: https://arxiv.org/abs/1706.04599. With one label for
+    each image, the threshold is the lowest from which on a share of `run.min_precision` of the
+    predictions is right; or that of the lowest cost, where a wrong prediction costs
+    `run.error_cost` and none at all 1 (https://doi.org/10.1109/TIT.1970.1054406), and which may be
+    to predict nothing. With several labels, each class has the lowest threshold with
+    `run.min_precision`, or else that of the highest F1. Where a precision is out of reach, the
+    highest counts. Where not all probabilities were kept, it is `decision`.
+    """
+    if predictions.probabilities is None:
+        return decision
+    has_several = predictions.source.is_multi_label
+    known = predictions.is_counted
+    labels = predictions.source.labels.masked_fill(~known, LEFT_OUT)
+    temperature = fit_temperature(logits_of(predictions.probabilities, has_several), labels)
+    shares = calibrated(predictions.probabilities, temperature, has_several)
+    thresholds = ()
+    if has_several:
+        columns = zip(shares.T, labels.T, known.T, strict=True)
+        thresholds = tuple(
+            choose_threshold(scores[is_known], label[is_known] == 1, run.min_precision)
+            for scores, label, is_known in columns
+        )
+    elif run.min_precision or run.error_cost:
+        scores, predicted = shares[known].max(1)
+        is_right = predicted == labels[known]
+        thresholds = (choose_threshold(scores, is_right, run.min_precision, run.error_cost),)
+    return Decision(temperature, thresholds)
+
+
+def read_decision(decision: Decision, state: dict[str, Any]) -> Decision:
+    """The decision in the state of a checkpoint, or `decision` in one from before there were any.
+
+    Raises:
+        LookupError, TypeError, ValueError: if it is none.
+    """
+    if "decision" not in state:
+        return decision
+    saved = state["decision"]
+    decision = Decision(float(saved["temperature"]), tuple(map(float, saved["thresholds"])))
+    if not 0 < decision.temperature < math.inf:
+        raise ValueError(f"its temperature is {decision.temperature}")
+    return decision
+
+
+def tell_decision(predictions: Predictions, decision: Decision) -> str:
+    """What a decision means for the images of an evaluation, in words."""
+    text = f"calibrated by a temperature of {decision.temperature:.2f}"
+    if not decision.thresholds:
+        return text
+    known = predictions.is_counted
+    has_several = predictions.source.is_multi_label
+    shares = calibrated(predictions.probabilities, decision.temperature, has_several)
+    if has_several:
+        chosen = known & decision.has_label(shares)
+        own = known & (predictions.source.labels == 1)
+        right = int((chosen & own).sum())
+        precision = right / max(1, int(chosen.sum()))
+        recall = right / max(1, int(own.sum()))
+        used = [threshold for threshold in decision.thresholds if threshold < NEVER]
+        if num_never := len(decision.thresholds) - len(used):
+            text += f"; {num_never} labels never count, as none is right"
+        low = f"{min(used, default=1):.1%}"
+        high = f"{max(used, default=1):.1%}"
+        text += f"; labels count from {low} .. {high} on: precision {precision:.2%}"
+        return f"{text}, recall {recall:.2%}"
+    chosen = known & decision.is_sure(shares)
+    count = int(chosen.sum())
+    right = int((chosen & predictions.is_correct).sum())
+    if decision.thresholds[0] == NEVER:
+        return f"{text}; no prediction counts: to abstain always is best on these images"
+    text += f"; predictions count from {decision.thresholds[0]:.1%} on: "
+    share = count / int(known.sum())
+    return f"{text}{share:.2%} of the images, {right / max(1, count):.2%} of them right"
+
+
+def calibrated(probabilities: Tensor, temperature: float, has_several: bool) -> Tensor:
+    """Probabilities by a temperature, from those by a temperature of 1."""
+    logits = logits_of(probabilities, has_several) / temperature
+    return logits.sigmoid() if has_several else logits.softmax(1)
+
+
+def logits_of(probabilities: Tensor, has_several: bool) -> Tensor:
+    """The logits of probabilities, but for what all classes have in common."""
+    return probabilities.logit(eps=EPS) if has_several else probabilities.clamp(min=1e-38).log()
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature of the lowest log loss: of (count, classes) logits."""
+    from scipy.optimize import minimize_scalar
+
+    step = max(1, logits.numel() // MOST_NUMBERS)
+    logits = logits[::step].double()
+    labels = labels[::step].long()
+    known = labels >= 0
+    if not known.any():
+        return 1.0
+
+    def loss(log_temperature: float) -> float:
+        scaled = logits / math.exp(log_temperature)
+        if labels.ndim == 1:
+            return cross_entropy(scaled, labels, ignore_index=-1).item()
+        return binary_cross_entropy_with_logits(scaled[known], labels[known].double()).item()
+
+    bounds = tuple(map(math.log, LIMITS))
+    return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
+
+
+def choose_threshold(
+    scores: Tensor, is_right: Tensor, min_precision: float = 0.0, error_cost: float = 0.0
+) -> float:
+    """The threshold of `scores` (count,) as `choose_decision` says; `is_right` (count,) bool.
+
+    It lies between two scores, so that rounding does not matter. It is `NEVER` where to abstain
+    always costs less, or no score is right.
+    """
+    if not is_right.any():
+        return NEVER if min_precision or error_cost else THRESHOLD
+    scores, order = scores.sort(descending=True)
+    num_right = is_right[order].double().cumsum(0)
+    num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
+    # Equal scores are above a threshold together.
+    is_last = torch.cat((scores[1:] < scores[:-1], torch.tensor([True])))
+    precision = num_right / num_above
+    if min_precision:
+        enough = is_last & (precision >= min_precision)
+        worth = num_above * enough if enough.any() else precision
+    elif error_cost:
+        worth = num_above - error_cost * (num_above - num_right)  # to abstain always has 0
+    else:
+        worth = 2 * num_right / (num_above + num_right[-1])  # F1
+    worth = worth.masked_fill(~is_last, -math.inf)
+    place = int(worth.argmax())
+    if worth[place] < 0:
+        return NEVER
+    below = scores[place + 1] if place + 1 < len(scores) else 0.0
+    middle = (scores[place] + below) / 2  # of two neighbors among numbers it is one of them
+    return float(middle if middle > below else scores[place])

@@ -1,0 +1,32 @@
+"""`--run.min-precision` and `--run.error-cost`."""
+
+from dataclasses import dataclass
+
+from ...errors import UserError
+from ...extensions import within
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """When a prediction counts."""
+
+    min_precision: float = within(0.0, 0, 1)  # "I don't know": the share of predictions that should
+    # be right, which decides from which probability on they count; chosen on the validation images.
+    # With several labels, of each label; 0: all count
+    error_cost: float = within(0.0, 0)  # likewise: what a wrong prediction costs, if none at all
+    # costs 1; 0: all count
+
+
+SECTIONS = {"run": CalibrationOptions}
+FREE_TO_CHANGE = ()
+
+
+def check(config: object) -> None:
+    """Raise `UserError` for two wishes at once, or a wish for errors."""
+    run = config.run
+    if run.error_cost and run.min_precision:
+        raise UserError("--run.error-cost and --run.min-precision: one of the two decides")
+    if 0 < run.error_cost < 1:
+        raise UserError(
+            f"--run.error-cost {run.error_cost:g} should be 1 or more, as an abstention costs 1"
+        )

@@ -1,0 +1,43 @@
+"""The section "I don't know" of the page of a run."""
+
+import torch
+from torch import Tensor
+
+from ...metrics import Decision, Predictions
+from ..html import line_chart
+from .decision import calibrated, tell_decision
+
+
+def build_section(predictions: Predictions, decision: Decision) -> str:
+    """How many images are predicted, and how many wrongly, if it may abstain from the others."""
+    found = predictions.probabilities
+    if found is None or predictions.source.is_multi_label:
+        return ""
+    known = predictions.is_counted
+    shares = calibrated(found[known], decision.temperature, has_several=False)
+    points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
+    chart = line_chart(
+        "Errors among the predicted, by their share of the images",
+        {"errors": [(100 * coverage, 100 * error) for coverage, error in points]},
+        unit="%",
+        low=0,
+        x_label="% of the images",
+    )
+    told = "" if decision.thresholds else "; every prediction counts (--run.min-precision)"
+    return (
+        f"<h2>I don't know</h2><p>The probabilities are {tell_decision(predictions, decision)}"
+        f"{told}. Each checkpoint has the temperature and threshold of its last evaluation.</p>"
+        f"{chart}"
+    )
+
+
+def risk_by_coverage(scores: Tensor, is_right: Tensor) -> list[tuple[float, float]]:
+    """Shares of the images that are predicted, and of errors among them, at each threshold.
+
+    https://arxiv.org/abs/1705.08500
+    """
+    order = scores.argsort(descending=True)
+    num_wrong = (~is_right[order]).double().cumsum(0)
+    num_above = torch.arange(1, len(scores) + 1, dtype=torch.float64)
+    shares = zip(num_above / len(scores), num_wrong / num_above, strict=True)
+    return [(float(coverage), float(error)) for coverage, error in shares]
