@@ -11,7 +11,6 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 from conftest import (
-    HOSTILE,
     answers_of,
     changed,
     logged,

@@ -4,7 +4,6 @@ To add an optimizer: a branch of `build_optimizer`, and its name in `OptimConfig
 schedule: a function from 0..1 to 0..1 in `SCHEDULES`, and its name in `OptimConfig`.
 """
 
-import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import OptimConfig
 from .models import find_blocks, find_heads, find_matrices
-from .runtime.machine import leave_tracer_out
+from .runtime.machine import leave_tracer_out, untraced
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,  # https://arxiv.org/abs/1608.03983
@@ -25,13 +24,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def untraced(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """An optimizer whose `step` leaves out the tracer too: see `leave_tracer_out`."""
-    step = torch.no_grad()(inspect.unwrap(optimizer.step))
-    return type(optimizer.__name__, (optimizer,), {"step": step})
-
-
-SGD, AdamW = untraced(torch.optim.SGD), untraced(torch.optim.AdamW)
+SGD = untraced(torch.optim.SGD)
+AdamW = untraced(torch.optim.AdamW)
 
 
 def build_schedule(

@@ -1,5 +1,6 @@
 """What this machine, or the container on it, offers: cores, memory, an accelerator."""
 
+import inspect
 import os
 import re
 import shutil
@@ -79,6 +80,12 @@ def leave_tracer_out(*owners: type) -> None:
         for method in (method for owner in owners for method in vars(owner).values()):
             if hasattr(method, "__wrapped__"):
                 method.__wrapped__.__dynamo_disable = method.__wrapped__
+
+
+def untraced(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """An optimizer whose `step` leaves out the tracer too: see `leave_tracer_out`."""
+    step = torch.no_grad()(inspect.unwrap(optimizer.step))
+    return type(optimizer.__name__, (optimizer,), {"step": step})
 
 
 def find_accelerator() -> tuple[str, str]:
