@@ -20,6 +20,7 @@ from ..checkpoints import TrainState
 from ..data import Augmented
 from ..errors import FaultError
 from ..evaluate import Scores
+from ..extensions import find_tools
 from ..metrics import choose_decision, metric_text, phrase
 from ..runtime import console
 from ..runtime.config_dict import to_save
@@ -29,7 +30,7 @@ from ..runtime.machine import device_name
 from ..runtime.platform import peak_memory_bytes
 from ..runtime.run_dir import environment
 from ..runtime.signals import StoppedError
-from .observers import Observer, Result, Setup, Speed, watchers
+from .observers import Observer, Result, Setup, Speed
 from .trackers import Trackers
 
 FIRST_LINE, NEXT_LINE, NEXT_LIVE = 5.0, 60.0, 1.0  # seconds without a progress line, at most
@@ -72,7 +73,7 @@ class RunLogger:
         self.line_due = self.began + FIRST_LINE
         self.restart_clock(self.start_step)
         self.unwritten: list[str] = []  # rows for which the disk had no space
-        self.tell_watchers: Callable[[], list[object]] = list  # of a step; there are none yet
+        self.watchers: list[Callable[[], object]] = []  # there are none yet
         if self.world.is_main:
             write_json(self.folder / "config.json", to_save(self.config))
             write_json(self.folder / "environment.json", environment(self.world))
@@ -99,8 +100,10 @@ class RunLogger:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """A block of steps, which watchers surround."""
-        with watchers(self.setup, self.state) as self.tell_watchers:
+        """A block of steps, which watchers surround, on every rank."""
+        with contextlib.ExitStack() as stack:
+            for tool in find_tools("watcher").values():
+                self.watchers.append(stack.enter_context(tool.watch(self.setup, self.state)))
             yield
 
     def say(self, line: str, is_last: bool = True) -> None:
@@ -115,12 +118,10 @@ class RunLogger:
         """
         if not self.world.is_main:
             return
-        setup = self.setup
-        model = self.setup.model
         world = self.world
-        train_data = setup.train_data
-        val_data = setup.val_data
-        num_weights = sum(weight.numel() for weight in model.parameters())
+        train_data = self.train_data
+        val_data = self.setup.val_data
+        num_weights = sum(weight.numel() for weight in self.setup.model.parameters())
         why_cpu = f" ({world.why_cpu})" if world.why_cpu else ""
         ranks = world.size
         threads = torch.get_num_threads()
@@ -131,9 +132,10 @@ class RunLogger:
             *val_data.source.notes,
             *(f"warning: {warning}" for warning in self.warnings),
             f"images: {train_data.where}: {train_data.reason}",
-            f"{setup.config.model.name}: {num_weights:,} weights; {init_note}",
+            f"{self.config.model.name}: {num_weights:,} weights; {init_note}",
             f"{device_name(world.device)}{why_cpu}, {ranks} process{'es' * (ranks > 1)}, "
-            f"{threads} thread{'s' * (threads > 1)} each, {setup.precision.name}; {precision_note}",
+            f"{threads} thread{'s' * (threads > 1)} each, {self.setup.precision.name}; "
+            f"{precision_note}",
         ]
         lines += [note for observer in self.observers for note in observer.notes]
         folder = printable(str(self.folder))
@@ -163,7 +165,8 @@ class RunLogger:
             every = self.config.run.log_every_steps
             if 0 not in (step % every, step % self.steps_per_epoch, self.total_steps - step):
                 self.show(step, str(self.speed(*self.spent(step)) or ""))
-        self.was_paused |= any(self.tell_watchers())
+        for watcher in self.watchers:
+            self.was_paused |= bool(watcher())
 
     def progress(self, step: int, lr: float) -> None:
         """Log the mean loss since the last row, and the throughput. Waits for the device.
@@ -271,8 +274,8 @@ class RunLogger:
         """Tell observers of an evaluation, and how the run ended; return where they say to look."""
         steps = f"step {self.step_done:,} of {self.total_steps:,}"
         state = f"{steps if self.total_steps else 'linear probe'}; {end}"
-        found = scores.predictions, metrics, self.state.decision
-        result = Result(*found, state, self.warnings, **of_end)
+        decision = self.state.decision
+        result = Result(scores.predictions, metrics, state, self.warnings, decision, **of_end)
         return [*filter(None, (observer.conclude(result) for observer in self.observers))]
 
     def place(self, step: int) -> str:

@@ -3,20 +3,18 @@
 Beside them, watchers surround the steps. All of them are tools. To add an observer:
 `tools/<name>/observer.py` with a function `open_observer(setup)` that returns an `Observer`. To add
 a watcher: `tools/<name>/watcher.py` with a context manager `watch(setup, state)`, whose value is
-called after each step.
+called after each step, and returns whether it took time that is not training's.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
 
-from ..checkpoints import TrainState
 from ..config import Config
 from ..data import Augmented, EvalData, TrainData
 from ..extensions import find_tools
-from ..metrics import Decision, Predictions
+from ..metrics import NO_DECISION, Decision, Predictions
 from ..precision import Precision
 from ..runtime.distributed import World
 
@@ -53,9 +51,9 @@ class Result:
 
     predictions: Predictions  # for the validation images
     metrics: dict[str, float]  # of them: `val/top1` and so on
-    decision: Decision  # when these predictions count
     state: str  # how far the run is, and how it ended
     warnings: list[str]  # of all observers
+    decision: Decision = NO_DECISION  # when these predictions count
     is_last: bool = False  # whether the run ends with it
     model: nn.Module | None = None  # then: that predicted; None if a rank has only a part of it
 
@@ -79,15 +77,3 @@ def open_observers(setup: Setup) -> list[Observer]:
     """The observers of a run, in the order of their names; other ranks than 0 have none."""
     tools = find_tools("observer").values() if setup.world.is_main else ()
     return [tool.open_observer(setup) for tool in tools]
-
-
-@contextmanager
-def watchers(setup: Setup, state: TrainState) -> Iterator[Callable[[], list[object]]]:
-    """A block of steps that all watchers surround, on every rank; call its value after each.
-
-    A watcher returns whether it took time that is not training's.
-    """
-    with ExitStack() as stack:
-        tools = find_tools("watcher").values()
-        told = [stack.enter_context(tool.watch(setup, state)) for tool in tools]
-        yield lambda: [watcher() for watcher in told]

@@ -38,16 +38,7 @@ def open_observer(setup: Setup) -> Observer:
         open_explainer = result.model and function("heat", "open_explainer")
         explain = open_explainer and open_explainer(result.model, normalize, setup.val_data)
         try:
-            page.write_page(
-                folder,
-                result.predictions,
-                result.metrics,
-                result.state,
-                result.warnings,
-                samples=samples,
-                decision=result.decision,
-                explain=explain,
-            )
+            page.write_page(folder, result, samples, explain)
         except Exception as error:  # a full disk, or files that were changed
             say(f"cannot write {folder}/report.html: {error!r}")
         written = time.monotonic()

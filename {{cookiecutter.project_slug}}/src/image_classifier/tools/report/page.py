@@ -5,7 +5,7 @@ To add a section: a function that returns HTML, and its place in `write_page`; a
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from math import log, sqrt
 from pathlib import Path
@@ -21,8 +21,6 @@ from ...errors import FaultError, UserError
 from ...extensions import functions
 from ...metrics import (
     METRICS,
-    NO_DECISION,
-    Decision,
     Predictions,
     against_the_rest,
     calibrate,
@@ -35,6 +33,7 @@ from ...metrics import (
 from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
 from ...tasks import metric_of
+from ...tracking import Result
 from ..html import PAGE, line_chart, reliability_diagram
 from .images import Picture, gallery
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
@@ -73,27 +72,15 @@ Samples = tuple[Tensor, Tensor, int]  # training images (count, height, width, c
 
 
 def write_page(
-    folder: Path,
-    predictions: Predictions,
-    metrics: dict[str, float],
-    state: str = "",
-    warnings: Sequence[str] = (),
-    *,
-    samples: Samples | None = None,
-    explain: Explain | None = None,
-    decision: Decision = NO_DECISION,
+    folder: Path, result: Result, samples: Samples | None = None, explain: Explain | None = None
 ) -> None:
     """Write `report.html` to a run folder.
 
     Args:
         folder: the run folder, with metrics, config and environment.
-        predictions: of the best weights; of the last ones while the run goes on.
-        metrics: of these predictions: `val/top1` and so on.
-        state: how far the run is, and how it ended.
-        warnings: of the run.
+        result: of the best weights; of the last ones while the run goes on.
         samples: augmented training images, on any device.
         explain: shows what the model looked at.
-        decision: when these predictions count.
 
     Raises:
         OSError: if it cannot be written; the one before is kept.
@@ -101,6 +88,7 @@ def write_page(
     rows = read_rows(folder / "metrics.jsonl")
     config = read_object(folder / "config.json")
     environment = read_object(folder / "environment.json")
+    predictions = result.predictions
     classes = predictions.source.classes
     metric = metric_of(config)
     shares = predictions.probabilities
@@ -109,21 +97,21 @@ def write_page(
     name = escape(folder.resolve().name)
     about = f"{config['model.name']} on {config['data.name']}"
     about += f", {config['epochs']:g} epochs" if config["epochs"] else ""
-    about += f"; {environment['device']}; {state}"
+    about += f"; {environment['device']}; {result.state}"
     defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
     changed = [knob for knob, value in config.items() if value != defaults.get(knob)]
     body = [
         f"<h1>{name}</h1><p>{escape(about)}</p>",
-        *(f'<p class="warning">{escape(line)}</p>' for line in warnings),
-        f'<dl class="facts">{summary(rows, predictions, metrics, metric)}</dl>',
+        *(f'<p class="warning">{escape(line)}</p>' for line in result.warnings),
+        f'<dl class="facts">{summary(rows, predictions, result.metrics, metric)}</dl>',
         f'<div class="curves">{curves(rows, metric)}</div>',
         '<div class="beside">',
         confusion_section(predictions),
         f"<section><h2>Classes</h2>{class_table(predictions, is_quick)}</section>",
         "</div>",
         f'<div class="curves">{ranking_curves(predictions) if is_quick else ""}</div>',
-        f"<h2>Calibration</h2>{calibration_section(calibration, decision.temperature)}",
-        *(build(predictions, decision) for build in functions("section", "build_section")),
+        f"<h2>Calibration</h2>{calibration_section(calibration, result.decision.temperature)}",
+        *(build(predictions, result.decision) for build in functions("section", "build_section")),
         f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",

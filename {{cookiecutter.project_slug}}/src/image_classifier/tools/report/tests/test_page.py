@@ -21,6 +21,7 @@ from image_classifier.metrics.table import METRICS, Metric
 from image_classifier.runtime.config_dict import flatten
 from image_classifier.tools.report import images, observer
 from image_classifier.tools.report import page as report
+from image_classifier.tracking import Result
 from image_classifier.train import train
 
 ROWS = [
@@ -41,7 +42,8 @@ def page(folder, answers, rows=ROWS, warnings=(), labels=MIXED, **knobs):
     (folder / "environment.json").write_text(json.dumps({"device": "<CPU>", "commit": None}))
     samples = torch.full((len(labels), 4, 4, 3), 7, dtype=torch.uint8), labels, 3
     metrics = next((row for row in rows if "val/loss" in row), {})
-    report.write_page(folder, answers, metrics, "step 20 of 20", warnings, samples=samples)
+    result = Result(answers, metrics, "step 20 of 20", warnings)
+    report.write_page(folder, result, samples)
     return Shown((folder / "report.html").read_text(encoding="utf-8"))
 
 
@@ -138,7 +140,7 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     train(config)
     first, second = [row["val/top1"] for row in logged(config.run.dir) if "val/top1" in row]
     others = f"; best.pt has the weights of step 1: top-1 {first:.2%}, whose scores these are"
-    assert [call.args[3] for call in write.call_args_list] == [
+    assert [call.args[1].state for call in write.call_args_list] == [
         "step 1 of 2; not finished",
         f"step 2 of 2; finished{others if first >= second else ''}",
     ]
