@@ -35,8 +35,8 @@ import record
 import rounds
 from safetensors.torch import save_file
 
-ABOUT = "augment data evaluate linear_probe models optim precision presets pace parallel train"
-ABOUT += " tools/cpu_precision tools/timm"
+ABOUT = "augment data evaluate models optim precision presets pace parallel train"
+ABOUT += " tools/cpu_precision tools/linear_probe tools/timm"
 METHODS = ("probe", "finetune", "fastai", "timm", "logistic")
 PEERS = ("probe", "logistic", "fastai", "timm")  # that `finetune` should not be below
 LITE0, MOBILENET = "tf_efficientnet_lite0", "mobilenet_v2"

@@ -14,7 +14,7 @@ from pretuned_answers import RefusedError
 
 TEMPLATE = next(Path(__file__).resolve().parents[1].glob("{{*}}"))  # which has all of them
 FOLDER = Path("src", "image_classifier", "tools")
-FEW = ("evaluate", "predict", "profile", "report", "tensorboard")
+FEW = ("evaluate", "linear_probe", "predict", "profile", "report", "tensorboard")
 USUAL = (*FEW, "calibration", "check", "cpu_precision", "export", "find_lr", "monitor", "policies")
 USUAL += ("prepare", "timm", "wandb")
 PAGES = {"bench": ("docs/tips.md",)}  # what belongs to a tool and is not in its folder

@@ -8,7 +8,7 @@ from image_classifier.config import Config
 from image_classifier.runtime.command_line import all_presets, flags_of
 
 PACKAGE = PROJECT / "src" / "image_classifier"
-FOLDERS = "benchmarks|data|docs|extensions|linear_probe|metrics|models|runtime"
+FOLDERS = "benchmarks|data|docs|extensions|metrics|models|runtime"
 FOLDERS += "|src|tests|tools|tracking"  # that paths begin with
 GENERATED = {"measured.md", "faults.md"}
 PAGES = [

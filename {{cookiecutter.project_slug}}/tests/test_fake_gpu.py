@@ -29,9 +29,6 @@ from image_classifier.data.datasets import DATASETS
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.evaluate import evaluate
 from image_classifier.extensions import find_tool
-from image_classifier.linear_probe.features import (
-    predict_features,
-)
 from image_classifier.metrics import Decision
 from image_classifier.optim import build_optimizer, set_training
 from image_classifier.precision import Precision
@@ -290,13 +287,23 @@ def test_an_evaluation_waits_once(gpu, config, on_labels, task, tta):
     train_data, precision, normalize, _ = opened(config)
     model = init_model(config, train_data, normalize).to(GPU)
     data = EvalData(config.data, "val", World(GPU), batch_size=40, task=task)
-    images = [batch.images for batch in data.batches()]
+    list(data.batches())
     with gpu.waits(1):
         scores = evaluate(model, data, normalize, precision, World(GPU))
-    with gpu.waits(0):
-        _, features = predict_features(model.eval(), images[0], normalize, precision)
-    assert features.device == GPU
     assert set(scores.names) >= set(scores.known)
+
+
+@pytest.mark.parametrize("tta", ["none", "shift"])
+def test_features_stay_on_the_device(gpu, config, tta):
+    if (tool := find_tool("features", "linear-probe")) is None:
+        pytest.skip("deleted")
+    config = changed(config, augment__tta=tta)
+    train_data, precision, normalize, _ = opened(config)
+    model = init_model(config, train_data, normalize).to(GPU).eval()
+    batch = next(iter(EvalData(config.data, "val", World(GPU), batch_size=40).batches()))
+    with gpu.waits(0):
+        _, features = tool.predict_features(model, batch.images, normalize, precision)
+    assert features.device == GPU
 
 
 def test_a_decision_is_made_on_the_device(gpu):

@@ -212,4 +212,4 @@ def test_a_tracker_without_its_library_is_refused(monkeypatch):
     tool = SimpleNamespace(open_tracker=None, LIBRARY="no_such_library")
     monkeypatch.setattr(trackers, "find_tools", lambda module: {f"my-{module}": tool})
     with pytest.raises(UserError, match=r"my-tracker needs a library: .* no_such_library$"):
-        trackers.check_trackers(["auto", "my-tracker"])
+        trackers.chosen_trackers(["auto", "my-tracker"])

@@ -1,5 +1,6 @@
 """Fine-tuning: which weights a run can begin with, and which of them are trained when."""
 
+import math
 import re
 from argparse import Namespace
 from dataclasses import replace
@@ -9,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, logged
 from safetensors.torch import save_file
 from test_resume import assert_same, final
 
@@ -19,6 +20,7 @@ from image_classifier.checkpoints.pretrained import (
 )
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
+from image_classifier.extensions import finding
 from image_classifier.models import build_model
 from image_classifier.models.airbench import Airbench
 from image_classifier.optim import build_optimizer, set_lr
@@ -126,6 +128,21 @@ def test_images_are_normalized_as_the_weights_learned_them(config, tmp_path):
     assert (final(run)["mean"], final(run)["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     path.unlink()
     train(run)  # resumes, with those of its own checkpoint
+
+
+def test_without_a_tool_that_fits_it_a_new_last_layer_begins_at_zero(
+    config, tmp_path, monkeypatch, capsys
+):
+    find = finding.find_tools
+    monkeypatch.setattr(finding, "find_tools", lambda name: {} if name == "head" else find(name))
+    save_file(build_model(config.model, 7, 32).state_dict(), tmp_path / "w.safetensors")
+    config = changed(config, run__init_from=str(tmp_path / "w.safetensors"))
+    with pytest.raises(UserError, match="--epochs 0 needs a tool that is not here"):
+        train(changed(config, epochs=0.0))
+    train(config)
+    first = next(row for row in logged(config.run.dir) if "val/loss" in row)
+    assert (first["step"], first["val/loss"]) == (0, pytest.approx(math.log(10)))
+    assert "last layer at zero: top-1 " in capsys.readouterr().out
 
 
 def test_lower_blocks_learn_more_slowly(config):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from .errors import UserError
-from .extensions import check_ranges, check_tools, find_tools, out_of_range, section, within
+from .extensions import check_ranges, find_tools, functions, out_of_range, section, within
 
 SMALLEST_SIDE = 8  # pixels
 
@@ -150,8 +150,6 @@ class RunConfig:
     fresh: bool = False  # start over: delete what the run folder holds of an earlier run
     init_from: str = ""  # weights to start from: a checkpoint, a file of torchvision's, timm's or
     # .safetensors; pretrained: torchvision's for the model, downloaded
-    init_head: Literal["probe", "zero"] = "probe"  # a new last layer on pretrained weights. probe:
-    # logistic regression on the features of the training images; zero: zeros
     log_every_steps: int = within(50, 1)  # between rows of metrics.jsonl; slow runs print lines
     # between them
     evaluate_every_epochs: float = within(1.0, 1e-9)  # on the validation images; each evaluation is
@@ -205,7 +203,8 @@ class Config:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
         check_data(data)
         check_task(self)
-        check_tools(self)
+        for check in functions("options", "check"):
+            check(self)
         if optim.warmup_epochs > self.epochs > 0:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "

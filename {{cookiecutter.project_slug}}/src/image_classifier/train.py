@@ -7,13 +7,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .augment import build_augment
-from .checkpoints import TrainState, load_pretrained, read_newest
+from .checkpoints import PretrainedWeights, TrainState, load_pretrained, read_newest
 from .config import Config
 from .data import Augmented, Batch, TrainData
 from .evaluate import Scores, evaluate
 from .extensions import functions
-from .linear_probe import start_from
-from .models import build_model
+from .models import begin_at_zero, build_model
 from .optim import build_optimizer, build_schedule, set_lr, set_training
 from .pace import Pace
 from .parallel import open_parallel
@@ -27,6 +26,8 @@ from .runtime.seeding import WEIGHTS, seed_everything, seed_layers, seeded
 from .settle import settle
 from .tasks import Loss, build_loss
 from .tracking import RunLogger, Setup, check_setup, open_observers
+
+PROBE = "linear probe"  # what fine-tuning begins with, where a tool fits one
 
 
 def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it visible
@@ -61,7 +62,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
         checkpoints.check_identity(saved)
         setup = Setup(config, world, train_data, val_data, training.model, training.precision)
         check_setup(setup)
-        start = start_from(pretrained, setup, training.normalize)
+        init_note, begins_as = start_from(pretrained, setup, training.normalize)
         del pretrained  # the model has its own copy of the weights
         observers = open_observers(setup)  # while every rank has all weights
 
@@ -70,7 +71,7 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
         lr_at = build_schedule(config.optim, train_data.steps_per_epoch, train_data.total_steps)
         log = RunLogger(setup, state, checkpoints.resume(state, saved), observers)
         del saved  # model and optimizer have what they need of it
-        log.introduce(start.note, f"{why_precision}; {reproducibility}")
+        log.introduce(init_note, f"{why_precision}; {reproducibility}")
         pace = Pace(run, train_data, state, checkpoints)
         best = None
 
@@ -95,10 +96,11 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
             micro_batch.halve_micro_batch_on_oom(lambda: state.step),
             checkpoints,
         ):
-            if start.name:  # best.pt is never worse than what training began with
-                best = judge(start.name)
+            if begins_as:  # best.pt is never worse than what training began with
+                best = judge(begins_as)
                 checkpoints.save(state, log.state_dict())
-                start.soften(training.networks)
+            for soften_head in functions("head", "soften_head") if begins_as == PROBE else ():
+                soften_head(*training.networks)
             for loaded in train_data.batches(state.step, pace.last_step):
                 lr = lr_at(pace.schedule_step)
                 batch, loss = training.step(loaded, lr, micro_batch.size)
@@ -175,6 +177,27 @@ class Training:
         state.precision.step(state.optimizer)
         state.advance()
         return batch, loss
+
+
+def start_from(
+    pretrained: PretrainedWeights, setup: Setup, normalize: Normalize
+) -> tuple[str, str]:
+    """Load pretrained weights; a last layer of other classes is zero, or as a tool fits it.
+
+    Returns a note for the log, and what is evaluated before training: nothing of random weights.
+    """
+    model = setup.model
+    classes = setup.train_data.source.classes
+    has_head = pretrained.knows(model, classes) and setup.config.epochs > 0
+    note = pretrained.load_into(model, classes)
+    if not pretrained.weights:
+        return note, ""
+    if has_head:
+        return note, "before training"
+    begin_at_zero(model)
+    for fit_head in functions("head", "fit_head"):
+        return f"{note}; {fit_head(setup, normalize)}", PROBE
+    return note, "last layer at zero"
 
 
 def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:

@@ -29,6 +29,8 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   `open_observer`.
 - `watcher.py` surrounds the steps of a run, and is told of each: `watch`.
 - `tracker.py` is the tracker of the tool's name: `open_tracker`, and perhaps `LIBRARY`.
+- `head.py` fits the last layer of pretrained weights: `fit_head`, and `soften_head`, before all
+  layers learn.
 - For the page of a run, `section.py` has a section more, `build_section`, and `heat.py` shows what
   the model looked at: `open_explainer`.
 """
@@ -36,7 +38,6 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 from .finding import chained, find_commands, find_tool, find_tools, function, functions, need_tool
 from .options import (
     check_ranges,
-    check_tools,
     flag,
     of_tools,
     option,

@@ -65,17 +65,6 @@ def option(config: object, knob: str, otherwise: object) -> Any:  # noqa: ANN401
     return getattr(getattr(config, part), name, otherwise)
 
 
-def check_tools(config: object) -> None:
-    """Let tools check their options.
-
-    Raises:
-        UserError: if a value contradicts another.
-    """
-    for tool in find_tools("options").values():
-        if hasattr(tool, "check"):
-            tool.check(config)
-
-
 def check_ranges(config: object) -> None:
     """Check that every number is in its range.
 

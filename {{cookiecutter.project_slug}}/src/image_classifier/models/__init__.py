@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..extensions import find_tool, find_tools, functions
 from .airbench import airbench, airbench96
 from .blocks import (
+    begin_at_zero,
     drop_before_head,
     find_blocks,
     find_head,

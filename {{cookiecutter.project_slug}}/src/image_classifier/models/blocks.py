@@ -45,6 +45,13 @@ def find_head(model: nn.Module) -> tuple[str, nn.Module]:
     return layers[-1]
 
 
+def begin_at_zero(model: nn.Module) -> None:
+    """Zero the last layer and its siblings; not a convolution, whose ReLU would never learn."""
+    for head in find_heads(model):
+        for weight in head.parameters() if isinstance(head, nn.Linear) else ():
+            nn.init.zeros_(weight)
+
+
 def find_heads(model: nn.Module) -> list[nn.Module]:
     """The last layer and its siblings: timm's distilled transformers have two heads."""
     _, last = find_head(model)

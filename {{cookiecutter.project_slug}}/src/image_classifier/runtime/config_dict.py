@@ -24,6 +24,7 @@ MOVED = {
     "optim.teacher_temperature": 1.0,
     "profile": False,
     "run.error_cost": 0.0,
+    "run.init_head": "probe",
     "run.min_precision": 0.0,
 }
 

@@ -8,10 +8,11 @@ from ..config import Config
 from ..data import Source
 from ..errors import UserError
 from ..evaluate import metric_names
+from ..extensions import functions
 from ..metrics import find_metric
 from ..runtime.console import some
 from .observers import Setup
-from .trackers import check_trackers
+from .trackers import chosen_trackers
 
 
 def check_setup(setup: Setup) -> None:
@@ -20,7 +21,9 @@ def check_setup(setup: Setup) -> None:
     Raises:
         UserError: if the run could only fail or count wrong.
     """
-    check_trackers(setup.config.run.trackers)
+    chosen_trackers(setup.config.run.trackers)
+    if not setup.config.epochs and not functions("head", "fit_head"):
+        raise UserError("--epochs 0 needs a tool that is not here: pretuned add linear-probe")
     check_same_classes(setup.train_data.source, setup.val_data.source)
     check_logits(setup.config, setup.model, setup.train_data.num_classes)
     check_best_by(setup.config.run.best_by, setup.val_data.source)

@@ -49,7 +49,7 @@ class Trackers:
 
     def begin(self, config: Config, folder: Path, start_step: int) -> None:
         """Open the trackers of `config` for the run in `folder`, resumed after `start_step`."""
-        for name in chosen(config.run.trackers):
+        for name in chosen_trackers(config.run.trackers):
             with self._dropped_on_failure(name):
                 open_tracker = find_tools("tracker")[name].open_tracker
                 self.open[name] = open_tracker(folder, public_knobs(config), start_step)
@@ -72,29 +72,23 @@ class Trackers:
             self.say(f"{name} failed, training continues: {reason}; metrics.jsonl has all metrics")
 
 
-def chosen(names: Sequence[str]) -> list[str]:
+def chosen_trackers(names: Sequence[str]) -> list[str]:
     """The trackers that `--run.trackers` names, each once.
 
     Raises:
-        UserError: if one is not there.
+        UserError: if one is not there, or its library is missing: with the trackers that are there,
+            or the command that installs the library.
     """
     tools = find_tools("tracker")
     table = {"auto": [name for name in tools if getattr(tools[name], "IS_DEFAULT", False)]}
     table |= {name: [name] for name in tools}
-    found = (choose("tracker", name, table, OF_TOOLS) for name in names)
-    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Refuse a tracker that is not there, or whose library is missing.
-
-    Raises:
-        UserError: with the trackers that are there, or the command that installs the library.
-    """
-    for name in chosen(names):
-        library = getattr(find_tools("tracker")[name], "LIBRARY", "")
+    lists = (choose("tracker", name, table, OF_TOOLS) for name in names)
+    found = list(dict.fromkeys(itertools.chain.from_iterable(lists)))
+    for name in found:
+        library = getattr(tools[name], "LIBRARY", "")
         if library and find_spec(library) is None:
             raise UserError(f"--run.trackers {name} needs a library: {install_command(library)}")
+    return found
 
 
 def public_knobs(config: Config) -> Knobs:

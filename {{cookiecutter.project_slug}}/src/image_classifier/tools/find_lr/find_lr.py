@@ -15,7 +15,7 @@ from ...checkpoints import load_pretrained
 from ...config import Config
 from ...data import TrainData
 from ...errors import UserError
-from ...linear_probe import begin_at_zero
+from ...models import begin_at_zero
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.out_of_memory import MicroBatch

@@ -15,10 +15,10 @@ from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError, smaller_batch_on_oom
 from ...evaluate import predict_logits
-from ...linear_probe import predict_features
 from ...runtime.console import Progress, printable, say
 from ...runtime.distributed import join_world
 from ...tasks import TASKS
+from ..image_features import predict_features
 from .command import PredictOptions
 from .embeddings import Embeddings
 from .heat_maps import begin_heat_maps, write_heat_maps

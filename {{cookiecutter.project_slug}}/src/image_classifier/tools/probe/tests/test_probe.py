@@ -20,9 +20,9 @@ from image_classifier.config import ComputeConfig, ModelConfig
 from image_classifier.data import EvalData
 from image_classifier.evaluate import evaluate
 from image_classifier.extensions import find_tool
-from image_classifier.linear_probe import features
 from image_classifier.models import build_model, find_head
 from image_classifier.runtime.distributed import World
+from image_classifier.tools.linear_probe import features
 
 HEADS = ["last"] + ["layers"] * bool(find_tool("network", "head-layers"))
 

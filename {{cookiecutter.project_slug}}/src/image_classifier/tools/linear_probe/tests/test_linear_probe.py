@@ -20,13 +20,13 @@ from torch import nn
 from image_classifier.checkpoints.reading import load_best
 from image_classifier.config import ModelConfig
 from image_classifier.errors import FaultError, UserError
-from image_classifier.linear_probe import features
-from image_classifier.linear_probe import fitting as linear_probe
-from image_classifier.linear_probe.fitting import (
+from image_classifier.models import build_model
+from image_classifier.tools.linear_probe import features
+from image_classifier.tools.linear_probe import head as linear_probe
+from image_classifier.tools.linear_probe.head import (
     fit_classes,
     fit_labels,
 )
-from image_classifier.models import build_model
 from image_classifier.train import train
 
 SMALL = ModelConfig(name="resnet9_gn", width=8)

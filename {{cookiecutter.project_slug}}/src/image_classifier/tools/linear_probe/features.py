@@ -1,7 +1,4 @@
-"""The features of images: what the last layer of a network gets.
-
-Those of a whole split are computed once, and kept beside the images.
-"""
+"""The features of a whole split, which are computed once and kept beside the images."""
 
 import hashlib
 import json
@@ -13,18 +10,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checkpoints import DamagedError, read_file
-from ..config import FREE_TO_CHANGE, Config
-from ..data import LEFT_OUT, EvalData, cache_folder
-from ..errors import UserError, smaller_batch_on_oom
-from ..evaluate import predict_logits
-from ..models import find_head
-from ..precision import Precision
-from ..preprocess import VIEWS, Normalize
-from ..runtime.config_dict import to_save
-from ..runtime.console import Progress, clock
-from ..runtime.distributed import World
-from ..runtime.files import write_whole
+from ...checkpoints import DamagedError, read_file
+from ...config import FREE_TO_CHANGE, Config
+from ...data import LEFT_OUT, EvalData, cache_folder
+from ...errors import UserError, smaller_batch_on_oom
+from ...models import find_head
+from ...precision import Precision
+from ...preprocess import Normalize
+from ...runtime.config_dict import to_save
+from ...runtime.console import clock
+from ...runtime.distributed import World
+from ...runtime.files import write_whole
+from ...tracking import Setup
+from ..image_features import predict_features
+from ..progress import Progress
 
 # The sections of knobs on which features depend, and the knobs in them that do not matter.
 SEEN = ("data.", "model.", "augment.tta", "precision")
@@ -41,44 +40,7 @@ class Features(NamedTuple):
     note: str  # where they come from
 
 
-@torch.inference_mode()
-def predict_features(
-    model: nn.Module, images: Tensor, normalize: Normalize, precision: Precision
-) -> tuple[Tensor, Tensor]:
-    """Logits (batch, classes) and features (batch, width) of images, both float32.
-
-    Both are averaged over the views of evaluation. `model` is in evaluation mode; `images` is
-    (batch, 3, size, size) uint8, channels_last.
-
-    Raises:
-        UserError: if the last layer gets more than a vector for each image.
-    """
-    name, head = find_head(model)
-    inputs: list[Tensor] = []  # of each view
-    hook = head.register_forward_pre_hook(lambda _, given: inputs.append(given[0].float()))
-    try:
-        logits = predict_logits(model, images, normalize, precision)
-    finally:
-        hook.remove()
-    shape = tuple(inputs[0].shape[1:])
-    if shape[1:].count(1) < len(shape) - 1:
-        raise UserError(
-            f"the network has no features: its last layer {name!r} gets {shape} for an image, and "
-            "not one vector"
-        )
-    weights = [weight for weight, *_ in VIEWS[normalize.tta]]
-    features = sum(w * found.flatten(1) for w, found in zip(weights, inputs, strict=True))
-    return logits, features
-
-
-def compute_features(  # noqa: PLR0917 - what it takes to predict
-    config: Config,
-    data: EvalData,
-    model: nn.Module,
-    normalize: Normalize,
-    precision: Precision,
-    world: World,
-) -> Features:
+def compute_features(setup: Setup, data: EvalData, normalize: Normalize) -> Features:
     """The features of all images of `data`, in evaluation; from the cache if they are there.
 
     Each rank computes those of its images.
@@ -87,6 +49,9 @@ def compute_features(  # noqa: PLR0917 - what it takes to predict
         UserError: if the network has none, or an image cannot be read.
         FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
     """
+    config = setup.config
+    world = setup.world
+    model = setup.model
     path = cache_folder(config.data) / f"features-{digest(config, data, model)}.pt"
     began = monotonic()
     kept = None
@@ -96,7 +61,7 @@ def compute_features(  # noqa: PLR0917 - what it takes to predict
         return Features(*kept, f"read from {str(path)!a}")
     damage = f", as {str(path)!a} is damaged" * path.exists()
     was_training = model.training
-    values, labels = features_of(model.eval(), data, normalize, precision, world)
+    values, labels = features_of(model.eval(), data, normalize, setup.precision, world)
     model.train(was_training)
     if world.is_main and not left_out(labels).any():  # an unreadable image must be noted each time
         with suppress(OSError):  # a folder that can't be written: they are computed again
@@ -112,18 +77,16 @@ def features_of(
     """Features and labels of all images of `data`, of which each rank computes its part."""
     progress = Progress(len(data))
     found = []
-    labels = []
     done = 0
     with smaller_batch_on_oom("--data.batch-size", data.data.batch_size):
         for batch in data.batches():
-            found.append(predict_features(model, batch.images, normalize, precision)[1])
-            labels.append(batch.labels)
-            done += len(found[-1]) * world.size
+            _, values = predict_features(model, batch.images, normalize, precision)
+            found.append((values, batch.labels))
+            done += len(values) * world.size
             if world.is_main:
                 progress.show(min(done, len(data)))
     gathered = []
-    for parts in (found, labels):
-        part = torch.cat(parts)
+    for part in map(torch.cat, zip(*found, strict=True)):
         table = part.new_zeros((len(data), *part.shape[1:]))
         table[world.rank :: world.size] = part
         gathered.append(world.all_reduce_sum(table).cpu())

@@ -6,24 +6,22 @@ noise of a random one would spoil (https://arxiv.org/abs/2202.10054).
 
 import math
 import warnings
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..checkpoints import PretrainedWeights
-from ..config import Config
-from ..data import LEFT_OUT, Source
-from ..errors import UserError
-from ..models import find_head, find_heads
-from ..preprocess import Normalize
-from ..runtime.console import some
-from ..tracking import Setup, blank_logits
+from ...config import Config
+from ...data import LEFT_OUT, Source
+from ...errors import UserError
+from ...models import begin_at_zero, find_head
+from ...preprocess import Normalize
+from ...runtime.console import some
+from ...tracking import Setup, blank_logits
 from .features import Features, compute_features, left_out
 
-PROBE = "linear probe"  # what fine-tuning begins with
 FOLDS = 5
 # C of scikit-learn, 1 / the L2 penalty. No larger ones: a layer that fits the training images
 # perfectly leaves fine-tuning nothing to learn from them.
@@ -33,8 +31,6 @@ LARGE = 2**22  # numbers, in whose products several threads are faster than one
 MOST_WORK = 2**28  # images x features x classes that are fitted: 100 s of a core
 ROUNDING = 1e-3  # of logits, relative to the largest
 SOFTER = 0.2  # the share of the logits of the probe that training begins with
-
-
 Score = tuple[float, float]  # top-1 and log likelihood of images that were left out
 
 
@@ -46,62 +42,27 @@ class Fit(NamedTuple):
     note: str  # the penalty and the score on images that were left out
 
 
-class Start(NamedTuple):
-    """What training begins with."""
-
-    note: str  # which weights, for the log
-    name: str = ""  # what is evaluated before training; nothing for random weights
-
-    def soften(self, models: list[nn.Module]) -> None:
-        """Make the logits of a probe smaller, in place, before all layers learn.
-
-        It hardly errs on the training images, so that they would not say how to change the
-        features; with a softer one they do, and the classes stay in the same order.
-        """
-        for model in models if self.name == PROBE else ():
-            for weight in find_head(model)[1].parameters():
-                weight.data.mul_(SOFTER)
-
-
-def start_from(pretrained: PretrainedWeights, setup: Setup, normalize: Normalize) -> Start:
-    """Load pretrained weights into the model; a last layer of other classes is fitted.
-
-    Every rank has the same weights.
-
-    Raises:
-        UserError: if they are another model's, an image cannot be read, or `config` has no epochs
-            and nothing can be fitted.
-        FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
-    """
-    model = setup.model
-    classes = setup.train_data.source.classes
-    has_head = pretrained.knows(model, classes) and setup.config.epochs > 0
-    note = pretrained.load_into(model, classes)
-    if not pretrained.weights:
-        return Start(note)
-    if has_head:
-        return Start(note, "before training")
-    return Start(f"{note}; {fit_head(setup, normalize)}", PROBE)
-
-
 def fit_head(setup: Setup, normalize: Normalize) -> str:
     """Fit the last layer of a model, whose other weights are trained, to the training images.
 
-    Where it can't be fitted it begins at zero, so that the first gradients of the others are zero,
-    too. Returns a note for the log.
+    It is zeros, and stays so where it can't be fitted. Returns a note for the log; every rank has
+    the same layer.
+
+    Raises:
+        UserError: if an image cannot be read, or `config` has no epochs and nothing can be fitted.
+        FaultError: if memory does not suffice, too many cannot be read, or a worker was killed.
     """
     config = setup.config
     world = setup.world
     model = setup.model
     data = setup.train_data
     _, layer = find_head(model)
-    begin_at_zero(model)
     why = misfit(config, layer, data.source)
     note = ""
     if not why:
         with closing(data.open_split("train")) as train:
-            features = compute_features(config, train, model, normalize, setup.precision, world)
-        note = f"{PROBE} of {features.values.shape[1]:,} features, {features.note}"
+            features = compute_features(setup, train, normalize)
+        note = f"linear probe of {features.values.shape[1]:,} features, {features.note}"
         if world.is_main:
             note += fit_layer(layer, features, data.weights, config.seed)
         for parameter in layer.parameters():  # the other ranks still have zeros
@@ -117,11 +78,16 @@ def fit_head(setup: Setup, normalize: Normalize) -> str:
     return f"the last layer {begins}: {why}"
 
 
-def begin_at_zero(model: nn.Module) -> None:
-    """Zero the last layer and its siblings; not a convolution, whose ReLU would never learn."""
-    for head in find_heads(model):
-        for weight in head.parameters() if isinstance(head, nn.Linear) else ():
-            nn.init.zeros_(weight)
+@torch.no_grad()
+def soften_head(*models: nn.Module) -> None:
+    """Make the logits of the probe smaller, in place, before all layers learn.
+
+    It hardly errs on the training images, so that they would not say how to change the features;
+    with a softer one they do, and the classes stay in the same order.
+    """
+    for model in models:
+        for weight in find_head(model)[1].parameters():
+            weight.mul_(SOFTER)
 
 
 def misfit(config: Config, layer: nn.Module, source: Source) -> str:
@@ -149,7 +115,13 @@ def fit_layer(layer: nn.Linear, features: Features, weights: Tensor | None, seed
     weights = None if weights is None else weights.cpu()[known]
     values = features.values[known]
     labels = features.labels[known]
-    with few_threads(values), warnings.catch_warnings():
+    import sklearn.linear_model  # noqa: F401 - what is loaded later would have all threads
+    from threadpoolctl import threadpool_limits
+
+    # Threads wait for each other after each small product: several take ten times the CPU time of
+    # one with 300 x 256 features, and where other programs keep the cores busy ten times as long.
+    threads = 1 if values.numel() < LARGE else None
+    with threadpool_limits(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes smaller than the number of folds
         fit = fit_labels if labels.ndim > 1 else fit_classes
         weight, bias, note = fit(values, labels, layer.bias is not None, seed, weights)
@@ -258,18 +230,6 @@ def fit_logistic(  # noqa: PLR0917 - what the fits of classes and of a label sha
     # The standardization is folded into them.
     bias = bias - weight @ torch.from_numpy(scaler.mean_ * has_bias)
     return weight, bias, strength, scores.get(strength)
-
-
-def few_threads(features: Tensor) -> AbstractContextManager[object]:
-    """A block in which one thread computes with `features`, unless they are many.
-
-    Threads wait for each other after each small product: several take ten times the CPU time of one
-    with 300 x 256 features, and where other programs keep the cores busy ten times as long, too.
-    """
-    import sklearn.linear_model  # noqa: F401 - what is loaded later would have all threads
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(1 if features.numel() < LARGE else None)
 
 
 def rescale(model: nn.Module, layer: nn.Linear, config: Config) -> bool:
