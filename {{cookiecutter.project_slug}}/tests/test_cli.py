@@ -143,7 +143,7 @@ def test_whoever_gives_a_folder_means_the_images_in_it(monkeypatch):
     for words, preset, root in (
         ("", "shapes", "data"),
         ("--epochs 9 --data.root=photos", "finetune", "photos"),
-        ("--data.name=cifar10 --data.root photos", "shapes", "photos"),
+        ("--data.name=shapes --data.root photos", "shapes", "photos"),
         ("folder --data.root photos", "folder", "photos"),
     ):
         assert main(["train", *words.split()]) == 0

@@ -129,8 +129,8 @@ NUMBERS = "Noisy should be 24 numbers of classes, one for each"
 def test_what_no_dataset_can_be_is_refused(monkeypatch, returned, message):
     with pytest.raises(UserError, match=message):
         offer(monkeypatch, lambda _: returned)
-    with pytest.raises(UserError, match="did you mean cifar10"):
-        open_dataset(DataConfig(name="cifr10"), "train")
+    with pytest.raises(UserError, match="did you mean folder"):
+        open_dataset(DataConfig(name="foldr"), "train")
 
 
 def test_a_dataset_draws_the_same_whoever_asks(monkeypatch):

@@ -1,6 +1,6 @@
 """Every knob of a run, on one page: the comment after a field, all of it, is its `--help` text.
 
-Start from a preset (`presets.py`), and change what you need: `train.py cifar10 --optim.lr 1.0`.
+Start from a preset (`presets.py`), and change what you need: `train.py shapes --optim.lr 0.3`.
 To add a knob: a field with its comment; a number also has its range, `within(default, low, high)`.
 Tools bring more, of the same sections: `tools/<name>/options.py`.
 """
@@ -19,7 +19,7 @@ SMALLEST_SIDE = 8  # pixels
 class DataConfig:
     """Which images, and how they are loaded."""
 
-    name: str = "shapes"  # shapes, cifar10, cifar100, folder: your own images; or one of a tool
+    name: str = "shapes"  # shapes; folder: your own images; or one of a tool
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
     # of some tools, a URL
     labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:

@@ -42,72 +42,6 @@ def shapes() -> Config:
     )
 
 
-def cifar10() -> Config:
-    """CIFAR-10, ResNet-18: meant for 95 % in minutes on a GPU; not yet shown on one."""
-    return Config(
-        epochs=40,
-        data=DataConfig(name="cifar10"),
-        augment=AugmentConfig(cutout=8, tta="flip"),
-        model=ModelConfig(name="resnet18"),
-        optim=OptimConfig(lr=0.2, warmup_epochs=3, label_smoothing=0.1, ema_decay=0.998),
-    )
-
-
-def cifar10_best() -> Config:
-    """CIFAR-10, airbench96 for longer: meant for 96 % on a GPU; not yet shown on one."""
-    # https://github.com/KellerJordan/cifar10-airbench, airbench96.py: 96.01 % after 31 epochs, the
-    # mean of 400 runs. There the biases of norms learn 64 x as fast, and lookahead averages steps;
-    # here training is longer, and weights are averaged.
-    return Config(
-        epochs=100,
-        data=DataConfig(name="cifar10", batch_size=1024),
-        augment=AugmentConfig(flip="alternating", cutout=12, tta="shift"),
-        model=ModelConfig(name="airbench96", width=128),
-        optim=OptimConfig(
-            # 9 and 0.012 there, which do not yet have in them what momentum adds up: each is
-            # divided by 1 + 1 / (1 - 0.85), and the decay, then, by the learning rate.
-            lr=1.17,
-            momentum=0.85,
-            weight_decay=1.33e-3,
-            schedule="linear",
-            warmup_epochs=10,
-            label_smoothing=0.2,
-            ema_decay=0.999,
-        ),
-        run=RunConfig(evaluate_every_epochs=5),
-    )
-
-
-def cifar10_speed() -> Config:
-    """CIFAR-10 by airbench's recipe: 92.0 % after 19:30 on 2 cores, from JPEGs."""
-    # https://arxiv.org/abs/2404.00498: the deeper network, at half its width, and images that grow.
-    return Config(
-        epochs=32,
-        data=DataConfig(name="cifar10", batch_size=2000),
-        augment=AugmentConfig(min_size=24, flip="alternating", cutout=12, tta="shift"),
-        model=ModelConfig(name="airbench96"),
-        optim=OptimConfig(
-            name="muon",
-            lr=0.025,
-            momentum=0.6,
-            # Before a norm only the direction of filters counts. Steps lengthen them and decay
-            # shortens them, until a step turns them by sqrt(2 lr weight_decay), whatever their
-            # size: https://arxiv.org/abs/2305.17212
-            weight_decay=1.2,
-            schedule="linear",
-            warmup_epochs=0,
-            label_smoothing=0.2,
-        ),
-        run=RunConfig(log_every_steps=25, evaluate_every_epochs=16),
-    )
-
-
-def cifar100() -> Config:
-    """CIFAR-100, as `cifar10`."""
-    same = cifar10()
-    return replace(same, data=replace(same.data, name="cifar100"))
-
-
 def folder() -> Config:
     """Your own photographs, from scratch: `--data.root FOLDER`."""
     # For some hundreds of images, soon known by heart: no two looks at one may be alike.
@@ -151,17 +85,7 @@ def finetune() -> Config:
 
 
 PRESETS: dict[str, Callable[[], Config]] = {
-    preset.__name__: preset
-    for preset in (
-        smoke,
-        shapes,
-        cifar10,
-        cifar10_speed,
-        cifar10_best,
-        cifar100,
-        folder,
-        finetune,
-    )
+    preset.__name__: preset for preset in (smoke, shapes, folder, finetune)
 }
 
 

@@ -8,7 +8,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `options.py` adds options: see `options.py` here.
 - `presets.py` adds presets: `PRESETS`, functions that return a `Config`; one with the name of a
   preset of the core replaces it.
-- `dataset.py` is the dataset of the tool's name: a function of that name.
+- `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.
 - `labels.py` reads labels from a table: `table`, `check_files`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
 - `decoder.py` reads files that Pillow does not: `read_tiff`.

@@ -11,7 +11,7 @@ Pixels in memory and readers that have not 3 x 8 bits say so: `Source(..., chann
 from torch, `random` or NumPy is the same for each split, and whichever command asks; what a torch
 `Dataset` draws for an image depends on the seed, the epoch and the number of the image.
 
-What few need is a tool: `tools/<name>/dataset.py` with such a function, called as the tool.
+What few need is a tool: `tools/<name>/dataset.py` with `DATASETS` of its own.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,13 @@ from ...config import DataConfig
 from ...errors import OF_TOOLS, UserError, choose
 from ...extensions import chained, find_tools, function, functions
 from ...runtime.seeding import DATASET, seeded
-from .cifar import cifar10, cifar100
 from .folder import folder
 from .map_style import source_of
 from .shapes import shapes
 from .source import Source
 
 DATASETS: dict[str, Callable[[DataConfig, str], Source | Dataset]] = {
-    dataset.__name__: dataset for dataset in (shapes, cifar10, cifar100, folder)
+    dataset.__name__: dataset for dataset in (shapes, folder)
 }
 
 
@@ -57,8 +56,8 @@ def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source | Datas
         raise UserError("--data.labels needs a tool: pretuned add label-table")
     if data.name in DATASETS:
         return DATASETS[data.name]
-    tools = find_tools("dataset").items()
-    theirs = {name: getattr(tool, name.replace("-", "_")) for name, tool in tools}
+    tools = find_tools("dataset").values()
+    theirs = {name: dataset for tool in tools for name, dataset in tool.DATASETS.items()}
     return choose("dataset", data.name, DATASETS | theirs, OF_TOOLS)
 
 

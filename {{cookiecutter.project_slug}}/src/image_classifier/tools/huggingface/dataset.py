@@ -192,3 +192,6 @@ def open_library() -> ModuleType:
         install = install_command("datasets")
         raise UserError(f"--data.name huggingface needs a library: {install}") from error
     return datasets
+
+
+DATASETS = {"huggingface": huggingface}

@@ -45,3 +45,6 @@ def tar(data: DataConfig, split: str) -> Source:
     members = Members(storage, index)
     source = Source(labels, names, paths=members, notes=index.notes)
     return divided(source, index.names(members.numbers), data, split) if is_divided else source
+
+
+DATASETS = {"tar": tar}

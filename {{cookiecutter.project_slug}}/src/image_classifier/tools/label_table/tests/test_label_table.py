@@ -231,8 +231,8 @@ def test_a_table_is_found_or_refused(tmp_path, refusal):
     assert "'nope.csv': there is no such file here or in --data.root" in refusal(*own, "nope.csv")
     put(tmp_path, b"PAR1", "labels.xls")
     assert "should end in .csv, .tsv, .jsonl, .parquet" in refusal(*own, "labels.xls")
-    assert "--data.labels is for --data.name folder, not for cifar10" in refusal(
-        "train", "cifar10", "--data.labels", "labels.csv"
+    assert "--data.labels is for --data.name folder, not for shapes" in refusal(
+        "train", "shapes", "--data.labels", "labels.csv"
     )
     pytest.importorskip("pyarrow")
     put(tmp_path, b"PAR1", "labels.parquet")

@@ -145,7 +145,7 @@ def test_of_a_run_that_is_not_done_the_reason_is_said_and_the_others_are_trained
 
 @pytest.mark.usefixtures("forked")
 def test_what_no_run_can_have_is_refused_once(tmp_path, refusal):
-    for word in ("cifar10", "1", "2.5"):
+    for word in ("shapes", "1", "2.5"):
         said = f"repeat {word}: a number from 2 on comes first: `repeat 5 shapes`"
         assert said in refusal("repeat", word, "5")
     assert "Missing from" in refusal("repeat")

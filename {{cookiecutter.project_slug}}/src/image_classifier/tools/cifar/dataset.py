@@ -3,8 +3,10 @@
 import torch
 
 from ...config import DataConfig
+from ...data import Source
 from ...errors import UserError
-from .source import Color, Source
+
+Color = tuple[float, float, float]
 
 
 def cifar10(data: DataConfig, split: str) -> Source:
@@ -44,3 +46,6 @@ def read_batches(name: str, data: DataConfig, split: str, mean: Color, std: Colo
         std=std,
         is_test=split != "train",  # there are no validation images
     )
+
+
+DATASETS = {"cifar10": cifar10, "cifar100": cifar100}
