@@ -1,7 +1,8 @@
 """Which tools a project has: the sizes to choose from, what a tool needs, and what names it.
 
-A tool is a folder in `tools/` of the package. It needs the modules of `tools/` that it imports, so
-they come with it. Where a tool is missing, so are the lines of Markdown and TOML that name it.
+A tool is a folder in `tools/` of the package. The import contract in pyproject.toml says which
+others it needs: they come with it. Where a tool is missing, so are the lines of Markdown and TOML
+that name it.
 """
 
 import ast
@@ -19,9 +20,7 @@ USUAL = (*FEW, "calibration", "check", "cifar", "cpu_precision", "export", "find
 USUAL += ("policies", "prepare", "timm", "wandb")
 PAGES = {"bench": ("docs/tips.md",)}  # what belongs to a tool and is not in its folder
 
-IMPORT = re.compile(r"^ *from (\.+)([a-z_]+)\S* import", re.MULTILINE)
-NEEDS = re.compile(r"^NEEDS = \((.*)\)", re.MULTILINE)  # other tools, in `__init__.py`
-IMPORT_IN_TESTS = re.compile(r"^from \w+\.tools\.([a-z_]+)\S* import", re.MULTILINE)
+NEED = re.compile(r'"\w+\.tools\.(\w+)\S* -> \w+\.tools\.(\w+)')  # in the import contract
 COMMAND = re.compile(r"image-classifier ([a-z-]+)")
 BLOCK = re.compile(r"```.*?^```$\n*|.+?(?:\n\n+|\Z)", re.MULTILINE | re.DOTALL)
 ITEM = re.compile(r"^(?:- .*\n(?:  .*\n)*|\|.*\n)", re.MULTILINE)  # of a list; row of a table
@@ -79,29 +78,11 @@ def size_of(project: Path, names: Iterable[str]) -> str:
 
 
 def with_needs(project: Path, names: Iterable[str]) -> set[str]:
-    """These tools, and all modules of `tools/` that they name or import, or their tests import."""
-    modules = there(project)
-    found: set[str] = set()
-    left = set(names)
-    while left:
-        name = left.pop()
-        found.add(name)
-        left |= imports(modules[name]) & modules.keys() - found
-    return found
-
-
-def imports(path: Path) -> set[str]:
-    """What a tool, or a module that tools share, needs from `tools/`."""
-    if path.is_file():
-        rows = IMPORT.findall(path.read_text(encoding="utf-8"))
-        return {module for level, module in rows if level == "."}
-    found = set()
-    for file in path.rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        found |= {module for level, module in IMPORT.findall(text) if level == ".."}
-        found |= {*IMPORT_IN_TESTS.findall(text)}
-        for names in NEEDS.findall(text):
-            found |= {*re.findall(r"\w+", names)}
+    """These tools, and all that they need."""
+    pairs = NEED.findall((project / "pyproject.toml").read_text(encoding="utf-8"))
+    found = set(names)
+    while more := {needed for name, needed in pairs if name in found} - found:
+        found |= more
     return found
 
 

@@ -94,6 +94,15 @@ def test_the_core_knows_no_tool_by_its_name():
         assert {name.replace("-", "_") for name in found} & {*tools.there(PROJECT)} == set(), path
 
 
+def test_a_tool_imports_from_those_alone_that_it_is_listed_to_need():
+    """The import contract sees to it in their code, but not in their tests."""
+    for name in tools.offered(PROJECT):
+        folder = tools.there(PROJECT)[name]
+        texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
+        found = re.findall(r"(?m)^ *from (?:\w+\.tools|\.)\.([a-z_]+)", "\n".join(texts))
+        assert {*found} <= tools.with_needs(PROJECT, [name]), name
+
+
 def test_adding_every_tool_to_few_gives_all_and_removing_them_gives_few(render, tmp_path):
     project = shutil.copytree(render(tools="few"), tmp_path / "project")
     few = files_of(project)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from ...augment import build_augment
 from ...config import Config
 from ...data import DATASETS, Batch, Samples, fits_memory, prefetched, worker_counts
+from ...extensions import find_tool
 from ...runtime import platform
 from ...runtime.machine import num_cores
 from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
@@ -179,10 +180,9 @@ def prepared(setup: Setup) -> Variants:
         files = with_knobs(config, data__cache="off")
         configs = {"files": files, f"prepared, {source.recipe}": config}
         return {name: Variant(found, is_choice=False) for name, found in configs.items()}
-    try:
-        from ..prepare.prepare import Recipe, prepare_images
-    except ModuleNotFoundError:
-        raise UnavailableError("needs the tool prepare, which was deleted") from None
+    preparing = find_tool("prepare", "prepare")
+    if preparing is None:
+        raise UnavailableError("needs a tool that is not here: pretuned add prepare")
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)
     DATASETS[SAMPLE] = lambda *_: source.thinned(count)
@@ -191,7 +191,8 @@ def prepared(setup: Setup) -> Variants:
     kind = data.channels, data.bits
     for form in ("jpeg", "raw") if kind == (3, 8) else ("raw",):
         cached = with_knobs(config, data__cache=str(Path(config.run.dir, SAMPLE, form)))
-        recipe = Recipe(form, max(Recipe.side, data.image_size), Recipe.quality, *kind)
-        prepare_images(cached.data, ("train",), recipe)
+        usual = preparing.Recipe
+        recipe = usual(form, max(usual.side, data.image_size), usual.quality, *kind)
+        preparing.prepare_images(cached.data, ("train",), recipe)
         variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
     return variants

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from ...config import Config
 from ...data import Augmented, TrainData
 from ...errors import FaultError, UserError, is_out_of_memory
+from ...extensions import find_tool
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
 from ...runtime.machine import device_name, host_memory_bytes
@@ -28,7 +30,6 @@ from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything
 from ...settle import settle
 from ...train import Training, train_step
-from ..html import PAGE, line_chart
 
 GOOD_ENOUGH = 0.95  # of the highest rate
 FINENESS = 8  # the largest size that fits is found to within this part of it
@@ -183,8 +184,9 @@ def expected_bytes(sizes: list[Size], images: int) -> float:
 
 
 def find_batch(config: Config, training: ByCommand, at_most: int, processes: int) -> Found:
-    """Try sizes of micro-batches, and write `batch.json` and `batch.html` to the run folder.
+    """Try sizes of micro-batches, and write `batch.json` to the run folder.
 
+    With the tool `report` also `batch.html`, with charts.
     Prints the table, what follows from it, and the command line to try, which `training` makes of
     changed knobs. A run has `processes`; one is measured.
 
@@ -211,8 +213,11 @@ def find_batch(config: Config, training: ByCommand, at_most: int, processes: int
         text = conclude(found, config, training, processes)
         about = asdict(found) | {"precision": config.precision, "device": device_name(world.device)}
         write_json(folder / "batch.json", about | {"largest": found.largest.images, "text": text})
-        write_text(folder / "batch.html", page(found, text))
-        print("\n".join([f"written: {folder}/batch.html and batch.json", *text]))
+        charts = find_tool("charts", "report")
+        if charts is not None:
+            write_text(folder / "batch.html", page(found, text, charts))
+        files = f"{'batch.html and ' if charts else ''}batch.json"
+        print("\n".join([f"written: {folder}/{files}", *text]))
     return found
 
 
@@ -325,13 +330,13 @@ def gigabytes(count: float) -> str:
     return f"{count / 2**30:.3g} GB"
 
 
-def page(found: Found, text: list[str]) -> str:
+def page(found: Found, text: list[str], draw: ModuleType) -> str:
     """Images per second and memory over the size, and what follows, as an HTML page."""
     rates = [(size.images, size.images_per_second) for size in found.sizes]
     memory = [(size.images, size.peak_bytes / 2**30) for size in found.sizes]
     label = "images in a micro-batch"
-    charts = line_chart("images per second", {"": rates}, low=0, x_label=label, is_log=True)
-    charts += line_chart("memory", {"": memory}, unit=" GB", low=0, x_label=label, is_log=True)
+    charts = draw.line_chart("images per second", {"": rates}, low=0, x_label=label, is_log=True)
+    charts += draw.line_chart("memory", {"": memory}, unit=" GB", low=0, x_label=label, is_log=True)
     rows = "".join(
         f'<tr><td class="number">{size.images:,}</td>'
         f'<td class="number">{size.images_per_second:,.0f}</td>'
@@ -342,4 +347,4 @@ def page(found: Found, text: list[str]) -> str:
     notes = "".join(f"<p>{escape(line)}</p>" for line in text)
     body = f'<h1>Batch size</h1>{notes}<div class="curves">{charts}</div>'
     body += f"<table><thead><tr>{heads}</tr></thead>{rows}</table>"
-    return PAGE.substitute(title="Batch size", body=body)
+    return draw.PAGE.substitute(title="Batch size", body=body)

@@ -7,6 +7,7 @@ import math
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch.nn.functional import avg_pool1d
@@ -15,6 +16,7 @@ from ...checkpoints import load_pretrained
 from ...config import Config
 from ...data import TrainData
 from ...errors import UserError
+from ...extensions import find_tool
 from ...models import begin_at_zero
 from ...runtime.distributed import World, join_world
 from ...runtime.files import write_json, write_text
@@ -23,7 +25,6 @@ from ...runtime.run_dir import open_run
 from ...runtime.seeding import seed_everything
 from ...settle import settle
 from ...train import Training
-from ..html import PAGE, line_chart
 
 CHECK_EVERY_STEPS = 10  # read the losses back so often: each time waits for the device
 SMOOTHED_SHARE = 0.05  # of all steps: how far a moving average reaches to each side
@@ -47,8 +48,9 @@ class RangeTest:
 
 
 def find_lr(config: Config, command: str, lrs: list[float]) -> RangeTest:
-    """Run a range test over `lrs`, and write `lr.json` and `lr.html` to the run folder.
+    """Run a range test over `lrs`, and write `lr.json` to the run folder.
 
+    With the tool `report` also `lr.html`, a chart.
     Prints `command`, which trains `config`, with the suggested learning rate.
 
     Raises:
@@ -61,11 +63,13 @@ def find_lr(config: Config, command: str, lrs: list[float]) -> RangeTest:
         result = analyze(lrs, losses_at(lrs, config, world))
         if world.is_main:
             write_json(folder / "lr.json", vars(result))
-            write_text(folder / "lr.html", page(result))
+            charts = find_tool("charts", "report")
+            if charts is not None:
+                write_text(folder / "lr.html", page(result, charts))
             diverge = f"{result.lr_diverge:.2g}" if result.lr_diverge else "not reached"
             print(f"lr_best (the loss falls up to here) {result.lr_best:.2g}, lr_diverge {diverge}")
             print("The suggestion is the smaller of lr_best / 3 and lr_diverge / 10.")
-            print(f"written: {folder}/lr.html and lr.json")
+            print(f"written: {folder}/{'lr.html and ' if charts else ''}lr.json")
             print(f"try: {command} --optim.lr {result.suggested:.2g}")
     return result
 
@@ -146,10 +150,10 @@ def analyze(lrs: list[float], losses: list[float]) -> RangeTest:
     return RangeTest(*kept, lrs[best], lr_diverge, suggested)
 
 
-def page(result: RangeTest) -> str:
+def page(result: RangeTest, charts: ModuleType) -> str:
     """The smoothed loss over the learning rate, as an HTML page."""
     limit = DIVERGED_RATIO * result.losses[0]
     points = zip(result.lrs, (min(loss, limit) for loss in result.smoothed), strict=True)
-    chart = line_chart("loss", {"loss": [*points]}, x_label="learning rate", is_log=True)
+    chart = charts.line_chart("loss", {"loss": [*points]}, x_label="learning rate", is_log=True)
     note = f"<p>suggested learning rate: {result.suggested:.2g}</p>"
-    return PAGE.substitute(title="Learning-rate range test", body=chart + note)
+    return charts.PAGE.substitute(title="Learning-rate range test", body=chart + note)

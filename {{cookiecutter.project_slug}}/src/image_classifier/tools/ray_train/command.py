@@ -9,7 +9,7 @@ from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import sections
 from ...runtime.launch import MAX_RESTARTS
 from ...runtime.platform import install_command
-from ..ray_cluster import prepare_ray
+from .cluster import prepare_ray
 
 RESULT_IS_IN_FILES = True
 

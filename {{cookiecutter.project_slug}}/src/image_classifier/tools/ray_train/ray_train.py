@@ -33,8 +33,8 @@ from ...runtime.launch import attempt
 from ...runtime.machine import num_cores
 from ...runtime.run_dir import clear_run, open_run
 from ...train import train
-from ..ray_cluster import start_ray
 from . import watcher
+from .cluster import start_ray
 
 STORAGE = "ray"  # folder in the run folder, of what Ray writes
 

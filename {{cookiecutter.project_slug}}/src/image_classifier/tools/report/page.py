@@ -34,7 +34,7 @@ from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
 from ...tasks import metric_of
 from ...tracking import Result
-from ..html import PAGE, line_chart, reliability_diagram
+from .charts import PAGE, line_chart, reliability_diagram
 from .images import Picture, gallery
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
 

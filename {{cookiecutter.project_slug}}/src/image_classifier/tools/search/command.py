@@ -11,7 +11,6 @@ from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.config_dict import changed_knobs, sections
 from ...runtime.launch import attempt
 from ...runtime.platform import install_command
-from ..ray_cluster import prepare_ray
 
 RESULT_IS_IN_FILES = True
 LIBRARIES = {"ray": "ray[tune]", "optuna": "optuna"}  # modules, and what pip installs
@@ -59,8 +58,10 @@ def main(words: list[str]) -> int:
 
     def work() -> None:
         need_tool("saved_runs", "runs", "search")
+        need_tool("charts", "report", "search")
+        ray = need_tool("cluster", "ray-train", "search")
         check_libraries()
-        prepare_ray(RAY)
+        ray.prepare_ray(RAY)
         from .search import search
 
         search(name, options, changed)

@@ -11,7 +11,7 @@ import optuna
 from ray.tune.search.optuna import OptunaSearch
 
 from ...metrics import metric_number, metric_title, scale
-from ..html import PAGE, line_chart, parallel_coordinates
+from ..report.charts import PAGE, line_chart, parallel_coordinates
 from .engines import Knobs, ends
 from .results import Trial, table_of
 from .spaces import Space

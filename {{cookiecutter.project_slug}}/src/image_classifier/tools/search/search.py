@@ -25,7 +25,7 @@ from ...runtime.config_dict import sections
 from ...runtime.console import say
 from ...runtime.files import lock_file, read_object, write_json, write_text
 from ...runtime.signals import TIME_LIMIT, StoppedError
-from ..ray_cluster import start_ray
+from ..ray_train.cluster import start_ray
 from .command import SearchOptions
 from .engines import GOAL, Knobs, Listed, build_engine, check_space, text_of
 from .job import Job, build_scheduler, plan

@@ -9,6 +9,7 @@ from conftest import changed, run_ranks
 
 from image_classifier.cli import main
 from image_classifier.errors import UserError
+from image_classifier.extensions import find_tool
 from image_classifier.runtime.distributed import join_world
 from image_classifier.tools.find_lr import find_lr as finding
 
@@ -36,16 +37,21 @@ def test_losses_that_never_fall_give_no_suggestion(slope):
         finding.analyze(LRS, [2.3 + slope * step for step in range(100)])
 
 
-def test_the_command_writes_two_files_and_prints_how_to_train(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("charts", [find_tool("charts", "report"), None])
+def test_the_command_writes_files_and_prints_how_to_train(charts, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(finding, "losses_at", lambda *_: [*curve(1e-3)])
+    monkeypatch.setattr(finding, "find_tool", lambda *_: charts)
     flags = "--epochs 2 --data.root 'my photos' --compute.compile --run.trackers"
     own = f"--optim.lr 3 --low 1e-6 --steps 100 --run.dir {tmp_path}"
     assert main(["find-lr", *shlex.split(f"{flags} {own}")]) == 0
     suggested = json.loads((tmp_path / "lr.json").read_text())["suggested"]
     expected = f"try: python train.py finetune {flags} --optim.lr {suggested:.2g}\n"
-    assert capsys.readouterr().out.endswith(expected)
-    page = (tmp_path / "lr.html").read_text()
-    assert all(f">{text}</text>" in page for text in ("1e-06", "0.001", "1", "learning rate"))
+    out = capsys.readouterr().out
+    assert out.endswith(expected)
+    assert (tmp_path / "lr.html").exists() == ("lr.html and lr.json" in out) == bool(charts)
+    page = (tmp_path / "lr.html").read_text() if charts else ""
+    shown = ("1e-06", "0.001", "1", "learning rate") if charts else ()
+    assert all(f">{text}</text>" in page for text in shown)
 
 
 def losses_of(config, lrs):

@@ -13,7 +13,7 @@ import pytest
 from conftest import changed, losses
 
 from image_classifier.cli import main
-from image_classifier.tools import ray_cluster
+from image_classifier.tools.ray_train import cluster
 from image_classifier.train import train
 
 LR = 0.0003  # at a larger one, the rounding of sums over ranks grows a thousandfold in ten steps
@@ -54,16 +54,16 @@ def test_a_run_in_workers_of_ray_survives_the_kill_of_one_and_learns_as_one_proc
 def test_ray_on_this_machine_is_for_this_user_alone(monkeypatch):
     ray, tokens, at_exit = Mock(), set(), []
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(ray_cluster.signal, "signal", Mock())
-    monkeypatch.setattr(ray_cluster.atexit, "register", lambda *words, **_: at_exit.append(words))
+    monkeypatch.setattr(cluster.signal, "signal", Mock())
+    monkeypatch.setattr(cluster.atexit, "register", lambda *words, **_: at_exit.append(words))
     monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "a"})
     for _ in range(2):
-        ray_cluster.prepare_ray({"RAY_OTHER": "1"})
+        cluster.prepare_ray({"RAY_OTHER": "1"})
         assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_OTHER"]) == ("token", "1")
         assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"  # on 127.0.0.1 alone
         tokens.add(os.environ["RAY_AUTH_TOKEN"])
     assert len(tokens - {"a"}) == 2
-    ray_cluster.start_ray(2, log_to_driver=False)
+    cluster.start_ray(2, log_to_driver=False)
     given = ray.init.call_args.kwargs
     folder = Path(given["_temp_dir"]).parent  # Ray gives its own to everybody
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -14,7 +14,8 @@ from conftest import HOSTILE, Shown
 
 tune = pytest.importorskip("ray.tune")
 pytest.importorskip("optuna")
-pytest.importorskip("image_classifier.tools.runs")
+for tool in ("ray_train", "report", "runs"):
+    pytest.importorskip(f"image_classifier.tools.{tool}")
 
 from image_classifier.config import Config
 from image_classifier.errors import EXIT_RESTART, UserError

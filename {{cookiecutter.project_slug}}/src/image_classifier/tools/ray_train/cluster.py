@@ -1,4 +1,4 @@
-"""Ray on this machine, for tools: without a dashboard, for this user alone.
+"""Ray on this machine: without a dashboard, for this user alone.
 
 Its ports are those of 127.0.0.1, which other users of the machine reach: they need a token. What it
 writes and its sockets are in a folder that only this user can enter.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..errors import FaultError
+from ...errors import FaultError
 
 # Ray reads these when it is imported.
 VARIABLES = {
@@ -28,7 +28,7 @@ TRIES = 3  # it gives up after 30 s, which a busy machine may need
 
 
 def prepare_ray(variables: Mapping[str, str]) -> None:
-    """Tell Ray, before it is imported, what holds for all tools, and `variables`.
+    """Tell Ray, before it is imported, what always holds, and `variables`.
 
     The token is for this command and its workers; other processes of the user may read it.
     """

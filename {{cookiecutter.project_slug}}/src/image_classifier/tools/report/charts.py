@@ -1,12 +1,16 @@
-"""Charts as SVG: curves over a run or a logarithmic axis, parallel coordinates, reliability.
+"""What pages are made of: charts as SVG, and the page itself, without any script.
 
-Text from outside passes through `escape`. Values that are not finite are left out.
+Text from outside, such as the names of classes, passes through `escape`. The policy of `page.html`
+forbids scripts and requests, even if such text came through as HTML. Values that are not finite are
+left out.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from html import escape
 from itertools import chain
+from pathlib import Path
+from string import Template
 
 from torch import Tensor
 
@@ -14,6 +18,7 @@ from ...metrics import BINS
 
 Points = list[tuple[float, float]]  # x and y
 
+PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 LEFT, RIGHT, TOP, BOTTOM = 44, 262, 8, 174  # edges of the plot, in pixels
 WIDTH, WIDE = 352, 720  # of a drawing, and of one with parallel coordinates
 MOST_POINTS = 400  # of a line: more than there are pixels
