@@ -14,6 +14,7 @@ from ...checkpoints import DamagedError, read_file
 from ...config import FREE_TO_CHANGE, Config
 from ...data import LEFT_OUT, EvalData, cache_folder
 from ...errors import UserError, smaller_batch_on_oom
+from ...evaluate import predict_features
 from ...models import find_head
 from ...precision import Precision
 from ...preprocess import Normalize
@@ -22,7 +23,6 @@ from ...runtime.console import clock
 from ...runtime.distributed import World
 from ...runtime.files import write_whole
 from ...tracking import Setup
-from ..image_features import predict_features
 from ..progress import Progress
 
 # The sections of knobs on which features depend, and the knobs in them that do not matter.

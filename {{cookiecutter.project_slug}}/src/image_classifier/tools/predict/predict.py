@@ -14,11 +14,10 @@ from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
 from ...data import PathList
 from ...errors import FaultError, UserError, smaller_batch_on_oom
-from ...evaluate import predict_logits
+from ...evaluate import predict_features, predict_logits
 from ...runtime.console import Progress, printable, say
 from ...runtime.distributed import join_world
 from ...tasks import TASKS
-from ..image_features import predict_features
 from .command import PredictOptions
 from .embeddings import Embeddings
 from .heat_maps import begin_heat_maps, write_heat_maps

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from ...metrics import Predictions
+from ...metrics import Predictions, pictures_of
 from ...tracking import Knobs, Metrics, Tracker
-from ..confusion_image import pictures_of
 
 IS_DEFAULT = True
 

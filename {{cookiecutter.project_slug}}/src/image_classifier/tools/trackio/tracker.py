@@ -5,9 +5,8 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-from ...metrics import Predictions
+from ...metrics import Predictions, pictures_of
 from ...tracking import PROJECT, Knobs, Tracker
-from ..confusion_image import pictures_of
 
 LIBRARY = "trackio"
 

@@ -4,9 +4,8 @@ import os
 import uuid
 from pathlib import Path
 
-from ...metrics import Predictions
+from ...metrics import Predictions, pictures_of
 from ...tracking import PROJECT, Knobs, Tracker
-from ..confusion_image import pictures_of
 
 LIBRARY = "wandb"
 

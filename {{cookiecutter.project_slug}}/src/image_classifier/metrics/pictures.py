@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ..metrics import Predictions
+from .predictions import Predictions
 
 SIDE = 512  # pixels of a confusion matrix, about
 NAME_SIDE, NAME_WIDTH, NAME_LETTERS = 12, 160, 20  # pixels and letters of the name of a class
