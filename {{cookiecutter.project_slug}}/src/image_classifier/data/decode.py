@@ -14,7 +14,6 @@ from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from ..errors import FaultError, UserError
-from ..runtime.files import read_plain
 from .arrays import COLORED, NPY_START, TIFF_STARTS, decode_array, fitted, wrong_channels
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -60,28 +59,6 @@ def silence_pillow() -> None:
 silence_pillow()
 
 
-def read_image(path: Path, channels: int = 3, bits: int = 8) -> Tensor:
-    """The pixels of an image file: (height, width, channels) uint8 or, of 16 bits, uint16.
-
-    They are upright, and colors that are transparent lie over white. An animation gives its first
-    frame. Gray becomes color or color gray; 8 bits are scaled to 16, of 16 the upper 8 are kept.
-    A JPEG of more than 64 megapixels has half its height and width.
-    Other channels must be in the file: TIFF, `.npy`, or an image with transparency as a channel.
-
-    Raises:
-        BadImageError: if the file is missing, damaged, of another format or other channels, or too
-            large.
-        UserError: if the library for such files is missing.
-        FaultError: if the system is out of memory or file descriptors.
-    """
-    try:
-        return decode(read_plain(path), channels, bits)
-    except (UserError, FaultError):
-        raise
-    except Exception as error:  # Pillow's decoders raise errors of many kinds on damaged files
-        raise unreadable(path, error) from error
-
-
 def unreadable(name: str | Path, error: Exception) -> BadImageError | FaultError:
     """The error for an image that could not be opened or decoded."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -93,7 +70,14 @@ def unreadable(name: str | Path, error: Exception) -> BadImageError | FaultError
 
 
 def decode(encoded: bytes, channels: int = 3, bits: int = 8) -> Tensor:
-    """`read_image` of the bytes of a file; Pillow's decoders raise errors of any kind."""
+    """The pixels of an image file: (height, width, channels) uint8 or, of 16 bits, uint16.
+
+    They are upright, and colors that are transparent lie over white. An animation gives its first
+    frame. Gray becomes color or color gray; 8 bits are scaled to 16, of 16 the upper 8 are kept.
+    A JPEG of more than 64 megapixels has half its height and width.
+    Other channels must be in the file: TIFF, `.npy`, or an image with transparency as a channel.
+    Pillow's decoders raise errors of any kind on damaged files.
+    """
     pixels = decode_jpeg(encoded, channels) if encoded.startswith(JPEG_START) else None
     if pixels is None:
         pixels = decode_other(encoded, channels, bits)

@@ -69,9 +69,9 @@ def to_save(config: Config) -> dict[str, Any]:
     return {knob: v for knob, v in flatten(config).items() if usual.get(knob, MISSING) != v}
 
 
-def sections(options: Config) -> dict[str, Any]:
-    """The fields of a `Config` among options that have more fields."""
-    return {knob.name: getattr(options, knob.name) for knob in dataclasses.fields(Config)}
+def sections(options: Any, kind: type = Config) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
+    """The fields of a `Config`, or of another kind, among options that have more fields."""
+    return {knob.name: getattr(options, knob.name) for knob in dataclasses.fields(kind)}
 
 
 def changed_knobs(config: Config, preset: Config, without: Container[str] = ()) -> dict[str, Any]:

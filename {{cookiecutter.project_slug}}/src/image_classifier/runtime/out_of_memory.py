@@ -64,3 +64,14 @@ class MicroBatch:
                 f"{place}: started again from the last save with {half} "
                 f"(the batch stays {self.share * self.world.size})"
             ) from error
+
+
+@contextmanager
+def smaller_batch_on_oom(flag: str, size: int) -> Iterator[None]:
+    """A block in which a lack of memory is a `FaultError` that advises less than `flag size`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise FaultError(f"out of memory: give a smaller {flag} than {size}") from error

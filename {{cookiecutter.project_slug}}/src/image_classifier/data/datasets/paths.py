@@ -64,12 +64,19 @@ class PathList:
         return read_plain(self[index])
 
     def image(self, index: int, channels: int, bits: int) -> Tensor:
-        """Image `index` as `read_image` decodes it, with its errors."""
+        """Image `index`, as `decode` has its pixels.
+
+        Raises:
+            BadImageError: if the file is missing, damaged, of another format or other channels, or
+                too large.
+            UserError: if the library for such files is missing.
+            FaultError: if the system is out of memory or file descriptors.
+        """
         try:
             return decode(self.read(index), channels, bits)
         except (UserError, FaultError):
             raise
-        except Exception as error:  # as in `read_image`
+        except Exception as error:  # of any kind: it is damaged
             raise unreadable(self[index], error) from error
 
     def prefetch(self, indices: np.ndarray) -> None:

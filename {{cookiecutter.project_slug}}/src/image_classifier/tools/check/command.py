@@ -3,18 +3,18 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ...config import Config, DataConfig
+from ...config import Config, DataConfig, ImagesConfig
 from ...errors import EXIT_DONE, EXIT_FAULT
-from ...runtime.command_line import command, parse, summary
+from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.config_dict import sections
 from ...runtime.launch import attempt
-from ..image_options import PrepareData, take_images
 
 
 @dataclass(frozen=True)
 class CheckOptions:
     """What to check, and what to write."""
 
-    data: PrepareData = field(default_factory=PrepareData)
+    data: ImagesConfig = field(default_factory=ImagesConfig)
     splits: tuple[Literal["train", "val", "test"], ...] = ()  # default: all that exist
     json: str = ""  # file for all findings
     quarantine: bool = False  # list unreadable, leaking and conflicting images in the cache folder:
@@ -24,7 +24,8 @@ class CheckOptions:
 
 def main(words: list[str]) -> int:
     """Check the images before training: `check [PRESET] --data.root FOLDER`."""
-    name, images = take_images(words)
+    name, preset = take_preset(words, "folder")
+    images = ImagesConfig(**sections(preset.data, ImagesConfig))
     prog = f"{command('check')} {name}"
     options = parse(CheckOptions, words, prog, summary(main), CheckOptions(images))
     data = Config(data=DataConfig(**asdict(options.data))).data  # in its ranges

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from ...checkpoints import DamagedError, read_file
 from ...config import FREE_TO_CHANGE, Config
 from ...data import LEFT_OUT, EvalData, cache_folder
-from ...errors import UserError, smaller_batch_on_oom
+from ...errors import UserError
 from ...evaluate import predict_features
 from ...models import find_head
 from ...precision import Precision
 from ...preprocess import Normalize
 from ...runtime.config_dict import to_save
-from ...runtime.console import clock
+from ...runtime.console import Progress, clock
 from ...runtime.distributed import World
 from ...runtime.files import write_whole
+from ...runtime.out_of_memory import smaller_batch_on_oom
 from ...tracking import Setup
-from ..progress import Progress
 
 # The sections of knobs on which features depend, and the knobs in them that do not matter.
 SEEN = ("data.", "model.", "augment.tta", "precision")

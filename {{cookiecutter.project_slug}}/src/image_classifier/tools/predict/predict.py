@@ -13,10 +13,11 @@ import torch
 from ...checkpoints import LoadedModel, load_model
 from ...config import ComputeConfig
 from ...data import PathList
-from ...errors import FaultError, UserError, smaller_batch_on_oom
+from ...errors import FaultError, UserError
 from ...evaluate import predict_features, predict_logits
 from ...runtime.console import Progress, printable, say
 from ...runtime.distributed import join_world
+from ...runtime.out_of_memory import smaller_batch_on_oom
 from ...tasks import TASKS
 from .command import PredictOptions
 from .embeddings import Embeddings

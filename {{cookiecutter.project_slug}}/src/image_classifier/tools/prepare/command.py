@@ -3,11 +3,11 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ...config import Config, DataConfig
+from ...config import Config, DataConfig, ImagesConfig
 from ...extensions import within
-from ...runtime.command_line import command, parse, summary
+from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.config_dict import sections
 from ...runtime.launch import attempt
-from ..image_options import PrepareData, take_images
 from .recipe import Recipe
 
 RESULT_IS_IN_FILES = True
@@ -17,7 +17,7 @@ RESULT_IS_IN_FILES = True
 class PrepareOptions:
     """What to prepare, and how."""
 
-    data: PrepareData = field(default_factory=PrepareData)
+    data: ImagesConfig = field(default_factory=ImagesConfig)
     splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val")  # which images
     side: int = within(Recipe.side, 8, 4096)  # shorter side, in pixels; smaller images stay
     format: Literal["raw", "jpeg", "tar"] = "raw"  # raw: fastest; jpeg: an eighth of the space;
@@ -27,7 +27,8 @@ class PrepareOptions:
 
 def main(words: list[str]) -> int:
     """Write images once at the size that training needs: `prepare [PRESET] --data.root FOLDER`."""
-    name, images = take_images(words)
+    name, preset = take_preset(words, "folder")
+    images = ImagesConfig(**sections(preset.data, ImagesConfig))
     prog = f"{command('prepare')} {name}"
     options = parse(PrepareOptions, words, prog, summary(main), PrepareOptions(images))
     data = Config(data=DataConfig(**asdict(options.data))).data  # in its ranges

@@ -11,14 +11,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import changed
+from conftest import changed, read_image
 
 from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.config import DataConfig
 from image_classifier.data import (
     BadImageError,
     open_dataset,
-    read_image,
 )
 from image_classifier.errors import UserError
 from image_classifier.runtime.platform import install_command

@@ -14,17 +14,20 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import DAMAGED, changed, write_photo
+from conftest import DAMAGED, changed, read_image, write_photo
 from PIL import Image
 from safetensors.torch import save_file
 
 from image_classifier.cli import main
-from image_classifier.config import Config, DataConfig
+from image_classifier.config import (
+    Config,
+    DataConfig,
+    ImagesConfig,
+)
 from image_classifier.data import (
     DATASETS,
     Source,
     open_dataset,
-    read_image,
 )
 from image_classifier.data.autotune import common_side
 from image_classifier.data.crops import resize
@@ -32,10 +35,6 @@ from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS
 from image_classifier.runtime import platform
 from image_classifier.runtime.config_dict import words_of
-from image_classifier.tools.image_options import (
-    PrepareData,
-    take_images,
-)
 from image_classifier.tools.prepare import prepare as writing
 from image_classifier.tools.prepare import shards
 from image_classifier.tools.prepare import source as prepared
@@ -63,21 +62,17 @@ def contents(root):
 
 
 def test_the_images_of_prepare_are_those_of_train(monkeypatch):
-    by_default = asdict(PrepareData())
-    assert by_default.pop("name") == "folder"
-    assert by_default == {knob: getattr(DataConfig(), knob) for knob in by_default}
     own = {"root": "a", "labels": "b.csv", "val_fraction": 0.1, "fold": 3, "cache": "c"}
     own |= {"columns": ("path=Image",), "channels": 5, "bits": 16}
-    assert own.keys() == by_default.keys()
     data = DataConfig(name="folder", **own)
+    assert asdict(ImagesConfig(name="folder", **own)) == {"name": "folder", **own}  # that is all
     monkeypatch.setitem(PRESETS, "own", lambda: Config(data=data))
-    assert asdict(take_images(["own"])[1]) == {"name": "folder", **own}
-    # What the command line says reaches the images, too.
     opened = Mock(side_effect=UserError("enough"))
     monkeypatch.setattr(writing, "prepare_images", opened)
     words = words_of({f"data.{knob}": value for knob, value in own.items()})
-    assert main(["prepare", *words]) == 2
-    assert opened.call_args.args[0] == data
+    for source in (["own"], words):  # a preset, the command line
+        assert main(["prepare", *source]) == 2
+        assert opened.call_args.args[0] == data
 
 
 @pytest.mark.parametrize(("form", "error"), [("raw", 0), ("jpeg", 4)])

@@ -10,13 +10,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import changed, on_deep, write_deep
+from conftest import changed, on_deep, read_image, write_deep
 
 from image_classifier.data import (
     BadImageError,
     arrays,
     open_dataset,
-    read_image,
 )
 from image_classifier.errors import UserError
 from image_classifier.runtime.platform import install_command
