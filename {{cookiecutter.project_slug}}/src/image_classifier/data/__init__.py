@@ -13,7 +13,7 @@ from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import ALL, NoLabelsError, find_folders
 from .datasets.layout import WrapperError
 from .datasets.listing import NO_CLASS, has_suffix, is_junk, walk
-from .datasets.parts import ROLES, divide, find_name, find_parts, look, part_of, val_part
+from .datasets.parts import ROLES, check_fold, choose_part, divide, find_name, look, part_of
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced, numbers_as_names
 from .decode import BadImageError

@@ -11,7 +11,7 @@ from ...errors import UserError, did_you_mean
 from ...runtime.console import some
 from .layout import check_classes, check_names, no_images, unused
 from .listing import class_folders, has_suffix, is_junk, listing, show, walk
-from .parts import USUAL, divide, find_name, find_parts, look, part_of, role_of, val_part
+from .parts import USUAL, check_fold, divide, find_name, find_parts, look, part_of, role_of
 from .paths import PathList
 from .source import Source
 
@@ -38,7 +38,7 @@ def folder(data: DataConfig, split: str) -> Source:
         raise UserError(f"--data.root {data.root!a}: {what}")
     parts = find_folders(root)
     hint = f"; --data.root {str(parts.get('train', root))!a} divides the others"
-    val_part((part.name for part in parts.values()), data, hint)
+    check_fold(parts["val"].name if "val" in parts else None, data, hint)
     own = None if split == "train" else parts.get(split)  # the folder of the split alone
     if split == "test" and own is None:
         raise UserError(f"{data.root!a} has no folder 'test'")

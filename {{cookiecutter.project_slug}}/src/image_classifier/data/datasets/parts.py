@@ -43,18 +43,14 @@ def part_of(name: str) -> str:
     return role if role in USUAL and not others else ""
 
 
-def by_usual(names: Iterable[str]) -> list[str]:
-    """Sorted, the `USUAL` names first."""
-    return sorted(names, key=lambda name: ((*USUAL, name).index(name), name))
-
-
 def find_parts(names: Iterable[str]) -> dict[str, str]:
     """Which of `names` is which part of a dataset: train, val, test.
 
-    A name with other words (`seg_train`) is a part if another part has the same ones.
+    A name with other words (`seg_train`) is a part if another part has the same ones. Of several
+    for a part, one of the `USUAL` names counts.
     """
     groups: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
-    for name in by_usual(names):
+    for name in sorted(names, key=lambda name: ((*USUAL, name).index(name), name)):
         role, others = role_of(name)
         if role:
             groups[others].setdefault(role, name)
@@ -76,19 +72,30 @@ def part_names(names: Collection[str]) -> list[str]:
     return [name for name in found if part_of(name)]
 
 
-def val_part(parts: Iterable[str], data: DataConfig, hint: str = "") -> str | None:
-    """Which of the `parts` of a dataset has its validation images; None: the folds of `train` do.
+def choose_part(names: Collection[str], data: DataConfig, split: str) -> tuple[str, bool]:
+    """The part of a dataset with the images of `split`, and whether `data.fold` divides it.
+
+    Without a part for validation, that is a share of `train`.
 
     Raises:
-        UserError: if one has, and `data.fold` is not the first; it ends with `hint`.
+        UserError: if there is no such part, or it is not divided and `data.fold` is not the first.
     """
-    val = next((name for name in by_usual(parts) if role_of(name)[0] == "val"), None)
+    parts = find_parts(names)
+    check_fold(parts.get("val"), data)
+    is_divided = "val" not in parts and split in ("train", "val")
+    part = "train" if is_divided else split
+    if part not in parts:
+        raise UserError(f"{data.root!a} has no {part!r}, only {', '.join(map(ascii, names))}")
+    return parts[part], is_divided
+
+
+def check_fold(val: str | None, data: DataConfig, hint: str = "") -> None:
+    """Raise `UserError`, ending with `hint`, if a part `val` leaves no folds for `data.fold`."""
     if val and data.fold:
         raise UserError(
             f"--data.fold {data.fold}: {data.labels or data.root!a} has validation images of its "
             f"own, in {val!r}{hint}"
         )
-    return val
 
 
 def divide(names: Iterable[bytes], labels: Tensor, data: DataConfig, split: str) -> Tensor:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source
+from ...data import PathList, Source, choose_part, divide
 from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import read_object, read_plain
 from ...runtime.platform import install_command
-from ..dataset_parts import choose_part, class_names, distinct, divided, numbered
+from ..named_labels import numbered
 
 TAIL = 1024  # bytes at the end of an image, which tell it from others
 
@@ -144,7 +144,7 @@ def source_of(library: ModuleType, parts: dict[str, Any], data: DataConfig, spli
     labels, classes = labels_of(library, parts, part)
     paths = Rows(data.root, part, images, np.arange(len(table)))
     source = Source(labels, classes, paths=paths)
-    return divided(source, paths.tails(), data, split) if is_divided else source
+    return source.picked(divide(paths.tails(), labels, data, split)) if is_divided else source
 
 
 def labels_of(
@@ -158,13 +158,12 @@ def labels_of(
 
     table = parts[part]
     column = find_column(table.features, class_label, "label", "labels")
-    found, which = distinct(table.data.column(column).to_pylist())
     if (kind := class_label(table.features[column])) is not None:
         classes = tuple(map(printable, kind.names))
-        return numbered(found, which, classes), classes
-    train = parts.get("train", table)
-    classes = class_names(distinct(train.data.column(column).to_pylist())[0])
-    return numbered(found, which, classes), classes
+    else:
+        train = parts.get("train", table)
+        _, classes = numbered(train.data.column(column).to_pylist())
+    return numbered(table.data.column(column).to_pylist(), classes)
 
 
 def find_column(features: Any, is_right: Callable[[object], object], *names: str) -> str:  # noqa: ANN401

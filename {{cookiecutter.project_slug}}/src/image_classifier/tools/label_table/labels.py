@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source, divide, val_part
+from ...data import PathList, Source, check_fold, divide
 from ...errors import UserError
 from ...runtime.console import printable, some
 from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VAL, number_of, yes_or_no
@@ -77,8 +77,8 @@ def table(data: DataConfig, split: str) -> Source:
         paths=rows.paths.picked(own),
         weights=weights,
     )
-    notes = [f"{str(found.file)!a}: {len(own):,} images for {split}"]
-    notes[0] = "; ".join([notes[0], *rows.column_notes])
+    about = f"{str(found.file)!a}: {len(own):,} images for {split}"
+    notes = ["; ".join([about, *rows.column_notes])]
     if split == "train":
         notes += [f"warning: {str(found.file)!a}: {note}" for note in rows.class_notes]
     if len(is_new) > (num_new := int(is_new.sum())):
@@ -268,13 +268,14 @@ def is_in_split(
     """
     splits = rows.columns.get("split", np.full(len(rows.numbers), TRAIN))
     folds = rows.columns.get("fold")
-    parts = ["val"] if (splits == VAL).any() else []
-    if parts and folds is not None:
+    val = "val" if (splits == VAL).any() else None
+    if val and folds is not None:
         raise UserError(
             f"{str(found.file)!a} has a split 'val', so there are no folds: leave out the column "
             "fold, or let val be train"
         )
-    if val_part(parts, data) or split == "test":
+    check_fold(val, data)
+    if val or split == "test":
         return splits == SPLITS[split]
     if folds is None:
         own = torch.from_numpy((splits == TRAIN) & is_new).nonzero()[:, 0]

@@ -59,9 +59,8 @@ def main(words: list[str]) -> int:
     def work() -> None:
         need_tool("saved_runs", "runs", "search")
         need_tool("charts", "report", "search")
-        ray = need_tool("cluster", "ray-train", "search")
         check_libraries()
-        ray.prepare_ray(RAY)
+        need_tool("cluster", "ray-train", "search").prepare_ray(RAY)
         from .search import search
 
         search(name, options, changed)

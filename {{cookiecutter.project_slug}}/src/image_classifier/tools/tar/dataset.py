@@ -10,10 +10,10 @@ Of `1.left.jpg` it is in `1.left.cls` or else in `1.cls`.
 """
 
 from ...config import DataConfig
-from ...data import Source
+from ...data import Source, choose_part, divide
 from ...errors import UserError
 from ...runtime.console import printable
-from ..dataset_parts import choose_part, class_names, divided, numbered
+from ..named_labels import numbered
 from .index import open_index
 from .members import Members
 from .storage import Storage
@@ -36,15 +36,17 @@ def tar(data: DataConfig, split: str) -> Source:
     if (names := storage.read_lines("classes.txt")) is None:
         train = "train" if "train" in parts else part
         own = index if train == part else open_index(storage, parts[train], data)
-        names = class_names(own.labels)
-    names = tuple(map(printable, names))
+        _, names = numbered(own.labels)
     try:
-        labels = numbered(index.labels, index.which, names)
+        labels, names = numbered(index.labels, tuple(map(printable, names)))
     except UserError as error:
         raise UserError(f"the {part} shards in {data.root!a}: {error}") from error
+    labels = labels[index.which]
     members = Members(storage, index)
     source = Source(labels, names, paths=members, notes=index.notes)
-    return divided(source, index.names(members.numbers), data, split) if is_divided else source
+    if not is_divided:
+        return source
+    return source.picked(divide(index.names(members.numbers), labels, data, split))
 
 
 DATASETS = {"tar": tar}

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -26,7 +25,7 @@ from ...data import cache_folder, has_suffix, is_junk
 from ...errors import UserError
 from ...runtime.console import say
 from ...runtime.files import write_whole
-from ..dataset_parts import Label, distinct
+from ..named_labels import Label
 from .storage import Storage
 
 VERSION = 2
@@ -43,14 +42,14 @@ class Index:
     """The images in some shards."""
 
     shards: list[tuple[str, int, str]]  # name, size in bytes, and what changes when it does
-    labels: list[Label]  # the distinct ones
+    labels: list[Label]  # the different ones
     arrays: dict[str, Tensor]  # of each image: shard, start, size, end of its name, label; names
     notes: tuple[str, ...] = ()
 
     @property
-    def which(self) -> np.ndarray:
+    def which(self) -> Tensor:
         """The place in `labels` of each image's label: (count,) int32."""
-        return self.arrays["label"].numpy()
+        return self.arrays["label"]
 
     def names(self, numbers: Tensor) -> Iterator[bytes]:
         """The names in their shards of the images at `numbers`, (count,) int64."""
@@ -111,7 +110,7 @@ def digest_of(labels: str, arrays: dict[str, Tensor]) -> str:
 def make_index(
     storage: Storage, shards: list[tuple[str, int, str]]
 ) -> tuple[list[Label], dict[str, Tensor]]:
-    """The distinct labels, and the arrays of an index."""
+    """The different labels, and the arrays of an index."""
     say(f"reading the names in {len(shards)} tar files of {storage.root}")
     labels: list[Label] = []
     columns = {name: array("q") for name in ("shard", "start", "size", "end")}
@@ -131,10 +130,12 @@ def make_index(
                     column.append(value)
     if not labels:
         raise UserError(f"there is no image in {storage.show(shards[0][0])}")
-    some, which = distinct(labels)
+    places: dict[str, int] = {}
+    which = [places.setdefault(repr(label), len(places)) for label in labels]
+    different = dict(zip(which, labels, strict=True))  # in their order
     arrays = {name: torch.frombuffer(column, dtype=torch.int64) for name, column in columns.items()}
     arrays |= {"names": torch.frombuffer(content, dtype=torch.uint8)}
-    return some, arrays | {"label": torch.from_numpy(which)}
+    return [*different.values()], arrays | {"label": torch.tensor(which, dtype=torch.int32)}
 
 
 def scan(storage: Storage, name: str) -> Iterator[tuple[bytes, int, int, Label]]:
