@@ -157,7 +157,8 @@ def test_a_run_folder_says_what_it_is(tmp_path, monkeypatch):
     assert main(["train", "smoke", "--data.limit", "192", "--optim.lr", "0.0123456789"]) == 0
     folder = Path("runs/smoke")
     config = changed(smoke(), data__limit=192, optim__lr=0.0123456789, run__dir="runs/smoke")
-    assert unflatten(json.loads((folder / "config.json").read_text())) == config
+    saved = json.loads((folder / "config.json").read_text())
+    assert unflatten(saved) == changed(config, run__best_by="top1")  # what auto became
     environment = json.loads((folder / "environment.json").read_text())
     assert environment.keys() >= {"torch", "device", "threads", "commit"}
     assert logged(folder)[-2].keys() >= {"step", "epoch", "train/loss", "train/images_per_second"}

@@ -1,14 +1,15 @@
 """The section "I don't know" of the page of a run."""
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from ...metrics import Decision, Predictions
-from ..html import line_chart
 from .decision import calibrated, tell_decision
 
 
-def build_section(predictions: Predictions, decision: Decision) -> str:
+def build_section(predictions: Predictions, decision: Decision, charts: ModuleType) -> str:
     """How many images are predicted, and how many wrongly, if it may abstain from the others."""
     found = predictions.probabilities
     if found is None or predictions.source.is_multi_label:
@@ -16,7 +17,7 @@ def build_section(predictions: Predictions, decision: Decision) -> str:
     known = predictions.is_counted
     shares = calibrated(found[known], decision.temperature, has_several=False)
     points = risk_by_coverage(shares.amax(1), predictions.is_correct[known])
-    chart = line_chart(
+    chart = charts.line_chart(
         "Errors among the predicted, by their share of the images",
         {"errors": [(100 * coverage, 100 * error) for coverage, error in points]},
         unit="%",

@@ -34,6 +34,7 @@ from ...runtime.config_dict import flatten
 from ...runtime.files import read_object, read_rows, write_text
 from ...tasks import metric_of
 from ...tracking import Result
+from . import charts
 from .charts import PAGE, line_chart, reliability_diagram
 from .images import Picture, gallery
 from .tables import class_table, confused_pairs, confusion_matrix, definitions
@@ -99,7 +100,9 @@ def write_page(
     about += f", {config['epochs']:g} epochs" if config["epochs"] else ""
     about += f"; {environment['device']}; {result.state}"
     defaults = json.loads(json.dumps(flatten(Config())))  # as JSON has them: lists for tuples
+    defaults["run.best_by"] = metric_of(config | {"run.best_by": "auto"})
     changed = [knob for knob, value in config.items() if value != defaults.get(knob)]
+    sections = functions("section", "build_section")
     body = [
         f"<h1>{name}</h1><p>{escape(about)}</p>",
         *(f'<p class="warning">{escape(line)}</p>' for line in result.warnings),
@@ -111,7 +114,7 @@ def write_page(
         "</div>",
         f'<div class="curves">{ranking_curves(predictions) if is_quick else ""}</div>',
         f"<h2>Calibration</h2>{calibration_section(calibration, result.decision.temperature)}",
-        *(build(predictions, result.decision) for build in functions("section", "build_section")),
+        *(build(predictions, result.decision, charts) for build in sections),
         f"<h2>Most confident mistakes</h2>{mistakes(predictions, explain)}",
         "" if samples is None else augmented(samples, classes),
         "<h2>Config</h2><p>Bold: changed from the default.</p>",

@@ -19,12 +19,13 @@ from image_classifier.config import ModelConfig
 from image_classifier.data import walk
 from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
-from image_classifier.models import build_model, vit
+from image_classifier.models import build_model
 from image_classifier.tools.explain import heat
 from image_classifier.train import train
 
 SIDE, SQUARE = 32, 8  # in pixels
 predict, report = find_tool("heat_maps", "predict"), find_tool("page", "report")
+VIT = find_tool("models", "imagenet")
 
 
 def squares(seed, count=32):
@@ -61,10 +62,12 @@ def resnet9(_=None):
 
 
 def mean_of_patches(monkeypatch):
+    if VIT is None:
+        pytest.skip("needs the tool imagenet")
     for name, value in {"WIDTH": 48, "DEPTH": 2, "HEADS": 3, "PATCH": 4}.items():
-        monkeypatch.setattr(vit, name, value)
+        monkeypatch.setattr(VIT, name, value)
     torch.manual_seed(0)
-    return vit.ViT(3, SIDE, channels=3)
+    return VIT.ViT(3, SIDE, channels=3)
 
 
 def class_token(_):
