@@ -5,10 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from ...errors import UserError
 from ...runtime.console import printable
+from ...runtime.files import lock_file
 
 # What tells a process that it is a rank or an attempt of another run.
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RUN_", "TORCHELASTIC_")
@@ -22,6 +26,7 @@ if os.getppid() != {parent}:
     sys.exit(1)
 sys.exit(main())
 """
+POLL_SECONDS = 0.1  # between two looks at a run
 END_BYTES = 4096  # of what a run printed, with its last line
 
 
@@ -47,6 +52,16 @@ def start_run(words: Sequence[str], output: Path, **variables: str) -> subproces
             env=environment,
             start_new_session=True,
         )
+
+
+def wait_until_free(folder: Path, seconds: float) -> None:
+    """Wait until no run is at work in a folder, as one that saves after its parent was killed."""
+    latest = time.monotonic() + seconds
+    while (folder / ".lock").exists() and time.monotonic() < latest:
+        with (folder / ".lock").open("a+") as lock, suppress(UserError):
+            lock_file(lock, "in use")
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def end_run(process: subprocess.Popen, seconds: float) -> int:

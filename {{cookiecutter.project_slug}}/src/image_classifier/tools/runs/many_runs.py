@@ -25,12 +25,11 @@ from ...runtime.machine import num_threads
 from ...runtime.run_dir import hold
 from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ...tasks import metric_of
-from .child_runs import end_run, last_line, start_run
+from .child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
 from .recipe import Recipe
 from .saved_runs import Run, read_run
 from .statistics import CONFIDENCE, Mean
 
-POLL_SECONDS = 0.1  # between two looks at the runs
 Knobs = dict[str, Any]  # options by their dotted names
 Place = dict[str, str]  # the environment variables that give a run its GPUs and its cores
 
@@ -100,6 +99,7 @@ def train_in(
                 place = places.pop(0)
                 words = recipe.words(name, todo[name])
                 output = recipe.folder / f"{name}.txt"
+                wait_until_free(recipe.folder / name, recipe.config.run.timeout_seconds)
                 training[name] = start_run(words, output, **place), place
             time.sleep(POLL_SECONDS)
             for name in [name for name, (run, _) in training.items() if run.poll() is not None]:

@@ -1,7 +1,6 @@
 """`search`: search for better values of knobs."""
 
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Literal
 
 from ...config import Config
@@ -13,7 +12,6 @@ from ...runtime.launch import attempt
 from ...runtime.platform import install_command
 
 RESULT_IS_IN_FILES = True
-LIBRARIES = {"ray": "ray[tune]", "optuna": "optuna"}  # modules, and what pip installs
 RAY = {
     "RAY_kill_child_processes_on_worker_exit": "false",  # runs are to save, on SIGTERM
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints tables even at `verbose=0`
@@ -32,17 +30,18 @@ class SearchOptions(Config):
     search: Literal["tpe", "random", "grid"] = "tpe"  # who proposes configs. tpe: Optuna's
     # Bayesian search
     scheduler: Literal["asha", "hyperband", "none"] = "asha"  # who ends bad trials early. asha:
-    # pauses all at each rung, and the best go on; hyperband: the same in several brackets, whose
-    # trials are first paused later and later; none: train all in full
-    min_epochs: float = within(0.0, 0)  # of each trial before it can be ended; 0: epochs /
-    # reduction^2. Trials are evaluated at least so often
-    reduction: int = within(3, 2, 100)  # one in so many trials goes on, for so many times as long
+    # at each rung a trial goes on if it is among the best so far; hyperband: the same in several
+    # brackets, whose first rungs are later and later; none: train all in full
+    min_epochs: float = within(0.0, 0)  # of each trial, the first rung; 0: epochs / reduction^2.
+    # Trials are evaluated at least so often
+    reduction: int = within(3, 2, 100)  # one in so many goes on; the next rung is so many times as
+    # far
     max_concurrent: int | Literal["auto"] = within("auto", 1, 4096)  # trials at once; auto: one per
     # GPU, or one per core
     cpus: int | Literal["auto"] = within("auto", 1, 4096)  # cores of a trial; auto: equal shares
     gpus: float | Literal["auto"] = within("auto", 0, 1024)  # of a trial; 0.5: two trials share one
     confirm: int = within(0, 0, 1000)  # at the end, train the best config and the preset's with so
-    # many fresh seeds each, and say whether the difference is more than chance; 0: do not
+    # many fresh seeds each, and compare them; 0: do not
 
 
 def main(words: list[str]) -> int:
@@ -59,20 +58,12 @@ def main(words: list[str]) -> int:
     def work() -> None:
         need_tool("saved_runs", "runs", "search")
         need_tool("charts", "report", "search")
-        check_libraries()
         need_tool("cluster", "ray-train", "search").prepare_ray(RAY)
-        from .search import search
-
+        try:
+            from .search import search
+        except ImportError as error:
+            install = install_command("ray[tune]", "optuna")
+            raise UserError(f"search needs a library ({error.name}): {install}") from error
         search(name, options, changed)
 
     return attempt(work)
-
-
-def check_libraries() -> None:
-    """Check that the libraries of the search are installed.
-
-    Raises:
-        UserError: with what is missing.
-    """
-    if missing := [package for module, package in LIBRARIES.items() if find_spec(module) is None]:
-        raise UserError(f"search needs a library: {install_command(*missing)}")

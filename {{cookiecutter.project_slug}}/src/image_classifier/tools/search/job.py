@@ -1,51 +1,33 @@
-"""What a search does: its trials' command lines, their shares of the machine, its scheduler."""
+"""What a search does: its recipe, its trials' shares of the machine, its scheduler."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import os
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from ray.tune.schedulers import FIFOScheduler, HyperBandForBOHB, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from ...config import Config
 from ...errors import UserError
-from ...runtime.config_dict import sections, words_of
+from ...runtime.config_dict import sections
 from ...runtime.machine import num_cores
 from ...tasks import metric_of
+from ..runs.recipe import Recipe
 from .command import SearchOptions
 from .engines import Knobs
-from .halving import PausingASHA
 
 
 @dataclass(frozen=True)
 class Job:
     """What the trials of a search share."""
 
-    preset: str  # its name
-    changed: Knobs  # in which all trials differ from the preset
-    config: Config
+    recipe: Recipe  # preset and config; its folder is that of the search
+    options: SearchOptions
+    metric: str  # that decides
+    min_epochs: float  # before a trial can be ended
     every: float  # epochs between evaluations
-    unit: float  # epochs in a unit of the scheduler's time
-    at_once: int
     cpus: int  # of a trial
     gpus: float  # of a trial
-
-    def words(self, knobs: Knobs) -> list[str]:
-        """The command line that trains with these knobs."""
-        return [self.preset, *words_of(self.changed | knobs)]
-
-    def trial(self, folder: Path, knobs: Knobs) -> dict[str, Any]:
-        """What `RunTrial` needs."""
-        own = {"run.evaluate_every_epochs": self.every, "run.dir": str(folder)}
-        return {
-            "folder": str(folder),
-            "words": self.words(knobs | own),
-            "threads": self.cpus,
-            "epochs": self.config.epochs,
-            "every": self.every,
-            "unit": self.unit,
-            "metric": metric_of(self.config),
-        }
 
 
 def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
@@ -68,22 +50,26 @@ def plan(preset: str, options: SearchOptions, changed: Knobs) -> Job:
     at_once = options.max_concurrent
     if at_once == "auto":
         at_once = min(options.trials, cores, int(devices / gpus) if gpus else cores)
-    cpus = max(1, cores // at_once) if options.cpus == "auto" else options.cpus
+    min_epochs = options.min_epochs or options.epochs / options.reduction**2
     every = options.run.evaluate_every_epochs
-    unit = options.min_epochs or options.epochs / options.reduction**2
     if options.scheduler != "none" and not options.run.patience:  # which counts evaluations
-        every = min(every, unit)
+        every = min(every, min_epochs)
     config = Config(**sections(options))
-    return Job(preset, changed, config, every, unit, at_once, cpus, gpus)
+    config = replace(config, run=replace(config.run, dir=os.path.abspath(config.run.dir)))
+    recipe = Recipe(preset, config, changed, at_once)
+    cpus = max(1, cores // at_once) if options.cpus == "auto" else options.cpus
+    return Job(recipe, options, metric_of(config), min_epochs, every, cpus, gpus)
 
 
-def build_scheduler(options: SearchOptions, units: float) -> TrialScheduler:
-    """What ends or pauses trials, of `units` of its time each."""
-    if options.scheduler == "none":
+def build_scheduler(job: Job) -> TrialScheduler:
+    """What ends trials early."""
+    if job.options.scheduler == "none":
         return FIFOScheduler()
-    if options.scheduler == "asha":
-        return PausingASHA(units, options.reduction)
-    # Ray's for BOHB, and right without it: `HyperBandScheduler` trains all in full if fewer run at
-    # once than its first bracket has, of which those that are done do not count.
-    most = max(1, round(units))
-    return HyperBandForBOHB("units", max_t=most, reduction_factor=options.reduction)
+    np.random.seed(job.options.seed % 2**32)  # by which Ray puts trials in brackets
+    return ASHAScheduler(
+        "planned_epoch",
+        max_t=job.options.epochs,
+        grace_period=job.min_epochs,
+        reduction_factor=job.options.reduction,
+        brackets=3 if job.options.scheduler == "hyperband" else 1,
+    )

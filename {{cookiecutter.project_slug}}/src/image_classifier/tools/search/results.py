@@ -1,20 +1,22 @@
-"""What a search found: its trials as their folders have them, the table, and the best of them."""
+"""What a search found: its trials as their folders have them, a table, the best, and a page."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
+from html import escape
 from pathlib import Path
-from typing import Any
 
-from ...errors import FaultError, UserError
+import optuna
+
+from ...errors import FaultError
 from ...metrics import better, metric_number, metric_title, scale
 from ...runtime.console import printable
-from ...runtime.files import read_object
+from ..html import PAGE, line_chart, parallel_coordinates
 from ..runs import saved_runs
-from ..runs.statistics import CONFIDENCE, by_seeds
-from .engines import Knobs
-from .trial import Row, evaluations, metric_in, status_of
+from .engines import Distributions, Knobs
+from .trial import RECORD, Row, evaluations, read_if_there
+
+FEWEST = 5  # trials that can tell which knobs matter
 
 
 @dataclass(frozen=True)
@@ -22,67 +24,42 @@ class Trial:
     """A trial as its folder has it."""
 
     number: int
-    state: str  # done, stopped or failed
+    state: str  # done, stopped, saved (by its time limit) or failed
     knobs: Knobs
     metric: str  # that decides
     rows: list[Row]  # its evaluations
+    best: Row  # that of the weights in best.pt; empty without any
     steps: int  # that it trained
     failed: str  # why, if it failed
 
     @property
-    def best(self) -> Row:
-        """The evaluation of the weights in best.pt."""
-        return saved_runs.best_of(self.rows, self.metric)
-
-    @property
-    def value(self) -> float:
-        """Of the metric in the best evaluation."""
-        return self.best[f"val/{self.metric}"]
-
-    @property
     def score(self) -> float:
         """The higher the better; below all others without an evaluation."""
-        return better(self.metric) * self.value if self.rows else -math.inf
-
-
-def trial_folder(folder: Path, number: int) -> Path:
-    """Where trial `number` of a search lives."""
-    return folder / f"{number:03}"
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """What is recorded of a trial: `knobs`, and why it `failed` or was `saved`; or nothing."""
-    path = folder / "trial.json"
-    return read_object(path) if path.exists() else {}
+        return better(self.metric) * self.best[f"val/{self.metric}"] if self.best else -math.inf
 
 
 def recorded_knobs(folder: Path) -> list[Knobs]:
-    """What an earlier search proposed, in its order.
-
-    Raises:
-        UserError: if a record is damaged.
-    """
-    places = (trial_folder(folder, number) for number in count())
-    found = []
-    for place in takewhile(lambda place: (place / "trial.json").exists(), places):
-        knobs = read_record(place).get("knobs")
-        if not isinstance(knobs, dict):
-            raise UserError(f"{str(place / 'trial.json')!a} is damaged: set --run.fresh")
-        found.append(knobs)
+    """What an earlier search proposed, in its order."""
+    found: list[Knobs] = []
+    while record := read_if_there(folder / f"{len(found):03}" / RECORD):
+        found.append(record["knobs"])
     return found
 
 
-def read_trials(folder: Path) -> list[Trial]:
-    """The trials of a search."""
+def read_trials(folder: Path, metric: str) -> list[Trial]:
+    """The trials of a search in which `metric` decides."""
     trials = []
     for number, knobs in enumerate(recorded_knobs(folder)):
-        place = trial_folder(folder, number)
-        status = status_of(place)
-        failed = read_record(place).get("failed", "")
-        state = "failed" if failed else "done" if status.get("state") == "done" else "stopped"
-        rows = evaluations(place)
+        place = folder / f"{number:03}"
+        record = read_if_there(place / RECORD)
+        status = read_if_there(place / "status.json")
+        is_done = status.get("state") == "done"
+        state = "done" if is_done else record.get("end", "failed")
+        failed = record.get("said", "Ray ended it") if state == "failed" else ""
+        rows = evaluations(place, metric)
+        best = saved_runs.best_of(rows, metric) if rows else {}
         steps = status.get("step", 0)
-        trials.append(Trial(number, state, knobs, metric_in(place), rows, steps, failed))
+        trials.append(Trial(number, state, knobs, metric, rows, best, steps, failed))
     return trials
 
 
@@ -99,57 +76,76 @@ def best_of(trials: Sequence[Trial]) -> Trial:
     return max(done or evaluated, key=lambda trial: trial.score)
 
 
-def table_of(trials: Sequence[Trial]) -> list[list[str]]:
-    """All trials, the best first: a row of heads, and a row for each."""
+def table_of(trials: Sequence[Trial], epochs: float) -> str:
+    """All trials, the best first; and how many of the steps they took that all take in full."""
     knobs = list(dict.fromkeys(knob for trial in trials for knob in trial.knobs))
     rows = [["trial", "", "epoch", metric_title(trials[0].metric), "loss", *knobs]]
-    for trial in sorted(
-        trials, key=lambda trial: (trial.state == "done", trial.score), reverse=True
-    ):
+    ranked = sorted(trials, key=lambda trial: (trial.state == "done", trial.score), reverse=True)
+    for trial in ranked:
         scores = ["", "", ""]
         if trial.rows:
-            score = metric_number(trial.metric, trial.value)
+            score = metric_number(trial.metric, trial.best[f"val/{trial.metric}"])
             scores = [f"{trial.rows[-1]['epoch']:.2f}", score, f"{trial.best['val/loss']:.4f}"]
-        values = [shown(trial.knobs.get(knob, "")) for knob in knobs]
-        rows.append([f"{trial.number:03}", trial.state, *scores, *values])
-    return rows
-
-
-def shown(value: object) -> str:
-    """The value of a knob, with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
-
-
-def compute_text(trials: Sequence[Trial], epochs: float) -> str:
-    """How many steps the trials took, of those that they would take in full."""
+        values = (trial.knobs.get(knob, "") for knob in knobs)
+        shown = [f"{v:.4g}" if isinstance(v, float) else printable(str(v)) for v in values]
+        rows.append([f"{trial.number:03}", trial.state, *scores, *shown])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += [f"{trial.number:03} failed: {trial.failed}" for trial in trials if trial.failed]
     rates = [row["step"] / row["epoch"] for trial in trials for row in trial.rows]
     steps = sum(trial.steps for trial in trials)
     full = round(max(rates) * epochs) * len(trials)
-    return f"{steps:,} training steps, {steps / full:.0%} of {full:,} for all trials in full"
+    share = f"{steps:,} training steps, {steps / full:.0%} of {full:,} for all trials in full"
+    return "\n".join([*lines, share])
 
 
-def confirmed(folder: Path) -> str:
-    """Whether the best config is better than the preset's, by runs with the same fresh seeds.
+def page_of(title: str, trials: Sequence[Trial], summary: str, importance: dict[str, float]) -> str:
+    """`search.html`, which needs neither a network nor scripts.
 
-    They are in the folders `preset` and `best`.
+    Text from outside passes through `escape`.
     """
-    preset = read_trials(folder / "preset")
-    best = read_trials(folder / "best")
-    pairs = [(a, b) for a, b in zip(preset, best, strict=True) if a.state == b.state == "done"]
-    if len(pairs) < 2:
-        return "fewer than two seeds were trained with both configs: nothing can be said"
-    place = trial_folder(folder / "best", pairs[0][1].number)
-    saved = saved_runs.read_predictions(place / "predictions.safetensors")
-    grain = 1 / len(saved.predicted) if saved else 0.0  # the share of one image
-    found = by_seeds([a.score for a, _ in pairs], [b.score for _, b in pairs], grain)
-    metric = pairs[0][0].metric
-    unit, points, digits = scale(metric)
-    unit *= better(metric)  # the difference of the metric itself, which may be better when lower
-    low, high = (f"{end:.{digits}f}" for end in sorted((unit * found.low, unit * found.high)))
-    verdict = "no more than chance explains"
-    if found.is_real:
-        verdict = "better" if found.mean > 0 else "worse"
-    return (
-        f"best against preset: {unit * found.mean:+.{digits}f}{points} of {metric_title(metric)} "
-        f"({CONFIDENCE:.0%} interval: {low} .. {high}, {len(pairs)} fresh seeds): {verdict}"
+    evaluated = [trial for trial in trials if trial.rows]
+    best = best_of(trials)
+    knobs = dict.fromkeys(knob for trial in evaluated for knob in trial.knobs)
+    axes = {knob: [trial.knobs.get(knob, "") for trial in evaluated] for knob in knobs}
+    unit, points, _ = scale(best.metric)
+    percent = "%" if points else ""
+    what = metric_title(best.metric)
+    column = f"val/{best.metric}"
+    axes[f"{what}, {percent}".strip(", ")] = [unit * trial.best[column] for trial in evaluated]
+    curves = {
+        f"{trial.number:03}": [(row["epoch"], unit * row[column]) for row in trial.rows]
+        for trial in evaluated
+    }
+    shares = "".join(
+        f"<div><dt>{escape(knob)}</dt><dd>{share:.0%}</dd></div>"
+        for knob, share in importance.items()
     )
+    body = [
+        f'<h1>{escape(title)}</h1><div class="wide"><pre>{escape(summary)}</pre></div>',
+        "<h2>Trials</h2><p>In color the best. A line is a trial, and its result that of its best "
+        "evaluation, whose weights best.pt has.</p>",
+        parallel_coordinates("Knobs and result", axes, [*curves], evaluated.index(best)),
+        line_chart(f"Validation {what}", curves, unit=percent, main=f"{best.number:03}"),
+        "<h2>Importance</h2><p>How differently each knob is distributed in the best quarter of the "
+        f"trials and in all of them (PED-ANOVA): a hint, of few trials. It needs {FEWEST} trials, "
+        f'and bounds that depend on no other knob.</p><dl class="list">{shares}</dl>',
+    ]
+    return PAGE.substitute(title=escape(title), body="\n".join(body))
+
+
+def importance_of(trials: Sequence[Trial], space: Distributions) -> dict[str, float]:
+    """Each knob's share of what tells good trials from others, by PED-ANOVA; {} where unknown.
+
+    https://arxiv.org/abs/2304.10255: how differently the best quarter and all are distributed.
+    """
+    evaluated = [trial for trial in trials if trial.rows]
+    if callable(space) or len(evaluated) < FEWEST:
+        return {}
+    study = optuna.create_study(direction="maximize")
+    for trial in evaluated:
+        study.add_trial(
+            optuna.trial.create_trial(params=trial.knobs, distributions=space, value=trial.score)
+        )
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
+    return optuna.importance.get_param_importances(study, evaluator=evaluator)

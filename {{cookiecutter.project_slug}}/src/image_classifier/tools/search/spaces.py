@@ -1,9 +1,9 @@
 """Search spaces: which knobs `search` may change, and how their values are distributed.
 
 To add one: a function from the config to a dict, and its name in `SPACES`; one with the name of a
-preset is that preset's. Keys are knobs; values are Ray Tune's distributions (`choice`, `uniform`,
-`loguniform`, `quniform`, ...): https://docs.ray.io/en/latest/tune/api/search_space.html. A value
-that follows from others is a `sample_from`, for random search only. Where a range depends on
+preset is that preset's. Keys are knobs; values are Ray Tune's distributions with bounds (`choice`,
+`uniform`, `loguniform`, `randint`, ...):
+https://docs.ray.io/en/latest/tune/api/search_space.html. Where a value or a range depends on
 another knob, return a function of an Optuna trial, as `optimizers` does, for TPE and random search:
 https://optuna.readthedocs.io/en/stable/tutorial/10_key_features/002_configurations.html
 """
@@ -21,15 +21,16 @@ Space = dict[str, Any] | Callable[[Any], None]
 
 def default(config: Config) -> Space:
     """The learning rate around the preset's, weight decay, and label smoothing."""
+    decay = config.optim.weight_decay or 1e-4
     return lr(config) | {
-        "optim.weight_decay": tune.loguniform(*around(config.optim.weight_decay or 1e-4, 10)),
+        "optim.weight_decay": tune.loguniform(decay / 10, decay * 10),
         "optim.label_smoothing": tune.quniform(0, 0.2, 0.05),
     }
 
 
 def lr(config: Config) -> Space:
     """The learning rate alone: up to 16 times less or more than the preset's."""
-    return {"optim.lr": tune.loguniform(*around(config.optim.lr, 16))}
+    return {"optim.lr": tune.loguniform(config.optim.lr / 16, config.optim.lr * 16)}
 
 
 def finetune(config: Config) -> Space:
@@ -46,14 +47,9 @@ def optimizers(_: Config) -> Space:
 
     def suggest(trial: Any) -> None:  # noqa: ANN401 - of Optuna
         name = trial.suggest_categorical("optim.name", list(usual))
-        trial.suggest_float("optim.lr", *around(usual[name], 10), log=True)
+        trial.suggest_float("optim.lr", usual[name] / 10, usual[name] * 10, log=True)
 
     return suggest
-
-
-def around(value: float, factor: float) -> tuple[float, float]:
-    """From `value` / `factor` to `value` * `factor`."""
-    return value / factor, value * factor
 
 
 SPACES: dict[str, Callable[[Config], Space]] = {

@@ -1,126 +1,151 @@
-"""A trial of the search: an ordinary run in a process of its own, reported to Ray Tune."""
+"""Trials: each is proposed, recorded, and an ordinary run, whose evaluations are reported."""
 
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ray.tune import Trainable
+from ray.tune.search import Searcher
 
-from ...errors import EXIT_RESTART, UserError
-from ...metrics import better
-from ...runtime.files import lock_file, read_object, read_rows, write_json
-from ...tasks import metric_of
+from ...errors import EXIT_RESTART
+from ...metrics import better, metric_text
+from ...runtime.console import say
+from ...runtime.files import read_object, read_rows, write_json
 from ..runs import saved_runs
-from ..runs.child_runs import end_run, last_line, start_run
+from ..runs.child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
+from .engines import GOAL, tidy
+from .job import Job
 
-POLL_SECONDS = 0.1  # between two looks at a run
+RECORD = "trial.json"  # in the folder of a trial
 GRACE_SECONDS = 60.0  # for a run to save and end
 
 Row = dict[str, Any]  # of metrics.jsonl
 
 
+class Proposals(Searcher):
+    """What an engine proposes, with the folder of each trial, in which it is recorded."""
+
+    def __init__(self, engine: Searcher, job: Job) -> None:
+        """Nothing is proposed yet."""
+        super().__init__(**GOAL)
+        self.engine = engine
+        self.job = job
+        self.folders: dict[str, Path] = {}  # of each trial, in the order of the proposals
+        self.known: dict[str, int] = {}  # evaluations of each trial that were there before
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        """The next trial."""
+        knobs = {knob: tidy(value) for knob, value in self.engine.suggest(trial_id).items()}
+        if not knobs:
+            return Searcher.FINISHED
+        folder = self.job.recipe.folder / f"{len(self.folders):03}"
+        self.folders[trial_id] = folder
+        self.known[trial_id] = len(evaluations(folder, self.job.metric))
+        was_stopped = read_if_there(folder / RECORD).get("end") == "stopped"
+        is_stopped = was_stopped and self.job.options.scheduler != "none"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / RECORD, {"knobs": knobs} | ({"end": "stopped"} if is_stopped else {}))
+        return {"folder": str(folder), "knobs": knobs, "is_stopped": is_stopped}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any], end: str = "") -> None:
+        """Print an evaluation, unless an earlier search did."""
+        if result["evaluations"] > self.known[trial_id]:
+            score = metric_text(self.job.metric, better(self.job.metric) * result["score"])
+            epoch = f"epoch {result['epoch']:5.2f}"
+            say(f"{self.folders[trial_id].name}  {epoch}  {score}{end}")
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Print how a trial ended, record that it was stopped, and tell the engine."""
+        folder = self.folders[trial_id]
+        if error:
+            record = {"end": "failed", "said": "Ray ended it"} | read_if_there(folder / RECORD)
+            say(f"{folder.name}  {record['end']}: {record['said']}")
+        elif result:
+            is_done = result["is_run_done"]
+            self.on_trial_result(trial_id, result, ", done" if is_done else ", stopped")
+            if not is_done:  # the same command is not to train it on
+                note(folder, end="stopped")
+        self.engine.on_trial_complete(trial_id, result=result, error=error)
+
+
 class RunTrial(Trainable):
     """Reports each evaluation of a run. The run is started only for those that it lacks.
 
-    Ray may end it after any of them, and go on later: the run saves on SIGTERM, and resumes.
+    Ray may end it after any of them: the run saves on SIGTERM.
     """
 
-    def setup(self, config: dict[str, Any]) -> None:
-        """Begin with the run in `config["folder"]`.
-
-        Args:
-            config: `folder`, of the run; `words`, of its command line; `threads`; `epochs`, in all;
-                `every`, epochs between evaluations; `unit`, epochs in a unit of the scheduler's
-                time; `metric`, which decides.
-        """
-        self.run = config
+    def setup(self, config: dict[str, Any], job: Job) -> None:
+        """Begin with the run in `folder`, of `knobs`; if it `is_stopped`, it is not trained on."""
         self.folder = Path(config["folder"])
-        self.output = self.folder / "output.log"
+        self.knobs = config["knobs"]
+        self.is_stopped = config["is_stopped"]
+        self.job = job
         self.told = 0  # evaluations
         self.process: subprocess.Popen | None = None
-        self.began = time.monotonic()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Become another trial, so that Ray need not start a process for each."""
         self.cleanup()
-        self.setup(new_config)
+        self.setup(new_config)  # Ray adds the job
         return True
 
     def step(self) -> dict[str, Any]:
-        """Wait for the next evaluation, and report it.
+        """Wait for the next evaluation, and report it; start the run if it is not there.
 
         Raises:
             RuntimeError: if the run failed or its time limit ended it; with its last line.
         """
-        looked = time.monotonic()
-        while not (found := self.look()):
+        while True:
+            looked = time.monotonic()
+            # In this order: what is over has written what is read next.
+            is_running = self.process is not None and self.process.poll() is None
+            status = read_if_there(self.folder / "status.json")
+            is_done = not is_running and (self.is_stopped or status.get("state") == "done")
+            rows = evaluations(self.folder, self.job.metric)
+            # The last row comes a moment before the run has written all and ended.
+            if self.told < len(rows) and (is_done or not self.is_last(rows[self.told])):
+                self.told += 1
+                return self.report(rows[: self.told], is_done and self.told == len(rows))
+            if is_done:  # early stopping, after a row that looked like any other
+                return self.report(rows, is_done)
+            if self.process is None:
+                self.start()
+            elif not is_running:
+                code = self.process.returncode
+                said = last_line(self.folder / "output.log")
+                end = "saved" if code == EXIT_RESTART else "failed"
+                note(self.folder, end=end, said=f"exit code {code}: {said}")
+                raise RuntimeError(said)
             # At most 2 % of a core for rows that are many.
             time.sleep(max(POLL_SECONDS, 50 * (time.monotonic() - looked)))
-            looked = time.monotonic()
-        return found
 
-    def look(self) -> dict[str, Any]:
-        """The next evaluation, if it is there; else start the run, if it is not running."""
-        # In this order: what is over has written what is read next.
-        is_over = self.process is not None and self.process.poll() is not None
-        is_done = status_of(self.folder).get("state") == "done"
-        rows = evaluations(self.folder)
-        if is_done and self.process:
-            with suppress(subprocess.TimeoutExpired):  # a tracker may be uploading
-                self.process.wait(GRACE_SECONDS)
-        # The last row comes a moment before the run has written all and ended.
-        if self.told < len(rows) and (is_done or not self.is_last(rows[self.told])):
-            self.told += 1
-            return self.report(rows[: self.told], is_done and self.told == len(rows))
-        if is_done:  # early stopping, after a row that looked like any other
-            return self.report(rows, is_done)
-        if self.process is None:
-            waited = time.monotonic() - self.began
-            # In use by a run whose search was killed: it is saving.
-            if waited > GRACE_SECONDS or not is_in_use(self.folder):
-                threads = str(self.run["threads"])
-                self.process = start_run(self.run["words"], self.output, OMP_NUM_THREADS=threads)
-        elif is_over:
-            code = self.process.returncode
-            said = last_line(self.output)
-            is_saved = code == EXIT_RESTART
-            end = {"saved": said} if is_saved else {"failed": f"exit code {code}: {said}"}
-            record = self.folder / "trial.json"
-            write_json(record, read_object(record) | end)
-            raise RuntimeError(said)
-        return {}
+    def start(self) -> None:
+        """Start the run, once one whose search was killed has saved."""
+        wait_until_free(self.folder, GRACE_SECONDS)
+        own = self.knobs | {"run.evaluate_every_epochs": self.job.every}
+        words = self.job.recipe.words(self.folder.name, own)
+        output = self.folder / "output.log"
+        self.process = start_run(words, output, OMP_NUM_THREADS=str(self.job.cpus))
 
     def is_last(self, row: Row) -> bool:
         """Whether a row is that of the last step of the run."""
-        return row["step"] >= round(self.run["epochs"] * row["step"] / row["epoch"])
+        return row["step"] >= round(self.job.options.epochs * row["step"] / row["epoch"])
 
     def report(self, rows: list[Row], is_done: bool) -> dict[str, Any]:
         """What Ray learns after the last of `rows`: the best score so far, as best.pt has it."""
-        row = rows[-1]
-        best = saved_runs.best_of(rows, self.run["metric"])
-        # Evaluations are counted: the steps of one are a rounded number of epochs.
-        is_full = is_done and self.is_last(row)
-        epochs = self.run["epochs"] if is_full else self.told * self.run["every"]
+        metric = self.job.metric
         return {
-            "score": better(self.run["metric"]) * best[f"val/{self.run['metric']}"],
-            "loss": best["val/loss"],
-            "epoch": row["epoch"],
+            "score": better(metric) * saved_runs.best_of(rows, metric)[f"val/{metric}"],
+            "epoch": rows[-1]["epoch"],
             "evaluations": self.told,
-            "units": epochs / self.run["unit"] + 1e-9,
+            # Evaluations are counted: the steps of one are a rounded number of epochs.
+            "planned_epoch": self.told * self.job.every + 1e-9,
             "done": is_done,
             "is_run_done": is_done,  # Ray sets the other one where it ends a trial, too
         }
-
-    def save_checkpoint(self, _: str) -> dict[str, int]:
-        """End the run, whose own checkpoint has all else; Ray pauses the trial."""
-        self.cleanup()
-        return {"told": self.told}
-
-    def load_checkpoint(self, checkpoint: dict[str, int]) -> None:
-        """Go on after a pause."""
-        self.told = checkpoint["told"]
 
     def cleanup(self) -> None:
         """End the run, if it is running."""
@@ -129,36 +154,17 @@ class RunTrial(Trainable):
         self.process = None
 
 
-def evaluations(folder: Path) -> list[Row]:
+def note(folder: Path, **more: Any) -> None:  # noqa: ANN401 - of JSON
+    """Add to the record of a trial: `knobs`, its `end` (stopped, saved, failed), what it `said`."""
+    write_json(folder / RECORD, read_if_there(folder / RECORD) | more)
+
+
+def read_if_there(path: Path) -> dict[str, Any]:
+    """The object in a file; empty without the file."""
+    return read_object(path) if path.exists() else {}
+
+
+def evaluations(folder: Path, metric: str) -> list[Row]:
     """The rows of a run with scores on the validation images; none before it has begun."""
-    try:
-        rows = read_rows(folder / "metrics.jsonl")
-    except OSError:
-        return []
-    return saved_runs.evaluations(rows, metric_in(folder))
-
-
-def metric_in(folder: Path) -> str:
-    """The metric that decides in a run; before it has begun, the usual one."""
-    path = folder / "config.json"
-    return metric_of(read_object(path) if path.exists() else {})
-
-
-def status_of(folder: Path) -> Row:
-    """A run's `state` and `step`; empty before it has begun."""
-    try:
-        return read_object(folder / "status.json")
-    except OSError:
-        return {}
-
-
-def is_in_use(folder: Path) -> bool:
-    """Whether a run is at work in a folder."""
-    try:
-        with (folder / ".lock").open("a+") as lock:
-            lock_file(lock, "in use")
-    except FileNotFoundError:
-        return False
-    except UserError:
-        return True
-    return False
+    path = folder / "metrics.jsonl"
+    return saved_runs.evaluations(read_rows(path), metric) if path.exists() else []
