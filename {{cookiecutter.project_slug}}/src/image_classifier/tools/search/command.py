@@ -49,9 +49,8 @@ def main(words: list[str]) -> int:
     name, preset = take_preset(words, "shapes")
     preset = replace(preset, run=replace(preset.run, dir=f"runs/search/{name}"))
     default = SearchOptions(**sections(preset))
-    about = summary(main)
     prog = f"{command('search')} {name}"
-    options = parse(SearchOptions, words, prog=prog, about=about, default=default)
+    options = parse(SearchOptions, words, prog=prog, about=summary(main), default=default)
     own = {"run.dir", "run.fresh"}  # of the search
     changed = changed_knobs(Config(**sections(options)), preset, own)
 

@@ -85,8 +85,8 @@ def grid(space: Distributions, trials: int, seed: int) -> list[Knobs]:
     if callable(space):
         raise UserError("--search grid needs a dict as its space: set --search tpe or random")
     choices = [len(d.choices) for d in space.values() if isinstance(d, CategoricalDistribution)]
-    num_open = len(space) - len(choices)
-    levels = int((trials / math.prod(choices)) ** (1 / max(1, num_open)) + 1e-9)
+    num_open = max(1, len(space) - len(choices))
+    levels = int((trials / math.prod(choices)) ** (1 / num_open) + 1e-9)
     axes = [evenly(distribution, max(2, levels)) for distribution in space.values()]
     points = [dict(zip(space, point, strict=True)) for point in product(*axes)]
     if len(points) > trials:

@@ -1,6 +1,5 @@
 """What a search found: its trials as their folders have them, a table, the best, and a page."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +10,7 @@ import optuna
 from ...errors import FaultError
 from ...metrics import better, metric_number, metric_title, scale
 from ...runtime.console import printable
-from ..html import PAGE, line_chart, parallel_coordinates
+from ..report.charts import PAGE, line_chart, parallel_coordinates
 from ..runs import saved_runs
 from .engines import Distributions, Knobs
 from .trial import RECORD, Row, evaluations, read_if_there
@@ -35,7 +34,7 @@ class Trial:
     @property
     def score(self) -> float:
         """The higher the better; below all others without an evaluation."""
-        return better(self.metric) * self.best[f"val/{self.metric}"] if self.best else -math.inf
+        return better(self.metric) * self.best[f"val/{self.metric}"] if self.best else float("-inf")
 
 
 def recorded_knobs(folder: Path) -> list[Knobs]:
@@ -72,8 +71,7 @@ def best_of(trials: Sequence[Trial]) -> Trial:
     evaluated = [trial for trial in trials if trial.rows]
     if not evaluated:
         raise FaultError(f"no trial was evaluated; the first one: {trials[0].failed}")
-    done = [trial for trial in evaluated if trial.state == "done"]
-    return max(done or evaluated, key=lambda trial: trial.score)
+    return max(evaluated, key=lambda trial: (trial.state == "done", trial.score))
 
 
 def table_of(trials: Sequence[Trial], epochs: float) -> str:

@@ -34,9 +34,7 @@ from .engines import GOAL, Distributions, Knobs, build_engine, open_space
 from .job import Job, build_scheduler, plan
 from .results import Trial, best_of, importance_of, page_of, read_trials, recorded_knobs, table_of
 from .spaces import SPACES
-from .trial import RECORD, Proposals, RunTrial, read_if_there
-
-OBJECT_STORE_BYTES = 100 * 2**20  # nearly the least: trials exchange files, no objects
+from .trial import Proposals, RunTrial
 
 
 def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
@@ -99,7 +97,8 @@ def run_trials(job: Job, engine: Searcher) -> None:
     """
     start_ray(
         job.recipe.at_once * job.cpus,
-        object_store_memory=OBJECT_STORE_BYTES,
+        num_gpus=torch.cuda.device_count() if job.gpus else 0,
+        object_store_memory=100 * 2**20,  # nearly the least: trials exchange files, no objects
         log_to_driver=False,
         logging_level=logging.CRITICAL,
     )
@@ -123,9 +122,8 @@ def run_trials(job: Job, engine: Searcher) -> None:
             ).fit()
     finally:
         ray.shutdown()
-    places = [job.recipe.folder / f"{number:03}" for number in range(trials)]
-    saved = sum(read_if_there(place / RECORD).get("end") == "saved" for place in places)
-    if saved:
+    states = [trial.state for trial in read_trials(job.recipe.folder, job.metric)]
+    if saved := states.count("saved"):
         account = f"{trials - saved} of {trials} trials in {job.recipe.folder} have ended"
         resume = "the others saved; run the same command to resume"
         raise StoppedError(TIME_LIMIT, f"{account}, {resume}")
@@ -139,14 +137,13 @@ def report(job: Job, space: Distributions) -> Trial:
     """
     trials = read_trials(job.recipe.folder, job.metric)
     best = best_of(trials)
-    table = table_of(trials, job.options.epochs)
     words = [job.recipe.preset, *words_of(job.recipe.changed | best.knobs)]
     command = shlex.join(["python", "train.py", *words])
     write_json(
         job.recipe.folder / "results.json",
         {"best": best.number, "command": command, "trials": [vars(trial) for trial in trials]},
     )
-    summary = f"{table}\nbest: trial {best.number:03}: {command}"
+    summary = f"{table_of(trials, job.options.epochs)}\nbest: trial {best.number:03}: {command}"
     title = f"Search: {len(trials)} trials of {job.recipe.preset}"
     page = page_of(title, trials, summary, importance_of(trials, space))
     write_text(job.recipe.folder / "search.html", page)

@@ -52,8 +52,7 @@ class Proposals(Searcher):
         """Print an evaluation, unless an earlier search did."""
         if result["evaluations"] > self.known[trial_id]:
             score = metric_text(self.job.metric, better(self.job.metric) * result["score"])
-            epoch = f"epoch {result['epoch']:5.2f}"
-            say(f"{self.folders[trial_id].name}  {epoch}  {score}{end}")
+            say(f"{self.folders[trial_id].name}  epoch {result['epoch']:5.2f}  {score}{end}")
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

@@ -19,6 +19,9 @@ from image_classifier.cli import main
 from image_classifier.config import Config
 from image_classifier.errors import EXIT_RESTART
 from image_classifier.tools.runs import many_runs, statistics
+from image_classifier.tools.runs.child_runs import (
+    wait_until_free,
+)
 from image_classifier.tools.runs.recipe import Recipe
 
 TINY = "smoke --epochs 2 --optim.warmup-epochs 1 --data.limit 64 --data.batch-size 16"  # `tiny`
@@ -32,6 +35,27 @@ def forked(monkeypatch):
 def repeat(folder, *words, count=2):
     own = ["--run.trackers", "--run.dir", str(folder)]
     return main(["repeat", str(count), *TINY.split(), *own, *words])
+
+
+HOLD = """
+import sys, time
+from fcntl import LOCK_EX, lockf
+lock = open(sys.argv[1], "a+")
+lockf(lock, LOCK_EX)
+print("held", flush=True)
+time.sleep(1)
+"""
+
+
+def test_a_run_that_still_saves_as_its_command_was_killed_is_waited_for(tmp_path):
+    wait_until_free(tmp_path, 60)
+    words = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as saving:
+        saving.stdout.readline()
+        wait_until_free(tmp_path, 0.1)
+        assert saving.poll() is None
+        wait_until_free(tmp_path, 60)
+        assert saving.wait(10) == 0
 
 
 def wait_for_signal(log, _):
