@@ -292,6 +292,7 @@ def write_deep(root, channels, save):
 @pytest.fixture(scope="session")
 def satellite(tmp_path_factory):
     """A folder of arrays of five channels."""
+    pytest.importorskip("image_classifier.tools.tiff")
     return write_deep(tmp_path_factory.mktemp("satellite"), 5, np.save)
 
 

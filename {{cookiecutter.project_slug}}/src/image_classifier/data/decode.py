@@ -14,7 +14,8 @@ from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from ..errors import FaultError, UserError
-from .arrays import COLORED, NPY_START, TIFF_STARTS, decode_array, fitted, wrong_channels
+from ..extensions import function
+from .arrays import COLORED, fitted, wrong_channels
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 SUFFIXES += (".ppm", ".pgm", ".pnm", ".npy")
@@ -22,6 +23,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 64_000_000  # against decompression bombs
 JPEG_SHRINK = 2  # a JPEG of more pixels is decoded at half its sides, up to 4 times as many
 FOR_LARGE = "shrink it"
+NPY_START = b"\x93NUMPY"
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 # Markers of JPEG (https://www.w3.org/Graphics/JPEG/itu-t81.pdf, table B.1).
 JPEG_START = b"\xff\xd8\xff"
 FILL = 0xFF
@@ -88,7 +91,7 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
     """The pixels of a file that `decode_jpeg` does not read: (height, width, any)."""
     is_tiff = encoded.startswith(TIFF_STARTS)
     if encoded.startswith(NPY_START) or (is_tiff and channels not in COLORED):
-        return decode_array(encoded, channels, check_size)
+        return decode_array(encoded, channels)
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
             is_jpeg = image.format in ("JPEG", "MPO")
@@ -109,7 +112,18 @@ def decode_other(encoded: bytes, channels: int, bits: int) -> np.ndarray:
             raise wrong_channels(count, channels) from None
         if bits == 8:
             raise
-    return decode_array(encoded, channels, check_size)
+    return decode_array(encoded, channels)
+
+
+def decode_array(encoded: bytes, channels: int) -> np.ndarray:
+    """The pixels of an array file, or of a TIFF file that Pillow does not read, by a tool."""
+    if not encoded.startswith((NPY_START, *TIFF_STARTS)):
+        raise ValueError("of its 16-bit colors only 8 bits can be read: save it as TIFF or .npy")
+    if (read_array := function("decoder", "read_array")) is None:
+        raise UserError(
+            "a TIFF file of such channels, or an array, needs a tool: pretuned add tiff"
+        )
+    return read_array(encoded, channels, check_size)
 
 
 def channels_of_tiff(encoded: bytes) -> int:

@@ -11,7 +11,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.
 - `labels.py` reads labels from a table: `table`, `check_files`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
-- `decoder.py` reads files that Pillow does not: `read_tiff`.
+- `decoder.py` reads files that Pillow does not: `read_array`.
 - `unreadable.py` knows a `CURE` for unreadable images, or passes over them: `open_note`.
 - `models.py` adds networks by name: `MODELS`, as in `models/`.
 - `networks.py` has the models `--model.name <tool>/...`: `build`, `published`, `pretrained_config`;

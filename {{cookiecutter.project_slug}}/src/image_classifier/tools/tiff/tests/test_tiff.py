@@ -1,6 +1,7 @@
-"""TIFF files of many channels and of 16-bit colors: as they were saved, or refused in a line."""
+"""Arrays, and TIFF files of many channels: as they were saved, or refused in a line."""
 
 import io
+import os
 import re
 import struct
 import sys
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import changed, on_deep, read_image, write_deep
+from PIL import Image
 
 from image_classifier.data import (
     BadImageError,
-    arrays,
+    decode,
     open_dataset,
 )
 from image_classifier.errors import UserError
@@ -32,6 +34,13 @@ def tiff(array, **options):
     return file.getvalue()
 
 
+def npy(array):
+    """An array in a file of NumPy's."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
 def bomb():
     """A TIFF file of a few pixels, whose one part unpacks to a million bytes."""
     sound, more = tiff(DEEP, compression="zlib"), zlib.compress(bytes(10**6))
@@ -45,7 +54,21 @@ READ = {
     "packed": (lambda: tiff(DEEP, compression="zlib"), DEEP),
     "five pages": (lambda: tiff(DEEP.transpose(2, 0, 1)), DEEP),
     "color": (lambda: tiff(RGB16), RGB16),
+    "array": (lambda: npy(DEEP), DEEP),
+    "big-endian array": (lambda: npy(DEEP.astype(">u2")), DEEP),
+    "array of CHW": (lambda: npy(DEEP.transpose(2, 0, 1)), DEEP),
+    "array of a plane": (lambda: npy(DEEP[:, :, 0]), DEEP[:, :, :1]),
 }
+
+
+class Attack:
+    """What would run code where pickles are read."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+HUGE = npy(np.zeros((1, 1), np.uint8)).replace(b"(1, 1), }", b"(9000, 9000), }")
 
 
 @pytest.mark.parametrize("name", READ)
@@ -57,12 +80,29 @@ def test_a_file_has_the_pixels_that_were_saved(name, tmp_path):
     assert np.array_equal(pixels, expected)
 
 
+def test_an_array_becomes_what_is_asked_for(tmp_path):
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy(DEEP))
+    assert np.array_equal(read_image(path, 5, 8), DEEP >> 8)
+    color = (RGB16 >> 8).astype(np.uint8)
+    path.write_bytes(npy(color))
+    assert np.array_equal(read_image(path, 1, 8)[:, :, 0], Image.fromarray(color).convert("L"))
+
+
 REFUSED = {
     "five": (lambda: tiff(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
     # In the words of imagecodecs, if that is installed.
     "bomb": (bomb, 5, "(a part of it unpacks to more than its size|.*INSUFFICIENT_SPACE)"),
     "cut": (lambda: tiff(DEEP)[:99], 5, ""),
     "floats": (lambda: tiff(DEEP.astype(np.float32)), 5, "its numbers are float32"),
+    "pickle": (lambda: npy(np.array([Attack()])), 3, "its numbers are object: save it as uint8"),
+    "array of floats": (lambda: npy(DEEP.astype(np.float32)), 5, "its numbers are float32"),
+    "array of five": (lambda: npy(DEEP), 3, "it has 5 channels, not 3: --data.channels 5"),
+    "plane": (lambda: npy(DEEP[:, :, 0]), 5, "it has 1 channel, not 5: --data.channels 1"),
+    "four dimensions": (lambda: npy(DEEP[None]), 5, "an array of 4 dimensions is no image"),
+    "cut array": (lambda: npy(DEEP)[:-1], 5, "EOF: reading array data"),
+    "huge": (lambda: HUGE, 1, "9000 x 9000 pixels, more than"),
+    "cut and huge": (lambda: HUGE.replace(b"9000, 9000", b"7000, 7000"), 1, "it is truncated"),
 }
 
 
@@ -81,7 +121,7 @@ def test_what_is_missing_is_named_and_no_image_is_skipped_for_it(tmp_path, monke
         patch.setitem(sys.modules, "tifffile", None)
         with pytest.raises(UserError, match=re.escape(install_command("tifffile"))) as no_library:
             read_image(tmp_path / "x.tif", 5)
-    monkeypatch.setattr(arrays, "function", lambda *_: None)
+    monkeypatch.setattr(decode, "function", lambda *_: None)
     with pytest.raises(UserError, match="needs a tool: pretuned add tiff") as no_tool:
         read_image(tmp_path / "x.tif", 5)
     assert not {no_library.type, no_tool.type} & {BadImageError}
