@@ -26,7 +26,6 @@ PUBLISHED = "pretrained"  # in place of a file: torchvision's own weights
 ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DDP and of averaged weights; of torch.compile
 OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")  # torchvision's files
-OPTIONAL = ".num_batches_tracked"  # of BatchNorm; torchvision's older files lack it
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ class PretrainedWeights:
         stems = adapt_channels(weights, model)
         try:
             missing, unexpected = model.load_state_dict(weights, strict=False)
-            alone = sorted({*missing, *unexpected} - in_head)
-            if alone := tuple(name for name in alone if not name.endswith(OPTIONAL)):
+            # Not the batches that BatchNorm counted: torch adds those that older files lack.
+            if alone := tuple(sorted({*missing, *unexpected} - in_head)):
                 raise RuntimeError(f"only one of the two has {some(alone)}")
         except RuntimeError as error:
             raise UserError(
