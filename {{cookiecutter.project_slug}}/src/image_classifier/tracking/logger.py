@@ -1,6 +1,6 @@
 """The log of a run: `metrics.jsonl`, progress lines, `status.json`.
 
-The training loop tells it of every step; it tells watchers, observers, trackers and the page.
+The training loop tells it of every step; it tells watchers, observers and trackers.
 """
 
 import contextlib
