@@ -142,8 +142,7 @@ def importance_of(trials: Sequence[Trial], space: Distributions) -> dict[str, fl
         return {}
     study = optuna.create_study(direction="maximize")
     for trial in evaluated:
-        study.add_trial(
-            optuna.trial.create_trial(params=trial.knobs, distributions=space, value=trial.score)
-        )
+        found = optuna.create_trial(params=trial.knobs, distributions=space, value=trial.score)
+        study.add_trial(found)
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
     return optuna.importance.get_param_importances(study, evaluator=evaluator)

@@ -50,13 +50,17 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
     config = job.recipe.config
     space_name = options.space or (preset if preset in SPACES else "default")
     space = open_space(choose("search space", space_name, SPACES)(config), config)
-    recorded = [] if options.run.fresh else recorded_knobs(job.recipe.folder)
-    engine = build_engine(options.search, space, recorded, options.trials, options.seed)
     knobs = {} if callable(space) else {knob: str(found) for knob, found in space.items()}
     fixed = {knob: v for knob, v in changed.items() if not knob.startswith(FREE_TO_CHANGE)}
     about = {"preset": preset, "changed": fixed, "space": space_name, "knobs": knobs}
+    folder = job.recipe.folder
     with open_run(config, World(torch.device("cpu"))):
-        begin(job.recipe.folder, about, options.run.fresh)
+        recorded = [] if options.run.fresh else earlier(folder, about)
+        engine = build_engine(options.search, space, recorded, options.trials, options.seed)
+        if options.run.fresh:
+            for old in [*folder.glob("[0-9][0-9][0-9]*"), folder / "confirm"]:
+                shutil.rmtree(old, ignore_errors=True)
+        write_json(folder / "search.json", about)
         say(
             f"{options.trials} trials of {preset}, {job.recipe.at_once} at once: {options.search}, "
             f"{options.scheduler}; space {space_name}; {len(recorded)} were begun before"
@@ -70,22 +74,19 @@ def search(preset: str, options: SearchOptions, changed: Knobs) -> None:
             say(f"The best of {options.trials} may be luck: add --confirm 5 to this command.")
 
 
-def begin(folder: Path, about: dict[str, Any], fresh: bool) -> None:
-    """Write what is searched to the folder; if `fresh`, delete what an earlier search wrote.
+def earlier(folder: Path, about: dict[str, Any]) -> list[Knobs]:
+    """What an earlier search has proposed, in its order.
 
     Raises:
-        UserError: if the folder holds a search for something else.
+        UserError: if the folder holds a search for something else than `about` says.
     """
     path = folder / "search.json"
-    if fresh:
-        for old in [*folder.glob("[0-9][0-9][0-9]*"), folder / "confirm"]:
-            shutil.rmtree(old, ignore_errors=True)
-    elif path.exists() and read_object(path) != json.loads(json.dumps(about)):
+    if path.exists() and read_object(path) != json.loads(json.dumps(about)):
         raise UserError(
             f"{str(folder)!a} holds a search with another preset, space or config: set another "
             "--run.dir, or --run.fresh to delete it"
         )
-    write_json(path, about)
+    return recorded_knobs(folder)
 
 
 def run_trials(job: Job, engine: Searcher) -> None:
@@ -102,8 +103,8 @@ def run_trials(job: Job, engine: Searcher) -> None:
         log_to_driver=False,
         logging_level=logging.CRITICAL,
     )
-    logging.getLogger("ray").setLevel(logging.CRITICAL)
     trials = job.options.trials
+    own = tune.CheckpointConfig(checkpoint_at_end=False)  # a run has its own checkpoints
     try:
         with TemporaryDirectory() as storage:  # Ray's own records: of this start alone
             tune.Tuner(
@@ -118,7 +119,7 @@ def run_trials(job: Job, engine: Searcher) -> None:
                     reuse_actors=True,
                     **GOAL,
                 ),
-                run_config=tune.RunConfig(storage_path=storage, name="tune", verbose=0),
+                run_config=tune.RunConfig(storage_path=storage, verbose=0, checkpoint_config=own),
             ).fit()
     finally:
         ray.shutdown()

@@ -39,8 +39,7 @@ class Proposals(Searcher):
         knobs = {knob: tidy(value) for knob, value in self.engine.suggest(trial_id).items()}
         if not knobs:
             return Searcher.FINISHED
-        folder = self.job.recipe.folder / f"{len(self.folders):03}"
-        self.folders[trial_id] = folder
+        folder = self.folders[trial_id] = self.job.recipe.folder / f"{len(self.folders):03}"
         self.known[trial_id] = len(evaluations(folder, self.job.metric))
         was_stopped = read_if_there(folder / RECORD).get("end") == "stopped"
         is_stopped = was_stopped and self.job.options.scheduler != "none"

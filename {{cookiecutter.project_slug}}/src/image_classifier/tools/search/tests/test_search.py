@@ -116,6 +116,18 @@ def test_what_cannot_be_searched_is_refused_in_a_line(words, expected, refusal, 
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize("kind", ["tpe", "random", "grid"])
+def test_a_folder_with_a_search_for_something_else_is_refused(kind, refusal, tmp_path):
+    about = {"preset": "smoke", "changed": {}, "space": "optimizers", "knobs": {}}
+    (tmp_path / "search.json").write_text(json.dumps(about))
+    run_folder(tmp_path, 0, [0.5], **{"optim.name": "sgd", "optim.lr": 0.1})
+    words = ["--space", "lr", "--search", kind, "--run.dir", tmp_path]
+    assert "holds a search with another preset, space or config" in refusal(
+        "search", "smoke", *words
+    )
+    assert json.loads((tmp_path / "search.json").read_text()) == about
+
+
 def test_without_its_libraries_the_command_says_what_to_install(refusal, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     for name in ("search", "engines", "results"):
@@ -345,6 +357,7 @@ def test_a_killed_search_goes_on_trains_nothing_twice_and_outlives_failed_trials
     failures = [one["failed"] for one in found["trials"] if one["failed"]]
     assert all("exit code 2: error: " in line and "resnet9_none" in line for line in failures)
     assert f"best: trial {found['best']:03}: python train.py smoke --epochs 2" in said
+    assert "Ray ended it" not in said
     for one in found["trials"]:
         place = folder / f"{one['number']:03}"
         output = (place / "output.log").read_text()
