@@ -1,8 +1,9 @@
 """Windows and other systems, shown here by taking away what they lack."""
 
+import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from contextlib import closing
 from itertools import chain
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMOKE, changed, losses, run_ranks
+from conftest import SMOKE, changed, losses, run_ranks, start
 
 from image_classifier.cli import main
 from image_classifier.data.loader import TrainData
 from image_classifier.runtime import platform
 from image_classifier.runtime.distributed import join_world
 
+PACKAGE = Path(platform.__file__).parents[1]
 # Data workers run it too: they start from nothing, as they do on Windows.
 WINDOWS = """
 import ctypes, os, signal, sys
@@ -56,19 +58,30 @@ if __name__ == "__main__":
 """
 
 
+def run_script(script, words, errors):
+    """Run a script as Python does, with a new copy of the package; standard error is a file."""
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE.name]:
+        del sys.modules[name]
+    os.dup2(os.open(errors, os.O_CREAT | os.O_WRONLY), 2)
+    sys.argv = [str(script), *words]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 def test_it_trains_where_there_is_what_windows_has(tmp_path):
-    (tmp_path / "windows.py").write_text(WINDOWS)
+    script, errors = tmp_path / "windows.py", tmp_path / "errors"
+    script.write_text(WINDOWS)
     words = f"train {SMOKE} --data.where stream --data.workers 1 --run.dir".split()
-    command = [sys.executable, tmp_path / "windows.py", *words, tmp_path / "windows"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    process, _ = start(run_script, script, [*words, str(tmp_path / "windows")], errors)
     assert main([*words, str(tmp_path / "linux")]) == 0
+    process.join()
+    assert (process.exitcode, errors.read_text()) == (0, "")
     assert losses(tmp_path / "windows") == losses(tmp_path / "linux")
 
 
 def batches_by(method, config):
-    """The first batches of this rank, by workers that start by `method`."""
+    """The first batches of this rank: rank 1 has a worker that starts by `method`."""
     platform.START_METHOD = method
+    config = changed(config, data__workers=int(os.environ.get("RANK", "1")))
     with join_world(config.compute) as world, closing(TrainData(config, world)) as data:
         return [(batch.images.clone(), batch.labels.clone()) for batch in data.batches(0, 3)]
 
@@ -76,11 +89,11 @@ def batches_by(method, config):
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_decode_the_same(on_photos, monkeypatch, method):
     monkeypatch.setattr(platform, "START_METHOD", platform.START_METHOD)  # which is put back
-    config = changed(on_photos, data__where="stream", data__workers=0)
+    config = changed(on_photos, data__where="stream")
     alone = batches_by(platform.START_METHOD, config)
-    words = method, changed(config, data__workers=1)
     # In the process of the tests, which have a server that has imported torch.
-    ranks = run_ranks(2, batches_by, *words) if method == "spawn" else [batches_by(*words)]
+    in_ranks = method == "spawn"
+    ranks = run_ranks(2, batches_by, method, config) if in_ranks else [batches_by(method, config)]
     parts = (zip(*batches, strict=True) for batches in zip(*ranks, strict=True))
     together = [torch.cat(tensors) for tensors in chain(*parts)]
     assert all(map(torch.equal, chain(*alone), together))
@@ -110,7 +123,6 @@ def test_the_command_that_installs_a_library_reaches_the_environment_that_lacks_
 
 
 def test_nothing_else_says_how_to_install_a_library():
-    package = Path(platform.__file__).parents[1]
-    files = [p for p in package.rglob("*.py") if "tests" not in p.relative_to(package).parts]
+    files = [p for p in PACKAGE.rglob("*.py") if "tests" not in p.relative_to(PACKAGE).parts]
     said = [path.name for path in files if re.search(r"pip install\b", path.read_text())]
     assert said == ["platform.py"]

@@ -154,7 +154,8 @@ def test_the_end_of_workers_is_told_with_a_hint(streamed, method, number, words,
     events, make = [], BaseContext.Event
     monkeypatch.setattr(BaseContext, "Event", lambda ctx: events.append(make(ctx)) or events[-1])
     patience = 1 if number == signal.SIGSTOP else 60
-    data = TrainData(changed(streamed, data__workers=2, run__timeout_seconds=patience), CPU)
+    count = 1 if method == "spawn" else 2  # each of which imports torch
+    data = TrainData(changed(streamed, data__workers=count, run__timeout_seconds=patience), CPU)
     batches = data.batches(0, 100)
     next(batches)
     events[0]._cond.acquire()  # as one that dies with a lock of the loader
