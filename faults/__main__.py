@@ -60,6 +60,13 @@ ROWS = [
         12,
         0,
     ),
+    Row(
+        "`kill -9` of all processes of a run of 1, 2 or 3 ranks at random moments",
+        "0 unreadable, weights and log as of an unbroken run",
+        kills.all_ranks,
+        30,
+        0,
+    ),
     Row("Ctrl-C twice", "the end at once", ranks.second_interrupt, 3, 0),
     Row(
         "`kill -9` of a rank",
@@ -320,12 +327,13 @@ def main() -> int:
 
 def replace_rows(path: Path, results: list[Result]) -> None:
     """Put results of rows that were measured again in place of those in a file, and say so."""
-    again = {result.row.fault: result.facts() for result in results}
     found = json.loads(path.read_text(encoding="utf-8"))
-    for facts in found["faults"]:
-        if new := again.get(facts["fault"]):
-            seen = f"{new['seen']} (measured again, commit {record.commit()})"
-            facts.update(new | {"seen": seen})
+    known = {facts["fault"]: facts for facts in found["faults"]}
+    for result in results:
+        new = result.facts()
+        new["seen"] += f" (measured again, commit {record.commit()})"
+        known[result.row.fault] = new
+    found["faults"] = [known[row.fault] for row in ROWS if row.fault in known]
     path.write_text(record.as_text(found), encoding="utf-8")
 
 

@@ -28,7 +28,8 @@ from .table import LossError
 
 torch.set_num_threads(1)  # threads of this process would be missing in its children
 TRAIN = PROJECT / "train.py"
-FAST = "smoke --optim.warmup-epochs 0 --run.trackers --run.processes 2"
+SMALL = "smoke --optim.warmup-epochs 0 --run.trackers"
+FAST = f"{SMALL} --run.processes 2"
 
 
 def small(folder: Path, **knobs: Any) -> Config:  # noqa: ANN401

@@ -25,6 +25,8 @@ from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
 
 from .children import (
+    SMALL,
+    Command,
     assert_same_end,
     difference,
     expect,
@@ -171,6 +173,34 @@ def data_workers(scratch: Path, tries: int) -> str:
         f"named at most {longest:.1f} s later; {runs:.0f} runs were continued to their end, "
         "each as the unbroken one to the last bit"
     )
+
+
+def all_ranks(scratch: Path, tries: int) -> str:
+    """Kill runs of 1, 2 and 3 ranks, all processes at once, until each comes to its end."""
+    chance = random.Random(6)
+    runs = 0
+    for size in (1, 2, 3):
+        words = f"{SMALL} --run.processes {size} --run.dir run --epochs 8"
+        words += " --run.evaluate-every-epochs 0.5"
+        began = time.monotonic()
+        unbroken = Command(words, scratch / f"unbroken{size}")
+        expect(unbroken.wait() == 0, f"a run of {size} ended with an error: {unbroken.said[-300:]}")
+        took = time.monotonic() - began
+        folder = scratch / str(size) / "run"
+        kills = 0
+        while kills < tries // 3 or folder.exists():
+            command = Command(words, folder.parent)
+            if kills < tries // 3:
+                time.sleep(chance.uniform(0.2, 0.95) * took)
+                command.close()
+            if command.wait() == 0:
+                assert_same_end(folder, unbroken.cwd / "run")
+                shutil.rmtree(folder)
+                runs += 1
+                continue
+            kills += 1
+            assert_readable(folder)
+    return f"{runs} runs came to their end, each as the unbroken one of as many ranks"
 
 
 def newest(folder: Path) -> int:
