@@ -150,7 +150,7 @@ def test_the_result_of_a_run_is_that_of_the_weights_that_it_leaves(config, monke
     first, last = (row["val/loss"] for row in logged(folder) if "val/loss" in row)
     assert scores.value("loss") == first != last
     said = capsys.readouterr().out.splitlines()
-    assert f"loss {first:.4f}" in said[-4]
+    assert any(f"loss {first:.4f}" in line for line in said[-4:-2])  # a tool says more after it
     assert said[-2] == "best.pt has the weights of step 4: mine 0.9000"
     result = json.loads((folder / "status.json").read_text())["result"]
     assert (result["step"], result["val/loss"], result["val/mine"]) == (4, first, 0.9)

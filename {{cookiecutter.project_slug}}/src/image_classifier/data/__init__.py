@@ -11,11 +11,12 @@ from .cache_folder import NO_CACHE, cache_folder
 from .crops import BOX_DRAWS, fit_square, mean_color, random_boxes, resize
 from .datasets import DATASETS, open_dataset, open_files
 from .datasets.folder import ALL, NoLabelsError, find_folders
+from .datasets.labels import Label, numbered
 from .datasets.layout import WrapperError
 from .datasets.listing import NO_CLASS, has_suffix, is_junk, walk
 from .datasets.parts import ROLES, check_fold, choose_part, divide, find_name, look, part_of
 from .datasets.paths import PathList
-from .datasets.source import Source, are_replaced, numbers_as_names
+from .datasets.source import Source, are_replaced
 from .decode import BadImageError
 from .gather import Windows, reflect, shift_and_flip
 from .loader import EvalData, TrainData

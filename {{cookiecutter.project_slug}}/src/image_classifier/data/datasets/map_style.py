@@ -13,7 +13,8 @@ from ...errors import UserError
 from ...runtime.console import printable
 from ..arrays import channel_axis, fitted
 from ..decode import image_pixels, unreadable
-from .source import Source, numbers_as_names
+from .labels import numbers_as_names
+from .source import Source
 
 
 def source_of(dataset: Dataset, channels: int = 3, bits: int = 8) -> Source:

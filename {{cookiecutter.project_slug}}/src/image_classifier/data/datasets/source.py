@@ -19,7 +19,6 @@ from .parts import find_name
 from .paths import PathList
 
 Color = tuple[float, ...]  # of each channel
-MOST_NUMBERS = 100_000  # classes without names
 READ_FILES = 64  # files whose contents are compared when a run resumes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -266,20 +265,6 @@ class Source:
                 f"outside 0 .. {count - 1}, the numbers of the classes: the first is "
                 f"{labels[outside[0]]}, of image {outside[0]}"
             )
-
-
-def numbers_as_names(largest: int) -> tuple[str, ...]:
-    """The names of classes that have only numbers, from 0 to `largest`.
-
-    Raises:
-        UserError: if there are so many that `largest` must be something else, such as an id.
-    """
-    if largest >= MOST_NUMBERS:
-        raise UserError(
-            f"the largest label is {largest:,}, and would make as many classes: number them from "
-            "0, without gaps, or give their names"
-        )
-    return tuple(map(str, range(largest + 1)))
 
 
 def read_picked(reader: Callable[[int], Tensor], indices: np.ndarray, index: int) -> Tensor:

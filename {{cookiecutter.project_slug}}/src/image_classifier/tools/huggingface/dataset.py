@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import PathList, Source, choose_part, divide
+from ...data import PathList, Source, choose_part, divide, numbered
 from ...errors import FaultError, UserError
 from ...runtime.console import printable
 from ...runtime.files import read_object, read_plain
 from ...runtime.platform import install_command
-from ..named_labels import numbered
 
 TAIL = 1024  # bytes at the end of an image, which tell it from others
 

@@ -10,10 +10,9 @@ Of `1.left.jpg` it is in `1.left.cls` or else in `1.cls`.
 """
 
 from ...config import DataConfig
-from ...data import Source, choose_part, divide
+from ...data import Source, choose_part, divide, numbered
 from ...errors import UserError
 from ...runtime.console import printable
-from ..named_labels import numbered
 from .index import open_index
 from .members import Members
 from .storage import Storage

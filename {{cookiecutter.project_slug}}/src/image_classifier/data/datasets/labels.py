@@ -1,4 +1,4 @@
-"""Labels that datasets of tools have by name or number, as a `Source` has them."""
+"""Labels that are names or numbers, as a `Source` has them, and the names of its classes."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import numbers_as_names
-from ..errors import UserError
-from ..runtime.console import printable
+from ...errors import UserError
+from ...runtime.console import printable
+
+MOST_NUMBERS = 100_000  # classes without names
 
 Label = int | str | list[int] | list[str]  # a list: several labels for an image
 
@@ -51,3 +52,17 @@ def class_names(labels: set[int | str]) -> tuple[str, ...]:
         return numbers_as_names(max(labels))
     some = ", ".join(sorted(map(ascii, labels))[:3]) or "none"
     raise UserError(f"labels should be names, or numbers from 0, not {some}")
+
+
+def numbers_as_names(largest: int) -> tuple[str, ...]:
+    """The names of classes that have only numbers, from 0 to `largest`.
+
+    Raises:
+        UserError: if there are so many that `largest` must be something else, such as an id.
+    """
+    if largest >= MOST_NUMBERS:
+        raise UserError(
+            f"the largest label is {largest:,}, and would make as many classes: number them from "
+            "0, without gaps, or give their names"
+        )
+    return tuple(map(str, range(largest + 1)))
