@@ -18,7 +18,9 @@ from image_classifier.evaluate import Scores
 from image_classifier.metrics import NO_DECISION, Decision
 from image_classifier.metrics.predictions import Predictions
 from image_classifier.metrics.table import METRICS, Metric
-from image_classifier.tools.calibration import decision as choosing
+from image_classifier.tools.calibration import (
+    decision as choosing,
+)
 from image_classifier.tools.calibration.decision import (
     NEVER,
     calibrated,

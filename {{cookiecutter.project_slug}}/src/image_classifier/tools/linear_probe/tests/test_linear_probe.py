@@ -22,7 +22,9 @@ from image_classifier.config import ModelConfig
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models import build_model
 from image_classifier.tools.linear_probe import features
-from image_classifier.tools.linear_probe import head as linear_probe
+from image_classifier.tools.linear_probe import (
+    head as linear_probe,
+)
 from image_classifier.tools.linear_probe.head import (
     fit_classes,
     fit_labels,
