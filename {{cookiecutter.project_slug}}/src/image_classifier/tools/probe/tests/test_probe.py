@@ -22,8 +22,9 @@ from image_classifier.evaluate import evaluate
 from image_classifier.extensions import find_tool
 from image_classifier.models import build_model, find_head
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.linear_probe import features
 
+features = find_tool("features", "linear-probe")
+pytestmark = pytest.mark.skipif(features is None, reason="needs the tool linear-probe")
 HEADS = ["last"] + ["layers"] * bool(find_tool("network", "head-layers"))
 
 
