@@ -11,7 +11,7 @@ from .checkpoints import PretrainedWeights, TrainState, load_pretrained, read_ne
 from .config import Config
 from .data import Augmented, Batch, TrainData
 from .evaluate import Scores, evaluate
-from .extensions import functions
+from .extensions import function, functions
 from .models import begin_at_zero, build_model
 from .optim import build_optimizer, build_schedule, set_lr, set_training
 from .pace import Pace
@@ -99,8 +99,8 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
             if begins_as:  # best.pt is never worse than what training began with
                 best = judge(begins_as)
                 checkpoints.save(state, log.state_dict())
-            for soften_head in functions("head", "soften_head") if begins_as == PROBE else ():
-                soften_head(*training.networks)
+            if begins_as == PROBE:
+                function("head", "soften_head")(*training.networks)
             for loaded in train_data.batches(state.step, pace.last_step):
                 lr = lr_at(pace.schedule_step)
                 batch, loss = training.step(loaded, lr, micro_batch.size)
@@ -195,9 +195,10 @@ def start_from(
     if has_head:
         return note, "before training"
     begin_at_zero(model)
-    for fit_head in functions("head", "fit_head"):
-        return f"{note}; {fit_head(setup, normalize)}", PROBE
-    return note, "last layer at zero"
+    fit_head = function("head", "fit_head")
+    if fit_head is None:
+        return note, "last layer at zero"
+    return f"{note}; {fit_head(setup, normalize)}", PROBE
 
 
 def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:
