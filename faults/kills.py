@@ -71,8 +71,13 @@ def in_training(scratch: Path, tries: int, **more: Any) -> str:  # noqa: ANN401
     )
 
 
-def killed_at_random(
-    begin: Callable[[], int], folder: Path, tries: int, took: float, chance: random.Random
+def killed_at_random(  # noqa: PLR0913, PLR0917 - a run, and how it is killed
+    begin: Callable[[], int],
+    folder: Path,
+    tries: int,
+    took: float,
+    chance: random.Random,
+    kill: Callable[[int], object] = kill_group,
 ) -> Iterator[bool]:
     """Begin runs in `folder`, kill `tries` of them, and let the last come to its end.
 
@@ -84,7 +89,7 @@ def killed_at_random(
         pid = begin()
         if kills < tries:
             time.sleep(chance.uniform(0.1, 0.9) * took)
-            kill_group(pid)
+            kill(pid)
         if wait(pid) == 0:
             yield True
             shutil.rmtree(folder)
@@ -178,29 +183,35 @@ def data_workers(scratch: Path, tries: int) -> str:
 def all_ranks(scratch: Path, tries: int) -> str:
     """Kill runs of 1, 2 and 3 ranks, all processes at once, until each comes to its end."""
     chance = random.Random(6)
-    runs = 0
-    for size in (1, 2, 3):
-        words = f"{SMALL} --run.processes {size} --run.dir run --epochs 8"
-        words += " --run.evaluate-every-epochs 0.5"
-        began = time.monotonic()
-        unbroken = Command(words, scratch / f"unbroken{size}")
-        expect(unbroken.wait() == 0, f"a run of {size} ended with an error: {unbroken.said[-300:]}")
-        took = time.monotonic() - began
-        folder = scratch / str(size) / "run"
-        kills = 0
-        while kills < tries // 3 or folder.exists():
-            command = Command(words, folder.parent)
-            if kills < tries // 3:
-                time.sleep(chance.uniform(0.2, 0.95) * took)
-                command.close()
-            if command.wait() == 0:
-                assert_same_end(folder, unbroken.cwd / "run")
-                shutil.rmtree(folder)
-                runs += 1
-                continue
-            kills += 1
-            assert_readable(folder)
+    runs = sum(kill_ranks(scratch, size, tries // 3, chance) for size in (1, 2, 3))
     return f"{runs} runs came to their end, each as the unbroken one of as many ranks"
+
+
+def kill_ranks(scratch: Path, size: int, tries: int, chance: random.Random) -> int:
+    """Kill runs of `size` ranks, `tries` times; how many came to their end."""
+    words = f"{SMALL} --run.processes {size} --run.dir run --epochs 8"
+    words += " --run.evaluate-every-epochs 0.5"
+    began = time.monotonic()
+    unbroken = Command(words, scratch / f"unbroken{size}")
+    expect(unbroken.wait() == 0, f"a run of {size} ended with an error: {unbroken.said[-300:]}")
+    took = time.monotonic() - began
+    folder = scratch / str(size) / "run"
+    command = unbroken
+    runs = 0
+
+    def begin() -> int:
+        nonlocal command
+        command = Command(words, folder.parent)
+        return command.process.pid
+
+    def kill(_: int) -> None:  # ranks are in sessions of their own
+        command.close()
+
+    for is_done in killed_at_random(begin, folder, tries, took, chance, kill):
+        if is_done:
+            assert_same_end(folder, unbroken.cwd / "run")
+            runs += 1
+    return runs
 
 
 def newest(folder: Path) -> int:

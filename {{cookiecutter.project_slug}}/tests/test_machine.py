@@ -162,7 +162,7 @@ def test_what_is_no_cuda_gpu_is_one_of_apple_or_is_refused_and_said(monkeypatch)
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_unmeasured_a_run_computes_in_fp32_and_fp16_needs_a_cuda_gpu(config, monkeypatch, device):
-    monkeypatch.setattr(settle, "functions", lambda *_: [])
+    monkeypatch.setattr(settle, "function", lambda *_: None)
     world = distributed.World(torch.device(device))
     auto = changed(config, precision="auto")
     assert settle.settle(auto, None, world)[0].precision == "fp32"

@@ -12,8 +12,8 @@ EXIT_DONE, EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Memory ran out, or another rank is gone, so start again at once; the time limit: "start me again".
 EXIT_OUT_OF_MEMORY, EXIT_PEER_LOST, EXIT_RESTART = 73, 74, 75
 
-# CUDA, ROCm, NCCL and Apple's GPUs; cuBLAS and cuDNN; torch's allocator for the CPU.
 OF_TOOLS = "; more come with tools: see pretuned add"  # of commands, presets, datasets, ...
+# CUDA, ROCm, NCCL and Apple's GPUs; cuBLAS and cuDNN; torch's allocator for the CPU.
 OUT_OF_MEMORY = re.compile("out of memory|_ALLOC(ATION)?_FAILED|DefaultCPUAllocator: ")
 
 

@@ -23,7 +23,6 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,  # https://arxiv.org/abs/1506.01186
 }
 
-
 SGD = untraced(torch.optim.SGD)
 AdamW = untraced(torch.optim.AdamW)
 

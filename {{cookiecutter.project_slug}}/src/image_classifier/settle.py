@@ -6,7 +6,7 @@ from typing import Any
 
 from .config import Config
 from .data import TrainData
-from .extensions import functions
+from .extensions import function
 from .precision import DTYPES
 from .runtime.distributed import World
 from .runtime.machine import usual_precision
@@ -36,8 +36,9 @@ def choose_precision(
         return name, "as this run began"
     if world.device.type == "cuda":
         return usual_precision(world.device), "fast on this device"
-    if world.device.type == "cpu" and (ways := functions("precision", "find_gain")):
-        gain, when = ways[0](config, data, world) if world.is_main else (math.inf, "")
+    find_gain = function("precision", "find_gain")
+    if world.device.type == "cpu" and find_gain is not None:
+        gain, when = find_gain(config, data, world) if world.is_main else (math.inf, "")
         name = ("fp32", "bf16")[world.all_reduce_min(int(gain > 1))]
         return name, f"bf16 is {gain:.2g} x as fast as fp32 here, {when}"
     return "fp32", "right on every device; bf16 may be faster"

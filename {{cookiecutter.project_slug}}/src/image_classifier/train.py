@@ -60,9 +60,10 @@ def train(config: Config) -> Scores:  # noqa: PLR0915 - one story, all of it vis
         teacher = training.loss_fn.teacher
         checkpoints = parallel.checkpoints(config, world, train_data.source, teacher)
         checkpoints.check_identity(saved)
-        setup = Setup(config, world, train_data, val_data, training.model, training.precision)
+        how = training.precision, training.normalize
+        setup = Setup(config, world, train_data, val_data, training.model, *how)
         check_setup(setup)
-        init_note, begins_as = start_from(pretrained, setup, training.normalize)
+        init_note, begins_as = start_from(pretrained, setup)
         del pretrained  # the model has its own copy of the weights
         observers = open_observers(setup)  # while every rank has all weights
 
@@ -179,9 +180,7 @@ class Training:
         return batch, loss
 
 
-def start_from(
-    pretrained: PretrainedWeights, setup: Setup, normalize: Normalize
-) -> tuple[str, str]:
+def start_from(pretrained: PretrainedWeights, setup: Setup) -> tuple[str, str]:
     """Load pretrained weights; a last layer of other classes is zero, or as a tool fits it.
 
     Returns a note for the log, and what is evaluated before training: nothing of random weights.
@@ -198,7 +197,7 @@ def start_from(
     fit_head = function("head", "fit_head")
     if fit_head is None:
         return note, "last layer at zero"
-    return f"{note}; {fit_head(setup, normalize)}", PROBE
+    return f"{note}; {fit_head(setup)}", PROBE
 
 
 def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:

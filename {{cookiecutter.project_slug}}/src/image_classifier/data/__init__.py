@@ -17,7 +17,7 @@ from .datasets.listing import NO_CLASS, has_suffix, is_junk, walk
 from .datasets.parts import ROLES, check_fold, choose_part, divide, find_name, look, part_of
 from .datasets.paths import PathList
 from .datasets.source import Source, are_replaced
-from .decode import BadImageError
+from .decode import NPY_START, BadImageError
 from .gather import Windows, reflect, shift_and_flip
 from .loader import EvalData, TrainData
 from .samples import LEFT_OUT, Note, Samples

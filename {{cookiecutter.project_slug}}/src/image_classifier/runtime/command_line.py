@@ -77,14 +77,19 @@ def naming_flags_of(kind: type) -> Iterator[None]:
 
 def with_short_forms(words: list[str], flags: list[str]) -> list[str]:
     """The words of a command line, with whole flags for the short forms of `flags` among them."""
-    known = {short: whole for short, whole in SHORT_FORMS.items() if whole[0][2:] in flags}
+    known = short_forms(flags)
     return [whole for word in words for whole in known.get(word, [word])]
+
+
+def short_forms(flags: list[str]) -> dict[str, list[str]]:
+    """Those of SHORT_FORMS that stand for one of `flags`."""
+    return {s: whole for s, whole in SHORT_FORMS.items() if whole[0].removeprefix("--") in flags}
 
 
 def check_flags(words: list[str], flags: list[str]) -> None:
     """Reject an unknown flag; suggest the closest one, with or without its section, or `train`."""
     of_train = {f"--{known}" for known in flags_of(Config)} | SHORT_FORMS.keys()
-    names = [*flags, *(short[2:] for short, whole in SHORT_FORMS.items() if whole[0][2:] in flags)]
+    names = [*flags, *(short.removeprefix("--") for short in short_forms(flags))]
     forms = {form: known for known in reversed(names) for form in (known, *known.split("."))}
     for word in words:
         name = flag(word.partition("=")[0])  # tyro accepts underscores, too

@@ -64,7 +64,6 @@ class RunLogger:
         self.loss = torch.full((), row["loss"], device=self.world.device)  # summed since `row_step`
         self.row_step = row["step"]  # of the last row with a training loss
         self.image_size = 0  # of the last step
-        self.best_by = state.best_by
         self.score = ""  # of the last evaluation, in words
         self.message = ""  # why the run ended early
         self.result: dict[str, float] = {}  # all metrics of the best weights, and their step
@@ -227,11 +226,12 @@ class RunLogger:
         """
         if self.world.is_main:  # the checkpoint that follows keeps it
             self.state.decision = choose_decision(scores.predictions, self.config.run)
+        best_by = self.state.best_by
         has_all = self.world.is_main and (is_last or step == self.total_steps)
-        metrics = scores.metrics(*(scores.names if has_all else [self.best_by]))
-        self.score = "  " + metric_text(self.best_by, scores.value(self.best_by), digits=1)
+        metrics = scores.metrics(*(scores.names if has_all else [best_by]))
+        self.score = "  " + metric_text(best_by, scores.value(best_by), digits=1)
         self.write(step, metrics)
-        self.say(f"{self.place(step)}  {what}: {phrase(metrics, self.best_by)}")
+        self.say(f"{self.place(step)}  {what}: {phrase(metrics, best_by)}")
         if step < self.total_steps:
             self.conclude(scores, metrics, "not finished")
         self.restart_clock(step)
@@ -261,7 +261,7 @@ class RunLogger:
                 scores.predictions.save(path, state.best_step)
             except OSError as error:
                 self.say(f"cannot write {path}: {error.strerror}")
-            self.say(scores.text(self.best_by, state.decision))
+            self.say(scores.text(state.best_by, state.decision))
         if why := self.message or others:
             self.say(why)
         folder = printable(str(self.folder))

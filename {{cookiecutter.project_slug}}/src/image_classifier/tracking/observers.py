@@ -16,6 +16,7 @@ from ..data import Augmented, EvalData, TrainData
 from ..extensions import find_tools
 from ..metrics import NO_DECISION, Decision, Predictions
 from ..precision import Precision
+from ..preprocess import Normalize
 from ..runtime.distributed import World
 
 
@@ -29,6 +30,7 @@ class Setup:
     val_data: EvalData
     model: nn.Module  # on its device, and not wrapped for DDP
     precision: Precision
+    normalize: Normalize
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,8 @@ from ...data import LEFT_OUT, EvalData, cache_folder
 from ...errors import UserError
 from ...evaluate import predict_features
 from ...models import find_head
-from ...precision import Precision
-from ...preprocess import Normalize
 from ...runtime.config_dict import to_save
 from ...runtime.console import Progress, clock
-from ...runtime.distributed import World
 from ...runtime.files import write_whole
 from ...runtime.out_of_memory import smaller_batch_on_oom
 from ...tracking import Setup
@@ -40,7 +37,7 @@ class Features(NamedTuple):
     note: str  # where they come from
 
 
-def compute_features(setup: Setup, data: EvalData, normalize: Normalize) -> Features:
+def compute_features(setup: Setup, data: EvalData) -> Features:
     """The features of all images of `data`, in evaluation; from the cache if they are there.
 
     Each rank computes those of its images.
@@ -61,7 +58,8 @@ def compute_features(setup: Setup, data: EvalData, normalize: Normalize) -> Feat
         return Features(*kept, f"read from {str(path)!a}")
     damage = f", as {str(path)!a} is damaged" * path.exists()
     was_training = model.training
-    values, labels = features_of(model.eval(), data, normalize, setup.precision, world)
+    model.eval()
+    values, labels = features_of(setup, data)
     model.train(was_training)
     if world.is_main and not left_out(labels).any():  # an unreadable image must be noted each time
         with suppress(OSError):  # a folder that can't be written: they are computed again
@@ -71,16 +69,16 @@ def compute_features(setup: Setup, data: EvalData, normalize: Normalize) -> Feat
     return Features(values, labels, f"computed in {clock(monotonic() - began)}{damage}")
 
 
-def features_of(
-    model: nn.Module, data: EvalData, normalize: Normalize, precision: Precision, world: World
-) -> tuple[Tensor, Tensor]:
+def features_of(setup: Setup, data: EvalData) -> tuple[Tensor, Tensor]:
     """Features and labels of all images of `data`, of which each rank computes its part."""
+    world = setup.world
+    how = setup.normalize, setup.precision
     progress = Progress(len(data))
     found = []
     done = 0
     with smaller_batch_on_oom("--data.batch-size", data.data.batch_size):
         for batch in data.batches():
-            _, values = predict_features(model, batch.images, normalize, precision)
+            _, values = predict_features(setup.model, batch.images, *how)
             found.append((values, batch.labels))
             done += len(values) * world.size
             if world.is_main:

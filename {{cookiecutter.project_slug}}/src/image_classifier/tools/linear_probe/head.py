@@ -17,7 +17,6 @@ from ...config import Config
 from ...data import LEFT_OUT, Source
 from ...errors import UserError
 from ...models import begin_at_zero, find_head
-from ...preprocess import Normalize
 from ...runtime.console import some
 from ...tracking import Setup, blank_logits
 from .features import Features, compute_features, left_out
@@ -42,7 +41,7 @@ class Fit(NamedTuple):
     note: str  # the penalty and the score on images that were left out
 
 
-def fit_head(setup: Setup, normalize: Normalize) -> str:
+def fit_head(setup: Setup) -> str:
     """Fit the last layer of a model, whose other weights are trained, to the training images.
 
     It is zeros, and stays so where it can't be fitted. Returns a note for the log; every rank has
@@ -61,7 +60,7 @@ def fit_head(setup: Setup, normalize: Normalize) -> str:
     note = ""
     if not why:
         with closing(data.open_split("train")) as train:
-            features = compute_features(setup, train, normalize)
+            features = compute_features(setup, train)
         note = f"linear probe of {features.values.shape[1]:,} features, {features.note}"
         if world.is_main:
             note += fit_layer(layer, features, data.weights, config.seed)
@@ -111,13 +110,13 @@ def misfit(config: Config, layer: nn.Module, source: Source) -> str:
 
 def fit_layer(layer: nn.Linear, features: Features, weights: Tensor | None, seed: int) -> str:
     """Fit `layer` to features; `weights` are those of the images. Returns a note for the log."""
+    import sklearn.linear_model  # noqa: F401 - what is loaded later would have all threads
+    from threadpoolctl import threadpool_limits
+
     known = ~left_out(features.labels)
     weights = None if weights is None else weights.cpu()[known]
     values = features.values[known]
     labels = features.labels[known]
-    import sklearn.linear_model  # noqa: F401 - what is loaded later would have all threads
-    from threadpoolctl import threadpool_limits
-
     # Threads wait for each other after each small product: several take ten times the CPU time of
     # one with 300 x 256 features, and where other programs keep the cores busy ten times as long.
     threads = 1 if values.numel() < LARGE else None

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ...data import Augmented, Source
 from ...extensions import function
-from ...preprocess import Normalize
 from ...runtime.console import printable, say
 from ...tracking import Observer, Result, Setup
 from . import page
@@ -19,16 +18,13 @@ PAGE_SECONDS = 60.0  # between two writings of the page, which take a second or 
 
 def open_observer(setup: Setup) -> Observer:
     """Keep images of the first step, and write the page once in a while."""
-    config = setup.config
-    folder = Path(config.run.dir)
-    source = setup.train_data.source
-    normalize = Normalize(source, config.data.max_size, setup.precision, config.augment)
+    folder = Path(setup.config.run.dir)
     samples: page.Samples | None = None
     written = time.monotonic()
 
     def begin(step: int, batch: Augmented) -> None:
         nonlocal samples
-        pixels = denormalize(batch.images[:SAMPLES], source)
+        pixels = denormalize(batch.images[:SAMPLES], setup.train_data.source)
         samples = pixels, batch.labels[:SAMPLES].clone(), step
 
     def conclude(result: Result) -> str:
@@ -36,7 +32,7 @@ def open_observer(setup: Setup) -> Observer:
         if not result.is_last and time.monotonic() - written < PAGE_SECONDS:
             return ""
         open_explainer = result.model and function("heat", "open_explainer")
-        explain = open_explainer and open_explainer(result.model, normalize, setup.val_data)
+        explain = open_explainer and open_explainer(result.model, setup.normalize, setup.val_data)
         try:
             page.write_page(folder, result, samples, explain)
         except Exception as error:  # a full disk, or files that were changed

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ...data import COLORED, channel_axis, wrong_channels
+from ...data import COLORED, NPY_START, channel_axis, wrong_channels
 from ...errors import UserError
 from ...runtime.platform import install_command
 
 PLAIN, DEFLATE = 1, (8, 32946)  # compressions
-NPY_START = b"\x93NUMPY"
 
 # Both raise ValueError: of height, width, channels; and of the shape and the type of an array.
 CheckSize = Callable[[int, int, int], object]
