@@ -188,6 +188,16 @@ def test_no_image_is_missed_or_seen_twice_when_ranks_come_and_go(config, trained
     assert losses(config.run.dir)[-2:] == pytest.approx(losses(trained_once)[-2:], rel=1e-3)
 
 
+def test_three_ranks_that_go_on_from_a_checkpoint_end_as_if_they_had_not_stopped(config, tmp_path):
+    # Of three numbers, the last bit of the sum depends on the order.
+    config = changed(config, data__batch_size=12, run__evaluate_every_epochs=0.2)
+    unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
+    run_ranks(3, train, unbroken)
+    run_ranks(3, train_until, config, 3, False)
+    run_ranks(3, train, config)
+    assert_same(final(config), final(unbroken))
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_a_run_resumes_with_another_memory_layout(config, name, tmp_path):
     config = changed(config, optim__name=name, optim__lr=1e-3, optim__warmup_epochs=0)

@@ -1,7 +1,7 @@
 """How ranks train one model together: each has all weights, or what a tool says."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -90,3 +90,17 @@ def wrap_ddp(model: nn.Module, world: World, compute: ComputeConfig) -> nn.Modul
     if compute.gradient_dtype == "bf16":
         ddp_model.register_comm_hook(None, bf16_compress_hook)
     return ddp_model
+
+
+def choose_buckets(model: nn.Module, backward: Callable[[], object]) -> None:
+    """Let DDP choose its buckets by a backward pass that leaves nothing else behind.
+
+    It chooses them after the first one, in the order in which gradients came. Three ranks or more
+    add up a gradient in an order that depends on its place there: a run that goes on from a
+    checkpoint would round its first step differently.
+    """
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    backward()
+    for buffer, before in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+    model.zero_grad()

@@ -15,7 +15,7 @@ from .extensions import function, functions
 from .models import begin_at_zero, build_model
 from .optim import build_optimizer, build_schedule, set_lr, set_training
 from .pace import Pace
-from .parallel import open_parallel
+from .parallel import choose_buckets, open_parallel
 from .precision import Precision
 from .preprocess import Normalize
 from .runtime.distributed import World, join_world
@@ -167,14 +167,21 @@ class Training:
         )
         set_training(self.model, optim)
         self.ddp_model = self.parallel.wrap(self.model)
+        is_ddp = isinstance(self.ddp_model, DistributedDataParallel)
+        self.has_buckets = not is_ddp or self.world.size < 3  # two add up in either order
 
     def step(self, loaded: Batch, lr: float, micro_batch_size: int) -> tuple[Augmented, Tensor]:
         """Train on one batch; returns it as the model saw it, and its loss: () on the device."""
         state = self.state
+        how = self.loss_fn, self.precision, micro_batch_size
         set_lr(state.optimizer, lr)
+        if not self.has_buckets:
+            batch = self.augment(loaded, state.step)
+            choose_buckets(self.ddp_model, lambda: train_step(self.ddp_model, batch, *how))
+            self.has_buckets = True
         seed_layers(self.config.seed, state.step, self.world.rank, self.world.device)
         batch = self.augment(loaded, state.step)
-        loss = train_step(self.ddp_model, batch, self.loss_fn, self.precision, micro_batch_size)
+        loss = train_step(self.ddp_model, batch, *how)
         state.precision.step(state.optimizer)
         state.advance()
         return batch, loss
