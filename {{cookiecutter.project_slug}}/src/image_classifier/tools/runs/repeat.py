@@ -6,6 +6,7 @@ from ...metrics import find_metric, metric_title
 from ...runtime.files import write_json
 from .many_runs import as_json, mean_text, print_table, train_all
 from .recipe import Recipe
+from .saved_runs import grain_of
 from .statistics import mean_of
 
 
@@ -18,8 +19,7 @@ def repeat(recipe: Recipe, count: int) -> None:
     """
     seeds = range(recipe.config.seed, recipe.config.seed + count)
     runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
-    known = [run.predictions for run in runs if run.predictions]
-    grain = 1 / len(known[0].predicted) if known else 0.0  # the share of one image
+    grain = grain_of(runs)
     metric = runs[0].metric
     scores = {metric: "score", f"last_{metric}": "last_score"}
     is_share = find_metric(metric).is_percent
@@ -33,6 +33,6 @@ def repeat(recipe: Recipe, count: int) -> None:
         **{name: asdict(mean) for name, mean in means.items()},
     }
     write_json(recipe.folder / "results.json", content)
-    print_table("seed", [*seeds], runs)
+    print_table("seed", dict(zip(seeds, runs, strict=True)))
     for mean, of in zip(means.values(), ("best.pt", "the last weights"), strict=True):
         print(f"{metric_title(metric)} of {of} {mean_text(mean, f'{count} seeds', metric)}")
