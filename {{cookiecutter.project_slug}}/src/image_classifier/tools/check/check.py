@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import NoLabelsError, find_folders, has_suffix, look, open_files
+from ...data import NoLabelsError, find_folders, look, open_files, walk
 from ...errors import UserError
 from ...extensions import need_tool
 from ...runtime.console import clock, printable_path, say
@@ -78,13 +78,16 @@ def check(
         find_similar_names(images),
     ]
     every = choose_left_out(images, copies)
-    is_chosen = images.is_train | (images.stats["height"] == 0) | with_held_out
-    left_out = {n: why for n, why in every.items() if is_chosen[n]}
+    left_out = {
+        n: why
+        for n, why in every.items()
+        if with_held_out or n in images.unreadable or images.split(n) == "train"
+    }
     report = {
         "root": data.root,
         "images": images.counts(),
         **summarize(images),
-        "skipped": dict(skipped_files(images)) if is_folder else {},
+        "skipped": skipped_files(images) if is_folder else {},
         "findings": {finding.name: finding.items for finding in findings},
         "quarantine": {os.fsdecode(images.name(n)): why for n, why in left_out.items()},
     }
@@ -135,24 +138,19 @@ def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str
     return ("train", "val", "test")[: 2 + has_test], why
 
 
-def skipped_files(images: Images) -> Counter[str]:
+def skipped_files(images: Images) -> dict[str, int]:
     """How many files below `data.root` are not taken for images, by suffix, place or table."""
-    skipped: Counter[str] = Counter()
-    root = Path(images.data.root)
-    parts = {root, *(source.paths.root for source in images.sources if source.paths)}
-    count = len(images.labels) if images.data.labels else 0
-    listed = {images.name(number) for number in range(count)}
-    for path in filter(Path.is_file, root.rglob("*")):
-        if any(part.startswith((".", "__")) for part in path.relative_to(root).parts):
-            skipped["left behind by a system or tool"] += 1
-        elif not has_suffix(os.fsencode(path)):
-            suffix = path.suffix.lower()
-            skipped[f"of suffix {suffix!a}" if suffix else "without a suffix"] += 1
-        elif listed and os.fsencode(path.relative_to(root)) not in listed:
-            skipped["not in the table"] += 1
-        elif not listed and path.parent in parts:
-            skipped["in no folder of a class"] += 1
-    return skipped
+    root = os.fsencode(Path(images.data.root))
+    others: Counter[str] = Counter()
+    paths = [*walk(root, others)]
+    skipped = {f"of suffix {end!a}" if end else "without a suffix": n for end, n in others.items()}
+    if images.data.labels:
+        listed = {os.path.join(root, images.name(n)) for n in range(len(images.labels))}
+        skipped["not in the table"] = sum(path not in listed for path in paths)
+    else:
+        parts = {root, *(os.fsencode(source.paths.root) for source in images.sources)}
+        skipped["in no folder of a class"] = sum(os.path.dirname(path) in parts for path in paths)
+    return {what: count for what, count in skipped.items() if count}
 
 
 def group_duplicates(images: Images) -> tuple[list[Group], list[Group]]:
@@ -199,12 +197,11 @@ def find_duplicates(images: Images, copies: list[Group], alike: list[Group]) -> 
             what = "the same bytes" if is_same else "near-duplicates"
             found[kind].append(item(images, members, what))
     for members in alike:
-        found["alike"].append(item(images, members))
-        entries = found["alike"][-1]["images"]
+        entries = [images.entry(index) for index in members]
         classes = len({entry["class"] for entry in entries})
         where = ", ".join(dict.fromkeys(entry["split"] for entry in entries))
         what = f"{len(members):,} images of {classes:,} class{'es' * (classes > 1)}, in {where}"
-        found["alike"][-1]["what"] = what
+        found["alike"].append({"images": entries, "what": what})
     unreadable = [item(images, [n], reason) for n, reason in images.unreadable.items()]
     too_alike = "images too alike to judge: --quarantine leaves none out for that"
     return [
@@ -216,7 +213,7 @@ def find_duplicates(images: Images, copies: list[Group], alike: list[Group]) -> 
     ]
 
 
-def item(images: Images, members: Iterable[int], what: str = "") -> Item:
+def item(images: Images, members: Iterable[int], what: str) -> Item:
     """An item of a finding."""
     return {"images": [images.entry(index) for index in members], "what": what}
 

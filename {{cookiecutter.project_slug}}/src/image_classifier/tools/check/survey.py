@@ -137,16 +137,15 @@ class Images:
             pool.map(read, range(len(numbers)))
         return torch.from_numpy(grays)
 
-    @property
-    def is_train(self) -> np.ndarray:
-        """Which images are for training: (count,) bool."""
-        return np.array([split == "train" for split in self.splits])[self.split_of]
+    def split(self, index: int) -> str:
+        """The name of the split that an image is in."""
+        return self.splits[self.split_of[index]]
 
     def name(self, index: int) -> bytes:
         """The file's path from `data.root`, or such as `train[5]` for an image in memory."""
         source, number = self.place(index)
         if source.paths is None:
-            return f"{self.splits[self.split_of[index]]}[{number}]".encode()
+            return f"{self.split(index)}[{number}]".encode()
         return source.paths.from_folder(self.data.root, number)
 
     def shown(self, index: int) -> str:
@@ -155,11 +154,11 @@ class Images:
 
     def entry(self, index: int) -> dict[str, str]:
         """The image as a finding lists it."""
-        split = self.splits[self.split_of[index]]
         label = self.labels[index]
         several = np.flatnonzero(label == 1) if self.labels.ndim == 2 else [label]
         name = "|".join(self.classes[number] for number in several)
-        return {"path": os.fsdecode(self.name(index)), "split": split, "class": name}
+        path = os.fsdecode(self.name(index))
+        return {"path": path, "split": self.split(index), "class": name}
 
     def is_conflict(self, members: np.ndarray) -> bool:
         """Whether the labels of images differ; unknown ones do not."""
