@@ -162,11 +162,9 @@ def compare_models(names: Names, one: Run, other: Run) -> list[str]:
                 f"{str(run.folder)!a} has no predictions.safetensors of its best weights, which a "
                 "run writes at its end: run its command again, which takes one evaluation"
             )
-    target = one.predictions.target
-    counted, right = counted_and_correct(one.predictions.predicted, target)
-    other_counted, other_right = counted_and_correct(
-        other.predictions.predicted, other.predictions.target
-    )
+    first, second = one.predictions, other.predictions
+    counted, right = counted_and_correct(first.predicted, first.target)
+    other_counted, other_right = counted_and_correct(second.predicted, second.target)
     counted = counted & other_counted
     count = int(counted.sum())
     only_first = int((right & ~other_right & counted).sum())
@@ -174,7 +172,7 @@ def compare_models(names: Names, one: Run, other: Run) -> list[str]:
     p_value = mcnemar(only_first, only_second)
     found = by_images(only_first, only_second, max(1, count))
     basis = f"{count:,} images, McNemar's p {p_value:.2g}"
-    metric = "top1" if target.ndim == 1 else "exact"
+    metric = "top1" if first.target.ndim == 1 else "exact"
     text = difference_text(names, found, basis, p_value < 1 - CONFIDENCE, metric)
     return [
         f"{metric_title(metric)} of best.pt: {text}",

@@ -146,15 +146,17 @@ def read_predictions(path: Path) -> SavedPredictions | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            predicted = file.get_tensor("predicted")
-            target = file.get_tensor("target")
             about = about_tensors(file.metadata(), "files", "classes")
-            images = str(about["images"])
-            step = int(about["step"])
-            files = dict(about.get("files", {}))
-            classes = tuple(map(str, about["classes"]))
-        if predicted.ndim > 2 or predicted.shape != target.shape:
+            saved = SavedPredictions(
+                predicted=file.get_tensor("predicted"),
+                target=file.get_tensor("target"),
+                images=str(about["images"]),
+                files=dict(about.get("files", {})),
+                classes=tuple(map(str, about["classes"])),
+                step=int(about["step"]),
+            )
+        if saved.predicted.ndim > 2 or saved.predicted.shape != saved.target.shape:
             raise ValueError("predictions and targets differ in number")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{str(path)!a} can't be read: {error}") from error
-    return SavedPredictions(predicted, target, images, files, classes, step)
+    return saved
