@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from os import environ
 from typing import Any
 
@@ -16,22 +17,50 @@ import torch
 from ...config import FREE_TO_CHANGE
 from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
 from ...extensions import of_tools
-from ...metrics import metric_number, scale
+from ...metrics import find_metric, metric_number, metric_title, scale
 from ...runtime.config_dict import flatten
 from ...runtime.console import say
 from ...runtime.distributed import World
-from ...runtime.files import read_object
+from ...runtime.files import read_object, write_json
 from ...runtime.machine import num_threads
 from ...runtime.run_dir import open_run
 from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ...tasks import metric_of
 from .child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
 from .recipe import Recipe
-from .saved_runs import Run, columns, read_run
-from .statistics import CONFIDENCE, Mean
+from .saved_runs import Run, columns, grain_of, read_run
+from .statistics import CONFIDENCE, Mean, mean_of
 
 Knobs = dict[str, Any]  # options by their dotted names
 Place = dict[str, str]  # the environment variables that give a run its GPUs and its cores
+
+
+def repeat(recipe: Recipe, count: int) -> None:
+    """Train with `count` seeds, and print and write what the runs reach.
+
+    Raises:
+        UserError: if a run cannot be trained so.
+        FaultError: if a run failed, or a signal ended this.
+    """
+    seeds = range(recipe.config.seed, recipe.config.seed + count)
+    runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
+    grain = grain_of(runs)
+    metric = runs[0].metric
+    is_share = find_metric(metric).is_percent
+    scores = {metric: "score", f"last_{metric}": "last_score"}
+    means = {
+        name: mean_of([getattr(run, score) for run in runs], grain, is_share=is_share)
+        for name, score in scores.items()
+    }
+    content = {
+        "preset": recipe.preset,
+        "runs": [{"seed": run.seed} | as_json(run) for run in runs],
+        **{name: asdict(mean) for name, mean in means.items()},
+    }
+    write_json(recipe.folder / "results.json", content)
+    print_table("seed", dict(zip(seeds, runs, strict=True)))
+    for mean, of in zip(means.values(), ("best.pt", "the last weights"), strict=True):
+        print(f"{metric_title(metric)} of {of} {mean_text(mean, f'{count} seeds', metric)}")
 
 
 def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
