@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy.sparse import coo_array, csgraph
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity, grid_sample
+from torch.nn.functional import adaptive_avg_pool2d, grid_sample
 
 SIDE, FINE_SIDE = 32, 64  # pixels of the gray images of the first look, and of the second
 FLAT_STD = 3.0  # of 255: an image of less contrast has nothing to compare but JPEG noise
@@ -149,8 +149,10 @@ def aligned_correlation(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         warp = align(*(box_blur(fine_detail(images), 3) for images in small), warp)
     moved, is_inside = warped(fine_detail(second), warp)
     still = fine_detail(first) * is_inside
-    whole = cosine_similarity(still.flatten(1), moved.flatten(1))
-    moved = moved * contrast(still, moved)
+    energy = still.square().sum((1, 2))
+    energy_of_other = moved.square().sum((1, 2)).clamp(min=1e-3)
+    whole = (still * moved).sum((1, 2)) / (energy * energy_of_other).sqrt().clamp(min=1e-3)
+    moved = moved * (energy / energy_of_other).sqrt()[:, None, None]  # to the same contrast
     window = WINDOW[first.shape[1]]
     square, other, product = (
         box_blur(part, window) for part in (still.square(), moved.square(), still * moved)
@@ -181,20 +183,17 @@ def align(first: Tensor, second: Tensor, warp: Tensor) -> Tensor:
     for step in range(STEPS + 1):
         moved, is_inside = warped(second, warp)
         still = first * is_inside
-        score = cosine_similarity(still.flatten(1), moved.flatten(1))
+        product = (still * moved).sum((1, 2))
+        energy = moved.square().sum((1, 2)).clamp(min=1e-3)
+        score = product / (energy * still.square().sum((1, 2))).sqrt().clamp(min=1e-3)
         is_better = score > highest
         best = torch.where(is_better[:, None], warp, best)
         highest = torch.maximum(score, highest)
         if step < STEPS:
-            rest = still - moved * contrast(still, moved) * score[:, None, None]
+            rest = still - moved * (product / energy)[:, None, None]
             change = (solver @ rest.flatten(1)[:, :, None])[:, :, 0]
             warp = (warp + change).clamp(-MAX_WARP, MAX_WARP)
     return best
-
-
-def contrast(first: Tensor, second: Tensor) -> Tensor:
-    """The factor by which images have more contrast than others: (pairs, 1, 1)."""
-    return first.norm(dim=(1, 2), keepdim=True) / second.norm(dim=(1, 2), keepdim=True).clamp(0.03)
 
 
 def places(side: int) -> Tensor:
