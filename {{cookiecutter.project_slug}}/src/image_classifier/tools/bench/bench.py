@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ...config import Config
-from ...data import Samples, choose_workers
 from ...errors import UserError, choose
 from ...runtime.config_dict import changed_knobs, flatten, words_of
 from ...runtime.distributed import join_world
@@ -24,16 +23,8 @@ from ...runtime.run_dir import environment, open_run
 from ...settle import settle
 from .data_loading import SAMPLE
 from .measure import CONFIDENCE, FULL, QUICK, Budget, Row, measure, table_line
-from .timed_run import (
-    DatasetCache,
-    Setup,
-    UnavailableError,
-    Variant,
-    Variants,
-    kept_switches,
-    with_knobs,
-)
-from .tips import SLOW, TIPS
+from .timed_run import DatasetCache, Setup, Variant, Variants, kept_switches, with_knobs
+from .tips import NEED_GPU, SLOW, TIPS
 
 MIN_BATCH_SIZE = 16  # that still tells what a larger batch would gain
 MIN_ROWS = 3  # that are measured however long it takes
@@ -88,12 +79,12 @@ def bench(  # noqa: PLR0917 - what to measure
                 if row.variants:
                     left = sum(not other.reason for other in queue[number:])
                     seconds = min(budget.row_seconds, spare / left)
-                    row.timings = measure(row.variants, datasets, budget, seconds)
+                    measure(row.variants, datasets, budget, seconds)
                 for line in row.lines():
                     text.append(line)
                     print(line, flush=True)
                 if row is best and leave_out:
-                    tuned = with_knobs(setup.config, **best_knobs(best))
+                    tuned = with_knobs(setup.config, best_knobs(best))
                     queue += plan_left_out(rows, replace(setup, config=tuned), budget)
                 about |= {"rows": [r.json() for r in queue if r is not best], "best": best.json()}
                 write_json(folder / "bench.json", about)
@@ -112,25 +103,24 @@ def open_setup(config: Config, datasets: DatasetCache, budget: Budget) -> tuple[
         The setup, and how many images per second the preset trains with.
     """
     world = datasets.world
-    data = datasets.open(with_knobs(config, data__workers=0))
+    data = datasets.open(with_knobs(config, {"data.workers": 0}))
     config, _ = settle(config, data, world)
-    crops = config.augment if data.cropper == "workers" else None
-    samples = Samples(data.source, config.data.image_size, config.seed, crops)
-    workers, _ = choose_workers(config.data, samples, world)
-    share = max(1, config.data.batch_size // num_processes(config.run, config.compute))
+    streamed = datasets.open(with_knobs(config, {"data.where": "stream"}))
+    streamed.close()
+    images = {"data.where": data.where, "data.workers": streamed.workers}
+    size = max(1, config.data.batch_size // num_processes(config.run, config.compute))
+    once = replace(budget, rounds=(1, 1))
     while True:
-        config = with_knobs(
-            config, data__where=data.where, data__workers=workers, data__batch_size=share
-        )
-        once = replace(budget, rounds=(1, 1))
-        timing = measure({"preset": Variant(config)}, datasets, once, 0)["preset"]
-        if not timing.rate:
-            raise UserError(f"the preset can't be trained as it stands: {timing.failure}")
-        less = affordable_batch_size(share, config.optim.accumulate, timing.rate, budget)
-        if less == share:
-            return Setup(config, world, datasets.open(config)), timing.rate
-        print(f"a step takes {share / timing.rate:.2f} s: here with {less} images", flush=True)
-        share = less
+        config = with_knobs(config, images | {"data.batch_size": size})
+        preset = Variant(config)
+        measure({"preset": preset}, datasets, once, 0)
+        if not preset.rate:
+            raise UserError(f"the preset can't be trained as it stands: {preset.failure}")
+        less = affordable_batch_size(size, config.optim.accumulate, preset.rate, budget)
+        if less == size:
+            return Setup(config, world, datasets.open(config)), preset.rate
+        print(f"a step takes {size / preset.rate:.2f} s: here with {less} images", flush=True)
+        size = less
 
 
 def affordable_batch_size(size: int, parts: int, rate: float, budget: Budget) -> int:
@@ -145,10 +135,11 @@ def plan_row(name: str, setup: Setup, is_asked: bool, budget: Budget) -> Row:
     """The variants of a tip, or the reason why it can't be measured."""
     if name in SLOW and budget is QUICK and not is_asked:
         return Row(name, reason=f"takes a minute: without --quick, or with --rows {name}")
-    try:
-        variants = TIPS[name](setup)
-    except UnavailableError as error:
-        return Row(name, reason=str(error))
+    if name in NEED_GPU and setup.world.device.type != "cuda":
+        return Row(name, reason="needs a GPU")
+    variants = TIPS[name](setup)
+    if isinstance(variants, str):
+        return Row(name, reason=variants)
     first = next(iter(variants.values()))
     note = " ".join(words_of(changed_knobs(first.config, setup.config)))
     return Row(name, note=note, variants=variants)
@@ -172,40 +163,34 @@ def introduce(setup: Setup, rows: list[Row], budget: Budget, rate: float) -> str
 
 def count(rows: list[Row]) -> int:
     """How many tips were measured."""
-    return sum(any(timing.seconds for timing in row.timings.values()) for row in rows)
+    return sum(any(variant.seconds for variant in row.variants.values()) for row in rows)
 
 
 def combine(setup: Setup, rows: list[Row]) -> Variants:
     """The preset, and all knobs together that were found to be faster; nothing without any."""
     knobs: dict[str, Any] = {}
     for row in rows:
-        plain = {
-            name: variant.config
-            for name, variant in row.variants.items()
-            if variant.change is None and variant.is_choice
-        }
-        current = next((name for name, config in plain.items() if config == setup.config), None)
-        if current is None:  # the preset itself was not measured
-            continue
-        gains = {name: row.gain(current, name) for name in plain}
+        choices = {n: v for n, v in row.variants.items() if v.is_choice and v.change is None}
+        current = [name for name, variant in choices.items() if variant.config == setup.config]
+        gains = {name: row.gain(name, current[0]) for name in choices if current}
         better = {name: gain.median for name, gain in gains.items() if gain and gain.is_faster}
         if better:
-            best = plain[max(better, key=better.__getitem__)]
-            knobs |= changed_knobs(best, setup.config)
-    together = {"best": Variant(with_knobs(setup.config, **knobs))}
+            best = choices[max(better, key=better.__getitem__)]
+            knobs |= changed_knobs(best.config, setup.config)
+    together = {"best": Variant(with_knobs(setup.config, knobs))}
     return {"preset": Variant(setup.config)} | together if knobs else {}
 
 
 def best_knobs(best: Row) -> dict[str, Any]:
     """The knobs that are faster together; none where they are not."""
-    gain = best.gain("preset", "best") if best.timings else None
+    gain = best.gain("best") if best.variants else None
     configs = [variant.config for variant in best.variants.values()]
     return changed_knobs(*reversed(configs)) if gain and gain.is_faster else {}
 
 
 def plan_left_out(rows: list[Row], tuned: Setup, budget: Budget) -> Iterator[Row]:
     """For each tip that the best setting has: that setting, and the same without the tip."""
-    names = [row.name for row in rows if any(row.variants[n].is_choice for n in row.timings)]
+    names = [row.name for row in rows if any(v.is_choice for v in row.variants.values())]
     for row in (plan_row(name, tuned, True, budget) for name in names):
         without = next(iter(row.variants), "")
         for name, variant in row.variants.items():
@@ -217,12 +202,12 @@ def plan_left_out(rows: list[Row], tuned: Setup, budget: Budget) -> Iterator[Row
 def conclude(best: Row, rows: list[Row], config: Config, preset: Config, command: str) -> str:
     """The last line: the command line of the best setting that was measured."""
     knobs = best_knobs(best)
-    changed = changed_knobs(with_knobs(config, **knobs), preset, {"run.dir"})
+    changed = changed_knobs(with_knobs(config, knobs), preset, {"run.dir"})
     line = shlex.join([*shlex.split(command), *words_of(changed)])
     skipped = sum(row.reason.startswith(NO_TIME) for row in rows)
     found = f"of {count(rows)} measured tips"
     found += f" ({skipped} skipped for lack of time)" * bool(skipped)
     result = f"none {found} helps"
     if knobs:
-        result = f"best setting {found}, {best.gain('preset', 'best')} against the preset"
+        result = f"best setting {found}, {best.gain('best')} against the preset"
     return f"{result}: {line}"

@@ -17,7 +17,7 @@ from ...data import DATASETS, Batch, Samples, fits_memory, prefetched, worker_co
 from ...extensions import find_tool
 from ...runtime import platform
 from ...runtime.machine import num_cores
-from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
+from .timed_run import Setup, TimedRun, Variant, Variants, by_knob, with_knobs
 
 SAMPLE = "bench_sample"  # dataset of some of the images, and the folder of its prepared ones
 PREPARED_IMAGES = 512  # that are prepared to measure it; at least two batches
@@ -30,39 +30,36 @@ def num_workers(setup: Setup) -> Variants:
     counts = {0, int(config.data.workers), *worker_counts(num_cores())}
     # This process has one of the GPUs.
     rule = {4: " (4 x GPUs)"} if setup.world.device.type == "cuda" else {}
-    return {
-        f"{count}{rule.get(count, '')}": Variant(with_knobs(config, data__workers=count))
-        for count in sorted(counts | {*rule})
-    }
+    names = {f"{count}{rule.get(count, '')}": count for count in sorted(counts | {*rule})}
+    return by_knob(config, "data.workers", names)
 
 
 def prefetch(setup: Setup) -> Variants:
     """Decode several batches ahead of the one in use."""
     config = streamed(setup.config)
     depths = sorted({1, 4, 16, config.data.prefetch_batches})
-    return {f"{n} ahead": Variant(with_knobs(config, data__prefetch_batches=n)) for n in depths}
+    return by_knob(config, "data.prefetch_batches", {f"{n} ahead": n for n in depths})
 
 
 def persistent_workers(setup: Setup) -> Variants:
     """Keep the workers, instead of starting new ones for each epoch."""
-    return compare_loaders(setup, "persistent", {"new in each epoch": False, "kept": True})
+    ways = {"new in each epoch": {"persistent_workers": False}, "kept": {}}
+    return compare_loaders(setup, ways)
 
 
 def pin_memory(setup: Setup) -> Variants:
     """Copy to the GPU from page-locked memory."""
-    setup.need_gpu()
-    return compare_loaders(setup, "pin", {"pageable": False, "pinned": True})
+    return compare_loaders(setup, {"pageable": {"pin_memory": False}, "pinned": {}})
 
 
 def non_blocking(setup: Setup) -> Variants:
     """Copy the next batch in a side stream while the model computes."""
-    setup.need_gpu()
-    return compare_loaders(setup, "copy", {"blocking": "blocking", "side stream": "side stream"})
+    return compare_loaders(setup, {n: {"copy": n} for n in ("blocking", "side stream")})
 
 
 def uint8(setup: Setup) -> Variants:
     """Hand over batches as bytes, and normalize on the device."""
-    return compare_loaders(setup, "as_float", {"float32 from workers": True, "uint8": False})
+    return compare_loaders(setup, {"float32 from workers": {"as_float": True}, "uint8": {}})
 
 
 def shared_batches(setup: Setup) -> Variants:
@@ -74,13 +71,13 @@ def shared_batches(setup: Setup) -> Variants:
 def streamed(config: Config) -> Config:
     """`config`, with images that workers decode for every batch."""
     workers = max(1, int(config.data.workers))
-    return with_knobs(config, data__where="stream", data__workers=workers)
+    return with_knobs(config, {"data.where": "stream", "data.workers": workers})
 
 
-def compare_loaders(setup: Setup, option: str, values: dict[str, Any]) -> Variants:
-    """Variants that differ in an option of `use_dataloader`."""
+def compare_loaders(setup: Setup, ways: dict[str, dict[str, Any]]) -> Variants:
+    """A variant for each named way to call `use_dataloader`."""
     config = streamed(setup.config)
-    return {n: Variant(config, partial(use_dataloader, **{option: v})) for n, v in values.items()}
+    return {n: Variant(config, partial(use_dataloader, **way)) for n, way in ways.items()}
 
 
 class PlainDataset(Dataset):
@@ -105,24 +102,19 @@ class PlainDataset(Dataset):
 
 
 def use_dataloader(
-    run: TimedRun,
-    *,
-    as_float: bool = False,
-    persistent: bool = True,
-    pin: bool = True,
-    copy: str = "non-blocking",
+    run: TimedRun, *, as_float: bool = False, copy: str = "non-blocking", **options: bool
 ) -> None:
-    """Load batches by a standard DataLoader; `copy` is how they get to the device."""
+    """Load batches by a standard DataLoader with `options`; `copy` is how they reach the device."""
     data = run.data
     device = run.world.device
     batch_sampler: list[list[tuple[int, int]]] = []
+    usual = {"persistent_workers": True, "pin_memory": device.type == "cuda"}
     loader = DataLoader(
         PlainDataset(data.loader.samples, as_float),
         batch_sampler=batch_sampler,
         num_workers=data.workers,
-        persistent_workers=persistent and data.workers > 0,
-        pin_memory=pin and device.type == "cuda",
-        multiprocessing_context=platform.START_METHOD if data.workers else None,
+        multiprocessing_context=platform.START_METHOD,
+        **(usual | options),
     )
 
     def batches(start: int, stop: int) -> Iterator[Batch]:
@@ -139,60 +131,59 @@ def use_dataloader(
             yield Batch(*(part.to(device, non_blocking=copy == "non-blocking") for part in host))
 
     run.batches = batches
-    run.restarts_workers = not persistent
+    run.restarts_workers = not loader.persistent_workers
     if as_float:
         plain = partial(Tensor.contiguous, memory_format=run.normalize.memory_format)
         config = run.config
         run.augment = build_augment(config.augment, data, plain, run.world, config.seed)
 
 
-def resident(setup: Setup) -> Variants:
+def resident(setup: Setup) -> Variants | str:
     """Keep all images in memory, on the device if they fit."""
     config = setup.config
     source = setup.data.source
     count = len(source)
     if config.data.where == "stream" and source.pixels is None and count > RESIDENT_IMAGES:
         count = max(RESIDENT_IMAGES, config.data.batch_size)
-        config = with_knobs(config, data__limit=count)
+        config = with_knobs(config, {"data.limit": count})
     needed_bytes = count * config.data.image_size**2 * source.pixel_bytes
-    where = config.data.where
-    world = setup.world
-    can_stay = {
-        "host": where == "host" or fits_memory(needed_bytes, torch.device("cpu"), world),
-        "device": where == "device" or fits_memory(needed_bytes, world.device, world),
+    homes = {"host": torch.device("cpu"), "device": setup.world.device}
+    fitting = {
+        where: where
+        for where, device in homes.items()
+        if where == config.data.where or fits_memory(needed_bytes, device, setup.world)
     }
-    if not any(can_stay.values()):
-        raise UnavailableError(f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory")
-    configs = {"stream": streamed(config)}
-    configs |= {name: with_knobs(config, data__where=name) for name, can in can_stay.items() if can}
+    if not fitting:
+        return f"{needed_bytes / 2**30:,.0f} GB of images, too much for memory"
     is_same = config.augment.crop != "resized"  # else the pixels change
-    return {name: Variant(changed, is_choice=is_same) for name, changed in configs.items()}
+    stays = by_knob(config, "data.where", fitting, is_choice=is_same)
+    return {"stream": Variant(streamed(config), is_choice=is_same)} | stays
 
 
-def prepared(setup: Setup) -> Variants:
+def prepared(setup: Setup) -> Variants | str:
     """Write photographs once at the size that training needs, and read those."""
     source = setup.data.source
     data = setup.config.data
     config = streamed(setup.config)
     if source.paths is None:
-        raise UnavailableError("needs photographs in files; these images are in memory")
+        return "needs photographs in files; these images are in memory"
     if source.recipe:
-        files = with_knobs(config, data__cache="off")
-        configs = {"files": files, f"prepared, {source.recipe}": config}
-        return {name: Variant(found, is_choice=False) for name, found in configs.items()}
+        caches = {"files": "off", f"prepared, {source.recipe}": data.cache}
+        return by_knob(config, "data.cache", caches, is_choice=False)
     preparing = find_tool("prepare", "prepare")
     if preparing is None:
-        raise UnavailableError("needs a tool that is not here: pretuned add prepare")
+        return "needs a tool that is not here: pretuned add prepare"
     count = min(len(source), max(PREPARED_IMAGES, 2 * data.batch_size))
     print(f"preparing {count:,} of the images, to measure it", flush=True)
     DATASETS[SAMPLE] = lambda *_: source.thinned(count)
-    config = with_knobs(config, data__name=SAMPLE, data__limit=0)
-    variants = {"files": Variant(with_knobs(config, data__cache="off"), is_choice=False)}
+    config = with_knobs(config, {"data.name": SAMPLE, "data.limit": 0})
     kind = data.channels, data.bits
-    for form in ("jpeg", "raw") if kind == (3, 8) else ("raw",):
-        cached = with_knobs(config, data__cache=str(Path(config.run.dir, SAMPLE, form)))
-        usual = preparing.Recipe
+    forms = ("jpeg", "raw") if kind == (3, 8) else ("raw",)
+    caches = {f"prepared, {form}": str(Path(config.run.dir, SAMPLE, form)) for form in forms}
+    variants = by_knob(config, "data.cache", {"files": "off"} | caches, is_choice=False)
+    usual = preparing.Recipe
+    for form in forms:
         recipe = usual(form, max(usual.side, data.image_size), usual.quality, *kind)
-        preparing.prepare_images(cached.data, ("train",), recipe)
-        variants[f"prepared, {form}"] = Variant(cached, is_choice=False)
+        cached = variants[f"prepared, {form}"].config.data
+        preparing.prepare_images(cached, ("train",), recipe)
     return variants

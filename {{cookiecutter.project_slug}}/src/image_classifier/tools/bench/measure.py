@@ -13,8 +13,17 @@ from time import monotonic
 from typing import Any
 
 import torch
+from scipy.stats import quantile_test
 
-from .timed_run import DatasetCache, MultiProcessRun, TensorMemory, TimedRun, Variants
+from .timed_run import (
+    DatasetCache,
+    MultiProcessRun,
+    TensorMemory,
+    TimedRun,
+    Variant,
+    Variants,
+    kept_switches,
+)
 
 MIN_EFFECT = 0.02  # a smaller gain counts as none
 CONFIDENCE = 0.9  # of the interval for the median
@@ -45,11 +54,7 @@ class Gain:
     median: float
     low: float
     high: float
-
-    @property
-    def is_effect(self) -> bool:
-        """Whether it is more than noise, and large enough to count."""
-        return not self.low <= 1 <= self.high and abs(self.median - 1) >= MIN_EFFECT
+    is_effect: bool  # more than noise, and large enough to count
 
     @property
     def is_faster(self) -> bool:
@@ -63,60 +68,44 @@ class Gain:
 
 
 @dataclass
-class Timing:
-    """What was measured of one variant."""
-
-    batch_size: int
-    seconds: list[float] = field(default_factory=list)  # per step, of each round
-    failure: str = ""  # why it was not measured
-    peak_bytes: int = 0  # of memory in a step, where the variant tells it
-
-    @property
-    def rate(self) -> float | None:
-        """Images per second; None if it was not measured."""
-        return self.batch_size / median(self.seconds) if self.seconds else None
-
-
-@dataclass
 class Row:
-    """What was measured of one tip."""
+    """A tip, and what was measured of it."""
 
     name: str
     reason: str = ""  # why it can't be measured here
     note: str = ""  # knobs of its first variant that are not the preset's
     variants: Variants = field(default_factory=dict)
-    timings: dict[str, Timing] = field(default_factory=dict)  # by variant
 
-    def gain(self, before: str, after: str) -> Gain | None:
-        """The gain of one variant over another; None unless both were measured."""
-        pair = self.timings[before].seconds, self.timings[after].seconds
+    def gain(self, after: str, before: str = "") -> Gain | None:
+        """The gain of a variant over another, the first one; None unless both were measured."""
+        before = before or next(iter(self.variants))
+        pair = self.variants[before].seconds, self.variants[after].seconds
         return gain(*pair) if all(pair) and before != after else None
 
     def lines(self) -> Iterator[str]:
         """Rows of a Markdown table: tip, variant, images/s, and gain over the first."""
         if self.reason:
             yield table_line(self.name, self.reason)
-        first = next(iter(self.timings), "")
-        for name, timing in self.timings.items():
-            rate = f"{timing.rate:,.0f}" if timing.rate else timing.failure
-            gain = self.note if name == first else str(self.gain(first, name) or "")
-            memory = f"{timing.peak_bytes / 2**20:,.4g} MB per step" if timing.peak_bytes else ""
+        first = next(iter(self.variants), "")
+        for name, variant in self.variants.items():
+            rate = f"{variant.rate:,.0f}" if variant.rate else variant.failure
+            gain = self.note if name == first else str(self.gain(name) or "")
+            memory = f"{variant.peak_bytes / 2**20:,.4g} MB per step" if variant.peak_bytes else ""
             told = ", ".join(filter(None, (gain, memory)))
             yield table_line(self.name if name == first else "", name, rate, told)
 
     def json(self) -> dict[str, Any]:
         """Everything, for other programs."""
-        gains = {name: self.gain(next(iter(self.timings)), name) for name in self.timings}
         variants = [
             {
                 "name": name,
-                "images_per_second": timing.rate and round(timing.rate, 1),
-                "gain": (gain := gains[name]) and asdict(gain) | {"is_effect": gain.is_effect},
-                "seconds_per_step": timing.seconds,
-                "peak_bytes": timing.peak_bytes or None,
-                "failure": timing.failure,
+                "images_per_second": variant.rate and round(variant.rate, 1),
+                "gain": (gain := self.gain(name)) and asdict(gain),
+                "seconds_per_step": variant.seconds,
+                "peak_bytes": variant.peak_bytes or None,
+                "failure": variant.failure,
             }
-            for name, timing in self.timings.items()
+            for name, variant in self.variants.items()
         ]
         return {"name": self.name, "reason": self.reason, "note": self.note, "variants": variants}
 
@@ -127,47 +116,42 @@ def table_line(*cells: str) -> str:
     return f"| {' | '.join(f'{cell:{width}}' for cell, width in padded)} |"
 
 
-def measure(
-    variants: Variants, datasets: DatasetCache, budget: Budget, seconds: float
-) -> dict[str, Timing]:
+@kept_switches()
+def measure(variants: Variants, datasets: DatasetCache, budget: Budget, seconds: float) -> None:
     """Time the variants in turns, for about `seconds`."""
-    world = datasets.world
     began = monotonic()
-    timings = {name: Timing(v.config.data.batch_size) for name, v in variants.items()}
     runs: dict[str, TimedRun | MultiProcessRun] = {}
     paces: dict[str, float] = {}  # seconds per step
     try:
         for name, variant in variants.items():
-            with noting_failure(timings[name]):
+            with noting_failure(variant):
                 if variant.processes > 1:
                     runs[name] = MultiProcessRun(variant.config, variant.processes)
                 else:
                     data = datasets.open(variant.config)
-                    runs[name] = TimedRun(variant.config, world, data, variant.change)
+                    runs[name] = TimedRun(variant.config, datasets.world, data, variant.change)
                 paces[name] = warm_up(runs[name], budget)
                 if variant.tells_memory and not variant.config.compute.compile:
                     with TensorMemory() as memory:
                         runs[name].run(1)
-                    timings[name].peak_bytes = memory.peak
+                    variant.peak_bytes = memory.peak
         steps = max(1, math.ceil(budget.round_seconds / fmean(paces.values() or [1])))
         round_seconds = steps * sum(paces.values()) or 1
         fewest, most = budget.rounds
         rounds = max(fewest, min(most, int((seconds - monotonic() + began) / round_seconds)))
         for number in range(rounds):
             # There and back, so that none always comes after the same other.
-            for name in list(variants)[:: -1 if number % 2 else 1]:
-                if not timings[name].failure:
-                    with noting_failure(timings[name]):
-                        timings[name].seconds.append(runs[name].run(steps))
+            for name, variant in list(variants.items())[:: -1 if number % 2 else 1]:
+                if not variant.failure:
+                    with noting_failure(variant):
+                        variant.seconds.append(runs[name].run(steps))
     finally:
         for run in runs.values():
             run.close()
         runs.clear()
         torch._dynamo.reset()
         gc.collect()
-        if world.device.type == "cuda":
-            torch.cuda.empty_cache()
-    return timings
+        torch.cuda.empty_cache()  # does nothing if no GPU is in use
 
 
 def warm_up(run: TimedRun | MultiProcessRun, budget: Budget) -> float:
@@ -181,27 +165,24 @@ def warm_up(run: TimedRun | MultiProcessRun, budget: Budget) -> float:
 
 
 @contextlib.contextmanager
-def noting_failure(timing: Timing) -> Iterator[None]:
+def noting_failure(variant: Variant) -> Iterator[None]:
     """A block whose failure ends the measurement of this variant only."""
     try:
         yield
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        timing.seconds = []
-        timing.failure = f"failed: {reason}"
+        variant.seconds = []
+        variant.failure = f"failed: {reason}"
 
 
 def gain(before: list[float], after: list[float]) -> Gain:
     """How many times as fast `after` is as `before`, from times of the same rounds.
 
-    The interval is between two order statistics of the ratios, which holds for any distribution.
+    The interval is between two order statistics of the ratios, which holds for any distribution;
+    nan for fewer than five rounds.
     """
-    ratios = sorted(b / a for b, a in zip(before, after, strict=True))
-    count = len(ratios)
-    # The probability that at most `outer` ratios lie on one side of the true median.
-    outer = 0
-    outside = 2 * 0.5**count
-    while outside + 2 * math.comb(count, outer + 1) * 0.5**count <= 1 - CONFIDENCE:
-        outer += 1
-        outside += 2 * math.comb(count, outer) * 0.5**count
-    return Gain(median(ratios), ratios[outer], ratios[count - 1 - outer])
+    ratios = [b / a for b, a in zip(before, after, strict=True)]
+    middle = median(ratios)
+    low, high = map(float, quantile_test(ratios, p=0.5).confidence_interval(CONFIDENCE))
+    is_effect = (low > 1 or high < 1) and abs(middle - 1) >= MIN_EFFECT
+    return Gain(middle, low, high, is_effect)

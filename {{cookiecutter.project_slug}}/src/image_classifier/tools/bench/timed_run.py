@@ -8,8 +8,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import median
 from typing import Any
 from weakref import WeakSet
 
@@ -26,10 +27,6 @@ from ...runtime.seeding import seed_everything
 from ...train import Training
 
 
-class UnavailableError(Exception):
-    """A tip can't be measured here; the message says what it needs."""
-
-
 @dataclass(frozen=True)
 class Setup:
     """The user's preset, images and machine."""
@@ -38,30 +35,41 @@ class Setup:
     world: World
     data: TrainData  # the images as the preset uses them
 
-    def need_gpu(self) -> None:
-        """Raise `UnavailableError` without a GPU."""
-        if self.world.device.type != "cuda":
-            raise UnavailableError("needs a GPU")
+
+Change = Callable[["TimedRun"], object]  # of a run, once it is built
 
 
-@dataclass(frozen=True)
+@dataclass
 class Variant:
-    """One way to train."""
+    """One way to train, and what was measured of it."""
 
     config: Config
-    change: Callable[["TimedRun"], object] | None = None  # made to the run, where no knob does it
+    change: Change | None = None  # where no knob does it
     processes: int = 1  # that share a batch, each on its own GPU
     is_choice: bool = True  # changes nothing but speed, so it may be recommended
     tells_memory: bool = False  # of a step, too, unless the model is compiled
+    seconds: list[float] = field(default_factory=list)  # per step, of each round
+    failure: str = ""  # why it was not measured
+    peak_bytes: int = 0  # of memory in a step
+
+    @property
+    def rate(self) -> float | None:
+        """Images per second; None if it was not measured."""
+        return self.config.data.batch_size / median(self.seconds) if self.seconds else None
 
 
 Variants = dict[str, Variant]  # by name; the others are compared with the first
 
 
-def with_knobs(config: Config, **knobs: Any) -> Config:  # noqa: ANN401 - knobs have many types
-    """`config` with other values; `data__workers=2` is `data.workers`."""
-    dotted = {name.replace("__", "."): value for name, value in knobs.items()}
-    return unflatten(flatten(config) | dotted)
+def with_knobs(config: Config, knobs: dict[str, Any]) -> Config:
+    """`config` with other values of knobs, which have dotted names."""
+    return unflatten(flatten(config) | knobs)
+
+
+def by_knob(config: Config, knob: str, values: dict[str, Any], **about: bool) -> Variants:
+    """A variant for each of the named values of a knob; `about` are fields of all of them."""
+    configs = {name: with_knobs(config, {knob: value}) for name, value in values.items()}
+    return {name: Variant(found, **about) for name, found in configs.items()}
 
 
 def read_switches() -> list[partial]:
@@ -90,36 +98,30 @@ class TimedRun(Training):
     """A model in training; `run` times some of its steps. A tip may replace any attribute."""
 
     def __init__(
-        self,
-        config: Config,
-        world: World,
-        data: TrainData,
-        change: Callable[["TimedRun"], object] | None = None,
+        self, config: Config, world: World, data: TrainData, change: Change | None = None
     ) -> None:
         """Build what `config` says, and make a tip's `change` to it."""
-        with kept_switches():
-            seed_everything(config.seed, config.deterministic, world.device)
-            share = config.data.batch_size // world.size
-            super().__init__(config, world, data, share)
-            self.begin()
-            self.data = data
-            self.micro_batch_size = share // config.optim.accumulate
-            total_steps = data.steps_in(config.epochs)
-            lr_at = build_schedule(config.optim, data.steps_per_epoch, total_steps)
-            self.lr_at = lambda step: lr_at(step % total_steps)
-            self.loss = torch.zeros((), device=world.device)  # summed, as the log does
-            self.batches: Callable[[int, int], Iterator[Any]] = data.batches
-            self.train_on: Callable[[Any], None] = self.sum_loss
-            self.after_step: Callable[[], object] = lambda: None
-            self.around: Callable[[], AbstractContextManager] = nullcontext  # of a round
-            self.restarts_workers = False  # `batches` starts them, as each epoch would
-            if change is not None:
-                change(self)
-            self.switches = read_switches()
+        seed_everything(config.seed, config.deterministic, world.device)
+        share = config.data.batch_size // world.size
+        super().__init__(config, world, data, share)
+        self.begin()
+        self.data = data
+        self.micro_batch_size = share // config.optim.accumulate
+        self.total_steps = data.steps_in(config.epochs)
+        self.lr_at = build_schedule(config.optim, data.steps_per_epoch, self.total_steps)
+        self.loss = torch.zeros((), device=world.device)  # summed, as the log does
+        self.batches: Callable[[int, int], Iterator[Any]] = data.batches
+        self.train_on: Callable[[Any], None] = self.sum_loss
+        self.after_step: Callable[[], object] = lambda: None
+        self.around: Callable[[], AbstractContextManager] = nullcontext  # of a round
+        self.restarts_workers = False  # `batches` starts them, as each epoch would
+        if change is not None:
+            change(self)
+        self.switches = read_switches()
 
     def sum_loss(self, batch: Any) -> None:  # noqa: ANN401 - what `batches` yields
         """Train on one batch."""
-        lr = self.lr_at(self.state.step)
+        lr = self.lr_at(self.state.step % self.total_steps)
         self.loss += self.step(batch, lr, self.micro_batch_size)[1]
 
     def run(self, steps: int) -> float:
@@ -128,20 +130,21 @@ class TimedRun(Training):
         The clock runs from when the first batch is there to when the one after the last is, so that
         as many batches are loaded as are trained on, however many are loaded ahead.
         """
-        with kept_switches(), self.around():
-            for switch in self.switches:
-                switch()
+        synchronize = torch.get_device_module(self.world.device).synchronize
+        for switch in self.switches:
+            switch()
+        with self.around():
             called = time.perf_counter()
             start = self.state.step
             batches = iter(self.batches(start, start + steps + 1))
             batch = next(batches)
-            synchronize(self.world)
+            synchronize()
             began = time.perf_counter()
             for _ in range(steps):
                 self.train_on(batch)
                 self.after_step()
                 batch = next(batches)
-            synchronize(self.world)
+            synchronize()
             seconds = (time.perf_counter() - began) / steps
             for _ in batches:  # leaves the workers idle
                 pass
@@ -176,12 +179,6 @@ class TensorMemory(TorchDispatchMode):
         return result
 
 
-def synchronize(world: World) -> None:
-    """Wait until the device has finished."""
-    if world.device.type != "cpu":
-        torch.accelerator.synchronize(world.device)
-
-
 class DatasetCache:
     """Training images by the knobs that they depend on: opened and loaded once for many runs."""
 
@@ -201,9 +198,7 @@ class DatasetCache:
         data = copy.copy(self.known[key])
         data.data = config.data
         if data.where == "stream":
-            samples = data.loader.samples
-            note = data.note
-            data.loader, _ = open_loader(samples, config.data, self.world, note)
+            data.loader, _ = open_loader(data.loader.samples, config.data, self.world, data.note)
             data.workers = data.loader.num_workers
         return data
 
@@ -239,7 +234,7 @@ def start_rank(config: Config, variables: dict[str, str]) -> None:
     """Join the other processes and build the run."""
     os.environ |= variables
     world = WORLD.enter_context(join_world(config.compute))
-    RANK_RUN.append(TimedRun(config, world, DatasetCache(world).open(config)))
+    RANK_RUN.append(TimedRun(config, world, TrainData(config, world)))
 
 
 def run_rank(steps: int) -> float:

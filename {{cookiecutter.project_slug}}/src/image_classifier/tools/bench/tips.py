@@ -1,13 +1,12 @@
 """All tips by name, and those on what the model and a training step compute.
 
-A tip returns the variants that `bench` compares, or raises `UnavailableError`. To add one: such a
-function, its name in `TIPS`, and its section in `docs/tips.md`.
+A tip returns the variants that `bench` compares, or a text: why it can't be measured here. To add
+one: such a function, its name in `TIPS`, and its section in `docs/tips.md`.
 """
 
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -23,7 +22,7 @@ from ...extensions import of_tools
 from ...optim import build_optimizer
 from ...runtime.command_line import summary
 from . import data_loading
-from .timed_run import Setup, TimedRun, UnavailableError, Variant, Variants, with_knobs
+from .timed_run import Setup, TimedRun, Variant, Variants, by_knob, with_knobs
 
 # Functions that create tensors, of those that augmentation uses.
 CREATORS = (torch.rand, torch.arange, torch.zeros, torch.full, torch.tensor, torch.empty)
@@ -32,17 +31,18 @@ CREATORS = (torch.rand, torch.arange, torch.zeros, torch.full, torch.tensor, tor
 def mixed_precision(setup: Setup) -> Variants:
     """Compute convolutions and matrix products in 16 bits; weights stay float32."""
     names = ("fp32", "bf16") if setup.world.device.type == "cpu" else ("fp32", "bf16", "fp16")
-    return {n: Variant(with_knobs(setup.config, precision=n), tells_memory=True) for n in names}
+    return by_knob(setup.config, "precision", {n: n for n in names}, tells_memory=True)
 
 
 def channels_last(setup: Setup) -> Variants:
     """Keep the channels of a pixel next to each other in memory."""
-    return off_and_on(setup.config, "compute.channels_last", "contiguous", "channels_last")
+    layouts = {"contiguous": False, "channels_last": True}
+    return by_knob(setup.config, "compute.channels_last", layouts)
 
 
 def torch_compile(setup: Setup) -> Variants:
     """Compile the model: fewer kernels, and operations between convolutions fused into one."""
-    return off_and_on(setup.config, "compute.compile", "eager", "compiled")
+    return by_knob(setup.config, "compute.compile", {"eager": False, "compiled": True})
 
 
 def fused_optimizer(setup: Setup) -> Variants:
@@ -69,18 +69,15 @@ def set_to_none(setup: Setup) -> Variants:
     """Drop the gradients after each step, instead of filling them with zeros."""
 
     def fill(run: TimedRun) -> None:
-        precision = run.state.precision
         weights = list(run.state.model.parameters())
-        step = precision.step
+        gradients = [torch.zeros_like(weight) for weight in weights]
 
-        def step_and_fill(optimizer: torch.optim.Optimizer) -> None:
-            gradients = [weight.grad for weight in weights]
-            step(optimizer)
+        def fill_with_zeros() -> None:
+            torch._foreach_zero_(gradients)
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight.grad = gradient
-            optimizer.zero_grad(set_to_none=False)
 
-        precision.step = step_and_fill
+        run.after_step = fill_with_zeros
 
     return {"filled with zeros": Variant(setup.config, fill), "None": Variant(setup.config)}
 
@@ -89,53 +86,44 @@ def conv_bias(setup: Setup) -> Variants:
     """Give convolutions no bias before a norm, which has one of its own."""
 
     def add_biases(run: TimedRun) -> None:
-        nets = filter(None, (run.state.model, run.state.ema))
-        convs = [part for net in nets for part in net.modules() if isinstance(part, nn.Conv2d)]
-        for conv in (found := [conv for conv in convs if conv.bias is None]):
+        parts = [part for network in run.networks for part in network.modules()]
+        convs = [part for part in parts if isinstance(part, nn.Conv2d) and part.bias is None]
+        if not convs:
+            raise ValueError("no convolution is without a bias")
+        for conv in convs:
             conv.bias = nn.Parameter(conv.weight.new_zeros(conv.out_channels))
-        if not found:
-            raise UnavailableError("no convolution is without a bias")
         run.state.optimizer = build_optimizer(run.config.optim, run.state.model)
 
     return {"bias": Variant(setup.config, add_biases), "no bias": Variant(setup.config)}
 
 
-def gradient_checkpointing(setup: Setup) -> Variants:
+def gradient_checkpointing(setup: Setup) -> Variants | str:
     """The price of computing activations a second time, in the backward pass, to save memory."""
     if "compute.gradient_checkpointing" not in of_tools():
-        raise UnavailableError("needs a tool: pretuned add gradient-checkpointing")
-    config = with_knobs(setup.config, compute__compile=False)
-    ways = off_and_on(config, "compute.gradient_checkpointing", on="in each block", is_choice=False)
-    return {name: replace(way, tells_memory=True) for name, way in ways.items()}
+        return "needs a tool: pretuned add gradient-checkpointing"
+    config = with_knobs(setup.config, {"compute.compile": False})
+    ways = {"off": False, "in each block": True}
+    about = {"is_choice": False, "tells_memory": True}
+    return by_knob(config, "compute.gradient_checkpointing", ways, **about)
 
 
-def cudnn_benchmark(setup: Setup) -> Variants:
+def cudnn_benchmark(setup: Setup) -> Variants | str:
     """Let cuDNN try its algorithms for each convolution, and keep the fastest."""
-    setup.need_gpu()
     if setup.config.deterministic:
-        raise UnavailableError("--deterministic forbids it")
-    return switched(setup.config, lambda value: setattr(torch.backends.cudnn, "benchmark", value))
+        return "--deterministic forbids it"
+    return switched(setup.config, partial(setattr, torch.backends.cudnn, "benchmark"))
 
 
-def tf32(setup: Setup) -> Variants:
+def tf32(setup: Setup) -> Variants | str:
     """Let a GPU round the inputs of float32 products to 19 bits."""
-    setup.need_gpu()
     if torch.cuda.get_device_capability(setup.world.device) < (8, 0):
-        raise UnavailableError("needs a GPU of the Ampere generation or later")
+        return "needs a GPU of the Ampere generation or later"
 
     def switch(value: bool) -> None:
         torch.set_float32_matmul_precision("high" if value else "highest")
         torch.backends.cudnn.allow_tf32 = value
 
-    return switched(with_knobs(setup.config, precision="fp32"), switch)
-
-
-def off_and_on(
-    config: Config, knob: str, off: str = "off", on: str = "on", is_choice: bool = True
-) -> Variants:
-    """A knob that is False in the first variant and True in the second."""
-    configs = (with_knobs(config, **{knob: value}) for value in (False, True))
-    return {n: Variant(c, is_choice=is_choice) for n, c in zip((off, on), configs, strict=True)}
+    return switched(with_knobs(setup.config, {"precision": "fp32"}), switch)
 
 
 def switched(config: Config, switch: Callable[[bool], None]) -> Variants:
@@ -144,17 +132,17 @@ def switched(config: Config, switch: Callable[[bool], None]) -> Variants:
     return {name: Variant(config, lambda _, v=value: switch(v)) for name, value in values.items()}
 
 
-def data_parallel(setup: Setup) -> Variants:
+def data_parallel(setup: Setup) -> Variants | str:
     """Use several GPUs with one process each (DistributedDataParallel), not with threads."""
 
     def use_threads(run: TimedRun) -> None:
         run.ddp_model = nn.DataParallel(run.ddp_model)
 
-    count = torch.cuda.device_count() if setup.world.device.type == "cuda" else 0
-    if count < 2:
-        raise UnavailableError("needs 2 GPUs")
+    count = torch.cuda.device_count()
+    if count < 2 or setup.world.device.type != "cuda":
+        return "needs 2 GPUs"
     whole = count * setup.config.data.batch_size
-    config = with_knobs(setup.config, data__batch_size=whole, compute__compile=False)
+    config = with_knobs(setup.config, {"data.batch_size": whole, "compute.compile": False})
     return {
         "DataParallel": Variant(config, use_threads),
         f"DDP, {count} processes": Variant(config, processes=count),
@@ -173,7 +161,6 @@ def on_device(setup: Setup) -> Variants:
 
         run.augment = slow_augment
 
-    setup.need_gpu()
     slow = Variant(setup.config, create_on_cpu)
     return {"created on the CPU": slow, "on the device": Variant(setup.config)}
 
@@ -199,7 +186,6 @@ def item(setup: Setup) -> Variants:
 
 def empty_cache(setup: Setup) -> Variants:
     """Do not call `torch.cuda.empty_cache()` in each step, as some do against running out."""
-    setup.need_gpu()
     slow = Variant(setup.config, lambda run: setattr(run, "after_step", torch.cuda.empty_cache))
     return {"in each step": slow, "never": Variant(setup.config)}
 
@@ -234,14 +220,13 @@ def pinned_copy(setup: Setup) -> Variants:
         run.batches = lambda start, stop: repeat(host, stop - start)
         run.train_on = lambda images: images.to(run.world.device, non_blocking=True)
 
-    setup.need_gpu()
     pins = {"pageable": False, "pinned": True}
     return {name: Variant(setup.config, partial(copy_only, pin=pins[name])) for name in pins}
 
 
 def deterministic(setup: Setup) -> Variants:
     """The price of bit-identical runs on a GPU."""
-    return off_and_on(setup.config, "deterministic", is_choice=False)
+    return by_knob(setup.config, "deterministic", {"off": False, "on": True}, is_choice=False)
 
 
 def profiler(setup: Setup) -> Variants:
@@ -257,7 +242,7 @@ def profiler(setup: Setup) -> Variants:
     return {"off": Variant(setup.config), "recording": Variant(setup.config, record)}
 
 
-TIPS: dict[str, Callable[[Setup], Variants]] = {
+TIPS: dict[str, Callable[[Setup], Variants | str]] = {
     tip.__name__: tip
     for tip in (
         mixed_precision,
@@ -289,6 +274,8 @@ TIPS: dict[str, Callable[[Setup], Variants]] = {
     )
 }
 SLOW = ("torch_compile",)  # takes a minute before its first step
+NEED_GPU = ("cudnn_benchmark", "tf32", "pin_memory", "pinned_copy", "non_blocking", "on_device")
+NEED_GPU += ("empty_cache",)
 
 
 def page() -> str:

@@ -17,18 +17,12 @@ import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import NoLabelsError, find_folders, has_suffix, look, open_files
+from ...data import NoLabelsError, find_folders, look, open_files, walk
 from ...errors import UserError
 from ...extensions import need_tool
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_text
-from .near_duplicates import (
-    LOOK_ALIKE,
-    are_copies,
-    connected_components,
-    find_candidates,
-    group_copies,
-)
+from . import near_duplicates
 from .source import quarantine_path, read_quarantine
 from .survey import Images
 
@@ -36,9 +30,11 @@ UNIFORM_RANGE = 8  # of 255: JPEG noise may spread a single color so far
 TINY_SIDE = 16  # pixels of the shorter side
 IMBALANCE = 10  # times as many images as another class
 MAX_COPIES = 10  # different files that may be one picture: a larger group is too alike to judge
+DARK_CURE = ": scale them, or try --data.bits 16"
 MAX_LINES, MAX_NAMES = 10, 3  # on the terminal: items of a finding, images of an item
 
 Item = dict[str, Any]  # `images`, and in `what` a description
+Group = np.ndarray  # numbers of images, in rising order
 
 
 class Finding(NamedTuple):
@@ -74,18 +70,24 @@ def check(
     are_files = images.sources[0].paths is not None
     if quarantine and not are_files:
         raise UserError(f"--quarantine lists files, and {data.name} has none: it is in memory")
-    groups = group_duplicates(images)
-    findings = [*find_duplicates(images, groups), *find_odd_images(images), find_imbalance(images)]
-    findings.append(find_similar_names(images))
-    every = choose_left_out(images, groups.copies)
-    is_chosen = images.is_train | (images.stats["height"] == 0) | with_held_out
-    left_out = {n: why for n, why in every.items() if is_chosen[n]}
-    num_kept = len(every) - len(left_out)
+    copies, alike = group_duplicates(images)
+    findings = [
+        *find_duplicates(images, copies, alike),
+        *find_odd_images(images),
+        Finding("imbalance", "classes with few images", rare_classes(images)),
+        find_similar_names(images),
+    ]
+    every = choose_left_out(images, copies)
+    left_out = {
+        n: why
+        for n, why in every.items()
+        if with_held_out or n in images.unreadable or images.split(n) == "train"
+    }
     report = {
         "root": data.root,
         "images": images.counts(),
         **summarize(images),
-        "skipped": dict(skipped_files(images)) if is_folder else {},
+        "skipped": skipped_files(images) if is_folder else {},
         "findings": {finding.name: finding.items for finding in findings},
         "quarantine": {os.fsdecode(images.name(n)): why for n, why in left_out.items()},
     }
@@ -102,24 +104,23 @@ def check(
         except OSError as error:
             raise UserError(f"cannot write {str(path)!a}: {error.strerror}") from error
     say(f"{len(images.labels):,} images checked in {clock(time.monotonic() - began)}")
-    for finding in findings:
-        print_finding(finding)
+    print_findings(findings)
     print_summary(report, images)
     if not_checked:
         print(f"the test images are not checked, as they have no labels: {not_checked}")
-    serious = sum(len(finding.items) for finding in findings if finding.is_serious)
+    serious = {finding.name: len(finding.items) for finding in findings if finding.is_serious}
     if quarantine and left_out:
         added = f"{len(left_out):,} image{'s' * (len(left_out) != 1)} added to {str(target)!a}"
         print(f"\n{added}: training leaves them out")
-    elif serious:
+    elif count := sum(serious.values()):
         advice = "; --quarantine makes training leave them out" * (are_files and bool(left_out))
-        print(f"\n{serious:,} serious finding{'s' * (serious != 1)}, marked by !{advice}")
+        print(f"\n{count:,} serious finding{'s' * (count != 1)}, marked by !{advice}")
     else:
         print("\nnothing serious")
-    if num_kept and are_files:
+    if (num_kept := len(every) - len(left_out)) and are_files:
         print(f"--quarantine-all leaves out {num_kept:,} validation and test images, too")
     cured = ("unreadable", "leaks", "conflicts") if quarantine else ()
-    return sum(len(f.items) for f in findings if f.is_serious and f.name not in cured)
+    return sum(count for name, count in serious.items() if name not in cured)
 
 
 def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str]:
@@ -137,99 +138,79 @@ def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str
     return ("train", "val", "test")[: 2 + has_test], why
 
 
-def skipped_files(images: Images) -> Counter[str]:
+def skipped_files(images: Images) -> dict[str, int]:
     """How many files below `data.root` are not taken for images, by suffix, place or table."""
-    skipped: Counter[str] = Counter()
-    root = Path(images.data.root)
-    parts = {root, *(source.paths.root for source in images.sources if source.paths)}
-    count = len(images.labels) if images.data.labels else 0
-    listed = {images.name(number) for number in range(count)}
-    for path in root.rglob("*"):
-        if not path.is_file():
-            continue
-        if any(part.startswith((".", "__")) for part in path.relative_to(root).parts):
-            skipped["left behind by a system or tool"] += 1
-        elif not has_suffix(os.fsencode(path)):
-            suffix = path.suffix.lower()
-            skipped[f"of suffix {suffix!a}" if suffix else "without a suffix"] += 1
-        elif listed and os.fsencode(path.relative_to(root)) not in listed:
-            skipped["not in the table"] += 1
-        elif not listed and path.parent in parts:
-            skipped["in no folder of a class"] += 1
-    return skipped
+    root = os.fsencode(Path(images.data.root))
+    others: Counter[str] = Counter()
+    paths = [*walk(root, others)]
+    skipped = {f"of suffix {end!a}" if end else "without a suffix": n for end, n in others.items()}
+    if images.data.labels:
+        listed = {os.path.join(root, images.name(n)) for n in range(len(images.labels))}
+        skipped["not in the table"] = sum(path not in listed for path in paths)
+    else:
+        parts = {root, *(os.fsencode(source.paths.root) for source in images.sources)}
+        skipped["in no folder of a class"] = sum(os.path.dirname(path) in parts for path in paths)
+    return {what: count for what, count in skipped.items() if count}
 
 
-class Groups(NamedTuple):
-    """Groups of images, as image numbers in rising order; the largest group first."""
-
-    copies: list[np.ndarray]  # equal files and near-duplicates
-    alike: list[np.ndarray]  # images that look alike; some may be copies of each other
-
-
-def group_duplicates(images: Images) -> Groups:
-    """Compare all images with each other."""
+def group_duplicates(images: Images) -> tuple[list[Group], list[Group]]:
+    """Groups of equal files and near-duplicates; and of images that look alike, copies or not."""
     count = len(images.stats)
     numbers = np.flatnonzero(images.stats["height"] > 0)
     digests = images.stats["digest"][numbers]
     _, first, content = np.unique(digests, return_index=True, return_inverse=True)
     original = torch.arange(count)  # the first of equal files, which is compared with the others
     original[torch.from_numpy(numbers)] = torch.from_numpy(numbers[first][content])
-    pairs, scores = find_candidates(images.grays, np.sort(numbers[first]))
+    pairs, scores = near_duplicates.find_candidates(images.grays, np.sort(numbers[first]))
     seen = pairs.unique()
     grays = images.fine_grays(seen.numpy())
-    row = torch.zeros(count, dtype=torch.int64)
-    row[seen] = torch.arange(len(seen))
     sides = torch.from_numpy(np.minimum(images.stats["height"], images.stats["width"]))[seen]
 
     def compare(pairs: Tensor) -> Tensor:
-        return are_copies(grays, sides, row[pairs])
+        return near_duplicates.are_copies(grays, sides, torch.searchsorted(seen, pairs))
 
     are_same = compare(pairs)
-    group = group_copies(pairs[are_same], count, compare)
+    group = near_duplicates.group_copies(pairs[are_same], count, compare)
     num_files = group[original.unique()].bincount(minlength=count)
     group = torch.where(num_files[group] > MAX_COPIES, torch.arange(count), group)[original]
-    chain = connected_components(pairs[are_same | (scores > LOOK_ALIKE)], count)[original]
+    look_alike = pairs[are_same | (scores > near_duplicates.LOOK_ALIKE)]
+    chain = near_duplicates.connected_components(look_alike, count)[original]
     alike = [members for members in members_of(chain) if np.ptp(group.numpy()[members])]
-    return Groups(members_of(group), alike)
+    return members_of(group), alike
 
 
-def members_of(group: Tensor) -> list[np.ndarray]:
+def members_of(group: Tensor) -> list[Group]:
     """The members of each group of two or more, from the number of each one's group: (count,)."""
-    members: dict[int, list[int]] = defaultdict(list)
-    for number in (group.bincount()[group] > 1).nonzero()[:, 0].tolist():
-        members[int(group[number])].append(number)
-    return sorted(map(np.array, members.values()), key=len, reverse=True)
+    sizes = group.unique(return_counts=True)[1]
+    groups = group.argsort(stable=True).split(sizes.tolist())
+    return sorted((g.numpy() for g in groups if len(g) > 1), key=len, reverse=True)
 
 
-def find_duplicates(images: Images, groups: Groups) -> Iterator[Finding]:
+def find_duplicates(images: Images, copies: list[Group], alike: list[Group]) -> list[Finding]:
     """Groups in several splits, with several labels, or neither; and unreadable files."""
-    unreadable = [item(images, [n], reason) for n, reason in images.unreadable.items()]
-    yield Finding("unreadable", "unreadable files", unreadable, is_serious=True)
-    leaks = []
-    conflicts = []
-    duplicates = []
-    for members in groups.copies:
+    found = defaultdict(list)
+    for members in copies:
         is_same = np.ptp(images.stats["digest"][members]) == 0
-        lists = [leaks] * bool(np.ptp(images.split_of[members]))
-        lists += [conflicts] * images.is_conflict(members)
-        for found in lists or [duplicates]:
-            found.append(item(images, members, "the same bytes" if is_same else "near-duplicates"))
-    yield Finding("leaks", "images that leak between splits", leaks, is_serious=True)
-    yield Finding("conflicts", "conflicting labels", conflicts, is_serious=True)
-    yield Finding("duplicates", "duplicates within a split", duplicates)
-    alike = [item(images, members, extent(images, members)) for members in groups.alike]
-    yield Finding(
-        "alike", "images too alike to judge: --quarantine leaves none out for that", alike
-    )
-
-
-def extent(images: Images, members: np.ndarray) -> str:
-    """How many images a group has, of which classes and splits."""
-    entries = [images.entry(index) for index in members]
-    classes = {entry["class"] for entry in entries}
-    splits = ", ".join(dict.fromkeys(entry["split"] for entry in entries))
-    several = "es" * (len(classes) > 1)
-    return f"{len(members):,} images of {len(classes):,} class{several}, in {splits}"
+        kinds = ["leaks"] * bool(np.ptp(images.split_of[members]))
+        kinds += ["conflicts"] * images.is_conflict(members)
+        for kind in kinds or ["duplicates"]:
+            what = "the same bytes" if is_same else "near-duplicates"
+            found[kind].append(item(images, members, what))
+    for members in alike:
+        entries = [images.entry(index) for index in members]
+        classes = len({entry["class"] for entry in entries})
+        where = ", ".join(dict.fromkeys(entry["split"] for entry in entries))
+        what = f"{len(members):,} images of {classes:,} class{'es' * (classes > 1)}, in {where}"
+        found["alike"].append({"images": entries, "what": what})
+    unreadable = [item(images, [n], reason) for n, reason in images.unreadable.items()]
+    too_alike = "images too alike to judge: --quarantine leaves none out for that"
+    return [
+        Finding("unreadable", "unreadable files", unreadable, is_serious=True),
+        Finding("leaks", "images that leak between splits", found["leaks"], is_serious=True),
+        Finding("conflicts", "conflicting labels", found["conflicts"], is_serious=True),
+        Finding("duplicates", "duplicates within a split", found["duplicates"]),
+        Finding("alike", too_alike, found["alike"]),
+    ]
 
 
 def item(images: Images, members: Iterable[int], what: str) -> Item:
@@ -242,55 +223,53 @@ def find_odd_images(images: Images) -> Iterator[Finding]:
     height = images.stats["height"]
     width = images.stats["width"]
     shorter = np.minimum(height, width)
-    for name, title, which in (
-        ("uniform", "images of one color", images.stats["range"] <= UNIFORM_RANGE),
-        ("tiny", f"images with a side of less than {TINY_SIDE} pixels", shorter < TINY_SIDE),
-    ):
+
+    def sized(which: np.ndarray) -> dict[int, str]:
         found = np.flatnonzero((shorter > 0) & which)
-        items = [item(images, [n], f"{width[n]} x {height[n]}") for n in found]
-        whole = whole_splits(images, found) if name == "uniform" else ""
-        yield Finding(name, title + whole, items, is_serious=bool(whole))
-    dark = dict(sorted(images.dark.items()))
-    whole = whole_splits(images, np.array([*dark], dtype=int))
-    title = f"16-bit images that turn nearly black{whole}: scale them, or try --data.bits 16"
-    items = [item(images, [n], what) for n, what in dark.items()]
-    yield Finding("dark", title, items, is_serious=bool(whole))
+        return {n: f"{width[n]} x {height[n]}" for n in found.tolist()}
+
+    uniform = sized(images.stats["range"] <= UNIFORM_RANGE)
+    tiny = sized(shorter < TINY_SIDE)
+    for name, title, found, cure in (
+        ("uniform", "images of one color", uniform, ""),
+        ("tiny", f"images with a side of less than {TINY_SIDE} pixels", tiny, ""),
+        ("dark", "16-bit images that turn nearly black", images.dark, DARK_CURE),
+    ):
+        whole = "" if name == "tiny" else whole_splits(images, [*found])
+        items = [item(images, [n], what) for n, what in found.items()]
+        yield Finding(name, title + whole + cure, items, is_serious=bool(whole))
 
 
-def whole_splits(images: Images, found: np.ndarray) -> str:
+def whole_splits(images: Images, found: list[int]) -> str:
     """`, all of train`, if all readable images of that split are among `found`, or ``."""
-    readable = np.bincount(
-        images.split_of[images.stats["height"] > 0], minlength=len(images.splits)
-    )
-    odd = np.bincount(images.split_of[found], minlength=len(images.splits))
-    whole = [images.splits[n] for n in np.flatnonzero((odd == readable) & (odd > 1))]
+    readable = Counter(images.split_of[images.stats["height"] > 0].tolist())
+    odd = Counter(images.split_of[found].tolist())
+    whole = [images.splits[n] for n in sorted(odd) if odd[n] == readable[n] > 1]
     return f", all of {' and '.join(whole)}" if whole else ""
 
 
-def find_imbalance(images: Images) -> Finding:
+def rare_classes(images: Images) -> list[Item]:
     """Classes that are rare in a split, or missing."""
     items = []
     for split, counts in images.counts().items():
         most = max(counts, key=counts.__getitem__)
-        for name, count in sorted(counts.items(), key=lambda pair: pair[1]):
-            if count * IMBALANCE <= counts[most]:
-                what = f"{split} has {count:,} images of {name!a}, and {counts[most]:,} of {most!a}"
-                items.append(item(images, [], what))
-    return Finding("imbalance", "classes with few images", items)
+        for name in sorted(counts, key=counts.__getitem__):
+            if counts[name] * IMBALANCE <= counts[most]:
+                rare = f"{split} has {counts[name]:,} images of {name!a}"
+                items.append(item(images, [], f"{rare}, and {counts[most]:,} of {most!a}"))
+    return items
 
 
 def find_similar_names(images: Images) -> Finding:
     """Classes whose names a reader can hardly tell from each other."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in images.classes:
-        alike[look(name)].append(name)
-    items = [
-        item(images, [], " and ".join(map(ascii, names))) for names in alike.values() if names[1:]
-    ]
+        alike[look(name)].append(ascii(name))
+    items = [item(images, [], " and ".join(names)) for names in alike.values() if names[1:]]
     return Finding("names", "classes whose names look alike: rename or merge them", items)
 
 
-def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:
+def choose_left_out(images: Images, groups: list[Group]) -> dict[int, str]:
     """The images that should be left out of all splits, and why.
 
     A group in several splits stays in the last of them only, so that a test set remains the same.
@@ -310,10 +289,10 @@ def choose_left_out(images: Images, groups: list[np.ndarray]) -> dict[int, str]:
             left_out |= dict.fromkeys(kept.tolist(), f"conflicting labels: {others}")
         elif where == "train":
             originals: dict[int, int] = {}
-            for index, digest in zip(kept, images.stats["digest"][kept].tolist(), strict=True):
-                original = originals.setdefault(digest, index)
+            for index in kept.tolist():
+                original = originals.setdefault(int(images.stats["digest"][index]), index)
                 if original != index:
-                    left_out[int(index)] = f"the same bytes as {images.shown(original)}"
+                    left_out[index] = f"the same bytes as {images.shown(original)}"
     return left_out
 
 
@@ -322,31 +301,30 @@ def summarize(images: Images) -> dict[str, Any]:
     readable = images.stats["height"] > 0
     sizes = {}
     colors = {}
-    for side in ("width", "height"):
-        if readable.any():
-            low, middle, high = np.percentile(images.stats[side][readable], (0, 50, 100))
-            sizes[side] = {"min": int(low), "median": int(middle), "max": int(high)}
+    for side in ("width", "height") if readable.any() else ():
+        low, middle, high = np.percentile(images.stats[side][readable], (0, 50, 100))
+        sizes[side] = {"min": int(low), "median": int(middle), "max": int(high)}
     first = images.stats[readable & (images.split_of == 0)]  # training, if it was checked
     if len(first):
         mean = first["mean"].mean(0)
-        square = first["square"].mean(0)
-        std = np.sqrt(np.maximum(0, square - mean**2))
+        std = np.sqrt(np.maximum(0, first["square"].mean(0) - mean**2))
         colors = {"mean": (mean / 255).round(4).tolist(), "std": (std / 255).round(4).tolist()}
     kinds = Counter(filter(None, images.kinds)).most_common()
     return {"sizes": sizes, "kinds": dict(kinds), "colors": colors}
 
 
-def print_finding(finding: Finding) -> None:
-    """Print some items of a finding; serious ones are marked."""
-    if finding.items:
-        print(f"\n{'! ' * finding.is_serious}{finding.title}: {len(finding.items):,}")
-    for found in finding.items[:MAX_LINES]:
-        paths = [ascii(entry["path"]) for entry in found["images"]]
-        if len(paths) > MAX_NAMES:  # the last is in another split or class, if any is
-            paths[2:-1] = [f"{len(paths) - MAX_NAMES:,} more"]
-        print("  " + ": ".join(filter(None, (" = ".join(paths), found["what"]))))
-    if len(finding.items) > MAX_LINES:
-        print(f"  and {len(finding.items) - MAX_LINES:,} more: --json FILE has all")
+def print_findings(findings: list[Finding]) -> None:
+    """Print some items of each finding; serious ones are marked."""
+    for finding in findings:
+        if finding.items:
+            print(f"\n{'! ' * finding.is_serious}{finding.title}: {len(finding.items):,}")
+        for found in finding.items[:MAX_LINES]:
+            paths = [ascii(entry["path"]) for entry in found["images"]]
+            if len(paths) > MAX_NAMES:  # the last is in another split or class, if any is
+                paths[2:-1] = [f"{len(paths) - MAX_NAMES:,} more"]
+            print("  " + ": ".join(filter(None, (" = ".join(paths), found["what"]))))
+        if len(finding.items) > MAX_LINES:
+            print(f"  and {len(finding.items) - MAX_LINES:,} more: --json FILE has all")
 
 
 def print_summary(report: dict[str, Any], images: Images) -> None:

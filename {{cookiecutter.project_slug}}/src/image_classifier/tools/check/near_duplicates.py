@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array, csgraph
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, grid_sample
 
@@ -58,10 +59,9 @@ def find_candidates(grays: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tens
     pairs = numbers[nearest_pairs(hashes)]
     parts = pairs.split(4096)
     scores = torch.cat([correlation(*(images[side].float() for side in p.T)) for p in parts])
-    order = scores.argsort(descending=True)
-    order = order[pairs[order, 0].argsort(stable=True)]  # by the first image, the best come first
-    counts = pairs[:, 0].bincount()
-    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[pairs[order, 0]]
+    order = torch.from_numpy(np.lexsort((-scores, pairs[:, 0])))  # the best of each image first
+    first = pairs[order, 0].contiguous()
+    rank = torch.arange(len(order)) - torch.searchsorted(first, first)
     kept = order[(rank < NEAREST) & (scores[order] > MIN_CORRELATION)]
     return pairs[kept], scores[kept]
 
@@ -149,12 +149,9 @@ def aligned_correlation(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         warp = align(*(box_blur(fine_detail(images), 3) for images in small), warp)
     moved, is_inside = warped(fine_detail(second), warp)
     still = fine_detail(first) * is_inside
-    square = still.square()
-    other = moved.square()
-    product = still * moved
-    energy = square.sum((1, 2))
-    energy_of_other = other.sum((1, 2)).clamp(min=1e-3)
-    whole = product.sum((1, 2)) / (energy * energy_of_other).sqrt().clamp(min=1e-3)
+    energy = still.square().sum((1, 2))
+    energy_of_other = moved.square().sum((1, 2)).clamp(min=1e-3)
+    whole = (still * moved).sum((1, 2)) / (energy * energy_of_other).sqrt().clamp(min=1e-3)
     moved = moved * (energy / energy_of_other).sqrt()[:, None, None]  # to the same contrast
     window = WINDOW[first.shape[1]]
     square, other, product = (
@@ -162,7 +159,7 @@ def aligned_correlation(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     )
     local = (product + NOISE) / ((square + other) / 2 + NOISE)
     has_detail = torch.maximum(square, other) * is_inside > NOISE
-    ranked = torch.where(has_detail, local, torch.ones(()) * torch.inf).flatten(1).sort(1).values
+    ranked = local.masked_fill(~has_detail, torch.inf).flatten(1).sort(1).values
     place = (WORST * has_detail.sum((1, 2))).long()
     return whole, ranked.gather(1, place[:, None])[:, 0]
 
@@ -194,9 +191,8 @@ def align(first: Tensor, second: Tensor, warp: Tensor) -> Tensor:
         highest = torch.maximum(score, highest)
         if step < STEPS:
             rest = still - moved * (product / energy)[:, None, None]
-            warp = (warp + (solver @ rest.flatten(1)[:, :, None])[:, :, 0]).clamp(
-                -MAX_WARP, MAX_WARP
-            )
+            change = (solver @ rest.flatten(1)[:, :, None])[:, :, 0]
+            warp = (warp + change).clamp(-MAX_WARP, MAX_WARP)
     return best
 
 
@@ -233,20 +229,13 @@ def group_copies(pairs: Tensor, count: int, compare: Compare) -> Tensor:
         first = lowest[members]
         fits = (first == members) | compare(torch.stack((first, members), dim=1))
         group[members[fits]] = first[fits]
-        is_left = torch.zeros(count, dtype=torch.bool)
-        is_left[members[~fits]] = True
-        pairs = pairs[is_left[pairs].all(1)]
+        pairs = pairs[torch.isin(pairs, members[~fits]).all(1)]
     return group
 
 
 def connected_components(pairs: Tensor, count: int) -> Tensor:
     """The lowest number in the group of each of `count` images: (count,) int64."""
-    lowest = torch.arange(count)
-    while True:
-        first, second = lowest[pairs.T]
-        least = torch.minimum(first, second)
-        joined = lowest.scatter_reduce(0, torch.cat((first, second)), least.repeat(2), "amin")
-        joined = joined[joined]
-        if torch.equal(joined, lowest):
-            return lowest
-        lowest = joined
+    edges = coo_array((np.ones(len(pairs)), pairs.numpy().T), (count, count))
+    _, component = csgraph.connected_components(edges, directed=False)
+    _, lowest = np.unique(component, return_index=True)
+    return torch.from_numpy(lowest[component])

@@ -15,7 +15,7 @@ import torch
 from ...config import DataConfig
 from ...data import Source, cache_folder
 from ...errors import UserError
-from ...runtime.files import open_plain
+from ...runtime.files import read_plain
 
 
 def quarantine_path(data: DataConfig) -> Path:
@@ -31,8 +31,7 @@ def read_quarantine(data: DataConfig) -> dict[bytes, str]:
     """
     path = quarantine_path(data)
     try:
-        with open_plain(path) as file:
-            text = file.read().decode()
+        text = read_plain(path).decode()
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

@@ -5,8 +5,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import BadImageError, open_files, resize
+from ...data import BadImageError, Source, open_files, resize
 from ...errors import UserError
 from ...runtime.console import Progress, printable_path
 from ...runtime.machine import num_cores, one_thread
@@ -50,45 +50,37 @@ class Images:
             UserError: if one can't be opened, or a label is not the number of a class.
         """
         self.data = data
-        self.splits = tuple(splits)
-        self.sources = [open_files(data, split) for split in splits]
-        for source, split in zip(self.sources, splits, strict=True):
+        sources = {split: open_files(data, split) for split in splits}
+        self.splits = tuple(sources)
+        for split, source in sources.items():
             source.check_labels(split)
-        self.split_of = np.repeat(np.arange(len(splits)), [len(s) for s in self.sources])
-        self.number = np.concatenate([np.arange(len(s)) for s in self.sources])  # in its split
         # A class has the same number in all splits, also where each has folders of its own.
-        self.classes = tuple(dict.fromkeys(name for s in self.sources for name in s.classes))
-        places = {name: number for number, name in enumerate(self.classes)}
-        if self.sources[0].is_multi_label:  # of one table, so the classes are the same
-            self.labels = np.concatenate([s.labels.numpy() for s in self.sources])
-        else:
-            numbers = [np.array([places[name] for name in s.classes]) for s in self.sources]
-            pairs = zip(numbers, self.sources, strict=True)
-            self.labels = np.concatenate([own[s.labels.numpy()] for own, s in pairs])
-
+        self.classes = tuple(dict.fromkeys(name for s in sources.values() for name in s.classes))
+        self.sources = [source.numbered(self.classes, split) for split, source in sources.items()]
+        self.split_of = np.repeat(np.arange(len(sources)), [len(s) for s in self.sources])
+        self.number = np.concatenate([np.arange(len(s)) for s in self.sources])  # in its split
+        self.labels = np.concatenate([s.labels.numpy() for s in self.sources])
         count = len(self.labels)
         self.stats = np.zeros(count, stats_of(data.channels))
         self.grays = np.zeros((count, SIDE, SIDE), np.uint8)
         self.kinds = [""] * count  # format and mode of each file
         self.unreadable: dict[int, str] = {}  # reasons by image number
         self.dark: dict[int, str] = {}  # highest values of dark 16-bit images, likewise
-        starts = range(0, count, CHUNK)
         progress = Progress(count)
         # In threads: decoding does not hold Python's lock.
-        with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
-            for start, _ in zip(starts, pool.map(self.read_chunk, starts), strict=True):
-                progress.show(start)
+        with one_thread(), ThreadPool(num_cores()) as pool:
+            for done, _ in enumerate(pool.imap(self.read, range(count), CHUNK)):
+                progress.show(done)
         self.unreadable = dict(sorted(self.unreadable.items()))
+        self.dark = dict(sorted(self.dark.items()))
 
-    def read_chunk(self, start: int) -> None:
-        """Read the images of a task."""
-        for index in range(start, min(start + CHUNK, len(self.labels))):
-            self.read(index)
+    def place(self, index: int) -> tuple[Source, int]:
+        """The split that an image is in, and its number there."""
+        return self.sources[self.split_of[index]], int(self.number[index])
 
     def read(self, index: int) -> None:
         """Read an image as training does, and keep what is checked."""
-        source = self.sources[self.split_of[index]]
-        number = int(self.number[index])
+        source, number = self.place(index)
         if source.paths is None:
             pixels = source.read(number)
             content = pixels.numpy().tobytes()
@@ -119,11 +111,9 @@ class Images:
 
     def look_at_dark(self, index: int, pixels: np.ndarray) -> None:
         """Note an image if it is dark because only the upper 8 of its 16 bits are kept."""
-        top = int(pixels.max())
-        if top >= DARK:
+        if (top := int(pixels.max())) >= DARK:
             return
-        source = self.sources[self.split_of[index]]
-        number = int(self.number[index])
+        source, number = self.place(index)
         try:
             wide = source.paths.image(number, source.channels, 16).numpy()
             if (wide % TO_WIDE).any():  # else it has 8 bits
@@ -139,27 +129,24 @@ class Images:
         grays = np.zeros((len(numbers), FINE_SIDE, FINE_SIDE), np.uint8)
 
         def read(row: int) -> None:
-            source = self.sources[self.split_of[numbers[row]]]
-            number = self.number[numbers[row]]
+            source, number = self.place(numbers[row])
             with suppress(BadImageError, OSError):
-                grays[row] = gray(resize(source.read(int(number)), FINE_SIDE, FINE_SIDE).numpy())
+                grays[row] = gray(resize(source.read(number), FINE_SIDE, FINE_SIDE).numpy())
 
-        with one_thread(), ThreadPoolExecutor(num_cores()) as pool:
-            list(pool.map(read, range(len(numbers))))
+        with one_thread(), ThreadPool(num_cores()) as pool:
+            pool.map(read, range(len(numbers)))
         return torch.from_numpy(grays)
 
-    @property
-    def is_train(self) -> np.ndarray:
-        """Which images are for training: (count,) bool."""
-        return np.array([split == "train" for split in self.splits])[self.split_of]
+    def split(self, index: int) -> str:
+        """The name of the split that an image is in."""
+        return self.splits[self.split_of[index]]
 
     def name(self, index: int) -> bytes:
         """The file's path from `data.root`, or such as `train[5]` for an image in memory."""
-        split = self.split_of[index]
-        number = int(self.number[index])
-        if (paths := self.sources[split].paths) is None:
-            return f"{self.splits[split]}[{number}]".encode()
-        return paths.from_folder(self.data.root, number)
+        source, number = self.place(index)
+        if source.paths is None:
+            return f"{self.split(index)}[{number}]".encode()
+        return source.paths.from_folder(self.data.root, number)
 
     def shown(self, index: int) -> str:
         """The path as the quarantine list has it."""
@@ -167,11 +154,11 @@ class Images:
 
     def entry(self, index: int) -> dict[str, str]:
         """The image as a finding lists it."""
-        split = self.splits[self.split_of[index]]
         label = self.labels[index]
         several = np.flatnonzero(label == 1) if self.labels.ndim == 2 else [label]
         name = "|".join(self.classes[number] for number in several)
-        return {"path": os.fsdecode(self.name(index)), "split": split, "class": name}
+        path = os.fsdecode(self.name(index))
+        return {"path": path, "split": self.split(index), "class": name}
 
     def is_conflict(self, members: np.ndarray) -> bool:
         """Whether the labels of images differ; unknown ones do not."""
@@ -182,11 +169,9 @@ class Images:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images per class, by split."""
-        table = {}
-        for split, source in zip(self.splits, self.sources, strict=True):
-            found = dict(zip(source.classes, source.class_counts().tolist(), strict=True))
-            table[split] = {name: found.get(name, 0) for name in self.classes}
-        return table
+        tables = (source.class_counts().tolist() for source in self.sources)
+        of_classes = (dict(zip(self.classes, table, strict=True)) for table in tables)
+        return dict(zip(self.splits, of_classes, strict=True))
 
 
 def gray(pixels: np.ndarray) -> np.ndarray:

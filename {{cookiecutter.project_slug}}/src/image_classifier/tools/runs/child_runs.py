@@ -27,7 +27,6 @@ if os.getppid() != {parent}:
 sys.exit(main())
 """
 POLL_SECONDS = 0.1  # between two looks at a run
-END_BYTES = 4096  # of what a run printed, with its last line
 
 
 def start_run(words: Sequence[str], output: Path, **variables: str) -> subprocess.Popen:
@@ -76,8 +75,6 @@ def end_run(process: subprocess.Popen, seconds: float) -> int:
 
 def last_line(output: Path) -> str:
     """The last line in the file `output` that says anything: below a traceback stands `failed`."""
-    with output.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - END_BYTES))
-        lines = file.read().decode("utf-8", "replace").split("\n")
+    lines = output.read_text("utf-8", "replace").split("\n")
     said = [line for line in lines if not re.fullmatch(r"\s*(failed( on rank \d+)?)?\s*", line)]
     return printable(said[-1].strip()) if said else "it printed nothing"

@@ -12,7 +12,6 @@ from ...runtime.console import say
 from ...runtime.files import write_json
 from .many_runs import as_json, mean_text, print_table, train_all
 from .recipe import Recipe
-from .saved_runs import Run, SavedPredictions
 from .statistics import mean_of
 
 
@@ -31,31 +30,35 @@ def cross_validate(recipe: Recipe, count: int) -> None:
     }
     folds = open_folds(recipe.config.data, count, recipe.config.model.task)
     runs = train_all(recipe, each)
-    predictions = [predictions_of(run, fold) for run, fold in zip(runs, folds, strict=True)]
-    classes = predictions[0].classes
-    metric = runs[0].metric
-    tables = (
-        torch.cat([getattr(p, name) for p in predictions]) for name in ("predicted", "target")
-    )
-    predicted, target = (table.long() for table in tables)
+    for run, fold in zip(runs, folds, strict=True):
+        if run.predictions is None or not run.predictions.same_images(fold.fingerprint()):
+            raise UserError(
+                f"the images have changed since {str(run.folder)!a} was trained: start over with "
+                "--run.fresh, or take another --run.dir"
+            )
+    predicted = torch.cat([run.predictions.predicted for run in runs]).long()
+    target = torch.cat([run.predictions.target for run in runs]).long()
+    classes = runs[0].predictions.classes
     counted, right = counted_and_correct(predicted, target)
-    num_counted = int(counted.sum())
-    num_right = int(right.sum())
+    share = int(right.sum()) / int(counted.sum())
     num_images = len(target)
-    # A fold's validation images are 1 / (K - 1) of its training images.
-    grain = count / num_images
-    is_share = find_metric(metric).is_percent
-    found = mean_of([run.score for run in runs], grain, 1 / (count - 1), is_share)
     loss = sum(run.loss * len(fold) for run, fold in zip(runs, folds, strict=True)) / num_images
-    share = num_right / num_counted
-    scores = {"val/top1" if target.ndim == 1 else "val/exact": share, "val/loss": loss}
-    if num_counted < num_images:
-        scores["val/bad_images"] = num_images - num_counted
+    pooled = "top1" if target.ndim == 1 else "exact"
+    scores = {f"val/{pooled}": share, "val/loss": loss}
+    if bad := num_images - int(counted.sum()):
+        scores["val/bad_images"] = bad
+    metric = runs[0].metric
+    found = mean_of(
+        [run.score for run in runs],
+        grain=count / num_images,
+        overlap=1 / (count - 1),  # a fold's validation images as a share of its training images
+        is_share=find_metric(metric).is_percent,
+    )
     content = {
         "preset": recipe.preset,
         "images": num_images,
         "runs": [{"fold": fold} | as_json(run) for fold, run in enumerate(runs)],
-        "pooled_top1" if target.ndim == 1 else "pooled_exact": share,
+        f"pooled_{pooled}": share,
         metric: asdict(found),
         "classes": list(classes),
     }
@@ -65,7 +68,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
         recall = (confusion.diagonal() / confusion.sum(1)).tolist()
         content["confusion"] = confusion.tolist()
     write_json(recipe.folder / "results.json", content)
-    print_table("fold", [*range(count)], runs)
+    print_table("fold", dict(enumerate(runs)))
     print(f"{num_images:,} images, each validated once by the run that did not train on it:")
     print(scores_text(scores, recall, classes))
     if any(run.score != run.last_score for run in runs):
@@ -115,19 +118,3 @@ def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> li
             f"{missing:,} images are validated by no run: without them, one has none of their class"
         )
     return folds
-
-
-def predictions_of(run: Run, fold: Source) -> SavedPredictions:
-    """The predictions of a run that is done, for the images of its fold.
-
-    Raises:
-        UserError: if they are of other images.
-    """
-    saved = run.predictions
-    same = saved and saved.images.partition(" ")[0] == fold.fingerprint().partition(" ")[0]
-    if not same:
-        raise UserError(
-            f"the images have changed since {str(run.folder)!a} was trained: start over with "
-            "--run.fresh, or take another --run.dir"
-        )
-    return saved

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from dataclasses import asdict
 from os import environ
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,21 +17,50 @@ import torch
 from ...config import FREE_TO_CHANGE
 from ...errors import EXIT_DONE, EXIT_RESTART, EXIT_USAGE, FaultError, UserError
 from ...extensions import of_tools
-from ...metrics import metric_number, metric_title, scale
+from ...metrics import find_metric, metric_number, metric_title, scale
 from ...runtime.config_dict import flatten
-from ...runtime.console import clock, say
-from ...runtime.files import read_object
+from ...runtime.console import say
+from ...runtime.distributed import World
+from ...runtime.files import read_object, write_json
 from ...runtime.machine import num_threads
-from ...runtime.run_dir import hold
+from ...runtime.run_dir import open_run
 from ...runtime.signals import TIME_LIMIT, Signals, StoppedError
 from ...tasks import metric_of
 from .child_runs import POLL_SECONDS, end_run, last_line, start_run, wait_until_free
 from .recipe import Recipe
-from .saved_runs import Run, read_run
-from .statistics import CONFIDENCE, Mean
+from .saved_runs import Run, columns, grain_of, read_run
+from .statistics import CONFIDENCE, Mean, mean_of
 
 Knobs = dict[str, Any]  # options by their dotted names
 Place = dict[str, str]  # the environment variables that give a run its GPUs and its cores
+
+
+def repeat(recipe: Recipe, count: int) -> None:
+    """Train with `count` seeds, and print and write what the runs reach.
+
+    Raises:
+        UserError: if a run cannot be trained so.
+        FaultError: if a run failed, or a signal ended this.
+    """
+    seeds = range(recipe.config.seed, recipe.config.seed + count)
+    runs = train_all(recipe, {f"seed-{seed}": {"seed": seed} for seed in seeds})
+    grain = grain_of(runs)
+    metric = runs[0].metric
+    is_share = find_metric(metric).is_percent
+    scores = {metric: "score", f"last_{metric}": "last_score"}
+    means = {
+        name: mean_of([getattr(run, score) for run in runs], grain, is_share=is_share)
+        for name, score in scores.items()
+    }
+    content = {
+        "preset": recipe.preset,
+        "runs": [{"seed": run.seed} | as_json(run) for run in runs],
+        **{name: asdict(mean) for name, mean in means.items()},
+    }
+    write_json(recipe.folder / "results.json", content)
+    print_table("seed", dict(zip(seeds, runs, strict=True)))
+    for mean, of in zip(means.values(), ("best.pt", "the last weights"), strict=True):
+        print(f"{metric_title(metric)} of {of} {mean_text(mean, f'{count} seeds', metric)}")
 
 
 def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
@@ -55,16 +84,21 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
         say(f"to train: {len(todo)} of {len(each)} runs, {len(places)} at once; {where}")
     failed = []
     with (
-        locked(recipe.folder),
+        open_run(recipe.config, World(torch.device("cpu"))),  # two commands would share their logs
         Signals() as signals,
         closing(train_in(places, recipe, todo, signals)) as ends,
     ):
         for name, code in ends:
-            if run := ended(recipe.folder / name, code):
-                runs[name] = run
-                say(f"{name}: {phrase(run)}, {len(runs)} of {len(each)}")
-            elif code != EXIT_RESTART:
-                failed.append(name)
+            if code == EXIT_DONE:
+                runs[name] = read_run(recipe.folder / name)
+                say(f"{name}: {phrase(runs[name])}, {len(runs)} of {len(each)}")
+                continue
+            reason = last_line(recipe.folder / f"{name}.txt")
+            if code == EXIT_USAGE:
+                raise UserError(f"{name}: {reason.removeprefix('error: ')}")
+            how = f" failed ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+            say(f"{name}{'' if code == EXIT_RESTART else how}: {reason}")
+            failed += [name] * (code != EXIT_RESTART)
     if len(runs) == len(each):
         return [runs[name] for name in each]
     account = f"{len(runs)} of {len(each)} runs in {recipe.folder} are done"
@@ -72,15 +106,6 @@ def train_all(recipe: Recipe, each: dict[str, Knobs]) -> list[Run]:
         raise FaultError(f"{account}, {', '.join(failed)} failed; run the same command to retry")
     saved = f"{account}, the others saved; run the same command to resume"
     raise StoppedError(signals.number or TIME_LIMIT, saved)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """A block in which no other command trains runs in `folder`: two would share their logs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as lock:
-        hold(lock, folder)
-        yield
 
 
 def train_in(
@@ -133,53 +158,22 @@ def is_done(recipe: Recipe, name: str, each: dict[str, Knobs]) -> bool:
 def devices(recipe: Recipe) -> list[Place]:
     """For each run that may train at once, the variables of its share of GPUs and cores."""
     run = recipe.config.run
-    gpus = []
     size = 1 if run.processes == "auto" else run.processes
+    gpus = []
     if recipe.config.compute.device in ("auto", "cuda"):
         count = torch.cuda.device_count()
         visible = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
         gpus = visible.split(",")[:count]
     shares = [",".join(gpus[n : n + size]) for n in range(0, len(gpus) - size + 1, size)]
     at_once = recipe.at_once or max(1, len(shares))
-    places = []
-    for number in range(at_once):
-        place = {"CUDA_VISIBLE_DEVICES": shares[number % len(shares)]} if shares else {}
-        if at_once > 1:
-            place["OMP_NUM_THREADS"] = str(num_threads(at_once * size))
-        places.append(place)
-    return places
-
-
-def ended(folder: Path, code: int) -> Run | None:
-    """The run in `folder`, which ended with exit code `code`; if not done, None, and why is said.
-
-    Raises:
-        UserError: what the run said, if it rejected its options or data.
-    """
-    if code == EXIT_DONE:
-        return read_run(folder)
-    reason = last_line(folder.with_name(f"{folder.name}.txt"))
-    if code == EXIT_USAGE:
-        raise UserError(f"{folder.name}: {reason.removeprefix('error: ')}")
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    say(f"{folder.name}{'' if code == EXIT_RESTART else f' failed ({how})'}: {reason}")
-    return None
+    cores = {"OMP_NUM_THREADS": str(num_threads(at_once * size))} if at_once > 1 else {}
+    own = [{"CUDA_VISIBLE_DEVICES": share} for share in shares] or [{}]
+    return [cores | own[number % len(own)] for number in range(at_once)]
 
 
 def phrase(run: Run) -> str:
     """A run's results, in words."""
-    return ", ".join(f"{head} {cell}" for head, cell in zip(heads(run), results(run), strict=True))
-
-
-def heads(run: Run) -> tuple[str, ...]:
-    """What `results` are."""
-    return metric_title(run.metric), "last", "loss", "training"
-
-
-def results(run: Run) -> tuple[str, ...]:
-    """A run's results, as columns of a table: of best.pt, but for the score of the last weights."""
-    scores = (metric_number(run.metric, value) for value in (run.score, run.last_score))
-    return *scores, f"{run.loss:.4f}", clock(run.seconds)
+    return ", ".join(f"{name} {value}" for name, value in run.results)
 
 
 def as_json(run: Run) -> dict[str, Any]:
@@ -189,20 +183,18 @@ def as_json(run: Run) -> dict[str, Any]:
     return {"folder": str(run.folder), "state": run.state} | scores | others
 
 
-def print_table(head: str, names: list[object], runs: list[Run]) -> None:
-    """Print the results of runs in columns; `head` is what `names` are."""
-    rows = [(head, *heads(runs[0]))]
-    rows += [(str(name), *results(run)) for name, run in zip(names, runs, strict=True)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print("\n".join("  ".join(map(str.rjust, row, widths)) for row in rows))
+def print_table(head: str, runs: dict[int, Run]) -> None:
+    """Print the results of runs in columns, the first of which is called `head`."""
+    rows = [[(head, str(number)), *run.results] for number, run in runs.items()]
+    print("\n".join(columns(rows, str.rjust)))
 
 
 def mean_text(found: Mean, over: str, metric: str) -> str:
     """The mean of a metric, in words; `over` is what it is the mean of."""
     unit, _, digits = scale(metric)
-    deviation = f"{unit * found.deviation:.{digits}f}"
-    low = f"{unit * found.low:.{digits}f}"
-    high = f"{unit * found.high:.{digits}f}"
+    deviation, low, high = (
+        f"{unit * value:.{digits}f}" for value in (found.deviation, found.low, found.high)
+    )
     return (
         f"{metric_number(metric, found.mean)} ± {deviation} (standard deviation over {over}), "
         f"{CONFIDENCE:.0%} interval of the mean: {low} .. {high}"

@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
     options, recipe = take_recipe(RepeatOptions, words, "repeat", summary(main), "shapes")
 
     def work() -> None:
-        from .repeat import repeat
+        from .many_runs import repeat
 
         repeat(recipe, options.seeds)
 

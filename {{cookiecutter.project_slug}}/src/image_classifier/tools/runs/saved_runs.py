@@ -1,22 +1,27 @@
 """What a run folder says of its run."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import UserError
 from ...extensions import of_tools
-from ...metrics import better
+from ...metrics import better, metric_number, metric_title
+from ...runtime.console import clock
 from ...runtime.files import about_tensors, read_object, read_rows
 from ...tasks import metric_of
 
 # Knobs in which the runs of a recipe may differ, and the exception.
 FREE_KNOBS, FIXED_KNOBS = ("seed", "run."), ("run.init_from",)
+
+Cell = tuple[str, str]  # of a table: the head of its column, and what it holds
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,11 @@ class SavedPredictions:
     files: dict[str, str]  # their digests
     classes: tuple[str, ...]
     step: int  # of the weights
+
+    def same_images(self, images: str) -> bool:
+        """Whether `images` is the fingerprint of the same images, which may be prepared now."""
+        # A space separates what says that they are prepared.
+        return self.images.partition(" ")[0] == images.partition(" ")[0]
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,16 @@ class Run:
     images_per_second: float  # median, in training
     seconds: float  # of training, without evaluating and saving
     predictions: SavedPredictions | None  # of the best evaluation
+
+    @property
+    def results(self) -> list[Cell]:
+        """What it reached, of best.pt; and the score of the last weights."""
+        return [
+            (metric_title(self.metric), metric_number(self.metric, self.score)),
+            ("last", metric_number(self.metric, self.last_score)),
+            ("loss", f"{self.loss:.4f}"),
+            ("training", clock(self.seconds)),
+        ]
 
 
 def read_run(folder: Path) -> Run:
@@ -68,14 +88,9 @@ def read_run(folder: Path) -> Run:
         predictions = read_predictions(folder / "predictions.safetensors")
         if predictions is not None and predictions.step != best["step"]:
             predictions = None
-        rates = []
-        seconds = 0.0
-        last_step = 0
-        for row in rows:
-            if rate := row.get("train/images_per_second"):  # 0 where a row is of the first step
-                seconds += (row["step"] - last_step) * config["data.batch_size"] / rate
-                rates.append(rate)
-                last_step = row["step"]
+        timed = [row for row in rows if row.get("train/images_per_second")]  # 0: the first step
+        rates = [row["train/images_per_second"] for row in timed]
+        steps = np.diff([0, *(row["step"] for row in timed)])
         return Run(
             folder=folder,
             seed=int(config["seed"]),
@@ -90,18 +105,30 @@ def read_run(folder: Path) -> Run:
             last_score=scored[-1][f"val/{metric}"],
             loss=float(best["val/loss"]),
             images_per_second=median(rates or [0.0]),
-            seconds=seconds,
+            seconds=float((steps * config["data.batch_size"] / rates).sum()),
             predictions=predictions,
         )
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise UserError(f"{str(folder)!a} can't be read as a run: {error}") from error
 
 
+def grain_of(runs: Iterable[Run]) -> float:
+    """The share of one image in the scores of runs; 0 where no run has predictions."""
+    known = (run.predictions for run in runs if run.predictions)
+    return next((1 / len(found.predicted) for found in known), 0.0)
+
+
+def columns(rows: list[list[Cell]], align: Callable[[str, int], str]) -> list[str]:
+    """The lines of a table, with its heads."""
+    lines = [[head for head, _ in rows[0]], *([cell for _, cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(align, line, widths)).rstrip() for line in lines]
+
+
 def evaluations(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl` that have a value of `metric`."""
-    values = (row.get(f"val/{metric}") for row in rows)
-    is_known = [isinstance(value, float) and isfinite(value) for value in values]
-    return [row for row, known in zip(rows, is_known, strict=True) if known]
+    pairs = ((row, row.get(f"val/{metric}")) for row in rows)
+    return [row for row, value in pairs if isinstance(value, float) and isfinite(value)]
 
 
 def best_of(rows: list[dict[str, Any]], metric: str) -> dict[str, Any]:
@@ -119,15 +146,17 @@ def read_predictions(path: Path) -> SavedPredictions | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            predicted = file.get_tensor("predicted")
-            target = file.get_tensor("target")
             about = about_tensors(file.metadata(), "files", "classes")
-            images = str(about["images"])
-            step = int(about["step"])
-            files = dict(about.get("files", {}))
-            classes = tuple(map(str, about["classes"]))
-        if predicted.ndim > 2 or predicted.shape != target.shape:
+            saved = SavedPredictions(
+                predicted=file.get_tensor("predicted"),
+                target=file.get_tensor("target"),
+                images=str(about["images"]),
+                files=dict(about.get("files", {})),
+                classes=tuple(map(str, about["classes"])),
+                step=int(about["step"]),
+            )
+        if saved.predicted.ndim > 2 or saved.predicted.shape != saved.target.shape:
             raise ValueError("predictions and targets differ in number")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{str(path)!a} can't be read: {error}") from error
-    return SavedPredictions(predicted, target, images, files, classes, step)
+    return saved
