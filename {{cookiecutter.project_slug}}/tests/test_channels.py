@@ -229,8 +229,7 @@ def test_a_torch_dataset_may_give_arrays_of_any_channels():
 
 @pytest.mark.parametrize("name", ["convnext_tiny", "vit_b_16", *models_by_name()])
 def test_a_network_sees_all_channels_and_muon_leaves_its_first_layer(name):
-    sample = lambda count: torch.randn(min(count, 50), 5, 32, 32)  # noqa: E731
-    model = build_model(ModelConfig(name=name, width=8), 3, 32, sample, 5)
+    model = build_model(ModelConfig(name=name, width=8), 3, 32, 5)
     first = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
     assert first.in_channels == 5
     assert model(torch.randn(2, 5, 32, 32)).shape == (2, 3)

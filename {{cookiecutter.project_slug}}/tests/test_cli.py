@@ -21,6 +21,7 @@ from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime.command_line import (
     check_flags,
     summary,
+    take_preset,
     with_short_forms,
 )
 from image_classifier.runtime.config_dict import unflatten
@@ -147,7 +148,7 @@ def test_whoever_gives_a_folder_means_the_images_in_it(monkeypatch):
         ("folder --data.root photos", "folder", "photos"),
     ):
         assert main(["train", *words.split()]) == 0
-        config, expected = begun.pop(), PRESETS[preset]()
+        config, (_, expected) = begun.pop(), take_preset([preset], "")
         assert (config.data.root, config.model) == (root, expected.model)
         assert config.data.batch_size == expected.data.batch_size
 

@@ -30,6 +30,7 @@ from image_classifier.data.loader import EvalData, TrainData
 from image_classifier.evaluate import evaluate
 from image_classifier.extensions import find_tool
 from image_classifier.metrics import Decision
+from image_classifier.models import models_by_name
 from image_classifier.optim import build_optimizer, set_training
 from image_classifier.precision import Precision
 from image_classifier.preprocess import Normalize
@@ -219,7 +220,7 @@ def test_images_of_16_bits_stay_on_the_device(gpu, config, satellite):
 
 
 VIT = find_tool("models", "imagenet")
-NETWORKS = ["resnet9", "airbench", "airbench96", "resnet18", *["vit_s"] * bool(VIT)]
+NETWORKS = [*sorted({*models_by_name()} - {"resnet9_gn"}), "resnet18"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -94,10 +94,10 @@ class AugmentConfig:
 class ModelConfig:
     """The network."""
 
-    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), airbench, airbench96, that of a
-    # tool, any of torchvision's, such as resnet50, or of another library LIBRARY/NAME. Up to 64
-    # pixels, the first layers of torchvision's keep full resolution
-    width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
+    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), that of a tool, any of torchvision's,
+    # such as resnet50, or of another library LIBRARY/NAME. Up to 64 pixels, the first layers of
+    # torchvision's keep full resolution
+    width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, some of tools)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
     drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: the share of images that skip the
     # last block, fewer skip those below; of some of torchvision's, of tools'

@@ -16,7 +16,7 @@ import tyro
 
 from ..config import Config
 from ..errors import OF_TOOLS, UserError, choose
-from ..extensions import check_ranges, find_tools, flag
+from ..extensions import chained, check_ranges, find_tools, flag
 from ..presets import PRESETS, shortened
 
 HELP = {"-h", "--help"}
@@ -148,13 +148,14 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
         is_own = value_of(words, "--data.root") or value_of(words, "--data.labels")
         name = "finetune" if is_own and not value_of(words, "--data.name") else otherwise
     preset = choose("preset", name, all_presets(), OF_TOOLS)()
+    preset = chained("presets", "change_preset", preset, name)
     with contextlib.suppress(ValueError):  # `parse` rejects what is no number
         preset = shortened(preset, float(value_of(words, "--epochs")))
     return name, preset
 
 
 def all_presets() -> dict[str, Callable[[], Config]]:
-    """`PRESETS`, and those of the tools that are there, which replace others of their name."""
+    """`PRESETS`, and those of the tools that are there; tools may change any of them."""
     tools = find_tools("presets").values()
     return PRESETS | {preset.__name__: preset for tool in tools for preset in tool.PRESETS}
 

@@ -1,4 +1,4 @@
-"""Recipes for CIFAR-10 and CIFAR-100."""
+"""Recipes for CIFAR-10 and CIFAR-100, and airbench's network for `shapes`."""
 
 from dataclasses import replace
 
@@ -72,3 +72,10 @@ def cifar100() -> Config:
 
 
 PRESETS = cifar10, cifar10_speed, cifar10_best, cifar100
+
+
+def change_preset(preset: Config, name: str) -> Config:
+    """The preset `name`: `shapes` with airbench's network, any other as it is."""
+    if name != "shapes":
+        return preset
+    return replace(preset, model=replace(preset.model, name="airbench", width=32))

@@ -84,7 +84,8 @@ def train_small(config):
     [
         (2, "resnet9_gn", {"accumulate": 2, "clip_norm": 0.1, "ema_decay": 0.9}),
         *[(3, "vit_s", {"name": "adamw", "lr": 1e-3, "layer_decay": 0.5})] * bool(VIT),
-        (3, "airbench", {}),  # it has frozen weights, and BatchNorm
+        # It has frozen weights, and BatchNorm.
+        *[(3, "airbench", {})] * bool(find_tool("models", "cifar")),
     ],
 )
 def test_fsdp_learns_as_ddp(config, size, name, knobs, tmp_path):
