@@ -98,7 +98,7 @@ MISTAKES = {
     "train smoke --no-compile": "did you mean --compute.no-compile?",
     "train smoke --pretrained": "torchvision has no weights of resnet9_gn; give the file",
     "train smoke folder": "values follow their flags; unexpected: folder",
-    "train smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
+    "train smoke --optim.name sdg": "no optimizer 'sdg'; there are: sgd, adamw",
     f"train smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "train smoke --model.name resnt18": "did you mean resnet18",
     "train smoke --run.trackers outo": "did you mean auto?",

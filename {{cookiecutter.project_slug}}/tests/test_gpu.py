@@ -14,7 +14,11 @@ from test_faults import last, plant
 from test_resume import assert_same
 
 from image_classifier.cli import main
-from image_classifier.config import ComputeConfig, ModelConfig
+from image_classifier.config import (
+    OPTIMIZERS,
+    ComputeConfig,
+    ModelConfig,
+)
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import FaultError
 from image_classifier.models import build_model, models_by_name
@@ -78,7 +82,7 @@ EVERYTHING |= {"augment__flip": "alternating", "data__balance": "loss", "optim__
 
 @allow_sync_debug
 @pytest.mark.parametrize("where", ["device", "host", "stream"])
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_neither_loading_nor_a_step_waits_for_the_device(on_gpu, monkeypatch, where, name):
     config = changed(on_gpu, data__where=where, optim__name=name, data__limit=160, data__workers=2)
     train_without_waits(monkeypatch, changed(config, precision="bf16"))

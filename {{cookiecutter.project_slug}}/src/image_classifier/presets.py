@@ -24,11 +24,11 @@ def smoke() -> Config:
 
 
 def shapes() -> Config:
-    """Shapes that are drawn on the spot: 90 % in minutes on 2 cores."""
+    """Shapes that are drawn on the spot: 95 % after 2 minutes of one core, or less."""
     return Config(
         epochs=3,
         data=DataConfig(batch_size=250),
-        model=ModelConfig(width=16),
+        model=ModelConfig(width=24),
         optim=OptimConfig(
             lr=0.5,
             momentum=0.85,
@@ -49,8 +49,8 @@ def folder() -> Config:
         augment=AugmentConfig(crop="resized", mixup=0.4, cutmix=1.0),
         model=ModelConfig(name="resnet18"),
         optim=OptimConfig(
-            name="muon",
-            lr=2e-3,
+            name="adamw",
+            lr=1e-3,
             weight_decay=0.1,
             warmup_epochs=3,
             label_smoothing=0.1,

@@ -20,9 +20,11 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   trains, with its images, of which `plain_weights` makes the weights of the network without that
   change.
 - `policy.py` changes training images before they are normalized: `open_policy`.
+- `optimizer.py` is the optimizer of the tool's name: `build_optimizer`.
 - `loss.py` changes the loss or the targets: `change_loss`.
 - `parallel.py` is another way to train on several ranks: `open_parallel`. If its checkpoints are
   folders, `checkpoints.py` reads them: `read_folder`, `read_whole`.
+- `limit.py` has another time limit of a run: `open_limit`.
 - `precision.py` measures which number format is faster on a CPU: `find_gain`.
 - `decision.py` chooses on the images of an evaluation when predictions count: `choose_decision`. A
   checkpoint keeps it, from which `read_decision` has it; `tell_decision` and `WHAT` say it.
@@ -36,13 +38,14 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   the model looked at: `open_explainer`.
 """
 
-from .finding import chained, find_commands, find_tool, find_tools, function, functions, need_tool
-from .options import (
-    check_ranges,
-    flag,
-    of_tools,
-    option,
-    out_of_range,
-    section,
-    within,
+from .finding import (
+    chained,
+    find_commands,
+    find_tool,
+    find_tools,
+    function,
+    functions,
+    need_tool,
+    paths_of,
 )
+from .options import check_ranges, flag, of_tools, option, out_of_range, section, within

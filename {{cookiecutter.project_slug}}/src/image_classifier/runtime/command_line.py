@@ -98,7 +98,7 @@ def check_flags(words: list[str], flags: list[str]) -> None:
             hints = [f"; did you mean --{forms[form]}?" for form in near]
             if name in of_train and not near:
                 hints = ["; `train` has it"]
-            raise UserError(f"there is no {name}{''.join(hints)}")
+            raise UserError(f"there is no {name}{''.join(hints) or OF_TOOLS}")
 
 
 def flags_of(kind: type) -> list[str]:
@@ -157,7 +157,7 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
 def all_presets() -> dict[str, Callable[[], Config]]:
     """`PRESETS`, and those of the tools that are there; tools may change any of them."""
     tools = find_tools("presets").values()
-    return PRESETS | {preset.__name__: preset for tool in tools for preset in tool.PRESETS}
+    return PRESETS | {p.__name__: p for tool in tools for p in getattr(tool, "PRESETS", ())}
 
 
 def value_of(words: list[str], name: str) -> str:

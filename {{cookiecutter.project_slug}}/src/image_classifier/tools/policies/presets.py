@@ -4,8 +4,6 @@ from dataclasses import replace
 
 from ...config import Config
 
-PRESETS = ()
-
 
 def change_preset(preset: Config, name: str) -> Config:
     """The preset `name`: `folder` with TrivialAugment, any other as it is."""
