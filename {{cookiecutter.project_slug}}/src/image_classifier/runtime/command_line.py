@@ -96,9 +96,9 @@ def check_flags(words: list[str], flags: list[str]) -> None:
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name) and name.removeprefix("--") not in flags:
             near = get_close_matches(name.lstrip("-").lower(), forms, 1, cutoff=0.7)
             hints = [f"; did you mean --{forms[form]}?" for form in near]
-            if name in of_train and not near:
-                hints = ["; `train` has it"]
-            raise UserError(f"there is no {name}{''.join(hints) or OF_TOOLS}")
+            is_trains = name in of_train and not near
+            hints += ["; `train` has it" if is_trains else OF_TOOLS]
+            raise UserError(f"there is no {name}{''.join(hints)}")
 
 
 def flags_of(kind: type) -> list[str]:
