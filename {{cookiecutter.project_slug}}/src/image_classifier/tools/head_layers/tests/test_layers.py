@@ -7,7 +7,11 @@ import torch
 
 from image_classifier.config import ModelConfig
 from image_classifier.errors import UserError
-from image_classifier.models import build_model, find_head, models_by_name
+from image_classifier.models import (
+    build_model,
+    find_head,
+    models_by_name,
+)
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
