@@ -17,7 +17,6 @@ from image_classifier.data.datasets.shapes import shapes
 from image_classifier.errors import UserError
 from image_classifier.presets import PRESETS
 from image_classifier.runtime.command_line import (
-    all_presets,
     parse,
     take_preset,
 )
@@ -86,7 +85,7 @@ def test_knobs_that_are_given_are_not_shrunk(capsys):
     config = typed("--epochs=2", "--optim.warmup-epochs=1.5", "--run.evaluate-every-epochs=0.5")
     found = (config.epochs, config.optim.warmup_epochs, config.run.evaluate_every_epochs)
     assert found == (2, 1.5, 0.5)
-    whole = all_presets()["folder"]()
+    _, whole = take_preset(["folder"], "shapes")
     for epochs in ("many", "0", "-2", "nan", "inf", ""):
         assert take_preset(["folder", "--epochs", epochs], "shapes")[1] == whole
     with pytest.raises(SystemExit):

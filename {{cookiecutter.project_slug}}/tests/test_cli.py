@@ -21,6 +21,7 @@ from image_classifier.presets import PRESETS, smoke
 from image_classifier.runtime.command_line import (
     check_flags,
     summary,
+    take_preset,
     with_short_forms,
 )
 from image_classifier.runtime.config_dict import unflatten
@@ -97,7 +98,7 @@ MISTAKES = {
     "train smoke --no-compile": "did you mean --compute.no-compile?",
     "train smoke --pretrained": "torchvision has no weights of resnet9_gn; give the file",
     "train smoke folder": "values follow their flags; unexpected: folder",
-    "train smoke --optim.name sdg": "'sgd', 'adamw', 'muon'",
+    "train smoke --optim.name sdg": "no optimizer 'sdg'; there are: sgd, adamw",
     f"train smoke --data.limit 1{'0' * 400}": "00 is not in 0 .. 1e+09",
     "train smoke --model.name resnt18": "did you mean resnet18",
     "train smoke --run.trackers outo": "did you mean auto?",
@@ -147,7 +148,7 @@ def test_whoever_gives_a_folder_means_the_images_in_it(monkeypatch):
         ("folder --data.root photos", "folder", "photos"),
     ):
         assert main(["train", *words.split()]) == 0
-        config, expected = begun.pop(), PRESETS[preset]()
+        config, (_, expected) = begun.pop(), take_preset([preset], "")
         assert (config.data.root, config.model) == (root, expected.model)
         assert config.data.batch_size == expected.data.batch_size
 

@@ -20,6 +20,7 @@ from torch import nn
 from image_classifier import train as train_module
 from image_classifier.checkpoints import saving as checkpoint
 from image_classifier.checkpoints.reading import read_checkpoint
+from image_classifier.config import OPTIMIZERS
 from image_classifier.errors import FaultError, UserError
 from image_classifier.models.resnet9 import ResNet9
 from image_classifier.optim import build_optimizer
@@ -214,7 +215,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(co
 
 @pytest.mark.parametrize("is_scaled", [False, True])  # as fp16's loss is
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("layer", [0, 1, 2])  # where it is born: the first, a hidden, the last
 def test_a_gradient_that_is_not_finite_moves_nothing(config, layer, name, clip_norm, is_scaled):
     optim = replace(config.optim, name=name, clip_norm=clip_norm)
@@ -257,7 +258,7 @@ class AppleWeight(nn.Parameter):
     device = torch.device("mps")
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_on_an_apple_gpu_no_fused_kernel_decides_whether_a_step_is_skipped(config, name):
     optim = replace(config.optim, name=name)
     precision = Precision("fp32", config.compute, optim, torch.device("cpu"))

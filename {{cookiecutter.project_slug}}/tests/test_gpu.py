@@ -14,10 +14,14 @@ from test_faults import last, plant
 from test_resume import assert_same
 
 from image_classifier.cli import main
-from image_classifier.config import ComputeConfig, ModelConfig
+from image_classifier.config import (
+    OPTIMIZERS,
+    ComputeConfig,
+    ModelConfig,
+)
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import FaultError
-from image_classifier.models import build_model
+from image_classifier.models import build_model, models_by_name
 from image_classifier.parallel import wrap_ddp
 from image_classifier.runtime import distributed
 from image_classifier.runtime.distributed import World
@@ -45,7 +49,7 @@ def trained_weights(config, **knobs):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("name", ["resnet9", "airbench"])
+@pytest.mark.parametrize("name", ["resnet9", *{"airbench"} & models_by_name().keys()])
 def test_a_run_ends_well_in_every_precision(on_gpu, name, precision, compiled):
     config = changed(on_gpu, model__name=name, model__width=8, precision=precision)
     weights = trained_weights(config, compute__compile=compiled)
@@ -78,7 +82,7 @@ EVERYTHING |= {"augment__flip": "alternating", "data__balance": "loss", "optim__
 
 @allow_sync_debug
 @pytest.mark.parametrize("where", ["device", "host", "stream"])
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_neither_loading_nor_a_step_waits_for_the_device(on_gpu, monkeypatch, where, name):
     config = changed(on_gpu, data__where=where, optim__name=name, data__limit=160, data__workers=2)
     train_without_waits(monkeypatch, changed(config, precision="bf16"))

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier.checkpoints.state import TrainState
+from image_classifier.config import OPTIMIZERS
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 
@@ -27,7 +28,10 @@ class Operations(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("name", "most"), [("sgd", 12), ("adamw", 16), ("muon", 60)])
+MOST = {name: {"sgd": 12, "adamw": 16}.get(name, 60) for name in OPTIMIZERS}
+
+
+@pytest.mark.parametrize(("name", "most"), MOST.items())
 def test_a_deep_network_is_updated_and_averaged_in_as_many_operations_as_a_flat_one(
     config, name, most
 ):

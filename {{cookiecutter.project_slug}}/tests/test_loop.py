@@ -25,10 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from image_classifier import train as train_module
 from image_classifier.checkpoints import saving as checkpoint
+from image_classifier.config import OPTIMIZERS
 from image_classifier.optim import (
     build_optimizer,
     build_schedule,
-    orthogonal,
 )
 from image_classifier.precision import Precision
 from image_classifier.runtime.seeding import seed_everything
@@ -58,7 +58,7 @@ def quiet(config):
     return changed(config, augment__cutout=4, augment__mixup=0.2, model__dropout=0.1)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_no_step_waits_for_the_device(quiet, monkeypatch, name):
     with Waits() as waits:
         waits.step, waits.found = 0, [[] for _ in range(5)]
@@ -200,9 +200,9 @@ def test_the_seed_decides_the_weights_that_a_run_begins_with(config):
     assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("name", "lr"), [("sgd", 0.05), ("adamw", 3e-3), ("muon", 3e-3)])
-def test_every_optimizer_learns(config, name, lr):
-    optim = replace(config.optim, name=name, lr=lr)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_learns(config, name):
+    optim = replace(config.optim, name=name, lr=0.05 if name == "sgd" else 3e-3)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 32), nn.Linear(32, 4))
     inputs, labels, found = torch.randn(32, 12), torch.arange(32) % 4, []
@@ -213,13 +213,6 @@ def test_every_optimizer_learns(config, name, lr):
         precision.backward(found[-1])
         precision.step(optimizer)
     assert found[-1] < found[0] / 2
-
-
-def test_muon_moves_all_directions_alike():
-    matrix = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
-    matrices = (matrix @ torch.diag(torch.linspace(0.1, 9, 20)))[None]
-    values = torch.linalg.svdvals(torch.cat((orthogonal(matrices), orthogonal(matrices.mT).mT)))
-    assert 0.6 < values.min() < values.max() < 1.3
 
 
 def test_the_kept_weights_are_a_moving_average_with_a_window_that_grows(config, monkeypatch):

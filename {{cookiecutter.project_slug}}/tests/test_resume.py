@@ -25,6 +25,7 @@ from image_classifier.checkpoints.reading import (
 )
 from image_classifier.checkpoints.saving import to_host
 from image_classifier.checkpoints.state import TrainState
+from image_classifier.config import OPTIMIZERS
 from image_classifier.data.datasets.source import Source
 from image_classifier.data.loader import TrainData
 from image_classifier.errors import UserError
@@ -153,7 +154,7 @@ def test_a_run_killed_twice_in_an_epoch_ends_as_an_unbroken_one(on_photos, tmp_p
     config = changed(on_photos, data__batch_size=2, data__workers=0, data__test_size=40, epochs=4)
     config = changed(config, augment__crop="resized", augment__cutout=8)
     config = changed(config, augment__cutmix=1.0, augment__min_size=16, model__dropout=0.2)
-    config = changed(config, optim__name="muon", optim__lr=1e-3, optim__ema_decay=0.9)
+    config = changed(config, optim__name=OPTIMIZERS[-1], optim__lr=1e-3, optim__ema_decay=0.9)
     config = changed(config, run__evaluate_every_epochs=1 / 3, run__log_every_steps=3)
     unbroken = changed(config, run__dir=str(tmp_path / "unbroken"))
     _, ended = start(train, unbroken)

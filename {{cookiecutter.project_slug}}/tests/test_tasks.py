@@ -146,42 +146,25 @@ def test_metrics_are_those_of_scikit_learn_on_any_number_of_ranks():
             assert metrics == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("loss", ["entropy", "focal", "asymmetric"])
-def test_the_loss_of_several_labels_ignores_unknown_ones_and_its_parts_add_up(loss):
+def test_the_loss_of_several_labels_ignores_unknown_ones_and_its_parts_add_up():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 4, generator=generator).requires_grad_()
     labels = torch.randint(-1, 2, (6, 4), dtype=torch.int8, generator=generator)
     labels[2] = LEFT_OUT
     weights = torch.rand(6, generator=generator)
-    loss_of = label_loss(OptimConfig(loss=loss, label_smoothing=0.1), 6)
+    loss_of = label_loss(OptimConfig(label_smoothing=0.1), 6)
     batch = Augmented(None, labels, weights)
     parts = ((0, 4), (4, 6))
     found = sum(loss_of(logits[start:stop], batch.part(start, stop)) for start, stop in parts)
     assert_close(found, loss_of(logits, batch))
     found.backward()
     assert torch.equal(logits.grad != 0, labels >= 0)
-    # As its paper says, for one label of which nothing is smoothed.
-    logit, loss_of = torch.tensor([[1.5]]), label_loss(OptimConfig(loss=loss), 1)
-    share, no = logit.sigmoid().item(), logit.sigmoid().item() - 0.05
-    expected = {
-        "entropy": (-np.log(share), -np.log(1 - share)),
-        "focal": (
-            -0.25 * (1 - share) ** 2 * np.log(share),
-            -0.75 * share**2 * np.log(1 - share),
-        ),
-        "asymmetric": (-np.log(share), -(no**4) * np.log(1 - no)),
-    }[loss]
+    # For one label of which nothing is smoothed.
+    logit, loss_of = torch.tensor([[1.5]]), label_loss(OptimConfig(), 1)
     batches = [Augmented(None, torch.tensor([[label]])) for label in (1, 0)]
     found = [loss_of(logit, batch).item() for batch in batches]
-    assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_loss_of_ones_own_is_for_one_label_too():
-    for loss in ("focal", "asymmetric"):
-        with pytest.raises(UserError, match="is for several labels"):
-            Config(optim=OptimConfig(loss=loss))
-    config = Config(optim=OptimConfig(loss="mine"), data=DataConfig(balance="loss"))
-    assert config.optim.loss == "mine"
+    share = logit.sigmoid().item()
+    assert found == pytest.approx((-np.log(share), -np.log(1 - share)), rel=1e-5)
 
 
 def test_rare_labels_count_for_more_and_mixed_ones_stay_unknown():
@@ -259,10 +242,6 @@ def test_one_label_in_each_row_is_for_either_task():
     [
         ({"model__task": "single-label"}, "not exactly one label, such as 'image 0' .* multi-la"),
         ({"run__best_by": "top1"}, "--run.best-by 'top1' is none of: auto, exact, loss, micro_f1"),
-        (
-            {"data__balance": "loss", "optim__loss": "focal"},
-            "weights --optim.loss entropy, not focal",
-        ),
     ],
 )
 def test_what_the_task_has_not_is_refused_before_training(config, monkeypatch, knobs, words):

@@ -8,10 +8,11 @@ Tools bring more, of the same sections: `tools/<name>/options.py`.
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from .errors import UserError
-from .extensions import check_ranges, find_tools, functions, out_of_range, section, within
+from .errors import OF_TOOLS, UserError, choose
+from .extensions import check_ranges, find_tools, functions, out_of_range, paths_of, section, within
 
 SMALLEST_SIDE = 8  # pixels
+OPTIMIZERS = ("sgd", "adamw", *paths_of("optimizer"))
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ class AugmentConfig:
 class ModelConfig:
     """The network."""
 
-    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), airbench, airbench96, that of a
-    # tool, any of torchvision's, such as resnet50, or of another library LIBRARY/NAME. Up to 64
-    # pixels, the first layers of torchvision's keep full resolution
-    width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, airbench, airbench96)
+    name: str = "resnet9"  # resnet9, resnet9_gn (GroupNorm), that of a tool, any of torchvision's,
+    # such as resnet50, or of another library LIBRARY/NAME. Up to 64 pixels, the first layers of
+    # torchvision's keep full resolution
+    width: int = within(64, 8, 8192)  # channels of the first layer (resnet9, some of tools)
     dropout: float = within(0.0, 0, 0.99)  # before the last layer
     drop_path: float = within(0.0, 0, 0.9)  # stochastic depth: the share of images that skip the
     # last block, fewer skip those below; of some of torchvision's, of tools'
@@ -111,10 +112,7 @@ class ModelConfig:
 class OptimConfig:
     """Loss, optimizer and learning-rate schedule."""
 
-    name: Literal["sgd", "adamw", "muon"] = "sgd"  # sgd: with Nesterov momentum
-    loss: Literal["entropy", "focal", "asymmetric"] = "entropy"  # entropy: cross entropy, with
-    # several labels binary for each. Only there: focal (https://arxiv.org/abs/1708.02002) and
-    # asymmetric (https://arxiv.org/abs/2009.14119), in which easy negatives count less
+    name: str = "sgd"  # sgd: with Nesterov momentum; adamw; or that of a tool
     lr: float = within(0.5, 0)  # peak learning rate, for the given data.batch_size
     momentum: float = within(0.9, 0, 0.9999)  # momentum, or beta1 of AdamW
     weight_decay: float = within(5e-4, 0)  # of weight matrices and filters; never of biases, norms
@@ -168,8 +166,6 @@ class RunConfig:
     # as wandb; auto: those that need no account; the flag with nothing after it: nobody
     max_minutes: float = within(0.0, 0)  # time limit, from the start of the command: the run saves
     # and ends with exit code 75, and the same command resumes it; 0: none
-    finish_in_time: bool = False  # max_minutes is for the whole run, however often it is resumed:
-    # the learning rate decays by the clock, and the run is done by then; no two such runs are equal
     timeout_seconds: float = within(300.0, 1)  # without a sign of life from a process or a worker,
     # after which the run stops
 
@@ -207,19 +203,14 @@ class Config:
         ):
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
+        choose("optimizer", optim.name, dict.fromkeys(OPTIMIZERS), OF_TOOLS)
         check_data(data)
-        check_task(self)
         for check in functions("options", "check"):
             check(self)
         if optim.warmup_epochs > self.epochs > 0:
             raise UserError(
                 f"--optim.warmup-epochs {optim.warmup_epochs:g} is longer than the run: "
                 f"--epochs {self.epochs:g}; about {0.2 * self.epochs:.1g} is usual"
-            )
-        if self.run.finish_in_time and (not self.run.max_minutes or augment.min_size):
-            raise UserError(
-                "--run.finish-in-time needs the time, --run.max-minutes, and images of one size: "
-                "--augment.min-size 0"
             )
         if self.epochs == 0 and not self.run.init_from:
             raise UserError(
@@ -237,18 +228,6 @@ def check_data(data: DataConfig) -> None:
             f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
             f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
         )
-
-
-def check_task(config: Config) -> None:
-    """Raise `UserError` for a loss that is not for the task or for `data.balance`."""
-    loss = config.optim.loss
-    balance = config.data.balance
-    if loss not in ("focal", "asymmetric"):  # one of your own may do all
-        return
-    if config.model.task == "single-label":
-        raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
-    if balance == "loss":
-        raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")
 
 
 # Knobs that cannot change what is learned may differ when a run is resumed. Those of `prepared`

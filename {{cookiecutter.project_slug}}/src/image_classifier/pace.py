@@ -1,13 +1,12 @@
 """When a run logs, evaluates, saves and stops: on all ranks after the same step."""
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 from .checkpoints import Checkpoints, TrainState
 from .config import RunConfig
 from .data import TrainData
+from .extensions import functions
 from .runtime.consensus import AsyncConsensus
 from .runtime.launch import seconds_since_start
 from .runtime.signals import TIME_LIMIT, Signals, StoppedError
@@ -26,7 +25,7 @@ class Pace:
         self.total_steps = data.total_steps
         self.steps_per_epoch = data.steps_per_epoch
         self.evaluate_every = data.steps_in(run.evaluate_every_epochs)
-        self.limit = TimeLimit(run, state.seconds)
+        self.limit = open_limit(run, state.seconds)
         self.signals = Signals()
         self.signal = 0  # the one that ends the run, once all ranks know of it
         self.consensus = AsyncConsensus(data.world, run.timeout_seconds, state.step)
@@ -88,52 +87,33 @@ class Pace:
 
 
 class TimeLimit:
-    """How much of `--run.max-minutes` is over, which all ranks learn at the same step.
+    """Pauses a run once its command has taken `--run.max-minutes`."""
 
-    A run that finishes in time takes its learning rate from the clock where that is ahead of the
-    steps. https://arxiv.org/abs/1905.04753 shows what such schedules cost.
-    """
+    message = ""  # why the run is done, once it is
+    seconds = 0.0  # how long a run took, all its starts together, where that decides when it ends
+    evaluation = nullcontext  # a block as long as an evaluation, which a limit may count
 
-    def __init__(self, run: RunConfig, seconds_before: float) -> None:
-        """Of a run whose earlier starts took `seconds_before`."""
+    def __init__(self, run: RunConfig) -> None:
+        """Of this start of a run."""
         self.limit = 60 * run.max_minutes or math.inf
-        self.finishes = run.finish_in_time
-        self.seconds_before = seconds_before
-        self.evaluation_seconds = 0.0  # how long the last evaluation took
-        self.share = 0.0  # of the time
-        self.message = ""  # why the run is done, once it is
-        self.agree(round(1e6 * seconds_before / self.limit) if self.finishes else 0)
-
-    @property
-    def seconds(self) -> float:
-        """How long a run that finishes in time took until now, all its starts together; else 0."""
-        return self.seconds_before + seconds_since_start() if self.finishes else 0.0
 
     def read(self) -> tuple[int, int]:
         """On this rank: the number among signals that pauses the run, and the millionths over.
 
         Both are 0 without a limit, as in most runs: a step has no time to ask the environment.
         """
-        if self.limit == math.inf:
-            return 0, 0
-        if not self.finishes:
-            return TIME_LIMIT if seconds_since_start() > self.limit else 0, 0
-        return 0, round(1e6 * self.seconds / max(1.0, self.limit - self.evaluation_seconds))
+        is_over = self.limit < math.inf and seconds_since_start() > self.limit
+        return TIME_LIMIT if is_over else 0, 0
 
     def agree(self, millionths: int) -> None:
-        """Take the largest share of any rank."""
-        if millionths:
-            self.share = max(self.share, min(1.0, millionths / 1e6))
-        if self.share == 1:
-            self.message = "done in time: --run.max-minutes is over"
+        """Take the largest share of any rank: here it decides nothing."""
 
-    def place(self, step: int, total_steps: int) -> int:
-        """How many of `total_steps` the schedule of the learning rate has behind it."""
-        return max(step, int(self.share * total_steps)) if self.share else step
+    def place(self, step: int, _: int) -> int:
+        """How many steps the schedule of the learning rate has behind it."""
+        return step
 
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """A block as long as the evaluation that must still fit into the limit at the end."""
-        began = time.monotonic()
-        yield
-        self.evaluation_seconds = time.monotonic() - began
+
+def open_limit(run: RunConfig, seconds_before: float) -> TimeLimit:
+    """A limit that pauses the run, unless a tool has another; earlier starts took so long."""
+    others = (open_other(run, seconds_before) for open_other in functions("limit", "open_limit"))
+    return next(filter(None, others), TimeLimit(run))

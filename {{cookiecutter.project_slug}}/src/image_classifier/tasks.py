@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from .config import Config, OptimConfig
 from .data import LEFT_OUT, Augmented, Source, TrainData
@@ -71,7 +71,7 @@ def build_loss(config: Config, data: TrainData, batch_size: int) -> Loss:
         negatives = (source.labels == 0).sum(0)
         weight = (negatives / positives.clamp(min=1)).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
     loss = Loss(TASKS[config.model.task].loss(config.optim, batch_size, weight))
-    return chained("loss", "change_loss", loss, config, data)
+    return chained("loss", "change_loss", loss, config, data, batch_size)
 
 
 def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> LossFn:
@@ -92,23 +92,21 @@ def class_loss(optim: OptimConfig, batch_size: int, _: Tensor | None = None) -> 
 
 
 def label_loss(optim: OptimConfig, batch_size: int, weight: Tensor | None = None) -> LossFn:
-    """Binary cross entropy and its kin: the mean over an image's known labels.
-
-    `weight` is (classes,): how much more positives of a class count.
-    """
-    smoothing = optim.label_smoothing
+    """Binary cross entropy; `weight` is (classes,): how much more positives of a class count."""
     on = cache(lambda device: weight if weight is None else weight.to(device))
 
     def cost(logits: Tensor, targets: Tensor) -> Tensor:
-        if optim.loss == "focal":
-            from torchvision.ops import sigmoid_focal_loss  # with the constants of the paper
-
-            return sigmoid_focal_loss(logits, targets)
-        if optim.loss == "asymmetric":  # gamma 0 and 4, margin 0.05
-            of_no = (logits.sigmoid() - 0.05).clamp(min=0)
-            return targets * softplus(-logits) - (1 - targets) * of_no**4 * (-of_no).log1p()
         given = {"reduction": "none", "pos_weight": on(logits.device)}
         return binary_cross_entropy_with_logits(logits, targets, **given)
+
+    return mean_over_labels(cost, optim, batch_size)
+
+
+def mean_over_labels(
+    cost: Callable[[Tensor, Tensor], Tensor], optim: OptimConfig, batch_size: int
+) -> LossFn:
+    """The mean over an image's known labels of `cost`, which is of logits and targets."""
+    smoothing = optim.label_smoothing
 
     def loss_of(logits: Tensor, batch: Augmented) -> Tensor:
         _, targets, weights = batch

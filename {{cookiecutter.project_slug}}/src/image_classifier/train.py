@@ -208,20 +208,12 @@ def start_from(pretrained: PretrainedWeights, setup: Setup) -> tuple[str, str]:
 
 
 def init_model(config: Config, data: TrainData, normalize: Normalize) -> nn.Module:
-    """The network with the random weights of the seed, on the CPU; the same on every rank.
-
-    Some networks compute their first layer from training images: `sample`.
-    """
+    """The network with the random weights of the seed, on the CPU; the same on every rank."""
+    images = config.data
     with seeded(WEIGHTS, config.seed):
-        model = build_model(
-            config.model,
-            data.num_classes,
-            config.data.image_size,
-            sample=lambda count: normalize(data.sample(count)),
-            channels=config.data.channels,
-        )
+        model = build_model(config.model, data.num_classes, images.image_size, images.channels)
         for change_training in functions("network", "change_training"):
-            change_training(model, config)
+            change_training(model, config, data, normalize)
     return model
 
 

@@ -60,8 +60,7 @@ def load_model(run: str, compute: ComputeConfig, world: World) -> LoadedModel:
         name = "fp32"
     precision = Precision(name, compute, config.optim, world.device)
     size = config.data.image_size
-    channels = config.data.channels
-    model = build_model(config.model, len(best.classes), size, channels=channels)
+    model = build_model(config.model, len(best.classes), size, config.data.channels)
     try:
         model.load_state_dict(best.weights)
     except RuntimeError as error:

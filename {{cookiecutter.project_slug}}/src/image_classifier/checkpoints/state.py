@@ -31,7 +31,7 @@ class TrainState:
     best_step: int = -1  # when it was reached
     num_worse: int = 0  # evaluations since then
     decision: Decision = NO_DECISION  # of the last evaluation, on rank 0
-    seconds: float = 0.0  # that a run took which finishes in time, all its starts together
+    seconds: float = 0.0  # that a run took, all its starts together, where that decides its end
 
     @property
     def best_model(self) -> nn.Module:

@@ -6,8 +6,8 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   `RESULT_IS_IN_FILES` it has done its work even if what it prints is lost.
 - `<verb>_command.py` is the command `<verb>`, of a tool that has several.
 - `options.py` adds options: see `options.py` here.
-- `presets.py` adds presets: `PRESETS`, functions that return a `Config`; one with the name of a
-  preset of the core replaces it.
+- `presets.py` adds presets: `PRESETS`, functions that return a `Config`; `change_preset` changes
+  those of others.
 - `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.
 - `labels.py` reads labels from a table: `table`, `check_files`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
@@ -17,11 +17,14 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `networks.py` has the models `--model.name <tool>/...`: `build`, `published`, `pretrained_config`;
   and what to do `without_network`.
 - `network.py` changes a network: `change_network` for every command, `change_training` one that
-  trains, of which `plain_weights` makes the weights of the network without that change.
+  trains, with its images, of which `plain_weights` makes the weights of the network without that
+  change.
 - `policy.py` changes training images before they are normalized: `open_policy`.
+- `optimizer.py` is the optimizer of the tool's name: `build_optimizer`.
 - `loss.py` changes the loss or the targets: `change_loss`.
 - `parallel.py` is another way to train on several ranks: `open_parallel`. If its checkpoints are
   folders, `checkpoints.py` reads them: `read_folder`, `read_whole`.
+- `limit.py` has another time limit of a run: `open_limit`.
 - `precision.py` measures which number format is faster on a CPU: `find_gain`.
 - `decision.py` chooses on the images of an evaluation when predictions count: `choose_decision`. A
   checkpoint keeps it, from which `read_decision` has it; `tell_decision` and `WHAT` say it.
@@ -35,13 +38,14 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   the model looked at: `open_explainer`.
 """
 
-from .finding import chained, find_commands, find_tool, find_tools, function, functions, need_tool
-from .options import (
-    check_ranges,
-    flag,
-    of_tools,
-    option,
-    out_of_range,
-    section,
-    within,
+from .finding import (
+    chained,
+    find_commands,
+    find_tool,
+    find_tools,
+    function,
+    functions,
+    need_tool,
+    paths_of,
 )
+from .options import check_ranges, flag, of_tools, option, out_of_range, section, within

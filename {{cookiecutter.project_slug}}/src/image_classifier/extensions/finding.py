@@ -16,8 +16,13 @@ T = TypeVar("T")
 @cache
 def find_tools(module: str) -> dict[str, ModuleType]:
     """The modules `tools/<name>/<module>.py` that are there, by the tool's name: `find-lr`."""
+    return {name: import_file(path) for name, path in paths_of(module).items()}
+
+
+def paths_of(module: str) -> dict[str, Path]:
+    """The files of these modules, which are not imported, by the tool's name."""
     paths = find_files(f"*/{module}.py")
-    return {path.parent.name.replace("_", "-"): import_file(path) for path in paths}
+    return {path.parent.name.replace("_", "-"): path for path in paths}
 
 
 def find_commands() -> dict[str, ModuleType]:

@@ -12,12 +12,11 @@ models; `LIBRARY/NAME` is of a tool.
 from collections.abc import Callable
 from types import ModuleType
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import ModelConfig
 from ..errors import UserError
 from ..extensions import find_tool, find_tools, functions
-from .airbench import airbench, airbench96
 from .blocks import (
     begin_at_zero,
     drop_before_head,
@@ -27,16 +26,13 @@ from .blocks import (
     find_matrices,
     find_modules,
 )
-from .resnet9 import resnet9, resnet9_gn
+from .resnet9 import largest, resnet9, resnet9_gn
 from .torchvision import adapted, published_weights, size_misfit, torchvision
 
 MODELS: dict[str, Callable[[ModelConfig, int, int, int], nn.Module]] = {
     "resnet9": resnet9,
     "resnet9_gn": resnet9_gn,
-    "airbench": airbench,
-    "airbench96": airbench96,
 }
-IMAGES_TO_FIT = 2000
 
 
 def models_by_name() -> dict[str, Callable[[ModelConfig, int, int, int], nn.Module]]:
@@ -52,17 +48,11 @@ def find_library(name: str) -> ModuleType | None:
 
 
 def build_model(
-    model: ModelConfig,
-    num_classes: int,
-    image_size: int,
-    sample: Callable[[int], Tensor] | None = None,
-    channels: int = 3,
+    model: ModelConfig, num_classes: int, image_size: int, channels: int = 3
 ) -> nn.Module:
     """The network that `model` names, with random weights, on the CPU.
 
     It maps (batch, channels, image_size, image_size) float32 to (batch, num_classes) logits.
-    `sample` returns so many normalized training images, (count, channels, side, side), for a
-    network whose first layer is computed from them; without it, such weights must be loaded.
 
     Raises:
         UserError: if there is no such model, or it can't be built so.
@@ -80,6 +70,4 @@ def build_model(
         change_network(network, model, image_size, channels)
     if model.dropout:
         drop_before_head(network, model.dropout)
-    if sample is not None and hasattr(network, "fit"):
-        network.fit(sample(IMAGES_TO_FIT))
     return network

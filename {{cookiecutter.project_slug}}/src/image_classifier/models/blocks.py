@@ -1,4 +1,4 @@
-"""The matrices, head and blocks of any network: for weight decay, Muon, dropout, layer decay."""
+"""The matrices, head and blocks of any network: for weight decay, dropout, layer decay."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase

@@ -53,8 +53,8 @@ def largest(features: Tensor) -> Tensor:
     """The largest value of each channel: (batch, channels, height, width) -> (batch, channels)."""
     # Not amax: in bf16, fused by the compiler, its gradient can be 0/0 where this one's index is
     # right (https://github.com/pytorch/pytorch/issues/195214). Channels last, so that the gradient
-    # has the layout of the maps: else the norms and GELUs of airbench96 read across two layouts,
-    # and its whole step takes 1.05 to 1.08 times as long on a CPU.
+    # has the layout of the maps: else norms and activations read across two layouts, and a whole
+    # step takes 1.05 to 1.08 times as long on a CPU.
     return features.permute(0, 2, 3, 1).flatten(1, 2).max(dim=1).values
 
 

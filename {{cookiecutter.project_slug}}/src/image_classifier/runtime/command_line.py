@@ -16,7 +16,7 @@ import tyro
 
 from ..config import Config
 from ..errors import OF_TOOLS, UserError, choose
-from ..extensions import check_ranges, find_tools, flag
+from ..extensions import chained, check_ranges, find_tools, flag
 from ..presets import PRESETS, shortened
 
 HELP = {"-h", "--help"}
@@ -96,8 +96,8 @@ def check_flags(words: list[str], flags: list[str]) -> None:
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name) and name.removeprefix("--") not in flags:
             near = get_close_matches(name.lstrip("-").lower(), forms, 1, cutoff=0.7)
             hints = [f"; did you mean --{forms[form]}?" for form in near]
-            if name in of_train and not near:
-                hints = ["; `train` has it"]
+            is_trains = name in of_train and not near
+            hints += ["; `train` has it" if is_trains else OF_TOOLS]
             raise UserError(f"there is no {name}{''.join(hints)}")
 
 
@@ -148,15 +148,16 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
         is_own = value_of(words, "--data.root") or value_of(words, "--data.labels")
         name = "finetune" if is_own and not value_of(words, "--data.name") else otherwise
     preset = choose("preset", name, all_presets(), OF_TOOLS)()
+    preset = chained("presets", "change_preset", preset, name)
     with contextlib.suppress(ValueError):  # `parse` rejects what is no number
         preset = shortened(preset, float(value_of(words, "--epochs")))
     return name, preset
 
 
 def all_presets() -> dict[str, Callable[[], Config]]:
-    """`PRESETS`, and those of the tools that are there, which replace others of their name."""
+    """`PRESETS`, and those of the tools that are there; tools may change any of them."""
     tools = find_tools("presets").values()
-    return PRESETS | {preset.__name__: preset for tool in tools for preset in tool.PRESETS}
+    return PRESETS | {p.__name__: p for tool in tools for p in getattr(tool, "PRESETS", ())}
 
 
 def value_of(words: list[str], name: str) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Container
 from typing import Any
 
-from ..config import Config
+from ..config import OPTIMIZERS, Config
 from ..errors import UserError
 from ..extensions import flag, of_tools
 from .command_line import HELP, parse
@@ -19,11 +19,13 @@ MOVED = {
     "data.on_bad_image": "stop",
     "model.head": "last",
     "model.lora_rank": 0,
+    "optim.loss": "entropy",
     "optim.teacher": "",
     "optim.teacher_share": 0.5,
     "optim.teacher_temperature": 1.0,
     "profile": False,
     "run.error_cost": 0.0,
+    "run.finish_in_time": False,
     "run.init_head": "probe",
     "run.min_precision": 0.0,
 }
@@ -84,7 +86,9 @@ def changed_knobs(config: Config, preset: Config, without: Container[str] = ()) 
 def of_others(flat: dict[str, Any]) -> dict[str, Any]:
     """The knobs of a saved config that this project has not: of tools that are not here."""
     known = flatten(Config())
-    return {knob: v for knob, v in flat.items() if knob not in known and is_used(knob, v)}
+    found = {knob: v for knob, v in flat.items() if knob not in known and is_used(knob, v)}
+    name = flat.get("optim.name", "sgd")
+    return found if name in OPTIMIZERS else found | {"optim.name": name}
 
 
 def is_used(knob: str, value: object) -> bool:

@@ -1,1 +1,1 @@
-"""CIFAR-10 and CIFAR-100, and recipes for them."""
+"""CIFAR-10 and CIFAR-100, recipes for them, and the networks of airbench."""

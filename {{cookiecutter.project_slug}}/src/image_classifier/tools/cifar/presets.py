@@ -1,8 +1,9 @@
-"""Recipes for CIFAR-10 and CIFAR-100."""
+"""Recipes for CIFAR-10 and CIFAR-100, and airbench's network for `shapes`."""
 
 from dataclasses import replace
 
 from ...config import AugmentConfig, Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from ...extensions import need_tool
 
 
 def cifar10() -> Config:
@@ -43,6 +44,7 @@ def cifar10_best() -> Config:
 
 def cifar10_speed() -> Config:
     """CIFAR-10 by airbench's recipe: 92.0 % after 19:30 on 2 cores, from JPEGs."""
+    need_tool("presets", "muon", "cifar10_speed")
     # https://arxiv.org/abs/2404.00498: the deeper network, at half its width, and images that grow.
     return Config(
         epochs=32,
@@ -72,3 +74,10 @@ def cifar100() -> Config:
 
 
 PRESETS = cifar10, cifar10_speed, cifar10_best, cifar100
+
+
+def change_preset(preset: Config, name: str) -> Config:
+    """The preset `name`: `shapes` with airbench's network, any other as it is."""
+    if name != "shapes":
+        return preset
+    return replace(preset, model=replace(preset.model, name="airbench", width=32))

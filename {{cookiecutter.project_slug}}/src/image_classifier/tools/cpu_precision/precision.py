@@ -93,7 +93,7 @@ def measure(config: Config, num_classes: int, most_images: int, world: World) ->
         return rounds if perf_counter() >= ends else [*rounds, once(count)]
 
     with one_thread(), seeded(WEIGHTS, config.seed):  # leaves the random state as it was
-        model = build_model(config.model, num_classes, size, channels=channels).train()
+        model = build_model(config.model, num_classes, size, channels).train()
         for name, network in (("fp32", model), ("bf16", with_small_weights(model))):
             precision = Precision(name, config.compute, config.optim, world.device)
             formats.append((precision, network.to(memory_format=precision.memory_format)))

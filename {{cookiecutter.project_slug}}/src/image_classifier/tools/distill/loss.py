@@ -19,7 +19,7 @@ from ...runtime.console import some
 from ...tasks import TASKS, Loss
 
 
-def change_loss(loss: Loss, config: Config, data: TrainData) -> Loss:
+def change_loss(loss: Loss, config: Config, data: TrainData, _: int) -> Loss:
     """The loss of a run, with a teacher's part of the targets if `--optim.teacher` names one."""
     optim = config.optim
     if not optim.teacher:

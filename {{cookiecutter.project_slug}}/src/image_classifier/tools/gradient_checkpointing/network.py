@@ -21,7 +21,7 @@ SEQUENCES = (nn.Sequential, nn.ModuleList)
 MOST_LAYERS = 8  # of a sequence of plain layers: to recompute a longer one needs as much memory
 
 
-def change_training(model: nn.Module, config: Config) -> None:
+def change_training(model: nn.Module, config: Config, *_: object) -> None:
     """Let each block of `model` recompute its activations, with the option."""
     if config.compute.gradient_checkpointing:
         checkpoint_blocks(model)

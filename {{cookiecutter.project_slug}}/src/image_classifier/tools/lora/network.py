@@ -34,7 +34,7 @@ class LowRank(nn.Module):
         return weight + (self.b @ self.a).view(weight.shape)
 
 
-def change_training(model: nn.Module, config: Config) -> None:
+def change_training(model: nn.Module, config: Config, *_: object) -> None:
     """Freeze `model` but for its last layer, and let all matrices and filters learn by `LowRank`.
 
     With `--model.lora-rank` only. It takes the weights of the network without adapters, too.

@@ -2,14 +2,11 @@
 
 from dataclasses import replace
 
-from ... import presets
 from ...config import Config
 
 
-def folder() -> Config:
-    """Your own photographs, from scratch: `--data.root FOLDER`."""
-    plain = presets.folder()
-    return replace(plain, augment=replace(plain.augment, policy="trivialaugment"))
-
-
-PRESETS = (folder,)
+def change_preset(preset: Config, name: str) -> Config:
+    """The preset `name`: `folder` with TrivialAugment, any other as it is."""
+    if name != "folder":
+        return preset
+    return replace(preset, augment=replace(preset.augment, policy="trivialaugment"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from ray import tune
 
-from ...config import Config
+from ...config import OPTIMIZERS, Config
 from ...extensions import of_tools
 
 Space = dict[str, Any] | Callable[[Any], None]
@@ -44,9 +44,10 @@ def finetune(config: Config) -> Space:
 def optimizers(_: Config) -> Space:
     """The optimizer, and a learning rate from a range that suits it."""
     usual = {"sgd": 0.2, "adamw": 1e-3, "muon": 0.02}
+    names = [name for name in usual if name in OPTIMIZERS]
 
     def suggest(trial: Any) -> None:  # noqa: ANN401 - of Optuna
-        name = trial.suggest_categorical("optim.name", list(usual))
+        name = trial.suggest_categorical("optim.name", names)
         trial.suggest_float("optim.lr", usual[name] / 10, usual[name] * 10, log=True)
 
     return suggest

@@ -35,6 +35,7 @@ from image_classifier.checkpoints.reading import (
 from image_classifier.checkpoints.saving import read_newest
 from image_classifier.checkpoints.state import TrainState
 from image_classifier.cli import main
+from image_classifier.config import OPTIMIZERS
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import FaultError, UserError
 from image_classifier.extensions import find_tool
@@ -84,7 +85,8 @@ def train_small(config):
     [
         (2, "resnet9_gn", {"accumulate": 2, "clip_norm": 0.1, "ema_decay": 0.9}),
         *[(3, "vit_s", {"name": "adamw", "lr": 1e-3, "layer_decay": 0.5})] * bool(VIT),
-        (3, "airbench", {}),  # it has frozen weights, and BatchNorm
+        # It has frozen weights, and BatchNorm.
+        *[(3, "airbench", {})] * bool(find_tool("models", "cifar")),
     ],
 )
 def test_fsdp_learns_as_ddp(config, size, name, knobs, tmp_path):
@@ -311,9 +313,10 @@ def test_a_rank_without_images_to_evaluate_waits_for_nobody(config, tmp_path):
     assert len(losses(config.run.dir)) == 2
 
 
-@pytest.mark.parametrize(
-    "knobs", [{"optim__name": "muon"}, {"precision": "fp16"}, {"compute__compile": True}]
-)
+MUON = [{"optim__name": "muon"}] * ("muon" in OPTIMIZERS)
+
+
+@pytest.mark.parametrize("knobs", [*MUON, {"precision": "fp16"}, {"compute__compile": True}])
 def test_what_needs_whole_weights_is_refused(config, knobs):
     with pytest.raises(
         UserError, match=r"^--\S+ (\w+ )?does not work with --compute.parallel fsdp;"

@@ -19,7 +19,7 @@ from image_classifier.config import ModelConfig
 from image_classifier.data import EvalData
 from image_classifier.errors import UserError
 from image_classifier.evaluate import evaluate
-from image_classifier.models import build_model
+from image_classifier.models import build_model, models_by_name
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.lora.network import (
     MARK,
@@ -60,7 +60,10 @@ def networks(name):
     return plain, model, images
 
 
-@pytest.mark.parametrize("name", ["attention", "resnet9", "airbench", "shufflenet_v2_x0_5"])
+NETWORKS = ["attention", "resnet9", *{"airbench"} & models_by_name().keys(), "shufflenet_v2_x0_5"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_matrix_but_those_of_the_last_layer_gets_two_thin_ones(name):
     plain, model, images = networks(name)
     model(images).sum().backward()

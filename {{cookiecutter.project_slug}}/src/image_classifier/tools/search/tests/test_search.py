@@ -18,7 +18,7 @@ pytest.importorskip("optuna")
 for tool in ("ray_train", "report", "runs"):
     pytest.importorskip(f"image_classifier.tools.{tool}")
 
-from image_classifier.config import Config
+from image_classifier.config import OPTIMIZERS, Config
 from image_classifier.errors import EXIT_RESTART, UserError
 from image_classifier.extensions import finding
 from image_classifier.runtime.platform import install_command
@@ -79,7 +79,7 @@ def test_a_grid_is_even_in_each_distribution_and_shuffled_by_the_seed():
 @pytest.mark.parametrize("kind", ["tpe", "random"])
 def test_a_function_as_a_space_draws_values_that_depend_on_others(kind):
     found = proposals(kind, spaces.optimizers(Config()))
-    assert {one["optim.name"] for one in found} == {"sgd", "adamw", "muon"}
+    assert {one["optim.name"] for one in found} == {*OPTIMIZERS}
     assert all(one["optim.lr"] <= 0.01 for one in found if one["optim.name"] == "adamw")
     with pytest.raises(UserError, match="set --search tpe or random"):
         proposals("grid", spaces.optimizers(Config()))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from ..config import ModelConfig
-from ..errors import UserError
-from .resnet9 import largest
+from ...config import ModelConfig
+from ...errors import UserError
+from ...models import largest
 
 PATCH = 2  # side of the filters of the first layer, in pixels
 WHITEN_EPS = 5e-4  # added to variances: directions with almost no variance are noise
@@ -103,8 +103,10 @@ def airbench(
     """The network of the paper's 94 % recipe, for images of 32 pixels.
 
     Raises:
-        UserError: if the images are too small.
+        UserError: if the images are too small, or it should have stochastic depth.
     """
+    if model.drop_path:
+        raise UserError(f"{model.name} has no stochastic depth: --model.drop-path 0")
     if image_size < SMALLEST_IMAGE:
         raise UserError(
             f"{model.name} takes a --data.image-size from {SMALLEST_IMAGE} on, not {image_size}"
@@ -114,3 +116,5 @@ def airbench(
 
 # The deeper, residual network of the paper's 96 % recipe, there with a width of 128.
 airbench96 = partial(airbench, num_convs=3)
+
+MODELS = {"airbench": airbench, "airbench96": airbench96}

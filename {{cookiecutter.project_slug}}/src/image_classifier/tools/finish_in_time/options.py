@@ -1,0 +1,27 @@
+"""`--run.finish-in-time`."""
+
+from dataclasses import dataclass
+
+from ...errors import UserError
+
+
+@dataclass(frozen=True)
+class TimeOptions:
+    """What the time limit means."""
+
+    finish_in_time: bool = False  # max_minutes is for the whole run, however often it is resumed:
+    # the learning rate decays by the clock, and the run is done by then; no two such runs are equal
+
+
+SECTIONS = {"run": TimeOptions}
+FREE_TO_CHANGE = ()
+
+
+def check(config: object) -> None:
+    """Raise `UserError` for a run without a limit, or of images that grow step by step."""
+    run = config.run
+    if run.finish_in_time and (not run.max_minutes or config.augment.min_size):
+        raise UserError(
+            "--run.finish-in-time needs the time, --run.max-minutes, and images of one size: "
+            "--augment.min-size 0"
+        )

@@ -1,0 +1,43 @@
+"""A run is done by its time limit, on all ranks after the same step."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import changed, logged, run_ranks
+from test_time_limit import tick
+
+from image_classifier.errors import UserError
+from image_classifier.runtime import consensus
+from image_classifier.tools.finish_in_time import limit
+from image_classifier.train import train
+
+
+def finished_in_time(config):
+    """Train for a minute of 6 s per step, on rank 1 a little more; the final step."""
+    tick(pytest.MonkeyPatch(), 6, limit)
+    consensus.EXCHANGE_SECONDS = 0
+    train(config)
+    return logged(config.run.dir)[-1]["step"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_finishes_in_time_decays_its_learning_rate_by_the_clock(ranks, config):
+    hurried = changed(config, epochs=100, run__max_minutes=1, run__finish_in_time=True)
+    steps = run_ranks(ranks, finished_in_time, changed(hurried, run__log_every_steps=1))
+    assert len(set(steps)) == 1
+    assert 10 <= steps[0] <= 13  # of 400
+    rates = [row["train/lr"] for row in logged(config.run.dir) if "train/lr" in row]
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[-1] < 0.1 * max(rates)
+    status = json.loads(Path(config.run.dir, "status.json").read_text())
+    assert status["state"] == "done"
+    # Its time is over: the same command evaluates it once more, and no other.
+    train(hurried)
+    assert logged(config.run.dir)[-1]["step"] == steps[0]
+
+
+@pytest.mark.parametrize("knobs", [{}, {"run__max_minutes": 1, "augment__min_size": 16}])
+def test_what_cannot_finish_in_time_is_refused(config, knobs):
+    with pytest.raises(UserError, match=r"--run.finish-in-time needs .*--run.max-minutes"):
+        changed(config, run__finish_in_time=True, **knobs)

@@ -1,0 +1,30 @@
+"""The option of other losses."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...errors import UserError
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Which loss."""
+
+    loss: Literal["entropy", "focal", "asymmetric"] = "entropy"  # entropy: cross entropy, with
+    # several labels binary for each. Only there: focal (https://arxiv.org/abs/1708.02002) and
+    # asymmetric (https://arxiv.org/abs/2009.14119), in which easy negatives count less
+
+
+SECTIONS = {"optim": LossOptions}
+FREE_TO_CHANGE = ()
+
+
+def check(config: object) -> None:
+    """Raise `UserError` for a loss that is not for the task or for `data.balance`."""
+    loss = config.optim.loss
+    if loss == "entropy":
+        return
+    if config.model.task == "single-label":
+        raise UserError(f"--optim.loss {loss} is for several labels: --model.task multi-label")
+    if config.data.balance == "loss":
+        raise UserError(f"--data.balance loss weights --optim.loss entropy, not {loss}")

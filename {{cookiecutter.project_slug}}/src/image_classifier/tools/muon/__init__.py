@@ -1,0 +1,1 @@
+"""The optimizer Muon, and the preset `folder` with it."""

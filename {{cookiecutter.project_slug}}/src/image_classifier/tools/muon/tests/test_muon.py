@@ -1,0 +1,51 @@
+"""Muon turns the matrices between the first and the last layer, in all directions alike."""
+
+import pytest
+import torch
+from torch import nn
+
+from image_classifier.config import ModelConfig, OptimConfig
+from image_classifier.models import build_model, models_by_name
+from image_classifier.optim import build_optimizer
+from image_classifier.runtime.command_line import take_preset
+from image_classifier.runtime.config_dict import (
+    flatten,
+    of_others,
+)
+from image_classifier.tools.muon.optimizer import orthogonal
+
+
+# Norms, scales, tokens, positions, biases of places, groups.
+@pytest.mark.parametrize(
+    "name", ["resnext50_32x4d", "convnext_tiny", "swin_v2_t", *models_by_name()]
+)
+def test_it_turns_the_matrices_between_stem_and_head(name):
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name=name), 10, 32)
+    layers = [m for m in model.named_modules() if isinstance(m[1], nn.Linear | nn.Conv2d)]
+    names = {weight: path for path, weight in model.named_parameters()}
+    hidden = {f"{p}.weight" for p, layer in layers[1:-1] if getattr(layer, "groups", 1) == 1}
+    optimizer = build_optimizer(OptimConfig(name="muon"), model)
+    assert {names[weight] for weight in optimizer.hidden} == hidden
+
+
+@pytest.mark.parametrize("name", ["convnext_tiny", "vit_b_16", *models_by_name()])
+def test_it_leaves_a_first_layer_of_any_channels(name):
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name=name, width=8), 3, 32, channels=5)
+    first = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
+    assert first.weight not in build_optimizer(OptimConfig(name="muon"), model).hidden
+
+
+def test_it_moves_all_directions_alike():
+    matrix = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
+    matrices = (matrix @ torch.diag(torch.linspace(0.1, 9, 20)))[None]
+    values = torch.linalg.svdvals(torch.cat((orthogonal(matrices), orthogonal(matrices.mT).mT)))
+    assert 0.6 < values.min() < values.max() < 1.3
+
+
+def test_the_preset_folder_has_it():
+    name, preset = take_preset(["folder"], "")
+    assert (name, preset.optim.name, preset.optim.lr) == ("folder", "muon", 2e-3)
+    assert of_others(flatten(preset)) == {}
+    assert of_others({"optim.name": "lion"}) == {"optim.name": "lion"}
