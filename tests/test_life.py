@@ -16,6 +16,7 @@ CHECK = """
 import importlib, multiprocessing, os, subprocess, sys
 import numpy.ma, PIL.PngImagePlugin, sklearn.metrics, tensorboard.summary
 import torch._dynamo, torchvision.transforms.v2
+import captum.attr, datasets, optuna, ray.tune, timm
 import importlinter.cli, pytest
 
 def check(folder):
@@ -25,7 +26,8 @@ def check(folder):
     for words in (["check"], ["format", "--check"]):
         assert not subprocess.call([f"{sys.prefix}/bin/ruff", *words, "--no-cache", "-q"]), folder
     assert not importlinter.cli.lint_imports(no_cache=True), folder
-    assert not pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider"]), folder
+    words = ["--collect-only", "-qq", "-p", "no:cacheprovider", "--assert=plain"]
+    assert not pytest.main(words), folder
     assert not importlib.import_module(f"{PACKAGE}.cli").main(["train", *SMOKE.split()]), folder
 
 PACKAGE, SMOKE = sys.argv[1:3]
