@@ -37,7 +37,8 @@ test: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	cd '$(PROJECT)' && PYTHONPATH=src $(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/test_life.py
+	$(BIN)/python -m pytest tests/test_life.py  # starts as many processes by itself
 
 faults: $(INSTALLED)
 	$(BIN)/python -m faults
