@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,12 @@ def _check_space(folder: Path) -> None:
     if inodes and inodes.f_files and inodes.f_favail < len(files):
         counts = f"{len(files)} files, and its disk has room for {inodes.f_favail} (inodes)"
         raise RefusedError(f"a project needs {counts}")
+    try:  # quotas count otherwise
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(needed))
+    except OSError as error:
+        sizes = f"{needed / 2**20:.1f} MB in {str(there)!r}: {error.strerror}"
+        raise RefusedError(f"a project needs {sizes}") from error
 
 
 def _refuse(error: RefusedError) -> None:

@@ -1,5 +1,6 @@
 """Hostile and hapless answers: refused in one line and without a trace, or kept as they are."""
 
+import errno
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import sys
 from importlib.metadata import distributions, packages_distributions
 from types import SimpleNamespace
+from unittest.mock import DEFAULT, Mock
 
 import cookiecutter.cli
 import pytest
@@ -125,11 +127,28 @@ def test_a_disk_without_inodes_is_refused_before_a_file_is_written(here, monkeyp
     assert not contents(here)
 
 
-def test_a_disk_that_fills_up_leaves_one_line_and_nothing_else(here):
-    code = "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (20_000, 20_000)); "
-    code += "from pretuned.cli import main; sys.exit(main(['--no-input', '--output-dir', 'a/b']))"
-    error = run(sys.executable, "-c", code, folder=here, code=2, PYTHONPATH=ROOT / "src").stderr
-    assert re.fullmatch(r"ERROR: \[Errno 27\] [ -~]{,300}; no project was made\n", error)
+QUOTA = "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (20_000, 20_000)); "
+WAYS = {
+    "cookiecutter": f"from cookiecutter.cli import main; main({[str(ROOT), '--no-input']})",
+    "pretuned": "from pretuned.cli import main; sys.exit(main(['--no-input']))",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_quota_is_met_before_a_file_is_written(way, here):
+    home = {"COOKIECUTTER_CONFIG": "/dev/null", "HOME": str(here.parent)}
+    error = run(sys.executable, "-c", QUOTA + WAYS[way], folder=here, code=2, **home).stderr
+    assert re.fullmatch(r"ERROR: a project needs [0-9.]+ MB in '.*': File too large\n", error)
+    assert not list(here.iterdir())
+
+
+def test_a_disk_that_fills_up_leaves_one_line_and_nothing_else(here, monkeypatch, capfd):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    copies = Mock(wraps=shutil.copyfile, side_effect=[*[DEFAULT] * 9, *[full] * 1000])
+    monkeypatch.setattr(shutil, "copyfile", copies)
+    assert cli.main(["--no-input", "--output-dir", "a/b"]) == 2
+    error = capfd.readouterr().err
+    assert re.fullmatch(r"ERROR: \[Errno 28\] [ -~]{,300}; no project was made\n", error)
     assert not list(here.iterdir())
 
 

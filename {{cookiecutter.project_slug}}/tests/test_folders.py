@@ -106,9 +106,12 @@ def test_a_name_is_a_part_only_where_that_is_certain():
     assert part_names(["train_1", "train_2"]) == ["train_1", "train_2"]
     assert part_names(["a_train", "b_test", "extra"]) == ["a_train", "b_test"]
     assert not part_names(["crash_test", "trains", "invalid", "contest", "train_station"])
+    assert not part_names(["train_a", "test_b", "cat", "dog"])  # half of them are not most
     assert part_names(["cat", "Valid"]) == ["Valid"]
     assert find_parts(["train_gray", "test_gray", "train_color", "test_color"]) == {}
     assert find_parts(["val", "Train", "train", "valid", "Val"]) == {"train": "train", "val": "val"}
+    whole = find_parts(["seg_train", "seg_test", "train", "val"])
+    assert whole == {"train": "train", "val": "val"}
     assert find_parts(["train_test", "ant"]) == {}
 
 
@@ -160,6 +163,10 @@ def test_what_lies_beside_the_parts_and_is_not_used_is_told(tmp_path):
     told = opened(tmp_path, "train").notes
     assert f"'{tmp_path}/valid' are not used: the val folder is 'val'; rename" in "".join(told)
     assert len(names(tmp_path, "val")) == 12
+    fill(tmp_path, "seg_test/ant; bee")
+    told = "".join(opened(tmp_path, "train").notes)
+    assert f"'{tmp_path}/seg_test' are not used: rename it to 'test'" in told
+    assert f"'{tmp_path}/bee' are not used: move it into '{tmp_path}/train', which has" in told
 
 
 def test_of_two_folders_for_training_both_are_named_with_the_rename(tmp_path):
@@ -176,6 +183,9 @@ def test_classes_may_hold_folders_but_that_is_told(tmp_path):
     assert source.classes == ("ant", "bee", "cat")
     assert "warning: 2 of 3 classes hold folders alone: all images" in source.notes[-1]
     assert f"are the classes, --data.root '{tmp_path}/ant'" in source.notes[-1]
+    fill(tmp_path / "halves", "{dev,eval}/{ant,bee}")
+    told = opened(tmp_path / "halves", "train").notes[-1]
+    assert "if these are the classes, and 'dev', 'eval' parts of a dataset, rename those to" in told
     fill(tmp_path / "other", "{ant,bee}/images")  # no folders to choose from
     assert len(opened(tmp_path / "other", "train").notes) == 1
 

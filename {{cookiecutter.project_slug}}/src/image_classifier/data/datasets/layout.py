@@ -94,14 +94,24 @@ def check_classes(
         f"warning: {show(name)!a} and {show(other)!a} are two classes; if they are one, merge them"
         for name, other in twins.items()
     ]
+    return [*lines, *nested(place, inside, deep)]
+
+
+def nested(place: Path, inside: dict[bytes, set[bytes]], deep: list[bytes]) -> Iterator[str]:
+    """A line for classes `deep` that hold folders alone, if these may be the classes."""
     roots = (root for name in deep[:9] if (root := right_root(place, name)))
-    if first := next(roots, None):
-        lines.append(
-            f"warning: {len(deep)} of {len(full)} classes hold folders alone: all images below "
+    same = next(iter(inside.values()), set())
+    if len(deep) == len(inside) and len(same) > 1 and all(x == same for x in inside.values()):
+        yield (
+            f"warning: each class holds the folders {quoted(same)}: if these are the classes, and "
+            f"{quoted(deep)} parts of a dataset, rename those to 'train', 'val', 'test'"
+        )
+    elif first := next(roots, None):
+        yield (
+            f"warning: {len(deep)} of {len(inside)} classes hold folders alone: all images below "
             f"one of them are one class; if the folders in {str(first)!a} are the classes, "
             f"--data.root {str(first)!a}"
         )
-    return lines
 
 
 def no_images(place: Path, name: bytes, split: str, others: Counter[str]) -> UserError:
@@ -147,16 +157,25 @@ def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
             path = os.path.join(top, name)
             if not (count := sum(1 for _ in islice(walk(path), MOST_COUNTED))):
                 continue
-            cure = ": rename it to 'val' for validation, or move the classes in it to 'train'"
-            role = role_of(os.fsdecode(name))[0]
-            if name in hidden:
-                cure = ": a name that begins with '.' or '__' is no class, rename it"
-            elif role == "pred":
-                cure = ", as they have no labels"
-            elif (part := role if role in parts else "val") in parts:
-                other = ascii(parts[part].relative_to(root).parts[0])
-                cure = f": the {part} folder is {other}; rename that to use these, or merge them"
+            cure = ": a name that begins with '.' or '__' is no class, rename it"
+            if name not in hidden:
+                cure = use_of(name, root, place, parts)
             yield f"warning: {count:,} images in {os.fsdecode(path)!a} are not used{cure}"
+
+
+def use_of(name: bytes, root: Path, place: Path, parts: dict[str, Path]) -> str:
+    """How the images in the folder `name` of `root` come to use, or why they do not."""
+    role = role_of(os.fsdecode(name))[0]
+    if role == "pred":
+        return ", as they have no labels"
+    if look(show(name)) in {look(show(known)) for known in class_folders(os.fsencode(place))}:
+        return f": move it into {str(place)!a}, which has the classes"
+    if role == "test" and role not in parts:
+        return ": rename it to 'test'"
+    if (part := role if role in parts else "val") in parts:
+        other = ascii(parts[part].relative_to(root).parts[0])
+        return f": the {part} folder is {other}; rename that to use these, or merge them"
+    return ": rename it to 'val' for validation, or move the classes in it to 'train'"
 
 
 def quoted(names: Iterable[bytes | str]) -> str:

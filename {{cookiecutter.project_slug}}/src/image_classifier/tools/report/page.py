@@ -236,8 +236,8 @@ def calibration_section(calibration: Tensor, temperature: float = 1.0) -> str:
     elif abs(log(temperature)) > log(CALIBRATED):
         kind = "over" if temperature > 1 else "under"
         verdict = (
-            f"right on average, yet {kind}confident where it counts for the log loss, which is "
-            f"lowest at a temperature of {temperature:.2f}"
+            f"no further apart than by chance, yet {kind}confident where it counts for the log "
+            f"loss, which is lowest at a temperature of {temperature:.2f}"
         )
     return (
         f'<div class="reliability">{reliability_diagram(calibration)}<p>Mean confidence '

@@ -189,7 +189,7 @@ def test_calibration_is_what_the_paper_says_and_told_in_a_sentence():
         calibration = predictions.calibrate(answers)
         assert words in report.calibration_section(calibration)
     told = report.calibration_section(calibration, temperature=1.88)
-    assert "right on average, yet overconfident" in told
+    assert "no further apart than by chance, yet overconfident" in told
     assert "temperature of 1.88" in told
     assert "neither over- nor underconfident" not in told
 
