@@ -15,6 +15,7 @@ from dataclasses import is_dataclass, replace
 from html.parser import HTMLParser
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,9 +50,19 @@ SMOKE += " --run.log-every-steps 1"
 # new interpreter takes seconds.
 SERVER = multiprocessing.get_context("forkserver")
 PRELOADED = (
-    "torch._dynamo torchvision.transforms.v2 pytest PIL.PngImagePlugin numpy.ma sklearn.metrics"
+    "torch._dynamo torchvision.transforms.v2 pytest PIL.PngImagePlugin PIL.JpegImagePlugin"
+    " numpy.ma sklearn.metrics conftest"
 )
-SERVER.set_forkserver_preload([*PRELOADED.split(), train.__module__])
+SERVER.set_forkserver_preload(PRELOADED.split())
+# What a run asks of tools.
+PARTS = "checkpoints decision head network observer parallel section unreadable watcher"
+for part in PARTS.split():
+    find_tools(part)
+
+# A page takes a third of so short a run: tests that look at one ask for `pages`.
+if reporter := find_tools("observer").get("report"):
+    report_page = reporter.page
+    reporter.page = SimpleNamespace(write_page=lambda *_: None)
 
 # One core is faster for images this small; and no test waits for the disk.
 distributed.num_threads = lambda _: 1
@@ -63,8 +74,9 @@ os.environ.setdefault("PYTEST_XDIST_AUTO_NUM_WORKERS", str(min(4, num_cores())))
 def pytest_collection_finish(session):
     """Let the server import while the first tests run; keep torch out of garbage collections."""
     if not session.config.option.collectonly:
-        source = str(Path(__file__).parent / "src")  # from which other processes import, too
-        os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+        here = Path(__file__).parent  # from which other processes import, too
+        places = [str(here / "src"), str(here), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(places)
         forkserver.ensure_running()
     gc.freeze()
     session.config.add_cleanup(gc.unfreeze)  # or nanobind reports leaks at exit
@@ -230,6 +242,13 @@ def tiny(folder):
 def config(tmp_path):
     """A tiny run that has not started."""
     return tiny(tmp_path / "run")
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """Runs in this process write their page; without `tools/report` there is none."""
+    if reporter:
+        monkeypatch.setattr(reporter, "page", report_page)
 
 
 @pytest.fixture(scope="session")

@@ -244,6 +244,7 @@ def test_every_command_takes_the_gpu_by_itself(tmp_path, photos, capsys):
         assert took_gpu or words[0] == "compare", capsys.readouterr()
 
 
+@pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize("name", ["resnet9", "swin_t"])
 def test_a_deterministic_run_leaves_its_report(on_gpu, name, capsys):
     config = changed(on_gpu, deterministic=True, model__name=name)

@@ -159,6 +159,7 @@ def test_without_a_wish_a_label_has_the_threshold_of_the_highest_f1():
     assert choose_threshold(scores, ~(scores > 0)) == 0.5  # nobody knows
 
 
+@pytest.mark.usefixtures("pages")
 def test_an_evaluation_is_fitted_once_and_its_checkpoint_page_and_text_have_that(
     config, monkeypatch, capsys
 ):

@@ -162,6 +162,7 @@ def test_the_model_stays_as_it_was_and_blocks_around_change_no_map():
     assert state() == before
 
 
+@pytest.mark.usefixtures("pages")
 @pytest.mark.skipif(not report, reason="tools/report was deleted")
 def test_a_run_shows_it_beside_its_mistakes_and_is_the_same_without_it(tmp_path, monkeypatch):
     def pictures(name):

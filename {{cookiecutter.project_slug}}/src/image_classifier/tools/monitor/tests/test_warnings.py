@@ -46,6 +46,7 @@ def test_a_learning_rate_that_is_far_from_published_ones_is_said(name, lr, batch
         assert bool(sanity_checks.unusual_lr(changed(far, run__init_from="x"))) == (factor != 0.002)
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_run_says_its_mistakes_and_goes_on(config, monkeypatch, capsys):
     def mine(data, split):
         labels, is_test = torch.arange(64) // 60, split != "train"

@@ -57,6 +57,7 @@ def files(tmp_path):
     return save
 
 
+@pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize("sees", HEADS)
 @pytest.mark.parametrize("name", ["resnet9_gn", *AIRBENCH])
 def test_a_probe_is_a_run_whose_checkpoint_has_its_scores(

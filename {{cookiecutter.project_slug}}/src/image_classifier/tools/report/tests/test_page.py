@@ -132,6 +132,7 @@ def test_curves_of_any_values_are_drawn(tmp_path, loss):
         assert ("polyline" in shown.tags) == bool(some)
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypatch):
     write = Mock(wraps=report.write_page)
     monkeypatch.setattr(report, "write_page", write)
@@ -156,6 +157,7 @@ def test_a_run_has_a_page_on_its_way_and_ends_with_one(config, capsys, monkeypat
     assert f"cannot write {written}: " in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("pages")
 def test_the_page_says_why_a_run_ended_and_of_which_weights_its_scores_are(config, monkeypatch):
     values = iter((0.9, 0.1))
     monkeypatch.setitem(METRICS, "mine", Metric(lambda _: next(values), lower_is_better=False))
