@@ -208,13 +208,13 @@ def train_on_marks(config, last_step=None):
 
 
 def test_several_labels_are_learned_and_a_killed_run_ends_as_an_unbroken_one(config, tmp_path):
-    config = changed(config, data__name="marks", data__limit=0, data__batch_size=48, epochs=5)
+    config = changed(config, data__name="marks", data__limit=0, data__batch_size=96, epochs=3)
     config = changed(config, model__task="multi-label", model__name="resnet9", augment__mixup=0.2)
-    unbroken = changed(config, optim__lr=0.2, run__dir=str(tmp_path / "unbroken"))
-    (metrics, _), config = run_ranks(2, train_on_marks, unbroken), changed(config, optim__lr=0.2)
+    unbroken = changed(config, optim__lr=0.4, run__dir=str(tmp_path / "unbroken"))
+    (metrics, _), config = run_ranks(2, train_on_marks, unbroken), changed(config, optim__lr=0.4)
     assert metrics["val/average_precision"] > 0.85
     with suppress(EOFError):
-        run_ranks(2, train_on_marks, config, 25)
+        run_ranks(2, train_on_marks, config, 8)
     assert run_ranks(2, train_on_marks, config)[0] == metrics
     assert_same(final(config), final(unbroken))
     assert rows(config) == rows(unbroken)
