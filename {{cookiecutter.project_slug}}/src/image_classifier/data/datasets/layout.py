@@ -142,6 +142,7 @@ def right_root(place: Path, name: bytes) -> Path | None:
 def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
     """A line for each folder of images in `root`, or in `place` for training, that nobody uses."""
     used = {os.fsencode(part.relative_to(root).parts[0]) for part in parts.values()}
+    classes = {look(show(name)) for name in class_folders(os.fsencode(place))}
     for folder in dict.fromkeys((root, place)):
         top = os.fsencode(folder)
         folders, files = listing(top)
@@ -159,16 +160,19 @@ def unused(root: Path, place: Path, parts: dict[str, Path]) -> Iterator[str]:
                 continue
             cure = ": a name that begins with '.' or '__' is no class, rename it"
             if name not in hidden:
-                cure = use_of(name, root, place, parts)
+                cure = use_of(name, classes, root, place, parts)
             yield f"warning: {count:,} images in {os.fsdecode(path)!a} are not used{cure}"
 
 
-def use_of(name: bytes, root: Path, place: Path, parts: dict[str, Path]) -> str:
-    """How the images in the folder `name` of `root` come to use, or why they do not."""
+def use_of(name: bytes, classes: set[str], root: Path, place: Path, parts: dict[str, Path]) -> str:
+    """How the images in the folder `name` of `root` come to use, or why they do not.
+
+    `classes` are the looks of the names of those in `place`.
+    """
     role = role_of(os.fsdecode(name))[0]
     if role == "pred":
         return ", as they have no labels"
-    if look(show(name)) in {look(show(known)) for known in class_folders(os.fsencode(place))}:
+    if look(show(name)) in classes:
         return f": move it into {str(place)!a}, which has the classes"
     if role == "test" and role not in parts:
         return ": rename it to 'test'"
