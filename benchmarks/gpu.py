@@ -55,17 +55,19 @@ PACKED = ("benchmarks/*.py", "benchmarks/requirements.txt", "faults/*.py")
 # Sizes on a GPU, and in a rehearsal.
 SIZES = {
     "cuda": {
-        "course": "--steps 60",
-        "peers": "timm lightning examples",
+        "course": "--steps 50",
+        "first": "ours timm ours-synthetic",
+        "second": "ours-streamed lightning examples",
         "photos": "--model.name resnet50 --data.image-size 224 --data.batch-size 256",
         "brief": "--compute.device cuda --epochs 2",
         "few": "--epochs 4",
         "tuned": "--model.name timm/convnext_tiny",
-        **{"tries": "10", "runs": "5", "short": "", "tiny": ""},
+        **{"tries": "3", "runs": "5", "short": "", "tiny": ""},
     },
     "cpu": {
         "course": "--steps 20 --batch 4 --size 32 --network resnet18",
-        "peers": "timm",
+        "first": "ours timm ours-synthetic",
+        "second": "ours-streamed",
         "photos": "--model.name resnet9_gn --data.image-size 32 --data.batch-size 16",
         "brief": "--compute.device cpu --epochs 1 --data.limit 64",
         "few": "--epochs 1 --data.image-size 64 --data.limit 32",
@@ -86,11 +88,14 @@ BEGINNINGS = {
     " --run.dir RUN --rows",
     "tune": "train.py finetune --data.root PHOTOS --run.init-from= --optim.no-freeze-bn"
     " --epochs 1 --run.log-every-steps 5 --run.dir RUN {tuned}",
-    "tips_1": "mixed_precision channels_last fused_optimizer set_to_none conv_bias"
-    " gradient_checkpointing cudnn_benchmark tf32 on_device item pinned_copy",
-    "tips_2": "resident prepared num_workers prefetch persistent_workers shared_batches uint8",
-    "tips_3": "torch_compile data_parallel pin_memory non_blocking empty_cache inference_mode"
-    " deterministic profiler",
+    "airbench": "cifar10_speed --model.name airbench --epochs 8 --augment.cutout 0"
+    " --augment.min-size 0",
+    "tips_1": "mixed_precision channels_last fused_optimizer cudnn_benchmark pin_memory"
+    " non_blocking on_device item pinned_copy uint8 num_workers",
+    "tips_2": "resident prepared prefetch persistent_workers shared_batches tf32 set_to_none"
+    " conv_bias inference_mode",
+    "tips_3": "torch_compile data_parallel gradient_checkpointing empty_cache deterministic"
+    " profiler",
 }
 # Each stage, and its commands: seconds, what they need, and words for Python. Commands of a stage
 # that is marked so run at the same time: they prove, and measure no speed.
@@ -98,14 +103,20 @@ STAGES = """
 correct, at the same time
    90  -          train.py smoke --compute.device {device} --data.where stream --data.workers 4
                   --run.dir RUN
-  280  -          {test} tests/test_gpu.py -n 8 --durations 12
-  280  -          {test} -m gpu --ignore tests/test_gpu.py
-  280  -          -m faults --gpu --tries {tries}
+  200  -          {test} tests/test_gpu.py -n 8 --durations 12
+  200  -          {test} -m gpu --ignore tests/test_gpu.py -n 4
+  200  -          -m faults --gpu --tries {tries}
 whole training beside others
-  300  -          {compare} --only ours-synthetic ours ours-streamed {peers}
-cifar10_speed, beside airbench
+  170  -          {compare} --only {first}
+  170  -          {compare} --only {second}
+airbench's recipe, beside airbench
+  120  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS --runs {runs}
+  120  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --words
+                  '{airbench} --compute.compile'
+  120  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --mode max-autotune --words
+                  '{airbench} --compute.compile'
+   80  cifar      {step} repeat --cifar CIFAR --runs {runs} --words '{airbench}{short}'
   120  cifar      {step} repeat --cifar CIFAR --runs {runs} --words 'cifar10_speed{short}'
-  140  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS
   150  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --words
                   'cifar10_speed --compute.compile'
 a few photographs, from trained weights
@@ -198,11 +209,12 @@ def size_of(folder: Path) -> int:
 
 
 def render(target: Path, scratch: Path) -> None:
-    """A project with the default answers."""
+    """A project with all tools."""
     from cookiecutter.main import cookiecutter  # noqa: PLC0415 - only where it is packed
 
     home = {"replay_dir": str(scratch / "replay"), "cookiecutters_dir": str(scratch / "replay")}
-    made = cookiecutter(str(ROOT), no_input=True, output_dir=str(scratch), default_config=home)
+    how = {"no_input": True, "extra_context": {"tools": "all"}, "output_dir": str(scratch)}
+    made = cookiecutter(str(ROOT), default_config=home, **how)
     shutil.copytree(made, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
@@ -281,17 +293,20 @@ def run(given: argparse.Namespace) -> int:
                 else:
                     todo.append(command)
 
-            def make(command: Command, number: int = number) -> None:
+            sharing = len(commands) if title.endswith(TOGETHER) else 1
+
+            def make(command: Command, number: int = number, sharing: int = sharing) -> None:
                 left = given.seconds - (time.monotonic() - began)
                 if left < 10:
                     say(log, f"-- no time left: {command.words}")
                     return
-                result = obey(command.words, min(command.seconds, left), places, log)
+                seconds = min(command.seconds, left)
+                result = obey(command.words, seconds, places, log, sharing)
                 found["commands"][command.words] = {"stage": number, **result}
                 for path in (state, given.out / "gpu.json"):
                     path.write_text(json.dumps(found, indent=1))
 
-            with ThreadPoolExecutor(len(commands) if title.endswith(TOGETHER) else 1) as pool:
+            with ThreadPoolExecutor(sharing) as pool:
                 list(pool.map(make, todo))
         made = [one for one in found["commands"].values() if one["stage"] in given.stages]
         failed = [one for one in made if one["code"]]
@@ -350,10 +365,14 @@ def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
     }
 
 
-def environment() -> dict[str, str]:
-    """The variables of a command: it finds the project, keeps bytecode, and asks no network."""
+def environment(sharing: int = 1) -> dict[str, str]:
+    """The variables of a command: it finds the project, keeps bytecode, and asks no network.
+
+    So many commands share the cores.
+    """
     paths = {"PYTHONPATH": str(PROJECT / "src"), "PYTHONDONTWRITEBYTECODE": ""}
-    paths["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # of each of the processes that share the cores
+    threads = max(1, len(os.sched_getaffinity(0)) // sharing)
+    paths["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
     return os.environ | paths | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -369,7 +388,13 @@ def tell(log: Any) -> dict[str, Any]:  # noqa: ANN401
     return machine
 
 
-def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[str, Any]:  # noqa: ANN401
+def obey(
+    words: str,
+    seconds: float,
+    places: dict[str, str],
+    log: Any,  # noqa: ANN401 - a text file
+    sharing: int = 1,
+) -> dict[str, Any]:
     """Run a command: its exit code, seconds, last lines, and the JSON files that it wrote."""
     folder = Path(tempfile.mkdtemp(dir=WORK))
     known = places | {"RESULTS": str(folder / "results"), "RUN": str(folder / "run")}
@@ -382,7 +407,7 @@ def obey(words: str, seconds: float, places: dict[str, str], log: Any) -> dict[s
     process = subprocess.Popen(
         command,
         cwd=PROJECT if words.startswith(("-m pytest", "train.py")) else ROOT,
-        env=environment(),
+        env=environment(sharing),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
