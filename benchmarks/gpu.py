@@ -55,9 +55,7 @@ PACKED = ("benchmarks/*.py", "benchmarks/requirements.txt", "faults/*.py")
 # Sizes on a GPU, and in a rehearsal.
 SIZES = {
     "cuda": {
-        "course": "--steps 50",
-        "first": "ours timm ours-synthetic",
-        "second": "ours-streamed lightning examples",
+        "course": "--steps 100",
         "photos": "--model.name resnet50 --data.image-size 224 --data.batch-size 256",
         "brief": "--compute.device cuda --epochs 2",
         "few": "--epochs 4",
@@ -66,8 +64,6 @@ SIZES = {
     },
     "cpu": {
         "course": "--steps 20 --batch 4 --size 32 --network resnet18",
-        "first": "ours timm ours-synthetic",
-        "second": "ours-streamed",
         "photos": "--model.name resnet9_gn --data.image-size 32 --data.batch-size 16",
         "brief": "--compute.device cpu --epochs 1 --data.limit 64",
         "few": "--epochs 1 --data.image-size 64 --data.limit 32",
@@ -80,8 +76,8 @@ SIZES = {
 BEGINNINGS = {
     "test": "-m pytest -v -rs --tb short -W default -o faulthandler_timeout=90"
     " -p no:cacheprovider -p no:benchmark",
-    "compare": "benchmarks/training.py --device {device} --root SOME --rounds 1 --results RESULTS"
-    " {course}",
+    "compare": "benchmarks/training.py --device {device} --root SOME --scratch SCRATCH"
+    " --rounds 1 --results RESULTS {course}",
     "step": "benchmarks/gpu_steps.py --device {device} --results RESULTS",
     "photo_tips": "train.py bench folder --data.root PHOTOS {photos} --quick --run.dir RUN --rows",
     "cifar_tips": "train.py bench cifar10 --data.name folder --data.root CIFAR --quick"
@@ -107,8 +103,12 @@ correct, at the same time
   200  -          {test} -m gpu --ignore tests/test_gpu.py -n 4
   200  -          -m faults --gpu --tries {tries}
 whole training beside others
-  170  -          {compare} --only {first}
-  170  -          {compare} --only {second}
+   90  -          {compare} --only timm
+   70  -          {compare} --only ours-streamed
+   70  -          {compare} --only ours-synthetic
+   90  -          {compare} --only ours
+   80  gpu        {compare} --only lightning
+   80  gpu        {compare} --only examples
 airbench's recipe, beside airbench
   120  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS --runs {runs}
   120  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --words
@@ -359,6 +359,7 @@ def prepare(on_gpu: bool, log: Any) -> dict[str, str]:  # noqa: ANN401
     return {
         "PHOTOS": str(photos),
         "SOME": str(WORK / "photos"),
+        "SCRATCH": str(WORK / "scratch"),
         "CIFAR": str(WORK / "cifar") * (WORK / "cifar").exists(),
         "PEERS": str(data / "peers") * peers,
         "GPU": "yes" * on_gpu,
@@ -467,7 +468,7 @@ def report(given: argparse.Namespace) -> None:
 
 
 def measurements(one: dict[str, Any]) -> dict[str, float]:
-    """The numbers that a command printed: of pytest, `faults` and `gpu_steps.py repeat`."""
+    """The numbers that a command printed: of pytest, `faults`, and of measurements."""
     printed = "\n".join(one["printed"])
     counts = re.findall(r"(\d+) (passed|failed)\b", one["printed"][-1] if one["printed"] else "")
     row = {name: float(number) for number, name in counts}
@@ -476,6 +477,9 @@ def measurements(one: dict[str, Any]) -> dict[str, float]:
     if runs := re.findall(r"run \d+: ({.*})", printed):
         found = [json.loads(run.replace("'", '"')) for run in runs]
         row = {key: statistics.median(run[key] for run in found) for key in found[0]}
+    elif compared := re.findall(r"round \d+  \S+ +(images_per_second .*)", printed):
+        words = compared[0].split()
+        row = dict(zip(words[::2], map(float, words[1::2]), strict=True))
     elif row or not one["code"]:
         row["seconds"] = one["seconds"]
     return row

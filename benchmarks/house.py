@@ -5,6 +5,7 @@ So neither a new default nor a change of a preset changes what is measured: a kn
 here is an error. Here everything is off that can be off; a comparison names what it needs.
 """
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -144,10 +145,15 @@ def input_batches(config: Any, ready: bool = True) -> Iterator[tuple[Any, Any]]:
             yield augment(batch, step)[:2] if ready else (batch.images, batch.labels)
 
 
+class EnoughError(Exception):
+    """Everything is measured: `train` ends here, without an evaluation."""
+
+
 def train(config: Any, batches: Callable[..., Iterable[Any]]) -> None:  # noqa: ANN401
     """Train at a constant learning rate.
 
-    `batches` replaces `TrainData.batches`, which is its last argument: it reads the clock.
+    `batches` replaces `TrainData.batches`, which is its last argument: it reads the clock, and may
+    raise `EnoughError`.
     """
     from image_classifier import optim
     from image_classifier.data.loader import TrainData
@@ -156,7 +162,8 @@ def train(config: Any, batches: Callable[..., Iterable[Any]]) -> None:  # noqa: 
     optim.SCHEDULES["constant"] = lambda _: 1.0
     own = TrainData.batches
     TrainData.batches = lambda data, start, stop: batches(data, start, stop, own)
-    train(config)
+    with contextlib.suppress(EnoughError):
+        train(config)
 
 
 def offer_pixels(name: str, pixels: Any, labels: Any, **more: Any) -> None:  # noqa: ANN401

@@ -10,8 +10,9 @@
 Everybody trains the same network from torchvision with the same crops, flips and batches, by SGD
 with Nesterov momentum at a constant learning rate, so that losses at equal steps can be compared;
 round r is the run with seed r. Where a loader asks for a number of workers it is two, or on a GPU
-the number of cores. The clock runs from the tenth step to the last; neither imports nor evaluation
-are in it. On a GPU all but `examples`, which has no such switch, compile the network.
+the number of cores. The clock starts after ten steps, or on a GPU after 60: while the network is
+compiled, workers load two batches each. It stops after the last step; neither imports nor
+evaluation are in it. On a GPU all but `examples`, which has no such switch, compile the network.
 
 - `examples`: the loop of pytorch/examples, which is in float32
 - `timm`: the components of timm and the loop of its train.py, channels_last, bf16
@@ -46,7 +47,6 @@ import rounds
 # What a step takes, beside the way of its images.
 ABOUT = "augment models optim precision tools/cpu_precision tracking pace parallel train"
 LR, MOMENTUM, WEIGHT_DECAY = 0.02, 0.9, 1e-4
-SKIPPED = 10  # steps before the clock starts
 LOGGED = 10  # steps in a row of our log: its loss is their mean
 COMPARED = 20  # last steps whose mean loss is compared
 
@@ -61,10 +61,13 @@ class Setup:
     batch: int
     workers: int
     compiled: bool
+    skipped: int  # steps before the clock starts
 
 
 SETUPS = {
-    "cpu": Setup("resnet18", "ResNet-18", size=128, batch=64, workers=2, compiled=False),
+    "cpu": Setup(
+        "resnet18", "ResNet-18", size=128, batch=64, workers=2, compiled=False, skipped=10
+    ),
     "cuda": Setup(
         "resnet50",
         "ResNet-50",
@@ -72,6 +75,7 @@ SETUPS = {
         batch=256,
         workers=len(os.sched_getaffinity(0)),
         compiled=True,
+        skipped=60,
     ),
 }
 
@@ -118,7 +122,7 @@ class Course:
         """The batches of all steps; the clock is read on the way."""
         batches = iter(batches)
         for step in range(self.steps):
-            if step == SKIPPED:
+            if step == self.setup.skipped:
                 self.read()
             yield next(batches)
         self.read()
@@ -134,7 +138,7 @@ class Course:
     def result(self) -> dict[str, float]:
         """Speed, and the mean loss of the last steps."""
         began, ended = self.readings
-        took, count = ended.since(began), (self.steps - SKIPPED) * self.setup.batch
+        took, count = ended.since(began), (self.steps - self.setup.skipped) * self.setup.batch
         last = self.losses[-COMPARED * len(self.losses) // self.steps :]
         return {
             "images_per_second": count / took.seconds,
@@ -292,7 +296,7 @@ def lightning(course: Course) -> None:
 
         def on_train_batch_start(self, *arguments: object) -> None:
             """Before a step; the last argument is its number."""
-            if arguments[-1] == SKIPPED:
+            if arguments[-1] == course.setup.skipped:
                 course.read()
 
         def on_train_batch_end(self, *arguments: Any) -> None:  # noqa: ANN401
@@ -327,13 +331,16 @@ def ours(course: Course, cache: str = "raw", **knobs: Any) -> None:  # noqa: ANN
         size, batch = course.setup.size, course.setup.batch
         pixels = house.noise(images_of(course.root), size, course.num_classes, distinct=batch)
         house.offer_pixels("synthetic", *pixels)
-    house.train(
-        config, lambda data, start, stop, batches: course.watched(batches(data, start, stop))
-    )
+
+    def watched(data: Any, start: int, stop: int, batches: Callable) -> Iterator[Any]:  # noqa: ANN401
+        yield from course.watched(batches(data, start, stop))
+        raise house.EnoughError
+
+    house.train(config, watched)
     rows = map(json.loads, Path(config.run.dir, "metrics.jsonl").read_text().splitlines())
     rows = [row for row in rows if "train/loss" in row]
     course.losses = [row["train/loss"] for row in rows]
-    timed = [row["train/waited_fraction"] for row in rows if row["step"] > SKIPPED]
+    timed = [row["train/waited_fraction"] for row in rows if row["step"] > course.setup.skipped]
     course.waited = statistics.mean(timed)
 
 
@@ -345,8 +352,8 @@ def build_config(
     return house.build_config(
         seed=course.seed,
         precision=precision,
-        # Less than an epoch, however many steps are asked for.
-        epochs=course.steps / (images_of(course.root) // course.setup.batch),
+        # Less than an epoch, and a step more than is measured: after the last one a run evaluates.
+        epochs=(course.steps + 1) / (images_of(course.root) // course.setup.batch),
         data={
             "name": "synthetic" if synthetic else "folder",
             "root": str(course.root),
@@ -367,7 +374,7 @@ def build_config(
             "compile": course.setup.compiled,
             "channels_last": channels_last,
         },
-        run={"dir": str(course.scratch / "run"), "log_every_steps": LOGGED},
+        run={"dir": str(course.scratch / f"run-{cache}"), "log_every_steps": LOGGED},
     )
 
 
@@ -420,7 +427,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         scratch = (options.scratch or Path(temporary)).resolve()
         setup = SETUPS[options.device]
-        what = loaders.make_long(options, scratch, (options.steps + loaders.LEFT) * setup.batch)
+        left = max(loaders.LEFT, 2 * setup.workers)  # batches that workers load ahead
+        what = loaders.make_long(options, scratch, (options.steps + left) * setup.batch)
         results, failures = rounds.compare(__file__, CONTENDERS, options, "--scratch", str(scratch))
         on = [options.device] if options.device != "cpu" else []
         on += [str(value) for value in asked.values()]
@@ -432,10 +440,10 @@ def main() -> None:
         record.write(
             options.results / f"{name}.json",
             f"Whole training: {setup.title}, {setup.size} pixels, batches of {setup.batch}: {what}",
-            f"{options.steps} steps a run, of which the first {SKIPPED} are not timed; round r is "
-            "the run with seed r. Medians (lowest to highest); ratios are taken within a round. "
-            f"The loss is the mean of the last {COMPARED} steps; waited is the share of the time "
-            f"that the loop stood still for want of images. {losses_agree(results)}",
+            f"{options.steps} steps a run, of which the first {setup.skipped} are not timed; "
+            "round r is the run with seed r. Medians (lowest to highest); ratios are taken within "
+            f"a round. The loss is the mean of the last {COMPARED} steps; waited is the share of "
+            f"the time that the loop stood still for want of images. {losses_agree(results)}",
             record.measured(results, failures, goals(results)),
         )
 
