@@ -3,7 +3,7 @@
     python benchmarks/gpu.py pack --cifar cifar10.tar.xz --photos photos --peers airbench94_muon.py
     tar xf build/gpu.tar && python gpu/benchmarks/gpu.py run          # there, without a network
     python gpu/benchmarks/gpu.py run --stages 1 4 --seconds 570 --out results
-    python benchmarks/gpu.py report gpu.json                          # here: results/gpu.json
+    python benchmarks/gpu.py report gpu.json         # here: results/gpu.json, training-cuda.json
 
 `pack` writes `build/gpu.tar`: a rendered project, the benchmarks and faults, and wheels of what
 they need beside torch and torchvision, which the machine with the GPU has. CIFAR-10 is an archive
@@ -42,6 +42,7 @@ from typing import Any, NamedTuple
 import pictures
 import record
 import rounds
+import training
 from record import PROJECT, ROOT
 
 ABOUT = ""  # it measures nothing itself
@@ -448,15 +449,17 @@ def obey(
 
 
 def report(given: argparse.Namespace) -> None:
-    """Write `results/gpu.json`: what the commands of a run returned and measured."""
-    found = json.loads(given.state.read_text())
-    machine = found["machine"]
+    """Write what the commands returned and measured: `results/gpu.json`, `training-cuda.json`."""
+    states = [json.loads(path.read_text()) for path in given.states]
+    machine = states[-1]["machine"]
     torch, cuda, cudnn, torchvision, _ = machine.pop("torch").split()
     asked = {command.words for _, commands in stages(True).values() for command in commands}
-    made = {words: one for words, one in found["commands"].items() if words in asked}
+    made = {
+        words: one for state in states for words, one in state["commands"].items() if words in asked
+    }
     rows = {words: row for words, one in made.items() if (row := measurements(one))}
     past = {"commit": machine.pop("commit"), "digest": None, "load": None, "machine": machine}
-    past["date"] = date.fromtimestamp(given.state.stat().st_mtime).isoformat()
+    past["date"] = date.fromtimestamp(given.states[-1].stat().st_mtime).isoformat()
     past["versions"] = {"torch": torch, "torchvision": torchvision, "CUDA": cuda, "cuDNN": cudnn}
     past["seconds"] = round(sum(one["seconds"] for one in made.values()))
     record.write(
@@ -465,6 +468,30 @@ def report(given: argparse.Namespace) -> None:
         "Tests that passed and failed; `repeat` has the seconds of training steps alone.",
         record.measured({words: [row] for words, row in rows.items()}, {}) | past,
     )
+    trained = [
+        found
+        for one in made.values()
+        for name, found in one["results"].items()
+        if name.startswith("results/training-cuda")
+    ]
+    if trained:
+        (record.RESULTS / "training-cuda.json").write_text(record.as_text(together(trained)))
+
+
+def together(trained: list[record.Result]) -> record.Result:
+    """One result of `training.py`, of contenders that were a command each."""
+    results = {
+        name: [{key: found["median"] for key, found in row.items() if " x " not in key}]
+        for result in trained
+        for name, row in result["measured"].items()
+    }
+    for other in ("timm", "ours-synthetic"):
+        record.relate(results, "images_per_second", ["ours", "ours-streamed"], other)
+    names = " ".join(results)
+    command = f"{trained[-1]['command'].partition(' --only ')[0]} --only {names}"
+    seconds = sum(result["seconds"] for result in trained)
+    found = record.measured(results, {}, training.goals(results))
+    return trained[-1] | found | {"command": command, "seconds": seconds}
 
 
 def measurements(one: dict[str, Any]) -> dict[str, float]:
@@ -506,7 +533,9 @@ def main(words: list[str] | None = None) -> int:
     running.add_argument("--after", type=Path, help="gpu.json of a run that passed some of it")
     running.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if it is there")
     reporting = verbs.add_parser("report")
-    reporting.add_argument("state", type=Path, help="the gpu.json that `run` left")
+    reporting.add_argument(
+        "states", type=Path, nargs="+", metavar="state", help="the gpu.json that `run` left"
+    )
     given = parser.parse_args(words)
     if given.verb == "run":
         return run(given)

@@ -436,7 +436,7 @@ def main() -> None:
         key = "images_per_second"
         record.relate(results, key, CONTENDERS, "examples")
         for other in ("timm", "lightning", "ours-synthetic"):
-            record.relate(results, key, ["ours"], other)
+            record.relate(results, key, ["ours", "ours-streamed"], other)
         record.write(
             options.results / f"{name}.json",
             f"Whole training: {setup.title}, {setup.size} pixels, batches of {setup.batch}: {what}",
@@ -466,9 +466,12 @@ def contend(options: argparse.Namespace) -> dict[str, float]:
 def goals(results: record.Results) -> list[dict[str, Any]]:
     """What was asked for, and what came out."""
     lines = []
-    for other, asked in (("examples", ">= 2.5"), ("ours-synthetic", ">= 0.95")):
-        ratio = record.numbers(results, "ours", f"images_per_second x {other}")
-        lines.append(record.goal(f"images/s of ours to those of {other}", asked, ratio))
+    asked = ("ours", "examples", 2.5), ("ours", "ours-synthetic", 0.95)
+    for name, other, least in (*asked, ("ours-streamed", "ours-synthetic", 0.95)):
+        ratio = record.numbers(results, name, f"images_per_second x {other}")
+        if {name, other} <= results.keys():
+            what = f"images/s of {name} to those of {other}"
+            lines.append(record.goal(what, f">= {least}", ratio))
     return lines
 
 

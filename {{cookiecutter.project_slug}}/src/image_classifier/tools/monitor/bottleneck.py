@@ -1,5 +1,6 @@
 """What limits the speed of a run, in one sentence per epoch."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,9 @@ from .gpu import Gpus
 LOADING_LIMITS = 0.1  # share of the time spent waiting for images from which on loading is slow
 LONG = 600.0  # seconds left of a run, for which another start, and a minute of compiling, may pay
 LAUNCHING_LIMITS = 0.5  # GPU utilization below which the host does not launch kernels fast enough
+BUSY = (
+    0.9  # GPU utilization from which on the GPU is the limit: meanwhile its host waits for images
+)
 READING_SECONDS = 1.0  # before a reading of the utilization, of which it is the mean, at most
 
 
@@ -36,16 +40,17 @@ def find_limit(config: Config, data: TrainData, gpus: Gpus, speed: Speed) -> tup
     waited = speed.waited
     device = data.world.device
     is_long = (data.total_steps - speed.step) * data.batch_size / rate >= LONG
-    if waited > LOADING_LIMITS:
-        could = f"while the model could take {rate / (1 - waited):,.0f}"
-        return f"Loading is the limit: {rate:,.0f} images/s, {could}", faster_loading(data)
+    utilization = math.nan
     # In shorter epochs an evaluation may be in the reading.
     if device.type == "cuda" and data.steps_per_epoch * data.batch_size / rate > READING_SECONDS:
         utilization = gpus.utilization()
-        if utilization < LAUNCHING_LIMITS:
-            found = f"{rate:,.0f} images/s, GPU utilization {utilization:.0%}"
-            advice = less_overhead(config, device) if is_long else ""
-            return f"Kernel launch overhead is the limit: {found}", advice
+    if waited > LOADING_LIMITS and not utilization >= BUSY:
+        could = f"while the model could take {rate / (1 - waited):,.0f}"
+        return f"Loading is the limit: {rate:,.0f} images/s, {could}", faster_loading(data)
+    if utilization < LAUNCHING_LIMITS:
+        found = f"{rate:,.0f} images/s, GPU utilization {utilization:.0%}"
+        advice = less_overhead(config, device) if is_long else ""
+        return f"Kernel launch overhead is the limit: {found}", advice
     loading = ""
     advice = faster_model(config, data) if is_long else ""
     if data.where == "stream" and data.loader.num_filled:  # by the workers of one process
