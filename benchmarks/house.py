@@ -32,6 +32,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "prefetch_batches": 4,
         "on_bad_image": "stop",
         "balance": "none",
+        "groups": "",
+        "test_fraction": 0.0,
     },
     "augment": {
         "crop": "none",
@@ -90,6 +92,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "best_by": "auto",
         "min_precision": 0.0,
         "error_cost": 0.0,
+        "score_test": False,
         "patience": 0,
         "trackers": (),
         "max_minutes": 0.0,

@@ -23,7 +23,7 @@ class ImagesConfig:
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
     # of some tools, a URL
     labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
-    # path,label[,split][,fold][,weight]; a|b are two labels; paths are absolute or from `root`
+    # path,label[,split][,fold][,weight][,group]; a|b are two labels; paths: absolute or from `root`
     columns: tuple[str, ...] = ()  # columns of that table by other names: path=Image label=Id
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
@@ -232,9 +232,8 @@ def check_data(data: DataConfig) -> None:
 
 # Knobs that cannot change what is learned may differ when a run is resumed. Those of `prepared`
 # images change pixels, which the fingerprint of the images tells.
-FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "data.root", "data.where")
-FREE_TO_CHANGE += ("data.workers", "data.prefetch_batches", "data.cache")
-FREE_TO_CHANGE += ("data.labels", "data.columns")
+FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "data.root", "data.where", "data.workers")
+FREE_TO_CHANGE += ("data.prefetch_batches", "data.cache", "data.labels", "data.columns")
 for _tool in find_tools("options").values():
     FREE_TO_CHANGE += _tool.FREE_TO_CHANGE
     if unknown := _tool.SECTIONS.keys() - {"", *(knob.name for knob in fields(Config))}:

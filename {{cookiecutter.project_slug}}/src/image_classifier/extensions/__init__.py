@@ -10,6 +10,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
   those of others.
 - `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.
 - `labels.py` reads labels from a table: `table`, `check_files`.
+- `division.py` changes which images of a dataset are for which split: `change_split`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
 - `decoder.py` reads files that Pillow does not: `read_array`.
 - `unreadable.py` knows a `CURE` for unreadable images, or passes over them: `open_note`.

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import dropout
 
 MOST_BLOCKS = 14  # a vision transformer's 12, what is before them, and the last layer
@@ -65,12 +64,7 @@ def find_heads(model: nn.Module) -> list[nn.Module]:
 def drop_before_head(network: nn.Module, probability: float) -> None:
     """Put dropout before the last layer, in a hook: weights keep their names."""
     _, head = find_head(network)
-    head.register_forward_pre_hook(partial(dropped, probability))
-
-
-def dropped(probability: float, layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-    """Features, in training with some of them 0: (batch, ...), in and out."""
-    return dropout(inputs[0], probability, layer.training)
+    head.register_forward_pre_hook(lambda layer, x: dropout(x[0], probability, layer.training))
 
 
 def find_blocks(model: nn.Module) -> list[list[nn.Parameter]]:

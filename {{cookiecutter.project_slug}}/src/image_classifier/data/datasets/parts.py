@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...config import DataConfig
 from ...errors import UserError
+from ...extensions import chained
 
 USUAL = ("train", "val", "valid", "validation", "test")  # names that win over other spellings
 ROLES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
@@ -101,15 +102,16 @@ def check_fold(val: str | None, data: DataConfig, hint: str = "") -> None:
 def divide(names: Iterable[bytes], labels: Tensor, data: DataConfig, split: str) -> Tensor:
     """Which images are for `split`, train or val: (count,) int64. A hash of each name decides.
 
-    `labels` are as those of a `Source`.
+    `labels` are as those of a `Source`. Images of one name are on one side.
 
     Raises:
         UserError: if there are none.
     """
-    digests = (hashlib.blake2b(name, digest_size=8).digest() for name in names)
-    numbers = (int.from_bytes(digest, "big") for digest in digests)
-    hashes = np.fromiter(numbers, np.uint64, len(labels))
-    chosen = np.flatnonzero(are_for_val(hashes, labels.numpy(), data) == (split == "val"))
+    names = [*names]
+    digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
+    hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
+    is_own = are_for_val(hashes, labels.numpy(), data) == (split == "val")
+    chosen = np.flatnonzero(chained("division", "change_split", is_own, names, labels, data, split))
     if len(labels) and not len(chosen):
         cure = "add images"
         for share in (0.9, 0.5, 0.3):  # the last that helps is named
@@ -133,12 +135,12 @@ def are_for_val(hashes: np.ndarray, labels: np.ndarray, data: DataConfig) -> np.
     if labels.ndim == 1:
         order = np.lexsort((hashes, labels))
         found, first = np.unique(labels[order], return_index=True)
-        is_val[order[first[~np.isin(found, labels[~is_val])]]] = False
+        is_val[np.isin(hashes, hashes[order[first[~np.isin(found, labels[~is_val])]]])] = False
         return is_val
     has = labels == 1
     for number in np.flatnonzero(has.any(0) & ~has[~is_val].any(0)):
         own = np.flatnonzero(has[:, number])
-        is_val[own[hashes[own].argmin()]] = False
+        is_val[hashes == hashes[own].min()] = False
     return is_val
 
 

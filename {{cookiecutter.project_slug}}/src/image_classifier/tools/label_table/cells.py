@@ -5,6 +5,7 @@ import re
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 from ...data import ROLES
 from .rows import text_of
@@ -67,7 +68,7 @@ def list_of(cell: Any) -> list[str] | None:  # noqa: ANN401 - any type of JSON a
 
 @lru_cache(MOST_KNOWN)
 def number_of(role: str, cell: object) -> float:
-    """The value of a cell of the column split, fold or weight, or of one like `is_valid`.
+    """The value of a cell of the column split, fold, weight or group, or of one like `is_valid`.
 
     Raises:
         ValueError: saying what it should be, if it has none.
@@ -83,6 +84,8 @@ def number_of(role: str, cell: object) -> float:
         return value
     if role == "fold" and not text:
         return NO_FOLD
+    if role == "group":
+        return crc32(text.encode())
     with suppress(ValueError):
         value = float(text)
         if role == "weight" and (value == 0 or LEAST_WEIGHT <= value <= MOST_WEIGHT):

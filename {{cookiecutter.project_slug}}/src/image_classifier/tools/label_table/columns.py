@@ -1,7 +1,7 @@
 """Which columns of a table are the paths, the labels and the split.
 
-They are called `path`, `label`, `split`, `fold` and `weight`, or `data.columns` names them. Names
-that are usual elsewhere, such as `Image,Id`, count where the cells prove that they are meant.
+They are called `path`, `label` and as `ROLES` says, or `data.columns` names them. Names that are
+usual elsewhere, such as `Image,Id`, count where the cells prove that they are meant.
 """
 
 import os
@@ -22,7 +22,7 @@ from .cells import BLANK, SPLITS, yes_or_no
 from .paths import hint_at, path_of, root_of
 from .rows import Table, open_table, text_of
 
-ROLES = ("path", "label", "split", "fold", "weight")
+ROLES = ("path", "label", "split", "fold", "weight", "group")
 # What others call these, in small letters and digits alone.
 PATHS = "image images img photo picture file files filename filenames filepath filepaths fname"
 PATHS += " imagepath imagefile imagefilename imagename imageid imageindex imgpath imgname imgid"
@@ -49,7 +49,7 @@ class Columns(NamedTuple):
     path: int
     labels: list[int]  # the column of the labels, or one for each class
     has_text: bool  # whether it is the first of these
-    others: dict[str, int]  # split, fold, weight, is_val, is_test
+    others: dict[str, int]  # split, fold, weight, group, is_val, is_test
     notes: list[str]  # what was taken for what, if its name does not say so, and what for nothing
 
 
@@ -198,7 +198,7 @@ def find_paths(found: Table, data: DataConfig) -> int:
     if others:
         choices = [quote(f"path={printable(found.names[n].strip())}") for n in others]
         raise UserError(f"{what}--data.columns {', or '.join(choices)}")
-    what += "it should have path,label[,split][,fold][,weight]"
+    what += "it should have path,label[,split][,fold][,weight][,group]"
     what += ", or say --data.columns path=COLUMN label=COLUMN"
     for number, path in paths_in(found, called[0], data) if called else ():
         if not is_file(path, data):

@@ -1,6 +1,6 @@
 """Your own images by a table of their labels: CSV, JSON lines or Parquet.
 
-    path,label,split          columns in any order; `split`, `fold` and `weight` may be left out
+    path,label,split          columns in any order; all but path and label may be left out
     a/1.jpg,rose,train        a path is absolute, or relative to `data.root`
     a/2.jpg,rose|thorn,val    several labels; or, in place of `label`, a column of 0 and 1 per class
 
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
     kinds: np.ndarray  # (count,) int64, indices into `labels`
     labels: Tensor  # different labels that rows have, as a `Source` has those of images
     classes: tuple[str, ...]
-    columns: dict[str, np.ndarray]  # (count,) each: split, fold, weight, if the table has them
+    columns: dict[str, np.ndarray]  # (count,) each: split, fold, weight, group, if it has them
     column_notes: list[str]  # what was taken for what
     class_notes: list[str]  # names of classes that may be a mistake
 
@@ -49,7 +49,7 @@ def table(data: DataConfig, split: str) -> Source:
 
     The classes are the labels of all splits, sorted. The images for validation are those with such
     a `split`; if there are none, the training images whose `fold` is `data.fold`; and without that
-    column those that a hash of their path chooses, as in a folder.
+    column those that a hash of their path, or of their `group`, chooses.
 
     Raises:
         UserError: if the table can't be used; it names the row.
@@ -275,13 +275,17 @@ def is_in_split(
             "fold, or let val be train"
         )
     check_fold(val, data)
-    if val or split == "test":
+    is_held_out = getattr(data, "test_fraction", 0) and folds is None
+    if val or (split == "test" and not is_held_out):
         return splits == SPLITS[split]
     if folds is None:
         own = torch.from_numpy((splits == TRAIN) & is_new).nonzero()[:, 0]
         labels = rows.labels[torch.from_numpy(rows.kinds)[own]]
+        names = rows.paths.relatives(own)
+        if (groups := rows.columns.get("group")) is not None:
+            names = [b"%d" % number for number in groups[own]]
         is_chosen = np.zeros(len(splits), bool)
-        is_chosen[own[divide(rows.paths.relatives(own), labels, data, split)]] = True
+        is_chosen[own[divide(names, labels, data, split)]] = True
         return is_chosen
     without = np.flatnonzero((folds == NO_FOLD) & (splits == TRAIN))
     if len(without):

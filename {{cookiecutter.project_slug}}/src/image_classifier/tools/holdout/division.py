@@ -1,0 +1,114 @@
+"""Divides images by groups, and holds some out for a test."""
+
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...config import DataConfig
+from ...data import divide
+from ...errors import UserError
+from ...runtime.console import some
+
+MOST_GROUPS = 10_000  # that are balanced; of more, a hash of their names is as good
+
+
+def change_split(
+    is_own: np.ndarray, names: Sequence[bytes], labels: Tensor, data: DataConfig, split: str
+) -> np.ndarray:
+    """Which images are for `split`, train, val or test: (count,) bool; else `is_own`, alike.
+
+    `names` are paths, or the names of groups where they repeat. The images for the test are chosen
+    first, whatever `data.val_fraction` and `data.fold` are.
+
+    Raises:
+        UserError: if a path has no group, or there are too few groups.
+    """
+    groups = names
+    if data.groups:
+        groups = groups_of(names, data.groups)
+    has_groups = len({*groups}) < len(groups)
+    if not has_groups and not data.test_fraction:
+        return is_own
+    plain = replace(data, groups="", test_fraction=0.0)
+    is_test = np.zeros(len(names), bool)
+    if data.test_fraction:
+        # Other words than those of validation: else the test would be its first part.
+        salted = [b"test " + name for name in groups]
+        whole = replace(plain, val_fraction=data.test_fraction, fold=0)
+        is_test = choose(salted, labels, whole, "--data.test-fraction")
+    if split == "test":
+        return is_test
+    rest = np.flatnonzero(~is_test)
+    is_val = np.zeros(len(names), bool)
+    own = [groups[index] for index in rest]
+    is_val[rest] = choose(own, labels[torch.from_numpy(rest)], plain, "--data.val-fraction")
+    return ~is_test & (is_val == (split == "val"))
+
+
+def groups_of(names: Sequence[bytes], pattern: str) -> list[bytes]:
+    """The part of each path that the pattern finds.
+
+    Raises:
+        UserError: if it finds none in a path.
+    """
+    known = re.compile(pattern)
+    found = [known.search(os.fsdecode(name)) for name in names]
+    if without := [os.fsdecode(n) for n, match in zip(names, found, strict=True) if not match]:
+        raise UserError(
+            f"--data.groups {pattern!a} finds no group in {len(without):,} of {len(names):,} "
+            f"paths, such as {without[0]!a}"
+        )
+    return [os.fsencode(match[known.groups] or "") for match in found]
+
+
+def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> np.ndarray:
+    """A share `data.val_fraction` of the images, the `data.fold`-th: (count,) bool.
+
+    By a hash of each name, as without groups; groups of several images are balanced, in number of
+    images and by class, and then the choice depends on all of them.
+
+    Raises:
+        UserError: if there are too few groups.
+    """
+    names, numbers = np.unique(groups, return_inverse=True)
+    if len(names) == len(groups) or len(names) > MOST_GROUPS:
+        chosen = np.zeros(len(groups), bool)
+        chosen[divide(groups, labels, data, "val").numpy()] = True
+        return chosen
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    count = round(1 / data.val_fraction)
+    if not 2 <= count <= len(names):
+        most = f"from {1 / len(names):.2g} to 0.5" if len(names) > 1 else "more groups are needed"
+        raise UserError(
+            f"{len(names):,} groups, such as {some(tuple(map(os.fsdecode, names[:3])))}, can't be "
+            f"divided by {knob} {data.val_fraction:g}: {most}"
+        )
+    kinds = labels.numpy() if labels.ndim == 1 else rarest(labels.numpy())
+    folds = StratifiedGroupKFold(count, shuffle=True, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a class with fewer images than folds
+        try:
+            divided = [chosen for _, chosen in folds.split(kinds, kinds, numbers)]
+        except ValueError as error:  # so has every class
+            raise UserError(f"{knob} {data.val_fraction:g}: {error}") from error
+    is_chosen = np.zeros(len(groups), bool)
+    is_chosen[divided[data.fold]] = True
+    for kind in np.setdiff1d(kinds, kinds[~is_chosen]):  # a class stays for training
+        first = numbers[np.flatnonzero(kinds == kind)[0]]
+        is_chosen[numbers == first] = False
+    return is_chosen
+
+
+def rarest(labels: np.ndarray) -> np.ndarray:
+    """The rarest of the labels of each image, by which several labels are balanced: (count,)."""
+    has = labels == 1
+    rarity = has.sum(0)[::-1].argsort(kind="stable")[::-1]
+    order = (len(rarity) - 1 - rarity)[::-1]  # of classes, the rarest first
+    return np.where(has.any(1), order[has[:, order].argmax(1)], -1)

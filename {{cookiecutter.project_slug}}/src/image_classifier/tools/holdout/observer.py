@@ -1,0 +1,92 @@
+"""Scores the weights of `best.pt` on the test images, once, when a run has ended."""
+
+import json
+from math import sqrt
+from pathlib import Path
+
+from ...config import DataConfig
+from ...data import EvalData, find_folders
+from ...errors import UserError
+from ...evaluate import Scores, evaluate
+from ...metrics import phrase
+from ...runtime.console import say
+from ...runtime.distributed import World
+from ...runtime.files import write_json
+from ...tasks import metric_of
+from ...tracking import Observer, Result, Setup
+from . import section
+
+NORMAL = 1.96  # standard deviations of an interval of 95 %
+
+
+def open_observer(setup: Setup) -> Observer:
+    """Open the test images, if the run is to be scored by them; rank 0 evaluates them alone."""
+    section.told = ""
+    config = setup.config
+    by_group = (f"images of one group, {config.data.groups!a}, are in one split",)
+    by_group *= bool(config.data.groups)
+    if not (config.run.score_test or config.data.test_fraction):
+        return Observer(notes=by_group)
+    check_test(config.data)
+    world = World(setup.world.device)
+    train = setup.train_data.source
+    how = {"task": train.task, "mean_std": (train.mean, train.std), "classes": train.classes}
+    images = EvalData(config.data, "test", world, config.run, **how)
+    note = f"{len(images):,} test images, for the score at the end alone"
+
+    def conclude(result: Result) -> str:
+        if not result.is_last:
+            return ""
+        if result.model is None:
+            say("test: not scored, as no process has all weights: `evaluate RUN --split test`")
+            return ""
+        scores = evaluate(result.model, images, setup.normalize, setup.precision, world)
+        images.close()
+        metrics = scores.metrics(*scores.names)
+        keep(Path(config.run.dir), {n.replace("val/", "test/"): v for n, v in metrics.items()})
+        section.told = f"{phrase(metrics, metric_of(config))}{interval(scores)}"
+        say(f"test: {section.told}; {len(images):,} images by which nothing was chosen")
+        return ""
+
+    return Observer(notes=(*by_group, note), conclude=conclude)
+
+
+def check_test(data: DataConfig) -> None:
+    """Raise `UserError` if images are to be held out of a folder that has others for a test."""
+    root = Path(data.root)
+    is_folder = data.name == "folder" and not data.labels
+    if data.test_fraction and is_folder and (own := find_folders(root).get("test")):
+        raise UserError(
+            f"--data.test-fraction {data.test_fraction:g}: {data.root!a} has test images of its "
+            f"own, in {own.name!a}: --run.score-test"
+        )
+
+
+def keep(folder: Path, found: dict[str, float]) -> None:
+    """Write metrics to `test.json`, and as the last row of `metrics.jsonl`, once."""
+    try:
+        write_json(folder / "test.json", found)
+        path = folder / "metrics.jsonl"
+        rows = path.read_text("utf-8").splitlines() if path.exists() else []
+        last = json.loads(rows[-1]) if rows else {}
+        if not last.keys() & found.keys():
+            row = {name: last[name] for name in ("step", "epoch") if name in last} | found
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        say(f"cannot write {str(folder / 'test.json')!a}: {error.strerror}")
+
+
+def interval(scores: Scores) -> str:
+    """The interval of 95 % of top-1, by Wilson; nothing of several labels.
+
+    https://doi.org/10.1080/01621459.1927.10502953
+    """
+    if scores.predictions.source.is_multi_label:
+        return ""
+    count = int(scores.predictions.is_counted.sum())
+    share = scores.value("top1")
+    middle = share + NORMAL**2 / (2 * count)
+    width = NORMAL * sqrt(share * (1 - share) / count + NORMAL**2 / (4 * count**2))
+    ends = ((middle + sign * width) / (1 + NORMAL**2 / count) for sign in (-1, 1))
+    return ", top-1 within {:.1%} .. {:.1%} (95 %)".format(*ends)

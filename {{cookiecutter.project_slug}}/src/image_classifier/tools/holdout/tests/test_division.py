@@ -1,0 +1,127 @@
+"""Images of one group are on one side, and a test part is held out before all else."""
+
+from collections import Counter
+
+import pytest
+import torch
+from conftest import changed
+
+from image_classifier.config import Config, DataConfig
+from image_classifier.data import divide, open_files
+from image_classifier.errors import UserError
+from image_classifier.extensions import find_tool
+
+PATTERN = r"([^/]+)_[0-9]+\."
+SPLITS = "train", "val", "test"
+
+
+def names_of(num_groups, per_group=5, num_classes=4):
+    """Paths of images in groups of equal size, and their labels."""
+    pairs = [(n % num_classes, n, m) for n in range(num_groups) for m in range(per_group)]
+    paths = [b"%d/g%03d_%d.jpg" % pair for pair in pairs]
+    return paths, torch.tensor([label for label, _, _ in pairs])
+
+
+def parts(names, labels, **knobs):
+    """The paths of each split."""
+    data = DataConfig(groups=PATTERN, **knobs)
+    splits = SPLITS if data.test_fraction else SPLITS[:2]
+    return {split: {names[n] for n in divide(names, labels, data, split)} for split in splits}
+
+
+def groups(paths):
+    """The groups of paths."""
+    return {path.partition(b"_")[0] for path in paths}
+
+
+@pytest.mark.parametrize("test_fraction", [0.0, 0.25])
+def test_a_group_is_on_one_side_alone_and_every_image_on_some(test_fraction):
+    names, labels = names_of(40)
+    validated = Counter()
+    for fold in range(5):
+        found = parts(names, labels, fold=fold, test_fraction=test_fraction)
+        assert sum(map(len, found.values())) == len(names)
+        assert sum(len(groups(paths)) for paths in found.values()) == 40
+        validated.update(found["val"])
+        num_test = len(found.get("test", ()))
+        assert num_test == pytest.approx(test_fraction * len(names), abs=5)  # a group more
+        counts = Counter(path[0] for path in found["val"])
+        assert max(counts.values()) - min(counts.values()) <= 5  # a group more of a class
+    assert {*validated.values()} == {1}  # in one fold each
+    assert len(validated) == len(names) - num_test
+
+
+def test_the_test_part_is_the_same_in_every_fold_and_share():
+    names, labels = names_of(40)
+    found = [parts(names, labels, test_fraction=0.2, fold=fold)["test"] for fold in (0, 3)]
+    found.append(parts(names, labels, test_fraction=0.2, val_fraction=0.5)["test"])
+    assert found[0] == found[1] == found[2]
+
+
+def test_without_groups_added_images_move_no_others():
+    names, labels = names_of(400, per_group=1)
+    data = DataConfig(test_fraction=0.25)
+    for split in SPLITS:
+        few, all_of_them = (
+            {names[n] for n in divide(names[:count], labels[:count], data, split)}
+            for count in (300, 400)
+        )
+        assert few == all_of_them & {*names[:300]}
+        assert len(few) > 30
+
+
+def test_a_class_of_one_group_stays_for_training():
+    names, labels = names_of(20)
+    names.append(b"9/alone_1.jpg")
+    labels = torch.cat((labels, torch.tensor([9])))
+    for fold in range(5):
+        assert names[-1] in parts(names, labels, fold=fold)["train"]
+
+
+def test_images_of_several_labels_are_balanced_by_the_rarest():
+    names, labels = names_of(40)
+    table = torch.ones(len(names), 5, dtype=torch.int8)
+    table[:, 1:] = torch.nn.functional.one_hot(labels, 4)
+    table[labels == 0, 1] = 0  # they have the first label alone
+    for fold in range(5):
+        counts = Counter(path[0] for path in parts(names, table, fold=fold)["val"])
+        assert max(counts.values()) - min(counts.values()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("knobs", "count", "message"),
+    [
+        ({"groups": "p([0-9]+)"}, 8, "finds no group in 40 of 40 paths, such as '0/g000_0.jpg'"),
+        ({}, 3, r"3 groups, such as .*g000.* --data.val-fraction 0.2: from 0.33 to 0.5"),
+        ({"test_fraction": 0.9}, 8, r"--data.test-fraction 0.9: from 0.12 to 0.5"),
+        ({}, 1, "can't be divided by --data.val-fraction 0.2: more groups are needed"),
+    ],
+)
+def test_groups_that_cannot_be_divided_are_named(knobs, count, message):
+    names, labels = names_of(count)
+    with pytest.raises(UserError, match=message):
+        divide(names, labels, DataConfig(**{"groups": PATTERN} | knobs), "val")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"), [("(", "--data.groups"), ("(a)(b)", "has 2 pairs of parentheses")]
+)
+def test_a_pattern_that_is_none_is_refused(pattern, message):
+    with pytest.raises(UserError, match=message):
+        changed(Config(), data__groups=pattern)
+
+
+@pytest.mark.skipif(not find_tool("labels", "label-table"), reason="needs the tool label-table")
+@pytest.mark.parametrize("test_fraction", [0.0, 0.25])
+def test_a_table_has_a_column_of_groups(tmp_path, test_fraction):
+    names, labels = names_of(40)
+    rows = [f"{n.decode()},{x},P {n[2:6].decode()}" for n, x in zip(names, labels, strict=True)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,patient", *rows]))
+    data = DataConfig("folder", str(tmp_path), "labels.csv", ("group=patient",))
+    found = {}
+    for split in SPLITS if test_fraction else SPLITS[:2]:
+        data = changed(Config(data=data), data__test_fraction=test_fraction).data
+        paths = open_files(data, split).paths  # which are not there
+        found[split] = {paths.relative(n) for n in range(len(paths))}
+    assert sum(map(len, found.values())) == len(names)
+    assert sum(len(groups(paths)) for paths in found.values()) == 40

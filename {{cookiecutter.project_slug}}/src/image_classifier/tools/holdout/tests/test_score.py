@@ -1,0 +1,87 @@
+"""A run is scored once by images by which nothing was chosen."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import changed, logged, run_ranks, write_photo
+
+from image_classifier.cli import main
+from image_classifier.errors import UserError
+from image_classifier.train import train
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory):
+    """40 photographs in the folders of two classes."""
+    root = tmp_path_factory.mktemp("flat")
+    for number in range(40):
+        write_photo(root / "ab"[number % 2] / f"{number}.jpg", number, size=(40, 36))
+    return root
+
+
+@pytest.fixture
+def holding_out(config, flat):
+    """A run that holds some of them out."""
+    config = changed(config, data__name="folder", data__root=str(flat), data__batch_size=8)
+    return changed(config, data__limit=0, data__test_fraction=0.3)
+
+
+@pytest.mark.usefixtures("pages")
+def test_it_says_its_test_score_and_keeps_it_once(holding_out, capsys):
+    train(holding_out)
+    train(holding_out)  # the same command, when all is done
+    said = capsys.readouterr().out
+    assert said.count("\ntest: top-1 ") == 2
+    folder = Path(holding_out.run.dir)
+    scores = json.loads((folder / "test.json").read_text())
+    rows = [row for row in logged(folder) if "test/top1" in row]
+    assert [row["test/top1"] for row in rows] == [scores["test/top1"]]
+    assert logged(folder)[-1] == rows[0]
+    assert "<h2>Test</h2><p>top-1" in (folder / "report.html").read_text()
+
+
+def test_it_is_the_score_that_evaluate_finds(holding_out, capsys):
+    train(holding_out)
+    capsys.readouterr()
+    assert main(["evaluate", holding_out.run.dir, "--split", "test"]) == 0
+    scores = json.loads(Path(holding_out.run.dir, "test.json").read_text())
+    assert f"top-1 {scores['test/top1']:.2%}" in capsys.readouterr().out
+
+
+def test_a_test_folder_serves_as_well_and_no_images_are_held_out_then(holding_out, flat, tmp_path):
+    shutil.copytree(flat, tmp_path / "whole" / "train")
+    shutil.copytree(flat, tmp_path / "whole" / "test")
+    config = changed(holding_out, data__root=str(tmp_path / "whole"))
+    with pytest.raises(UserError, match=r"has test images of its own, .*: --run.score-test"):
+        train(config)
+    train(changed(config, data__test_fraction=0.0, run__score_test=True))
+    assert Path(config.run.dir, "test.json").exists()
+
+
+def test_a_run_without_test_images_is_refused_before_it_begins(holding_out):
+    config = changed(holding_out, data__test_fraction=0.0, run__score_test=True)
+    with pytest.raises(UserError, match="has no folder 'test'"):
+        train(config)
+    assert not Path(config.run.dir, "metrics.jsonl").exists()
+
+
+def scores_of(config):
+    """Train, and the test scores that the first rank leaves."""
+    train(config)
+    return json.loads(Path(config.run.dir, "test.json").read_text())
+
+
+def test_ranks_leave_the_score_of_one(holding_out, tmp_path):
+    ranks = run_ranks(2, train_only, holding_out)
+    assert ranks == [True, True]
+    two = json.loads(Path(holding_out.run.dir, "test.json").read_text())
+    one = scores_of(changed(holding_out, run__dir=str(tmp_path / "alone")))
+    assert two["test/loss"] == pytest.approx(one["test/loss"], rel=1e-3)
+
+
+def train_only(config):
+    """Train; whether it ended."""
+    train(config)
+    return True
