@@ -1,0 +1,1 @@
+"""What would help next: which classes are confused, and a learning curve."""

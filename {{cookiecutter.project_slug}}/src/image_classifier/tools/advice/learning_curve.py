@@ -1,0 +1,154 @@
+"""A learning curve: what a linear probe reaches with a part of the training images, and with all.
+
+Features are computed once, and kept: each point is a fit of the last layer alone. Whether more
+images, or larger ones, tell classes apart is seen without training a network.
+"""
+
+import math
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, linear_regression
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...checkpoints import load_pretrained
+from ...config import Config
+from ...data import TrainData
+from ...errors import UserError
+from ...runtime.distributed import World, join_world
+from ...runtime.files import write_json
+from ...runtime.run_dir import open_run
+from ...runtime.seeding import seed_everything
+from ...settle import settle
+from ...tracking import Setup
+from ...train import Training
+from ..linear_probe.features import Features, compute_features, left_out
+from ..linear_probe.head import fit_layer
+from .observer import mean_gain
+
+SHARES = 0.125, 0.25, 0.5, 1.0
+DRAWS = 4  # of each share but the whole
+LARGER = 1.5  # times the side of the images
+
+
+class Images(NamedTuple):
+    """Features of training and validation images, (count, width), and their labels, (count,)."""
+
+    train: Tensor
+    train_labels: Tensor
+    val: Tensor
+    val_labels: Tensor
+
+
+def learning_curve(config: Config) -> None:
+    """Print the curve and what it means, and write `learning_curve.json` to the run folder.
+
+    Raises:
+        UserError: if there are no trained weights, or images have several labels, or can't be used.
+    """
+    if config.model.task != "single-label":
+        raise UserError("learning-curve is for images of one label each")
+    if not config.run.init_from:
+        raise UserError("learning-curve needs trained weights: --run.init-from FILE or pretrained")
+    with join_world(config.compute) as world, open_run(config, world):
+        images = features_of(config, world)
+        num_images = len(images.train)
+        rows = {share: scores_of(images, share, config.seed) for share in SHARES}
+        print("training images  top-1 of a linear probe")
+        for share, found in rows.items():
+            draws = f" (mean of {len(found)} draws)" * (len(found) > 1)
+            print(f"{round(share * num_images):>15,}  {mean_score(found):.2%}{draws}")
+        whole = rows[1.0][0]
+        lines = [more_images(rows, num_images)]
+        side = config.data.image_size
+        larger = 32 * round(LARGER * side / 32)
+        data = replace(config.data, image_size=larger, test_size=0)
+        with_larger = scores_of(features_of(replace(config, data=data), world), 1.0, config.seed)[0]
+        gain, width = mean_gain(with_larger, whole)
+        lines.append(told(f"images of {larger} pixels in place of {side}", gain, width))
+        print("\n".join(lines))
+        shown = {f"{round(share * num_images)}": mean_score(found) for share, found in rows.items()}
+        found = {"top1": shown, "image_size": {larger: mean_score([with_larger])}, "said": lines}
+        write_json(Path(config.run.dir) / "learning_curve.json", found)
+
+
+def features_of(config: Config, world: World) -> Images:
+    """What the last layer gets of all images, by the weights that `config` begins with.
+
+    Raises:
+        UserError: if a class has no training image.
+    """
+    seed_everything(config.seed, config.deterministic, world.device)
+    channels = config.data.channels
+    pretrained = load_pretrained(config.run.init_from, config.model, world, channels=channels)
+    data = TrainData(config, world, pretrained.mean_std)
+    config, _ = settle(config, data, world)
+    training = Training(config, world, data, config.data.batch_size)
+    pretrained.load_into(training.model, data.source.classes)
+    found = []
+    with closing(data), closing(data.open_split("val")) as val:
+        how = training.model, training.precision, training.normalize
+        setup = Setup(config, world, data, val, *how)
+        with closing(data.open_split("train")) as train:
+            for images in (train, val):
+                features = compute_features(setup, images)
+                known = ~left_out(features.labels)
+                found += [features.values[known], features.labels[known]]
+    images = Images(*found)
+    if not images.train_labels.bincount().all():
+        raise UserError("learning-curve needs a training image of each class up to the last one")
+    return images
+
+
+def scores_of(images: Images, share: float, seed: int) -> list[Tensor]:
+    """Which validation images a probe of a share of each class has right: a (count,) per draw."""
+    found = []
+    for draw in range(DRAWS if share < 1 else 1):
+        chosen = draw_share(images.train_labels, share, seed + draw)
+        part = Features(images.train[chosen], images.train_labels[chosen], "")
+        layer = nn.Linear(part.values.shape[1], int(images.train_labels.max()) + 1)
+        fit_layer(layer, part, None, seed)
+        found.append((layer(images.val).argmax(1) == images.val_labels).double())
+    return found
+
+
+def draw_share(labels: Tensor, share: float, seed: int) -> Tensor:
+    """A share of the images of each class, one at least: their numbers, sorted."""
+    chance = torch.rand(len(labels), generator=torch.Generator().manual_seed(seed))
+    chosen = []
+    for kind in labels.unique():
+        own = (labels == kind).nonzero()[:, 0]
+        chosen.append(own[chance[own].argsort()[: max(1, round(share * len(own)))]])
+    return torch.cat(chosen).sort().values
+
+
+def mean_score(found: list[Tensor]) -> float:
+    """The mean share of right answers."""
+    return fmean(float(right.mean()) for right in found)
+
+
+def more_images(rows: dict[float, list[Tensor]], num_images: int) -> str:
+    """What more images have gained, and what as many again would, by a power law.
+
+    Errors fall as a power of the number of images: https://arxiv.org/abs/1712.00409
+    """
+    least = min(rows)
+    gain, width = mean_gain(rows[1.0][0], torch.stack(rows[least]).mean(0))
+    text = told(f"{num_images:,} images in place of {round(least * num_images):,}", gain, width)
+    if gain <= width:
+        return f"{text}; more of the same kind may not help"
+    x = [math.log(share) for share in rows]
+    y = [math.log(1 - mean_score(found) + 1e-6) for found in rows.values()]
+    slope, _ = linear_regression(x, y)
+    further = (1 - mean_score(rows[1.0])) * (1 - 2**slope)
+    return f"{text}; as many again would gain about {100 * further:+.1f}, by the curve"
+
+
+def told(what: str, gain: float, width: float) -> str:
+    """A gain in words, and whether it may be chance."""
+    low, high = 100 * (gain - width), 100 * (gain + width)
+    chance = "" if low > 0 or high < 0 else ", which may be chance"
+    return f"{what}: {100 * gain:+.1f} points{chance} (95 %: {low:+.1f} .. {high:+.1f})"

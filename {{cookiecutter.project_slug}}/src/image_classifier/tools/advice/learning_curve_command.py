@@ -1,0 +1,27 @@
+"""`learning-curve`: would more images help, or larger ones."""
+
+from dataclasses import replace
+
+from ...config import Config
+from ...runtime.command_line import command, parse, summary, take_preset
+from ...runtime.launch import attempt
+
+RESULT_IS_IN_FILES = True
+OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
+
+
+def main(words: list[str]) -> int:
+    """Would more images help, or larger ones: `learning-curve [PRESET] --data.root FOLDER`."""
+    is_named = words and not words[0].startswith("-")
+    words = list(words) if is_named else [OTHERWISE, *words]
+    name, preset = take_preset(words, OTHERWISE)
+    preset = replace(preset, run=replace(preset.run, dir=f"runs/learning-curve/{name}"))
+    prog = f"{command('learning-curve')} {name}"
+    config = parse(Config, words, prog=prog, about=summary(main), default=preset)
+
+    def work() -> None:
+        from .learning_curve import learning_curve
+
+        learning_curve(config)
+
+    return attempt(work)

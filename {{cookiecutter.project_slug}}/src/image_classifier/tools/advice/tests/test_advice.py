@@ -1,0 +1,123 @@
+"""What would help next is said from facts, and what may be chance is called so."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import changed, tiny
+
+from image_classifier.data.datasets.source import Source
+from image_classifier.errors import UserError
+from image_classifier.extensions import find_tool
+from image_classifier.metrics import Predictions
+from image_classifier.tools.advice import learning_curve as advice
+from image_classifier.tools.advice.learning_curve import (
+    SHARES,
+    Images,
+    draw_share,
+    learning_curve,
+    more_images,
+    scores_of,
+)
+from image_classifier.tools.advice.observer import confusions, gain_over
+from image_classifier.train import train
+
+needs_probe = pytest.mark.skipif(not find_tool("head", "linear-probe"), reason="needs linear-probe")
+
+
+def predicted(labels, answers):
+    """Predictions of three classes."""
+    labels, answers = torch.tensor(labels), torch.tensor(answers)
+    source = Source(labels, ("ant", "bee", "cat"), pixels=torch.zeros(len(labels), 8, 8, 3).byte())
+    sure = torch.ones(len(labels))
+    return Predictions(source, answers, sure, sure)
+
+
+def test_the_classes_that_are_confused_most_are_named_with_their_images():
+    found = predicted([0] * 5 + [1] * 5 + [2] * 4, [0, 1, 1, 1, 2] + [1] * 5 + [2, 2, 0, 0])
+    assert confusions(found, torch.tensor([50, 70, 9])) == (
+        "most often taken: ant for bee (3 of 5 images; 50 and 70 to train on), "
+        "cat for ant (2 of 4 images; 9 and 50 to train on)"
+    )
+    assert not confusions(predicted([0, 1, 2], [0, 1, 0]), torch.tensor([1, 1, 1]))  # one mistake
+
+
+@pytest.mark.parametrize(
+    ("num_gained", "said"),
+    [(30, r"gained \+29\.\d points over the linear probe \(95 %: \+2"), (1, "which may be chance")],
+)
+def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
+    labels = [0] * 100
+    probe = predicted(labels, [1] * num_gained + [0] * (100 - num_gained))
+    assert re.search(said, gain_over(probe, predicted(labels, labels)))
+
+
+def test_a_share_has_images_of_each_class_and_grows_by_others():
+    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 3)
+    parts = [draw_share(labels, share, 7) for share in SHARES]
+    assert [len(part) for part in parts] == [5 + 2 + 1, 10 + 5 + 1, 20 + 10 + 2, 63]
+    for few, more in pairwise(parts):
+        assert {*few.tolist()} < {*more.tolist()}
+
+
+def blobs(count, distance):
+    """Features of two classes so far apart."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(2 * count) % 2
+    values = torch.randn(2 * count, 16, generator=generator)
+    values[:, :8] += distance * labels[:, None]
+    return Images(values[:count], labels[:count], values[count:], labels[count:])
+
+
+@needs_probe
+@pytest.mark.parametrize(
+    ("distance", "said"),
+    [
+        (0.7, r"128 images in place of 16: \+\d.*; as many again would gain about \+\d"),
+        (0, "more of the same kind may not help"),
+    ],
+)
+def test_more_images_are_advised_where_they_have_helped(distance, said, monkeypatch):
+    monkeypatch.setattr(advice, "DRAWS", 2)
+    images = blobs(128, distance)
+    rows = {share: scores_of(images, share, seed=0) for share in SHARES}
+    assert re.search(said, more_images(rows, 128))
+
+
+@pytest.fixture
+def from_weights(trained_once, tmp_path):
+    """A tiny run that begins with the weights of another."""
+    config = tiny(tmp_path / "run")
+    return changed(config, run__init_from=str(trained_once / "checkpoints" / "best.pt"))
+
+
+@needs_probe
+def test_the_curve_is_printed_and_written(from_weights, capsys):
+    learning_curve(from_weights)
+    said = capsys.readouterr().out
+    assert re.search(r"\n +8  \d+\.\d\d% \(mean of 4 draws\)\n +16 .*\n +32 .*\n +64  \d", said)
+    assert "\nimages of 64 pixels in place of 32: " in said or "of 48 pixels" in said
+    found = json.loads(Path(from_weights.run.dir, "learning_curve.json").read_text())
+    assert [*found["top1"]] == ["8", "16", "32", "64"]
+
+
+@needs_probe
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"run__init_from": ""}, "needs trained weights"),
+        ({"model__task": "multi-label"}, "one label each"),
+    ],
+)
+def test_what_has_no_curve_is_refused(from_weights, knobs, said):
+    with pytest.raises(UserError, match=said):
+        learning_curve(changed(from_weights, **knobs))
+
+
+@needs_probe
+def test_a_run_ends_with_what_fine_tuning_gained(from_weights, capsys):
+    train(changed(from_weights, data__name="shapes", run__init_head="probe"))
+    assert "points over the linear probe" in capsys.readouterr().out
