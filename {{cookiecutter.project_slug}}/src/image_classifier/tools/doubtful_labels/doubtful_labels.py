@@ -86,7 +86,8 @@ def find_doubtful_labels(runs: str, share: float, quarantine: bool, verb: str) -
     if checker is not None and found:
         for own in data_of(data):
             path, count = add_to_list(checker, own, found, folds)
-            print(f"{count:,} images added to {shown(path)}: training leaves them out")
+            added = f"{count:,} image{'s' * (count != 1)} added to {shown(path)}"
+            print(f"{added}: training leaves them out")
         print("next: train again, with --run.fresh, as a run resumes only with the same images")
     elif found:
         print("the label may be right, and the image hard: look at them, and mend what is wrong")

@@ -76,13 +76,12 @@ def worst_labels(labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor
 
     And the margin of that one, float32, and whether it is denied, bool.
     """
-    margin = torch.ones(labels.shape)  # those that are unknown are not doubtful
+    margin = torch.full(labels.shape, 2.0)  # more than any: what is unknown is not doubtful
     is_candidate = torch.zeros(labels.shape, dtype=torch.bool)
     for number, (own, share) in enumerate(zip(labels.T, shares.T, strict=True)):
         known = own != LEFT_OUT
         both = torch.stack([1 - share[known], share[known]], dim=1)
         margin[known, number], is_candidate[known, number] = margins(own[known].long(), both)
-    margin = margin.masked_fill(labels == LEFT_OUT, 2.0)
     column = (margin - 3 * is_candidate).argmin(1)
     chosen = (values.gather(1, column[:, None])[:, 0] for values in (margin, is_candidate))
     return column, *chosen

@@ -174,12 +174,17 @@ def test_training_leaves_out_what_is_in_quarantine_and_other_lines_stay(root, ca
     listed = root.parent / "train.cache/quarantine.txt"
     listed.parent.mkdir()
     listed.write_text("bee/5.jpg\tmy own\n\nant/gone.jpg")
+    above = root.parent.parent / "photos.cache/quarantine.txt"
+    above.parent.mkdir()
+    above.write_text("train/bee/0.jpg\tmy own, too\n")
     runs = write_runs(root, knows)
     words = ["doubtful-labels", str(runs), "--share", "0.5"]
     assert main(words) == 0
     assert listed.read_text() == "bee/5.jpg\tmy own\n\nant/gone.jpg"
     assert main([*words, "--quarantine"]) == 0
-    assert "2 images added to" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"2 images added to {listed}: training leaves them out\n1 image added to" in said
+    assert above.read_text().startswith("train/bee/0.jpg\tmy own, too\ntrain/ant/3.jpg\t")
     text = listed.read_text()
     assert text.startswith("bee/5.jpg\tmy own\n\nant/gone.jpg\n")
     assert "\nbee/0.jpg\tdoubtful label: bee -> ant, 90%\n" in text
@@ -190,7 +195,7 @@ def test_training_leaves_out_what_is_in_quarantine_and_other_lines_stay(root, ca
             for index in range(len(source))
         ]
         assert not {*moved} & {*paths}
-        # Of the folder above, the list had no line, and its four images for validation are others.
+        # The folder above has four images for validation, and a list without `bee/5.jpg`.
         assert len(paths) == (9 if data.root == str(root) else 14)
     assert "have changed since it was trained" in refusal(*words)
 
