@@ -1,0 +1,1 @@
+"""The command `doubtful-labels`: finds images that probably have a wrong label."""

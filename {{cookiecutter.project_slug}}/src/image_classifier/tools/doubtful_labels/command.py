@@ -1,0 +1,34 @@
+"""`doubtful-labels`: which images probably have a wrong label."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from ...extensions import within
+from ...runtime.command_line import command, parse, summary
+from ...runtime.launch import attempt
+
+RESULT_IS_IN_FILES = True
+
+
+@dataclass(frozen=True)
+class DoubtfulLabelsOptions:
+    """What to look at, and how many images to call mislabelled."""
+
+    runs: Annotated[str, tyro.conf.Positional]  # the folder of a `cross-validate`
+    share: float = within(0.08, 0, 1)  # of the images, at most so many are called mislabelled
+    quarantine: bool = False  # makes training leave them out: look at them before
+
+
+def main(words: list[str]) -> int:
+    """Find images that probably have a wrong label: `doubtful-labels RUNS [--quarantine]`."""
+    verb = command("doubtful-labels")
+    options = parse(DoubtfulLabelsOptions, words, prog=verb, about=summary(main))
+
+    def work() -> None:
+        from .doubtful_labels import find_doubtful_labels
+
+        find_doubtful_labels(options.runs, options.share, options.quarantine, verb)
+
+    return attempt(work)
