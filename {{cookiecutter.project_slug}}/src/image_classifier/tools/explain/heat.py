@@ -46,10 +46,17 @@ def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
             torch.autocast(images.device.type, enabled=False),
         ):
             parts = zip(images.split(TOGETHER), classes.split(TOGETHER), strict=True)
-            return torch.cat([maps_of(model, part.clone(), some.clone()) for part, some in parts])
+            return torch.cat([mean_maps(model, part.clone(), some.clone()) for part, some in parts])
     finally:
         for layer in in_training:
             layer.training = True
+
+
+def mean_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    """`maps_of`; of several networks in one, which `each_network(images)` gives, their mean."""
+    if not hasattr(model, "each_network"):
+        return maps_of(model, images, classes)
+    return spread(sum(maps_of(*own, classes) for own in model.each_network(images)))
 
 
 def maps_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
@@ -76,7 +83,11 @@ def maps_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         heat = integrated_gradients(model, *stem, images.detach(), classes)
     is_last = heat.shape[1] == heat.shape[2] != heat.shape[3]  # channels
     heat = heat.sum(3 if is_last else 1).relu()[:, None]
-    heat = interpolate(heat, images.shape[2:], mode="bilinear")[:, 0]
+    return spread(interpolate(heat, images.shape[2:], mode="bilinear")[:, 0])
+
+
+def spread(heat: Tensor) -> Tensor:
+    """Maps, (batch, height, width), from 0 to 1: 0 is the least in each, and 1 the most."""
     heat = heat - heat.amin((1, 2), keepdim=True)
     return heat / heat.amax((1, 2), keepdim=True).clamp(min=torch.finfo(heat.dtype).tiny)
 

@@ -59,6 +59,11 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
         trained = load_model(options.run, compute, world)
+        if wanted.embeddings and hasattr(trained.model, "each_network"):
+            raise UserError(
+                f"--embeddings: {options.run!a} is several networks, each with features of its "
+                "own: name one of the runs that it was made of"
+            )
         if options.tta != "as-trained":
             trained.normalize.tta = options.tta
         wanted = replace(wanted, top_k=min(options.top_k, len(trained.classes)))
