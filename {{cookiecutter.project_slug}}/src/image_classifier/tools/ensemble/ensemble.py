@@ -62,8 +62,8 @@ def ensemble(options: EnsembleOptions, compute: ComputeConfig) -> None:
 
 
 def check_new(folder: Path) -> None:
-    """Raise `UserError` if a folder holds anything but the lock of a run."""
-    left = [path for path in folder.rglob("*") if path.is_file() and path != folder / ".lock"]
+    """Raise `UserError` if a folder holds more than a lock and what a killed command has left."""
+    left = [path for path in folder.rglob("[!.]*") if path.is_file()]
     if left:
         name = left[0].relative_to(folder)
         raise UserError(
