@@ -50,11 +50,13 @@ def ensemble(options: EnsembleOptions, compute: ComputeConfig) -> None:
     with open_run(config, World(torch.device("cpu"))):
         check_new(folder)
         path = write_checkpoint(config, weights, decision, members)
-    print(f"{len(members)} runs are one model, by the mean of their {options.average}: {path}")
+    print(
+        f"{len(members)} runs are one model, by the mean of their {options.average}: {str(path)!a}"
+    )
     if count := sum(bool(other_knob(first, member, IMAGES)) for member in members):
         print(
-            f"{count} of them trained on validation images of {first.path}: judge the model by "
-            "images that no run has seen"
+            f"{count} of them were validated on other images, and may have learned from those of "
+            f"{str(first.path)!a}: judge the model by images that no run has seen"
         )
     here = shlex.quote(options.dir)
     print(f"  {command('evaluate')} {here} --split test")

@@ -42,7 +42,7 @@ def average_weights(
         images = EvalData(first.config.data, "val", world, classes=first.classes, **how)
         loaded = load_model(str(first.path), compute, world)
         loaded.check_images(images.source, "val")
-        each = {str(member.path): member.weights for member in members}
+        each = {ascii(str(member.path)): member.weights for member in members}
         for name, own in (each | {"the mean of their weights": weights}).items():
             loaded.model.load_state_dict(own)
             model = loaded.model, images, loaded.normalize, loaded.precision
