@@ -53,14 +53,15 @@ def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 
 def mean_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """`maps_of`; of several networks in one, which `each_network(images)` gives, their mean."""
-    if not hasattr(model, "each_network"):
-        return maps_of(model, images, classes)
-    return spread(sum(maps_of(*own, classes) for own in model.each_network(images)))
+    """`heat_maps` of images that fit into memory at once; `each_network` gives those in `model`."""
+    each = getattr(model, "each_network", lambda given: [(model, given)])
+    heat = sum(maps_of(*own, classes) for own in each(images))
+    heat = heat - heat.amin((1, 2), keepdim=True)
+    return heat / heat.amax((1, 2), keepdim=True).clamp(min=torch.finfo(heat.dtype).tiny)
 
 
 def maps_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """`heat_maps` of images that fit into memory at once."""
+    """The maps of a single network; the most in each is 1."""
     outputs: list[tuple[nn.Module, Tensor]] = []
 
     def note(layer: nn.Module, _: object, output: object) -> None:
@@ -83,12 +84,7 @@ def maps_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         heat = integrated_gradients(model, *stem, images.detach(), classes)
     is_last = heat.shape[1] == heat.shape[2] != heat.shape[3]  # channels
     heat = heat.sum(3 if is_last else 1).relu()[:, None]
-    return spread(interpolate(heat, images.shape[2:], mode="bilinear")[:, 0])
-
-
-def spread(heat: Tensor) -> Tensor:
-    """Maps, (batch, height, width), from 0 to 1: 0 is the least in each, and 1 the most."""
-    heat = heat - heat.amin((1, 2), keepdim=True)
+    heat = interpolate(heat, images.shape[2:], mode="bilinear")[:, 0]
     return heat / heat.amax((1, 2), keepdim=True).clamp(min=torch.finfo(heat.dtype).tiny)
 
 

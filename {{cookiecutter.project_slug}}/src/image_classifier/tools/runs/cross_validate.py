@@ -1,7 +1,6 @@
 """K runs, each of which is validated on another K-th of the images and trained on the others."""
 
 from dataclasses import asdict, replace
-from shlex import quote
 
 import torch
 
@@ -82,7 +81,7 @@ def cross_validate(recipe: Recipe, count: int) -> None:
         "this one has the correction of Nadeau and Bengio (2003)"
     )
     if find_tool("command", "ensemble"):
-        print(f"all {count} as one model: {command('ensemble')} {quote(str(recipe.folder))}")
+        print(f"all {count} as one model: {command('ensemble')} {str(recipe.folder)!a}")
 
 
 def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> list[Source]:
