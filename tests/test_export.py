@@ -81,3 +81,15 @@ def test_deep_images_of_five_channels_are_answered_alike_by_the_onnx_file(tmp_pa
     assert [size.dim_param or size.dim_value for size in images.shape.dim][3] == 5
     about = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
     assert (about["channels"], about["bits"], about["fit"]) == (5, 16, "pad")
+
+
+def test_an_ensemble_of_two_runs_is_one_onnx_file(exported, capsys):
+    words = f"ensemble {exported}/run {exported}/other --dir {exported}/both"
+    train = f"train {SMOKE} --run.trackers --seed 1 --run.dir {exported}/other"
+    for command in (train, words, f"export {exported}/both --images 32 --format onnx pt2"):
+        assert main(command.split()) == 0
+    assert capsys.readouterr().out.count("the same class for 32 of 32 images") == 2
+    one, both = (
+        (exported / name).stat().st_size for name in ("model.onnx", "both/export/model.onnx")
+    )
+    assert both > 1.5 * one

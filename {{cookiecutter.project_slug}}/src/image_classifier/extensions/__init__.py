@@ -17,9 +17,9 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `models.py` adds networks by name: `MODELS`, as in `models/`.
 - `networks.py` has the models `--model.name <tool>/...`: `build`, `published`, `pretrained_config`;
   and what to do `without_network`.
-- `network.py` changes a network: `change_network` for every command, `change_training` one that
-  trains, with its images, of which `plain_weights` makes the weights of the network without that
-  change.
+- `network.py` changes a network: `change_network` and, when it is whole, `wrap_network` for every
+  command, `change_training` one that trains, with its images, of which `plain_weights` makes the
+  weights of the network without that change.
 - `policy.py` changes training images before they are normalized: `open_policy`.
 - `optimizer.py` is the optimizer of the tool's name: `build_optimizer`.
 - `loss.py` changes the loss or the targets: `change_loss`.

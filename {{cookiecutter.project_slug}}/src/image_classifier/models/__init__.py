@@ -16,7 +16,7 @@ from torch import nn
 
 from ..config import ModelConfig
 from ..errors import UserError
-from ..extensions import find_tool, find_tools, functions
+from ..extensions import chained, find_tool, find_tools, functions
 from .blocks import (
     begin_at_zero,
     drop_before_head,
@@ -70,4 +70,4 @@ def build_model(
         change_network(network, model, image_size, channels)
     if model.dropout:
         drop_before_head(network, model.dropout)
-    return network
+    return chained("network", "wrap_network", network, model, channels)

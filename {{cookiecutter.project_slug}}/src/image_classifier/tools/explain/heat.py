@@ -46,14 +46,22 @@ def heat_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
             torch.autocast(images.device.type, enabled=False),
         ):
             parts = zip(images.split(TOGETHER), classes.split(TOGETHER), strict=True)
-            return torch.cat([maps_of(model, part.clone(), some.clone()) for part, some in parts])
+            return torch.cat([mean_maps(model, part.clone(), some.clone()) for part, some in parts])
     finally:
         for layer in in_training:
             layer.training = True
 
 
+def mean_maps(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    """`heat_maps` of images that fit into memory at once; `each_network` gives those in `model`."""
+    each = getattr(model, "each_network", lambda given: [(model, given)])
+    heat = sum(maps_of(*own, classes) for own in each(images))
+    heat = heat - heat.amin((1, 2), keepdim=True)
+    return heat / heat.amax((1, 2), keepdim=True).clamp(min=torch.finfo(heat.dtype).tiny)
+
+
 def maps_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """`heat_maps` of images that fit into memory at once."""
+    """The maps of a single network; the most in each is 1."""
     outputs: list[tuple[nn.Module, Tensor]] = []
 
     def note(layer: nn.Module, _: object, output: object) -> None:
@@ -77,7 +85,6 @@ def maps_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     is_last = heat.shape[1] == heat.shape[2] != heat.shape[3]  # channels
     heat = heat.sum(3 if is_last else 1).relu()[:, None]
     heat = interpolate(heat, images.shape[2:], mode="bilinear")[:, 0]
-    heat = heat - heat.amin((1, 2), keepdim=True)
     return heat / heat.amax((1, 2), keepdim=True).clamp(min=torch.finfo(heat.dtype).tiny)
 
 

@@ -51,14 +51,15 @@ def predict(options: PredictOptions, compute: ComputeConfig) -> int:
     out = Path(options.out) if options.out else None
     if out:
         check_out(out, options.fresh)
-    separator = b"\0" if options.null else b"\n"
     others = Counter()
-    files = list_files(options.paths, sys.stdin.buffer, separator, others)
+    files = list_files(options.paths, sys.stdin.buffer, b"\0" if options.null else b"\n", others)
     wanted = begin(options, files)
     with join_world(compute) as world:
         if world.size > 1:
             raise UserError("predict is one process: start it without torchrun")
         trained = load_model(options.run, compute, world)
+        if wanted.embeddings and hasattr(trained.model, "each_network"):
+            raise UserError("--embeddings: an ensemble has no features; name one of its runs")
         if options.tta != "as-trained":
             trained.normalize.tta = options.tta
         wanted = replace(wanted, top_k=min(options.top_k, len(trained.classes)))

@@ -7,7 +7,9 @@ import torch
 from ...config import Config, DataConfig, ModelConfig
 from ...data import Source, open_dataset
 from ...errors import UserError
+from ...extensions import find_tool
 from ...metrics import confusion_of, counted_and_correct, find_metric, metric_title, scores_text
+from ...runtime.command_line import command
 from ...runtime.console import say
 from ...runtime.files import write_json
 from .many_runs import as_json, mean_text, print_table, train_all
@@ -78,6 +80,8 @@ def cross_validate(recipe: Recipe, count: int) -> None:
         "folds share training images, so their standard deviation is too small for an interval: "
         "this one has the correction of Nadeau and Bengio (2003)"
     )
+    if find_tool("command", "ensemble"):
+        print(f"all {count} as one model: {command('ensemble')} {str(recipe.folder)!a}")
 
 
 def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> list[Source]:

@@ -13,6 +13,7 @@ from image_classifier.cli import main
 from image_classifier.config import DataConfig
 from image_classifier.data import DATASETS, open_dataset
 from image_classifier.errors import UserError
+from image_classifier.extensions import find_tool
 from image_classifier.tools.runs import (
     cross_validate,
     many_runs,
@@ -33,6 +34,8 @@ def test_each_image_is_validated_once(validate, photos, tmp_path, refusal, capsy
     assert main(validate) == 0
     said = capsys.readouterr().out
     assert "12 images, each validated once by the run that did not train on it:" in said
+    is_told = f"ensemble {str(tmp_path / 'runs')!a}" in said
+    assert is_told == (find_tool("command", "ensemble") is not None)
     root, right, sizes = str(photos / "train"), 0, []
     for fold in range(2):
         data = DataConfig(name="folder", root=root, val_fraction=0.5, fold=fold)

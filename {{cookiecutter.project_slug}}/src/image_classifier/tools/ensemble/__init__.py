@@ -1,0 +1,1 @@
+"""The command `ensemble`: several runs, such as the folds of `cross-validate`, as one model."""
