@@ -1,0 +1,1 @@
+"""Augmentation that fits the images: turns, flips, colors, blur, your own; the command `preview`."""
