@@ -83,7 +83,7 @@ class Transforms:
         if not self.recolors:
             return images
         rounds = self.color_rounds(draws)
-        blurred = (draws[:, BLUR] < self.augment.blur).nonzero()[:, 0]
+        blurred = torch.arange(len(draws))[draws[:, BLUR] < self.augment.blur]
         if images.dtype == torch.uint8 and not rounds and not len(blurred):
             return images
         planes = images.permute(0, 3, 1, 2)

@@ -107,11 +107,11 @@ THEIRS = {
 
 @pytest.mark.parametrize("kind", THEIRS)
 def test_brightness_contrast_and_saturation_are_torchvisions(kind):
-    for factor in (0.2, 0.75, 1.0, 1.3, 1.8):
+    for draw in (0.01, 0.31, 0.5, 0.73, 0.97):
         draws = middling(6)
-        draws[:, FACTORS][:, kind] = 0.5 + (factor - 1) / 1.6
+        draws[:, FACTORS][:, kind] = draw
         found = opened(jitter=0.8)(IMAGES, draws)
-        expected = planar(THEIRS[kind](planar(IMAGES), factor))
+        factor = 1 + 0.8 * (2 * draw - 1)
         expected = THEIRS[kind](planar(IMAGES), factor).permute(0, 2, 3, 1)
         assert (found.int() - expected.int()).abs().max() <= 1
         assert (found != expected).float().mean() < 0.01
@@ -128,7 +128,7 @@ def test_colors_jitter_in_any_order():
         for kind in order:
             image = THEIRS[kind](image, factors[kind].item())
         difference = (found[number].int() - image.permute(1, 2, 0).int()).abs()
-        assert difference.max() <= 2  # a level, times a factor
+        assert difference.max() <= 3  # a level, times factors
         assert (difference > 0).float().mean() < 0.02
     assert len({*map(tuple, ORDERS.tolist())}) == 6
 
@@ -172,7 +172,8 @@ def test_sixteen_bits_are_changed_as_eight(knob):
     deep = (images.int() * 257).to(torch.uint16)
     found = opened(bits=16, **{knob: EVERYTHING[knob]})(deep, draws)
     expected = opened(**{knob: EVERYTHING[knob]})(images, draws)
-    assert (found.float() / 257 - expected.float()).abs().max() < 2
+    rounded = 1 + 1.6 + 1.6**2 if knob == "jitter" else 1  # down, and times the next factor
+    assert (found.float() / 257 - expected.float()).abs().max() < rounded + 0.1
     assert torch.equal(found.float(), found.float().round())
     bright = torch.full((1, 8, 8, 3), 60_000).to(torch.uint16)
     draws = middling(1)
