@@ -82,7 +82,7 @@ def seen(
 
 
 def batch_of(config: Config, data: TrainData, numbers: Tensor, epoch: int, place: Tensor) -> Batch:
-    """The images of an order at `numbers` as `epoch` has them, repeated as `place` (batch,) says."""
+    """The images of an order at `numbers` in `epoch`, repeated as `place` (batch,) says."""
     device = data.world.device
     indices = images_of(numbers, len(data))[place]
     labels = data.source.labels[indices].to(device)

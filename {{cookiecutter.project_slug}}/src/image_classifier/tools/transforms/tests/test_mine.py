@@ -106,7 +106,9 @@ def test_float_images_are_rounded(own):
 def test_a_transform_that_returns_no_such_image_is_named(own, wrong, said):
     own(halved, wrong)
     transform = open_policy(AugmentConfig(), 3, 8)
-    with pytest.raises(UserError, match=rf"mine.py: .* must return a uint8 tensor \(12, 12, 3\), .*{said}"):
+    with pytest.raises(
+        UserError, match=rf"mine.py: .* must return a uint8 tensor \(12, 12, 3\), .*{said}"
+    ):
         transform(IMAGES, torch.rand(6, NUM_DRAWS))
 
 
@@ -123,9 +125,11 @@ class Recorder:
         self.transforms = transforms
 
     def set_random_seed(self, seed):
+        """Seed it."""
         self.random = np.random.default_rng(seed)
 
     def __call__(self, image):
+        """The image, changed."""
         shift = self.random.integers(40, size=image.shape, dtype=np.uint8)
         return {"image": image // 2 + shift}
 

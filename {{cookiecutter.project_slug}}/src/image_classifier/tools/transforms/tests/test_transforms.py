@@ -1,4 +1,4 @@
-"""Each change of an image of a batch is what torchvision makes of it alone, or an exact symmetry."""
+"""Each image of a batch becomes what torchvision makes of it alone, or an exact symmetry."""
 
 from itertools import product
 
