@@ -1,1 +1,1 @@
-"""Augmentation that fits the images: turns, flips, colors, blur, your own; the command `preview`."""
+"""Augmentation that fits the images: turns, colors, blur, your own; the command `preview`."""

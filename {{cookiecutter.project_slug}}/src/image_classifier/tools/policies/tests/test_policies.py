@@ -71,7 +71,7 @@ def test_operations_on_color_and_bytes_are_left_to_images_that_have_them(monkeyp
 
 def test_its_draws_are_those_that_they_always_were(config, monkeypatch):
     drawn = []
-    record = lambda policy, images, draws: drawn.append(draws) or images  # noqa: E731
+    record = lambda _, images, draws: drawn.append(draws) or images  # noqa: E731
     monkeypatch.setattr(policies.Policy, "__call__", record)
     seen(changed(config, augment__policy="randaugment", seed=7), 3, 4)
     generator = seeding.generator_at(seeding.BATCH, 7, 3, 3)
