@@ -26,6 +26,7 @@ from image_classifier.data.samples import LEFT_OUT
 from image_classifier.errors import UserError
 from image_classifier.precision import Precision
 from image_classifier.preprocess import VIEWS, Normalize
+from image_classifier.runtime import seeding
 from image_classifier.runtime.distributed import World
 from image_classifier.tasks import mix_classes
 
@@ -71,6 +72,31 @@ def test_images_grow_in_a_run_wherever_it_resumes(config):
     assert torch.equal(large, full[-1])
     means = functional.avg_pool2d(full[0], 2)
     assert (small - means).abs().mean() < 0.15  # the same images, smaller
+
+
+def test_each_policy_of_a_tool_applies_in_turn_with_draws_of_its_own(config, monkeypatch):
+    config = changed(config, augment=AugmentConfig(crop="none", flip="none"), seed=5)
+    seen = []
+
+    def policy_of(key, count):
+        def change(images, draws):
+            seen.append((key, images.clone(), draws))
+            return images // 2 + key
+
+        change.key, change.num_draws = key, count
+        return lambda *_: change
+
+    opened_by = [policy_of(3, 4), lambda *_: None, policy_of(5, 2)]
+    monkeypatch.setattr(augment, "functions", lambda *_: opened_by)
+    (found,) = augmented(config, range(2, 3))
+    data, normalize, _ = opened(config, CPU)
+    first = next(data.batches(2, 3)).images.permute(0, 2, 3, 1)
+    second = first // 2 + 3
+    assert torch.equal(found, normalize((second // 2 + 5).permute(0, 3, 1, 2)))
+    for (key, images, draws), count, given in zip(seen, (4, 2), (first, second), strict=True):
+        generator = seeding.generator_at(seeding.BATCH, 5, 2, key)
+        assert torch.equal(draws, torch.rand(16, count, generator=generator))
+        assert torch.equal(images, given)
 
 
 def test_evaluation_sees_images_of_the_size_it_asks_for(photos):

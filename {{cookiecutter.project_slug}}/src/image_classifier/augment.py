@@ -27,7 +27,7 @@ from .data import (
     take,
 )
 from .errors import UserError
-from .extensions import function
+from .extensions import functions
 from .preprocess import Normalize
 from .runtime import seeding
 from .runtime.distributed import World
@@ -59,9 +59,9 @@ def build_augment(
             f"of the {world.size} processes an even number of images"
         )
     crop_and_flip = build_crop_and_flip(augment, data, seed)
-    # A policy changes pixels by the draws that it is given, `num_draws` for each image.
-    open_policy = function("policy", "open_policy")
-    policy = open_policy and open_policy(augment, data.source.channels, data.source.bits)
+    # Each policy of a tool changes pixels by draws of its own `key`, `num_draws` for each image.
+    of_source = data.source.channels, data.source.bits
+    policies = [open_one(augment, *of_source) for open_one in functions("policy", "open_policy")]
     full_size = data.data.image_size
     is_random = augment.crop != "none" or augment.flip != "none" or augment.cutout > 0
 
@@ -69,9 +69,9 @@ def build_augment(
         with phase("augment"):
             draws = local_draws(seed, step, count=NUM_DRAWS, data=data) if is_random else None
             pixels = crop_and_flip(batch, draws, step)
-            if policy is not None:
-                host_draws = local_draws(seed, step, 3, count=policy.num_draws, data=data, on=CPU)
-                pixels = policy(pixels, host_draws)
+            for one in filter(None, policies):
+                drawn = local_draws(seed, step, one.key, count=one.num_draws, data=data, on=CPU)
+                pixels = one(pixels, drawn)
             images = normalize(pixels.permute(0, 3, 1, 2))
             if augment.cutout:
                 cutout(images, draws[:, 7:9], augment.cutout * images.shape[2] // full_size)

@@ -47,6 +47,8 @@ class Policy:
     RandAugment (https://arxiv.org/abs/1909.13719) several of the same strength.
     """
 
+    key = 3  # of its draws: a stream that no other has
+
     def __init__(self, name: str, channels: int = 3, bits: int = 8) -> None:
         """`name` is trivialaugment or, for two operations of strength 9, randaugment-m9-n2."""
         options = dict(re.findall(r"-([mn])(\d+)", name))

@@ -13,6 +13,7 @@ from torchvision.transforms import v2
 
 from image_classifier import presets
 from image_classifier.config import AugmentConfig
+from image_classifier.runtime import seeding
 from image_classifier.runtime.command_line import take_preset
 from image_classifier.runtime.config_dict import (
     flatten,
@@ -66,6 +67,15 @@ def test_operations_on_color_and_bytes_are_left_to_images_that_have_them(monkeyp
     left_out = [{name for n, name in enumerate(names) if n not in found} for found in drawn]
     bytes_only = {"posterize", "solarize", "autocontrast", "equalize"}
     assert left_out == [set(), {"color"}, bytes_only, {"color"} | bytes_only]
+
+
+def test_its_draws_are_those_that_they_always_were(config, monkeypatch):
+    drawn = []
+    record = lambda _, images, draws: drawn.append(draws) or images  # noqa: E731
+    monkeypatch.setattr(policies.Policy, "__call__", record)
+    seen(changed(config, augment__policy="randaugment", seed=7), 3, 4)
+    generator = seeding.generator_at(seeding.BATCH, 7, 3, 3)
+    assert torch.equal(drawn[0], torch.rand(16, 6, generator=generator))
 
 
 def test_each_epoch_changes_images_anew(config):

@@ -1,0 +1,261 @@
+"""Symmetries, colors and blur of whole batches, on the device; and your own, image by image.
+
+In this order: flip and turn, jitter, grayscale, blur, then those of `mine.py`. Each image has the
+same number of draws whatever is on, so an option changes nothing of what the others draw. Colors
+and blur are torchvision's: whole numbers after each operation.
+"""
+
+from itertools import permutations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...config import AugmentConfig
+from ...data import take
+from ...errors import UserError
+from ...runtime import seeding
+from . import mine
+
+# The draws of an image: places in a row of them, all from 0 to 1.
+FLIP, TURN, ORDER, FACTORS, GRAY, BLUR, SIGMA, SEED = 0, 1, 2, slice(3, 6), 6, 7, 8, slice(9, 11)
+NUM_DRAWS = 11
+DRAWN_BITS = 24  # of a draw
+LUMINANCE = 0.2989, 0.587, 0.114  # of red, green and blue, by ITU-R BT.601
+CONTRAST, SATURATION, BRIGHTNESS = range(3)
+ORDERS = torch.tensor([*permutations(range(3))])  # (6, 3): in which an image gets the three
+SIGMAS = 0.1, 2.0  # in pixels
+REACH = 20  # a kernel of blur reaches so many times less far than an image is wide
+CACHED = 2**18  # float32 numbers of images that a CPU works on at once
+
+
+def open_policy(augment: AugmentConfig, channels: int, bits: int) -> "Transforms | None":  # noqa: ARG001
+    """What the options of this tool and `mine.py` do to images of so many bits; None if nothing.
+
+    Raises:
+        UserError: if `mine.py` has transforms, which are of 8 bits, and images have 16.
+    """
+    if mine.TRANSFORMS and bits != 8:
+        raise UserError(
+            f"tools/transforms/mine.py has transforms, which are of 8 bits; --data.bits is {bits}"
+        )
+    found = Transforms(augment, bits)
+    return found if found.moves or found.recolors or mine.TRANSFORMS else None
+
+
+class Transforms:
+    """Random changes of each image, drawn by the host, which waits for the device only by `mine`.
+
+    A flip upside down, a turn by a multiple of 90 degrees, brightness, contrast and saturation in
+    random order, grayscale, and a Gaussian blur.
+    """
+
+    key = 5  # of its draws: a stream that no other has
+    num_draws = NUM_DRAWS  # for each image
+
+    def __init__(self, augment: AugmentConfig, bits: int = 8) -> None:
+        """What `augment` says, for images of so many bits."""
+        self.augment = augment
+        self.bits = bits
+        self.moves = augment.vertical_flip or augment.turns
+        self.recolors = augment.jitter > 0 or augment.grayscale > 0 or augment.blur > 0
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Change `images`, (batch, side, side, channels) whole numbers or float32.
+
+        Returns images of the same type if they are only moved; else uint8 or, of 16 bits, whole
+        numbers in float32.
+
+        `draws` is (batch, NUM_DRAWS), from 0 to 1, on the CPU.
+        """
+        # On a CPU a few at a time, so that they stay in its cache.
+        is_cpu = images.device.type == "cpu"
+        together = max(1, CACHED // images[0].numel()) if is_cpu else len(images)
+        parts = zip(images.split(together), draws.split(together), strict=True)
+        changed = [self.change(part, own) for part, own in parts]
+        images = torch.cat(changed) if len(changed) > 1 else changed[0]
+        return apply_own(images, draws) if mine.TRANSFORMS else images
+
+    def change(self, images: Tensor, draws: Tensor) -> Tensor:
+        """The same without those of `mine.py`, all images at once."""
+        if self.moves:
+            images = self.moved(images, draws)
+        if not self.recolors:
+            return images
+        rounds = self.color_rounds(draws)
+        blurred = torch.arange(len(draws))[draws[:, BLUR] < self.augment.blur]
+        if images.dtype == torch.uint8 and not rounds and not len(blurred):
+            return images
+        planes = images.permute(0, 3, 1, 2)
+        planes = planes.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+        if images.is_floating_point():
+            planes.round_()
+        if rounds:
+            columns = to_device(torch.stack(rounds), planes.device)
+            for factor, gray, mean in columns[..., None, None, None]:
+                planes = recolored(planes, factor, gray, mean, 2**self.bits - 1)
+        if len(blurred):
+            kernels = gaussians(draws[blurred, SIGMA], planes.shape[3])
+            rows = to_device(blurred, planes.device)
+            some = blur(planes.index_select(0, rows), to_device(kernels, planes.device))
+            planes.index_copy_(0, rows, some)
+        kind = torch.uint8 if self.bits == 8 else torch.float32
+        pixels = planes.permute(0, 2, 3, 1)
+        return pixels.to(kind, memory_format=torch.contiguous_format, copy=True)
+
+    def moved(self, images: Tensor, draws: Tensor) -> Tensor:
+        """The images flipped upside down, then turned counterclockwise."""
+        flips = (draws[:, FLIP] < 0.5) & self.augment.vertical_flip
+        if not self.augment.turns:
+            return flipped(images, to_device(flips, images.device))
+        turns = (draws[:, TURN] * 4).long()
+        is_transposed = turns % 2 == 1
+        is_up = (turns >= 2) ^ flips
+        is_left = (turns == 1) | (turns == 2)
+        flags = torch.stack((is_transposed, is_up, is_left))
+        return symmetric(images, *to_device(flags, images.device))
+
+    def color_rounds(self, draws: Tensor) -> list[Tensor]:
+        """What `recolored` needs for each operation on the colors: (3, batch) float32 each."""
+        rounds = []
+        if self.augment.jitter:
+            factors = 1 + self.augment.jitter * (2 * draws[:, FACTORS] - 1)
+            kinds = ORDERS[(draws[:, ORDER] * len(ORDERS)).long()]
+            factors = factors.gather(1, kinds)
+            of_gray = (1 - factors) * (kinds == SATURATION)
+            of_mean = (1 - factors) * (kinds == CONTRAST)
+            rounds += torch.stack((factors, of_gray, of_mean)).unbind(2)
+        is_gray = (draws[:, GRAY] < self.augment.grayscale).float()
+        if is_gray.any():
+            rounds.append(torch.stack((1 - is_gray, is_gray, torch.zeros_like(is_gray))))
+        return rounds
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the host, on the device, which it need not wait for."""
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    # Elsewhere the host must wait: https://github.com/pytorch/pytorch/issues/189690
+    return values.to(device)
+
+
+def flipped(images: Tensor, is_up: Tensor) -> Tensor:
+    """The images (batch, side, side, channels), those where `is_up` (batch,) upside down."""
+    count, side = images.shape[:2]
+    rows = distances(side, is_up)
+    first = torch.arange(0, count * side, side, device=images.device)
+    return take(images.flatten(0, 1), (first[:, None] + rows).flatten()).view_as(images)
+
+
+def symmetric(images: Tensor, is_transposed: Tensor, is_up: Tensor, is_left: Tensor) -> Tensor:
+    """A symmetry of the square of each image (batch, side, side, channels): exact permutations.
+
+    The pixel in row i and column j is that of row i and column j of the image, or where it
+    `is_transposed` of row j and column i, counted from below where `is_up`, from the right where
+    `is_left`: (batch,) bool each.
+    """
+    count, side = images.shape[:2]
+    area = side * side
+    down = distances(side, is_up) * side
+    right = distances(side, is_left)
+    of_row = torch.where(is_transposed[:, None], right, down)
+    of_column = torch.where(is_transposed[:, None], down, right)
+    first = torch.arange(0, count * area, area, device=images.device)
+    kind = torch.int32 if count * area < 2**31 else torch.int64  # half as much to write and to read
+    of_row = (first[:, None] + of_row).to(kind)
+    places = of_row[:, :, None] + of_column.to(kind)[:, None]
+    return take(images.flatten(0, 2), places.flatten()).view_as(images)
+
+
+def distances(side: int, is_reversed: Tensor) -> Tensor:
+    """0 to side - 1, or down to 0 where it `is_reversed`, (batch,) bool: (batch, side) int64."""
+    numbers = torch.arange(side, device=is_reversed.device)
+    return (numbers - (side - 1) * is_reversed[:, None]).abs()
+
+
+def recolored(planes: Tensor, factor: Tensor, gray: Tensor, mean: Tensor, largest: int) -> Tensor:
+    """A blend of each image with its gray image, with the mean of that, or with black.
+
+    Args:
+        planes: (batch, 3, side, side) whole numbers in float32, which it overwrites.
+        factor: the share of the image, (batch, 1, 1, 1), as `gray` and `mean` are.
+        gray: the share of the gray image.
+        mean: the share of its mean.
+        largest: number of a pixel.
+    """
+    red, green, blue = planes.unbind(1)
+    luminance = (LUMINANCE[0] * red).add_(green, alpha=LUMINANCE[1]).add_(blue, alpha=LUMINANCE[2])
+    luminance = luminance.floor_()[:, None]
+    others = luminance.mean((1, 2, 3), keepdim=True) * mean + luminance * gray
+    return planes.mul_(factor).add_(others).clamp_(0, largest).floor_()
+
+
+def gaussians(draws: Tensor, side: int) -> Tensor:
+    """Half a kernel of blur for each of `draws`, from its middle on, and a 0: (count, reach + 2).
+
+    `draws` are (count,) from 0 to 1.
+    """
+    least, most = SIGMAS
+    sigmas = least + (most - least) * draws[:, None]
+    reach = max(1, side // REACH)
+    offsets = torch.arange(-reach, reach + 1)
+    kernels = (-offsets.square() / (2 * sigmas.square())).softmax(1)
+    return pad(kernels[:, reach:], (0, 1))
+
+
+def blur(planes: Tensor, kernels: Tensor) -> Tensor:
+    """Each image, (count, channels, side, side) float32, by a kernel of its own: whole numbers.
+
+    `kernels` is (count, reach + 2), of `gaussians`; images are reflected at their borders.
+    """
+    side = planes.shape[3]
+    most = kernels.shape[1] - 1
+    here = torch.arange(side, device=planes.device)
+    there = here[:, None]
+    # How far a pixel is, and its mirror images at the borders, which are none of themselves.
+    before = (here + there).masked_fill_(here == 0, most)
+    after = (2 * (side - 1) - here - there).masked_fill_(here == side - 1, most)
+    apart = torch.stack(((here - there).abs(), before, after)).clamp_(max=most)
+    matrices = kernels.index_select(1, apart.flatten()).view(-1, *apart.shape).sum(1)[:, None]
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # without TF32, which has 11 bits
+    blurred = matrices @ planes @ matrices.mT
+    torch.set_float32_matmul_precision(precision)
+    return blurred.round_()
+
+
+def apply_own(images: Tensor, draws: Tensor) -> Tensor:
+    """Apply `mine.TRANSFORMS` to each image, on the CPU, and return them on their device, uint8.
+
+    Raises:
+        UserError: if a transform returns something else than such an image.
+    """
+    if images.is_floating_point():
+        images = images.round().clamp(0, 255)
+    changed = images.to("cpu", torch.uint8, copy=True)
+    seeds = (draws[:, SEED] * 2**DRAWN_BITS).long().tolist()
+    for image, seed in zip(changed, seeds, strict=True):
+        with seeding.seeded(seeding.BATCH, *seed):
+            found = image
+            for transform in mine.TRANSFORMS:
+                found = checked(transform, transform(found), image)
+        image.copy_(found)
+    return to_device(changed, images.device)
+
+
+def checked(transform: object, found: object, image: Tensor) -> Tensor:
+    """What `transform` returned, if it is like `image`.
+
+    Raises:
+        UserError: if it is not.
+    """
+    if isinstance(found, Tensor) and (found.shape, found.dtype) == (image.shape, torch.uint8):
+        return found
+    name = getattr(transform, "__name__", type(transform).__name__)
+    kind = type(found).__name__
+    if isinstance(found, Tensor):
+        kind = f"{str(found.dtype).removeprefix('torch.')} {tuple(found.shape)}"
+    raise UserError(
+        f"tools/transforms/mine.py: {name} must return a uint8 tensor {tuple(image.shape)}, as it "
+        f"was given, not {kind}"
+    )
