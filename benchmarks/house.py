@@ -45,6 +45,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "cutmix": 0.0,
         "min_size": 0,
         "tta": "none",
+        "vertical_flip": False,
+        "turns": False,
+        "jitter": 0.0,
+        "grayscale": 0.0,
+        "blur": 0.0,
     },
     "model": {
         "name": "resnet18",
@@ -54,6 +59,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "head": "last",
         "task": "single-label",
         "lora_rank": 0,
+        "members": 1,
     },
     "optim": {
         "name": "sgd",

@@ -55,13 +55,6 @@ def resize(pixels: Tensor, height: int, width: int) -> Tensor:
     return scaled
 
 
-def center_crop(pixels: Tensor, out: Tensor) -> None:
-    """Scale the middle square of an image to fill `out`, (side, side, channels)."""
-    height, width = pixels.shape[:2]
-    side = min(height, width)
-    crop(pixels, ((height - side) // 2, (width - side) // 2, side, side), out)
-
-
 def fit_square(pixels: Tensor, out: Tensor, fit: str, mean: Sequence[float]) -> None:
     """Make an image fill `out`, (side, side, channels), as `fit` says, which is a `data.fit`.
 
@@ -69,7 +62,8 @@ def fit_square(pixels: Tensor, out: Tensor, fit: str, mean: Sequence[float]) -> 
     """
     height, width = pixels.shape[:2]
     if fit == "crop" or height == width:
-        center_crop(pixels, out)
+        side = min(height, width)
+        crop(pixels, ((height - side) // 2, (width - side) // 2, side, side), out)
     elif fit == "squash":
         crop(pixels, (0, 0, height, width), out)
     else:

@@ -19,11 +19,10 @@ class EnsembleOptions:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or checkpoints in them; a
     # folder of `cross-validate` or `repeat` stands for all of its runs
     dir: str = "runs/ensemble"  # run folder to write, which is new
-    average: Literal["probabilities", "weights"] = (
-        "probabilities"  # probabilities: all networks are
-    )
-    # kept; weights: one network, of runs that began with the same pretrained weights, if it is
-    # better on their validation images than each of them: https://arxiv.org/abs/2203.05482
+    average: Literal["probabilities", "weights"] = "probabilities"  # what the mean is of.
+    # probabilities: all networks are kept; weights: one network, of runs that began with the same
+    # pretrained weights, if it is better on their validation images than each of them:
+    # https://arxiv.org/abs/2203.05482
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # that compares averaged weights; auto:
     # an accelerator if there is one
 
