@@ -16,7 +16,7 @@ from .members import knobs_of, other_knob
 
 # What decides which images validate a run.
 IMAGES = ("data.name", "data.root", "data.labels", "data.columns", "data.limit")
-IMAGES += ("data.val_fraction", "data.fold")
+IMAGES += ("data.val_fraction", "data.fold", "data.groups", "data.test_fraction")
 NEAR = 0.01  # by how much of it a number of a normalization may differ
 
 
