@@ -322,14 +322,16 @@ def test_averaged_weights_are_written_only_if_they_gain(make, tmp_path, monkeypa
 
 def test_averaged_weights_are_judged_as_evaluate_judges(make, tmp_path, monkeypatch, capsys):
     pytest.importorskip("image_classifier.tools.evaluate")
-    runs = [make(f"run{n}", 40 * n, change=alike, run__init_from="w.pt") for n in range(2)]
+    knobs = {"run__init_from": "w.pt", "run__best_by": "brier"}
+    runs = [make(f"run{n}", n, change=alike, **knobs) for n in range(2)]
     monkeypatch.setattr(soup, "better", lambda _: 0)  # none is better
     assert main(soup_of(*runs, folder=tmp_path / "mean")) == 0
     rows = capsys.readouterr().out.splitlines()
     for run in runs:
         assert main(["evaluate", run, "--device", "cpu"]) == 0
         (score,) = [row.partition(": ")[0] for row in rows if f"{run}/" in row]
-        assert f"{score}, " in capsys.readouterr().out
+        assert score.startswith("Brier score ")
+        assert score in capsys.readouterr().out
 
 
 def test_statistics_are_averaged_and_counts_are_not():
