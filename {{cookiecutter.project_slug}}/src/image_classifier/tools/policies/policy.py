@@ -47,8 +47,6 @@ class Policy:
     RandAugment (https://arxiv.org/abs/1909.13719) several of the same strength.
     """
 
-    key = 3  # of its draws: a stream that no other has
-
     def __init__(self, name: str, channels: int = 3, bits: int = 8) -> None:
         """`name` is trivialaugment or, for two operations of strength 9, randaugment-m9-n2."""
         options = dict(re.findall(r"-([mn])(\d+)", name))
@@ -56,6 +54,7 @@ class Policy:
         self.rounds = 1 if self.is_trivial else int(options.get("n", 2))
         self.strength = int(options.get("m", 9))
         self.num_draws = self.rounds * DRAWS  # for each image
+        self.key = 3  # of its draws: a stream that no other has
         self.bits = bits
         left_out = (color,) * (channels != 3) + OF_BYTES * (bits != 8)
         numbers = [n for n, (operation, _) in enumerate(OPERATIONS) if operation not in left_out]
@@ -64,9 +63,8 @@ class Policy:
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Change `images`, (batch, side, side, channels) whole numbers or float32, contiguous.
 
-        Returns uint8 or, of 16 bits, whole numbers in float32.
-
-        `draws` is (batch, num_draws), from 0 to 1, on the CPU.
+        `draws` is (batch, num_draws), from 0 to 1, on the CPU. Returns uint8 or, of 16 bits, whole
+        numbers in float32.
         """
         if self.bits == 16:
             images = images.float().round()

@@ -89,9 +89,9 @@ def test_ranks_and_a_resumed_run_see_what_one_rank_sees(config, own):
 def test_float_images_are_rounded(own):
     own(halved)
     transform = open_policy(AugmentConfig(), 3, 8)
-    found = transform(torch.full((1, 8, 8, 3), 100.7), torch.rand(1, NUM_DRAWS))
+    found = transform(torch.full((1, 8, 8, 3), 101.7), torch.rand(1, NUM_DRAWS))
     assert found.dtype == torch.uint8
-    assert found.unique().tolist() == [50]
+    assert found.unique().tolist() == [51]
 
 
 @pytest.mark.parametrize(
