@@ -209,7 +209,7 @@ def test_what_cannot_be_added_or_removed_is_refused_in_a_line(render, capsys, tm
         return line
 
     assert "unknown tool 'serch'; did you mean search? (there are: " in said("add", "serch")
-    assert "probe needs linear-probe: remove probe too" in said("remove", "linear-probe")
+    assert "cifar needs muon: remove cifar too" in said("remove", "muon")
     assert "no project of this template" in said("add", "search", folder=tmp_path)
     path = project / "pyproject.toml"
     text = path.read_text()
