@@ -1,7 +1,7 @@
 """What is made of the predictions of an evaluation: one table of metrics, and when they count."""
 
 from .decision import NO_DECISION, THRESHOLD, Decision, choose_decision, read_decision
-from .pictures import pictures_of
+from .pictures import denormalize, pictures_of
 from .predictions import (
     BINS,
     Predictions,

@@ -1,11 +1,13 @@
-"""The pictures that trackers show of a run's predictions: a confusion matrix."""
+"""Pictures of a run: of its predictions a confusion matrix, and images as the model sees them."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from ..data import Source
 from .predictions import Predictions
 
 SIDE = 512  # pixels of a confusion matrix, about
@@ -41,3 +43,9 @@ def confusion_image(confusion: Tensor, classes: Sequence[str] = ()) -> np.ndarra
         draw.text((2, NAME_SIDE + middle), f"{number} {label}", "black")
         draw.text((NAME_WIDTH + middle, 0), str(number), "black")
     return np.asarray(page)
+
+
+def denormalize(images: Tensor, source: Source) -> Tensor:
+    """Normalized images as pixels of 8 bits: (batch, channels, ...) -> (batch, ..., channels)."""
+    mean, std = (torch.tensor(values, device=images.device) for values in (source.mean, source.std))
+    return (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte()

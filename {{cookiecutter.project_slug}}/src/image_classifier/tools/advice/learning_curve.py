@@ -27,11 +27,12 @@ from ...tracking import Setup
 from ...train import Training
 from ..linear_probe.features import Features, compute_features, left_out
 from ..linear_probe.head import fit_layer
-from .observer import mean_gain
+from .observer import certainty
 
 SHARES = 0.125, 0.25, 0.5, 1.0
 DRAWS = 4  # of each share but the whole
 LARGER = 1.5  # times the side of the images
+NORMAL = 1.96  # standard deviations of an interval of 95 %
 
 
 class Images(NamedTuple):
@@ -147,8 +148,19 @@ def more_images(rows: dict[float, list[Tensor]], num_images: int) -> str:
     return f"{text}; as many again would gain about {100 * further:+.1f}, by the curve"
 
 
+def mean_gain(more: Tensor, fewer: Tensor) -> tuple[float, float]:
+    """The mean difference of two scores of the same images, (count,) each, and half its interval.
+
+    https://en.wikipedia.org/wiki/Paired_difference_test
+    """
+    differences = (more - fewer).double()
+    if len(differences) < 2:
+        return float(differences.mean()), 1.0
+    # A scatter of half an image at least: a few equal ones prove nothing.
+    scatter = torch.clamp(differences.std(), min=0.5 / math.sqrt(len(differences)))
+    return float(differences.mean()), NORMAL * float(scatter) / math.sqrt(len(differences))
+
+
 def told(what: str, gain: float, width: float) -> str:
     """A gain in words, and whether it may be chance."""
-    low, high = 100 * (gain - width), 100 * (gain + width)
-    chance = "" if low > 0 or high < 0 else ", which may be chance"
-    return f"{what}: {100 * gain:+.1f} points{chance} (95 %: {low:+.1f} .. {high:+.1f})"
+    return f"{what}: {100 * gain:+.1f} points{certainty(gain - width, gain + width)}"

@@ -12,8 +12,6 @@ OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
 
 def main(words: list[str]) -> int:
     """Would more images help, or larger ones: `learning-curve [PRESET] --data.root FOLDER`."""
-    is_named = words and not words[0].startswith("-")
-    words = list(words) if is_named else [OTHERWISE, *words]
     name, preset = take_preset(words, OTHERWISE)
     preset = replace(preset, run=replace(preset.run, dir=f"runs/learning-curve/{name}"))
     prog = f"{command('learning-curve')} {name}"

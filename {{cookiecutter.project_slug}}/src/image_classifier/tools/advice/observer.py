@@ -1,15 +1,12 @@
 """What a run says at its end: what it confuses, and whether fine-tuning gained over the probe."""
 
-from math import sqrt
-
-import torch
 from torch import Tensor
 
 from ...metrics import Predictions, counted_and_correct
 from ...runtime.console import printable, say
 from ...tracking import Observer, Result, Setup
+from ..runs.statistics import by_images
 
-NORMAL = 1.96  # standard deviations of an interval of 95 %
 SHOWN = 2  # pairs of classes
 LEAST = 2  # mistakes of a pair that is shown
 
@@ -62,31 +59,13 @@ def gain_over(probe: Predictions, best: Predictions) -> str:
     )
     gained = int((after & ~before).sum())
     lost = int((before & ~after).sum())
-    mean, width = difference(gained, lost, int(counted.sum()))
-    told = f"fine-tuning gained {100 * mean:+.1f} points over the linear probe"
-    low, high = 100 * (mean - width), 100 * (mean + width)
+    gain = by_images(lost, gained, int(counted.sum()))
+    middle = 50 * (gain.low + gain.high)
+    told = f"fine-tuning gained {middle:+.1f} points over the linear probe"
+    return f"{told}{certainty(gain.low, gain.high)}"
+
+
+def certainty(low: float, high: float) -> str:
+    """Whether a gain from `low` to `high`, shares with 95 % confidence, may be chance."""
     chance = "" if low > 0 or high < 0 else ", which may be chance"
-    return f"{told}{chance} (95 %: {low:+.1f} .. {high:+.1f})"
-
-
-def difference(gained: int, lost: int, count: int) -> tuple[float, float]:
-    """The difference of two shares of the same images, and half of its interval of 95 %.
-
-    With half an image more in each of four cells: https://doi.org/10.1002/sim.1781
-    """
-    gained, lost, count = gained + 0.5, lost + 0.5, count + 2
-    mean = (gained - lost) / count
-    return mean, NORMAL * sqrt((gained + lost) / count - mean**2) / sqrt(count)
-
-
-def mean_gain(more: Tensor, fewer: Tensor) -> tuple[float, float]:
-    """The mean difference of two scores of the same images, (count,) each, and half its interval.
-
-    https://en.wikipedia.org/wiki/Paired_difference_test
-    """
-    differences = (more - fewer).double()
-    if len(differences) < 2:
-        return float(differences.mean()), 1.0
-    # A scatter of half an image at least: a few equal ones prove nothing.
-    scatter = torch.clamp(differences.std(), min=0.5 / sqrt(len(differences)))
-    return float(differences.mean()), NORMAL * float(scatter) / sqrt(len(differences))
+    return f"{chance} (95 %: {100 * low:+.1f} .. {100 * high:+.1f})"

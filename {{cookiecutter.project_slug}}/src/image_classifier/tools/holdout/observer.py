@@ -11,7 +11,7 @@ from ...evaluate import Scores, evaluate
 from ...metrics import phrase
 from ...runtime.console import say
 from ...runtime.distributed import World
-from ...runtime.files import write_json
+from ...runtime.files import read_rows, write_json
 from ...tasks import metric_of
 from ...tracking import Observer, Result, Setup
 from . import section
@@ -67,8 +67,8 @@ def keep(folder: Path, found: dict[str, float]) -> None:
     try:
         write_json(folder / "test.json", found)
         path = folder / "metrics.jsonl"
-        rows = path.read_text("utf-8").splitlines() if path.exists() else []
-        last = json.loads(rows[-1]) if rows else {}
+        rows = read_rows(path) if path.exists() else []
+        last = rows[-1] if rows else {}
         if not last.keys() & found.keys():
             row = {name: last[name] for name in ("step", "epoch") if name in last} | found
             with path.open("a", encoding="utf-8") as file:

@@ -15,9 +15,7 @@ from .gpu import Gpus
 LOADING_LIMITS = 0.1  # share of the time spent waiting for images from which on loading is slow
 LONG = 600.0  # seconds left of a run, for which another start, and a minute of compiling, may pay
 LAUNCHING_LIMITS = 0.5  # GPU utilization below which the host does not launch kernels fast enough
-BUSY = (
-    0.9  # GPU utilization from which on the GPU is the limit: meanwhile its host waits for images
-)
+BUSY = 0.9  # GPU utilization from which on the GPU is the limit, whatever its host waits for
 READING_SECONDS = 1.0  # before a reading of the utilization, of which it is the mean, at most
 
 

@@ -12,8 +12,6 @@ OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
 
 def main(words: list[str]) -> int:
     """Fit only a new last layer, in seconds: `probe [PRESET] --data.root FOLDER [--FLAG VALUE]`."""
-    is_named = words and not words[0].startswith("-")
-    words = list(words) if is_named else [OTHERWISE, *words]
     name, preset = take_preset(words, OTHERWISE)
     preset = replace(preset, run=replace(preset.run, dir=f"runs/probe/{name}"))
     prog = f"{command('probe')} {name}"

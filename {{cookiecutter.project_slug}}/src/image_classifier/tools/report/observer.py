@@ -3,11 +3,9 @@
 import time
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from ...data import Augmented, Source
+from ...data import Augmented
 from ...extensions import function
+from ...metrics import denormalize
 from ...runtime.console import printable, say
 from ...tracking import Observer, Result, Setup
 from . import page
@@ -41,13 +39,3 @@ def open_observer(setup: Setup) -> Observer:
         return f"report: {printable(str(folder))}/report.html"
 
     return Observer(begin=begin, conclude=conclude)
-
-
-def denormalize(images: Tensor, source: Source) -> Tensor:
-    """Normalized images as pixels of 8 bits to look at.
-
-    (batch, channels, size, size) -> (batch, size, size, channels) uint8.
-    """
-    mean = torch.tensor(source.mean, device=images.device)
-    std = torch.tensor(source.std, device=images.device)
-    return (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte()

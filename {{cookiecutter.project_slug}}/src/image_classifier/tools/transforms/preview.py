@@ -12,6 +12,7 @@ from ...augment import build_augment
 from ...checkpoints import load_pretrained
 from ...config import Config
 from ...data import Batch, Samples, Source, TrainData, take
+from ...metrics import denormalize
 from ...precision import Precision
 from ...preprocess import Normalize
 from ...runtime.console import printable
@@ -72,12 +73,12 @@ def seen(
     place = torch.arange(count) % len(numbers)  # a whole batch, for which draws are made
     plain = normalize(loaded(config, data, numbers).permute(0, 3, 1, 2).to(world.device))
     titles = ["as they are"]
-    images = [denormalize(plain, data.source)]
+    images = [shown(plain, data.source)]
     for epoch in range(rows):
         batch = batch_of(config, data, numbers, epoch, place)
         found = augment(batch, epoch * data.steps_per_epoch).images[: len(numbers)]
         titles.append(f"epoch {epoch + 1}")
-        images.append(denormalize(found, data.source))
+        images.append(shown(found, data.source))
     return titles, images
 
 
@@ -106,14 +107,12 @@ def loaded(config: Config, data: TrainData, numbers: Tensor, epoch: int | None =
     return pixels
 
 
-def denormalize(images: Tensor, source: Source) -> Tensor:
+def shown(images: Tensor, source: Source) -> Tensor:
     """Normalized images in colors to look at, of which the first channels are red, green and blue.
 
     (count, channels, side, side) float32 -> (count, side, side, 3) uint8.
     """
-    mean = torch.tensor(source.mean, device=images.device)
-    std = torch.tensor(source.std, device=images.device)
-    pixels = (images.permute(0, 2, 3, 1) * std + mean).mul(255).round().clamp(0, 255).byte().cpu()
+    pixels = denormalize(images, source).cpu()
     return pixels[..., :3] if pixels.shape[3] > 2 else pixels[..., :1].expand(-1, -1, -1, 3)
 
 

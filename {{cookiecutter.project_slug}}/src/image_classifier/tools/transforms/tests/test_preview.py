@@ -11,7 +11,7 @@ from image_classifier.cli import main
 from image_classifier.config import AugmentConfig
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tools.transforms import preview as previews
-from image_classifier.tools.transforms.preview import GAP, TITLE_WIDTH, denormalize, preview
+from image_classifier.tools.transforms.preview import GAP, TITLE_WIDTH, preview, shown
 
 CPU = World(torch.device("cpu"))
 
@@ -43,12 +43,12 @@ def test_the_first_rows_are_the_images_and_what_step_0_sees(on_photos, crop, whe
         data, normalize, augment = opened(config, world)
         batch = next(data.batches(0, 1))
         expected = augment(batch, 0).images
-        assert torch.equal(first, denormalize(expected, data.source))
+        assert torch.equal(first, shown(expected, data.source))
         rest = changed(config, augment=AugmentConfig(crop="none", flip="none"))
         rest = changed(rest, data__where="stream")
         data, normalize, augment = opened(rest, world)
         batch = next(data.batches(0, 1))
-        assert torch.equal(plain, denormalize(normalize(batch.images), data.source))
+        assert torch.equal(plain, shown(normalize(batch.images), data.source))
     assert not torch.equal(first, second)
 
 
@@ -60,8 +60,8 @@ def test_images_of_any_channels_and_bits_are_shown(config, satellite, channels):
         return
     images = torch.zeros((1, channels, 4, 4))
     source = type("Source", (), {"mean": (0.5, 0.1)[:channels], "std": (0.2, 0.2)[:channels]})
-    assert denormalize(images, source).unique().tolist() == [128]
-    assert denormalize(images, source).shape == (1, 4, 4, 3)
+    assert shown(images, source).unique().tolist() == [128]
+    assert shown(images, source).shape == (1, 4, 4, 3)
 
 
 def test_small_images_of_progressive_resizing_have_a_place(config):
