@@ -40,8 +40,7 @@ def folder(data: DataConfig, split: str) -> Source:
     hint = f"; --data.root {str(parts.get('train', root))!a} divides the others"
     check_fold(parts["val"].name if "val" in parts else None, data, hint)
     own = None if split == "train" else parts.get(split)  # the folder of the split alone
-    is_held_out = getattr(data, "test_fraction", 0) and "val" not in parts
-    if split == "test" and own is None and not is_held_out:
+    if split == "test" and not own and ("val" in parts or not getattr(data, "test_fraction", 0)):
         raise UserError(f"{data.root!a} has no folder 'test'")
     train = parts.get("train") or own or root
     place = own or train

@@ -99,10 +99,12 @@ def check_fold(val: str | None, data: DataConfig, hint: str = "") -> None:
         )
 
 
-def divide(names: Iterable[bytes], labels: Tensor, data: DataConfig, split: str) -> Tensor:
+def divide(
+    names: Iterable[bytes], labels: Tensor, data: DataConfig, split: str, are_groups: bool = False
+) -> Tensor:
     """Which images are for `split`, train or val: (count,) int64. A hash of each name decides.
 
-    `labels` are as those of a `Source`. Images of one name are on one side.
+    `labels` are as those of a `Source`; `names` may be of groups, which are on one side each.
 
     Raises:
         UserError: if there are none.
@@ -111,7 +113,8 @@ def divide(names: Iterable[bytes], labels: Tensor, data: DataConfig, split: str)
     digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
     hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
     is_own = are_for_val(hashes, labels.numpy(), data) == (split == "val")
-    chosen = np.flatnonzero(chained("division", "change_split", is_own, names, labels, data, split))
+    given = names, labels, data, split, are_groups
+    chosen = np.flatnonzero(chained("division", "change_split", is_own, *given))
     if len(labels) and not len(chosen):
         cure = "add images"
         for share in (0.9, 0.5, 0.3):  # the last that helps is named

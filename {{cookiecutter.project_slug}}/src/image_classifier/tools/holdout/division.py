@@ -18,36 +18,39 @@ from ...runtime.console import some
 MOST_GROUPS = 10_000  # that are balanced; of more, a hash of their names is as good
 
 
-def change_split(
-    is_own: np.ndarray, names: Sequence[bytes], labels: Tensor, data: DataConfig, split: str
+def change_split(  # noqa: PLR0917 - what `divide` is given
+    is_own: np.ndarray,
+    names: Sequence[bytes],
+    labels: Tensor,
+    data: DataConfig,
+    split: str,
+    are_groups: bool,
 ) -> np.ndarray:
     """Which images are for `split`, train, val or test: (count,) bool; else `is_own`, alike.
 
-    `names` are paths, or the names of groups where they repeat. The images for the test are chosen
+    `names` are paths, or those of groups if they `are_groups`. The images for the test are chosen
     first, whatever `data.val_fraction` and `data.fold` are.
 
     Raises:
         UserError: if a path has no group, or there are too few groups.
     """
-    groups = names
-    if data.groups:
-        groups = groups_of(names, data.groups)
-    has_groups = len({*groups}) < len(groups)
-    if not has_groups and not data.test_fraction:
+    if not (are_groups or data.groups or data.test_fraction):
         return is_own
+    groups = groups_of(names, data.groups) if data.groups else names
+    pick = choose if are_groups or data.groups else by_hash
     plain = replace(data, groups="", test_fraction=0.0)
     is_test = np.zeros(len(names), bool)
     if data.test_fraction:
         # Other words than those of validation: else the test would be its first part.
         salted = [b"test " + name for name in groups]
         whole = replace(plain, val_fraction=data.test_fraction, fold=0)
-        is_test = choose(salted, labels, whole, "--data.test-fraction")
+        is_test = pick(salted, labels, whole, "--data.test-fraction")
     if split == "test":
         return is_test
     rest = np.flatnonzero(~is_test)
     is_val = np.zeros(len(names), bool)
     own = [groups[index] for index in rest]
-    is_val[rest] = choose(own, labels[torch.from_numpy(rest)], plain, "--data.val-fraction")
+    is_val[rest] = pick(own, labels[torch.from_numpy(rest)], plain, "--data.val-fraction")
     return ~is_test & (is_val == (split == "val"))
 
 
@@ -67,6 +70,13 @@ def groups_of(names: Sequence[bytes], pattern: str) -> list[bytes]:
     return [os.fsencode(match[known.groups] or "") for match in found]
 
 
+def by_hash(names: list[bytes], labels: Tensor, data: DataConfig, _: str) -> np.ndarray:
+    """The images that `divide` chooses for validation: (count,) bool."""
+    chosen = np.zeros(len(names), bool)
+    chosen[divide(names, labels, data, "val").numpy()] = True
+    return chosen
+
+
 def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> np.ndarray:
     """A share `data.val_fraction` of the images, the `data.fold`-th: (count,) bool.
 
@@ -78,9 +88,7 @@ def choose(groups: list[bytes], labels: Tensor, data: DataConfig, knob: str) -> 
     """
     names, numbers = np.unique(groups, return_inverse=True)
     if len(names) == len(groups) or len(names) > MOST_GROUPS:
-        chosen = np.zeros(len(groups), bool)
-        chosen[divide(groups, labels, data, "val").numpy()] = True
-        return chosen
+        return by_hash(groups, labels, data, knob)
     from sklearn.model_selection import StratifiedGroupKFold
 
     count = round(1 / data.val_fraction)

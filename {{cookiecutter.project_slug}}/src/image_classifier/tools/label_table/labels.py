@@ -282,10 +282,10 @@ def is_in_split(
         own = torch.from_numpy((splits == TRAIN) & is_new).nonzero()[:, 0]
         labels = rows.labels[torch.from_numpy(rows.kinds)[own]]
         names = rows.paths.relatives(own)
-        if (groups := rows.columns.get("group")) is not None:
-            names = [b"%d" % number for number in groups[own]]
+        if has_groups := "group" in rows.columns:
+            names = [b"%d" % number for number in rows.columns["group"][own]]
         is_chosen = np.zeros(len(splits), bool)
-        is_chosen[own[divide(names, labels, data, split)]] = True
+        is_chosen[own[divide(names, labels, data, split, has_groups)]] = True
         return is_chosen
     without = np.flatnonzero((folds == NO_FOLD) & (splits == TRAIN))
     if len(without):

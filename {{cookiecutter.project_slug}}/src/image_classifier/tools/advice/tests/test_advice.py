@@ -22,7 +22,10 @@ from image_classifier.tools.advice.learning_curve import (
     more_images,
     scores_of,
 )
-from image_classifier.tools.advice.observer import confusions, gain_over
+from image_classifier.tools.advice.observer import (
+    confusions,
+    gain_over,
+)
 from image_classifier.train import train
 
 needs_probe = pytest.mark.skipif(not find_tool("head", "linear-probe"), reason="needs linear-probe")

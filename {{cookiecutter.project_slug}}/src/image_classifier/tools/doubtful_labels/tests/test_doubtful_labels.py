@@ -19,10 +19,22 @@ from image_classifier.data import LEFT_OUT, open_dataset
 from image_classifier.extensions import finding
 from image_classifier.metrics import Predictions
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.doubtful_labels.doubtful_labels import find_doubtful_labels, safe
-from image_classifier.tools.doubtful_labels.picture import SIDE, Tile, draw_tiles
-from image_classifier.tools.doubtful_labels.ranking import rank_labels
-from image_classifier.tools.runs.cross_validate import cross_validate, open_folds
+from image_classifier.tools.doubtful_labels.doubtful_labels import (
+    find_doubtful_labels,
+    safe,
+)
+from image_classifier.tools.doubtful_labels.picture import (
+    SIDE,
+    Tile,
+    draw_tiles,
+)
+from image_classifier.tools.doubtful_labels.ranking import (
+    rank_labels,
+)
+from image_classifier.tools.runs.cross_validate import (
+    cross_validate,
+    open_folds,
+)
 from image_classifier.tools.runs.recipe import Recipe
 from image_classifier.train import train
 

@@ -18,7 +18,11 @@ from image_classifier.errors import UserError
 from image_classifier.extensions import find_tool
 from image_classifier.models import build_model
 from image_classifier.runtime.distributed import World
-from image_classifier.tools.ensemble import ensemble, network, soup
+from image_classifier.tools.ensemble import (
+    ensemble,
+    network,
+    soup,
+)
 from image_classifier.train import train
 
 CPU, COMPUTE = World(torch.device("cpu")), ComputeConfig(device="cpu")

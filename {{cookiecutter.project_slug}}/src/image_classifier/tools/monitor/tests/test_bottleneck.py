@@ -13,7 +13,6 @@ from image_classifier.config import Config
 from image_classifier.data.datasets.source import Source
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.monitor import bottleneck
-from image_classifier.tools.monitor.bottleneck import READING_SECONDS
 from image_classifier.tools.monitor.gpu import Gpus
 from image_classifier.tracking import Speed
 from image_classifier.train import train
@@ -121,7 +120,7 @@ def test_small_batches_on_a_gpu_are_limited_by_launching(config, capsys):
     config = changed(config, compute__device="cuda", data__batch_size=2, data__limit=4096)
     train(changed(config, epochs=1, run__log_every_steps=100))
     said = capsys.readouterr().out
-    time.sleep(READING_SECONDS)
+    time.sleep(bottleneck.READING_SECONDS)
     if Gpus(World(torch.device("cuda"))).utilization() > 0:
         pytest.skip("other programs use the GPU")
     assert "Kernel launch overhead is the limit: " in said

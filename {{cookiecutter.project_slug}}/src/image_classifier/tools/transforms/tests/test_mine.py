@@ -17,7 +17,10 @@ from torchvision.transforms import v2
 from image_classifier.config import AugmentConfig
 from image_classifier.errors import UserError
 from image_classifier.tools.transforms import mine
-from image_classifier.tools.transforms.policy import NUM_DRAWS, open_policy
+from image_classifier.tools.transforms.policy import (
+    NUM_DRAWS,
+    open_policy,
+)
 
 README = Path(mine.__file__).with_name("README.md")
 IMAGES = torch.randint(256, (6, 12, 12, 3), generator=torch.Generator().manual_seed(0)).byte()

@@ -11,7 +11,12 @@ from image_classifier.cli import main
 from image_classifier.config import AugmentConfig
 from image_classifier.runtime.distributed import World, join_world
 from image_classifier.tools.transforms import preview as previews
-from image_classifier.tools.transforms.preview import GAP, TITLE_WIDTH, preview, shown
+from image_classifier.tools.transforms.preview import (
+    GAP,
+    TITLE_WIDTH,
+    preview,
+    shown,
+)
 
 CPU = World(torch.device("cpu"))
 

@@ -8,7 +8,10 @@ from test_fake_gpu import GPU, augmented
 
 from image_classifier.config import AugmentConfig
 from image_classifier.tools.transforms import mine
-from image_classifier.tools.transforms.policy import NUM_DRAWS, open_policy
+from image_classifier.tools.transforms.policy import (
+    NUM_DRAWS,
+    open_policy,
+)
 
 pytestmark = test_fake_gpu.pytestmark
 gpu = test_fake_gpu.gpu  # a fixture

@@ -7,7 +7,10 @@ from conftest import changed
 from test_gpu import allow_sync_debug, assert_resumes_wherever_its_images_are, train_without_waits
 
 from image_classifier.config import AugmentConfig
-from image_classifier.tools.transforms.policy import NUM_DRAWS, open_policy
+from image_classifier.tools.transforms.policy import (
+    NUM_DRAWS,
+    open_policy,
+)
 
 pytestmark = test_gpu.pytestmark
 on_gpu = test_gpu.on_gpu  # a fixture
