@@ -19,10 +19,7 @@ from image_classifier.data import LEFT_OUT, open_dataset
 from image_classifier.extensions import finding
 from image_classifier.metrics import Predictions
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.doubtful_labels.doubtful_labels import (
-    find_doubtful_labels,
-    safe,
-)
+from image_classifier.tools.doubtful_labels import doubtful_labels
 from image_classifier.tools.doubtful_labels.picture import (
     SIDE,
     Tile,
@@ -162,7 +159,7 @@ def test_the_table_the_picture_and_the_lines_name_what_is_doubtful(root, capsys)
 
 def test_no_more_than_a_share_of_the_images_are_candidates(root, capsys):
     swap(root, "ant/0.jpg", "bee/3.jpg", "ant/4.jpg")
-    found = find_doubtful_labels(str(write_runs(root, knows)), 0.17, False, "")
+    found = doubtful_labels.find_doubtful_labels(str(write_runs(root, knows)), 0.17, False, "")
     assert sum(doubt.is_candidate for doubt in found) == 2
     assert all(doubt.is_candidate for doubt in found[:2])
     assert "2 of 12 images look mislabelled" in (said := capsys.readouterr().out)
@@ -269,7 +266,7 @@ def test_an_image_that_cannot_be_read_is_gray_and_one_of_16_bits_is_drawn():
     ],
 )
 def test_no_cell_of_the_table_is_a_formula(cell, written):
-    assert safe(cell) == written
+    assert doubtful_labels.safe(cell) == written
 
 
 @pytest.fixture
@@ -286,7 +283,7 @@ def trained(on_photos, root, tmp_path):
 def test_the_folds_of_a_cross_validation_are_ranked_also_without_saved_probabilities(
     trained, root, capsys, refusal, monkeypatch
 ):
-    find_doubtful_labels(str(trained), 0.5, False, "")
+    doubtful_labels.find_doubtful_labels(str(trained), 0.5, False, "")
     first = rows_of(trained)
     assert len(first) == 12
     shares = {}
@@ -302,7 +299,7 @@ def test_the_folds_of_a_cross_validation_are_ranked_also_without_saved_probabili
         del tensors["probabilities"]
         save_file(tensors, file, about)
     capsys.readouterr()
-    find_doubtful_labels(str(trained), 0.5, False, "")
+    doubtful_labels.find_doubtful_labels(str(trained), 0.5, False, "")
     assert capsys.readouterr().out.count("its best weights predict again") == 2
     for row in (*first, *rows_of(trained)):
         assert float(row["label_probability"]) == pytest.approx(shares[row["path"]], abs=2e-3)

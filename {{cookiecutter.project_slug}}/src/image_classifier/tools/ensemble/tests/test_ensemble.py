@@ -249,7 +249,7 @@ def test_a_write_that_fails_leaves_nothing_and_can_be_repeated(
 
 
 def test_heat_maps_are_of_all_runs_and_features_of_one_alone(make, join, photos, tmp_path, refusal):
-    heat = pytest.importorskip("image_classifier.tools.explain.heat")
+    heat = find_tool("heat", "explain") or pytest.skip("needs the tool explain")
     runs = [make(f"run{n}", n) for n in range(2)]
     both = join(*runs)
     maps = []
