@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ...config import Config
+from ...extensions import need_tool
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.launch import attempt
 
@@ -18,6 +19,7 @@ def main(words: list[str]) -> int:
     config = parse(Config, words, prog=prog, about=summary(main), default=preset)
 
     def work() -> None:
+        need_tool("head", "linear-probe", "learning-curve")
         from .learning_curve import learning_curve
 
         learning_curve(config)

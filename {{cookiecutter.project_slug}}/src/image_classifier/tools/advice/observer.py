@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from ...extensions import find_tool
 from ...metrics import Predictions, counted_and_correct
 from ...runtime.console import printable, say
 from ...tracking import Observer, Result, Setup
-from ..runs.statistics import by_images
 
 SHOWN = 2  # pairs of classes
 LEAST = 2  # mistakes of a pair that is shown
@@ -14,11 +14,12 @@ LEAST = 2  # mistakes of a pair that is shown
 def open_observer(setup: Setup) -> Observer:
     """Keep the predictions before the first step, which are those of a linear probe."""
     train = setup.train_data.source
+    can_compare = find_tool("statistics", "runs") is not None
     probe: list[Predictions] = []
 
     def conclude(result: Result) -> str:
         if not result.is_last:
-            if result.state.startswith("step 0 of"):
+            if can_compare and result.state.startswith("step 0 of"):
                 probe[:] = [result.predictions]
             return ""
         facts = [confusions(result.predictions, train.class_counts())]
@@ -54,6 +55,8 @@ def confusions(predictions: Predictions, num_training: Tensor) -> str:
 
 def gain_over(probe: Predictions, best: Predictions) -> str:
     """How much more of the images the best weights have right than the probe, and by chance."""
+    from ..runs.statistics import by_images
+
     (counted, before), (_, after) = (
         counted_and_correct(found.predicted, found.source.labels) for found in (probe, best)
     )

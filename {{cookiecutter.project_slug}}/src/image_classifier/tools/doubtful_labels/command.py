@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from ...extensions import within
+from ...extensions import need_tool, within
 from ...runtime.command_line import command, parse, summary
 from ...runtime.launch import attempt
 
@@ -27,6 +27,7 @@ def main(words: list[str]) -> int:
     options = parse(DoubtfulLabelsOptions, words, prog=verb, about=summary(main))
 
     def work() -> None:
+        need_tool("saved_runs", "runs", "doubtful-labels")
         from .doubtful_labels import find_doubtful_labels
 
         find_doubtful_labels(options.runs, options.share, options.quarantine, verb)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from conftest import changed, tiny
 
+pytest.importorskip("image_classifier.tools.linear_probe")
+pytest.importorskip("image_classifier.tools.runs")
+
 from image_classifier.data.datasets.source import Source
 from image_classifier.errors import UserError
-from image_classifier.extensions import find_tool
 from image_classifier.metrics import Predictions
 from image_classifier.tools.advice import learning_curve as advice
 from image_classifier.tools.advice.learning_curve import (
@@ -27,8 +29,6 @@ from image_classifier.tools.advice.observer import (
     gain_over,
 )
 from image_classifier.train import train
-
-needs_probe = pytest.mark.skipif(not find_tool("head", "linear-probe"), reason="needs linear-probe")
 
 
 def predicted(labels, answers):
@@ -75,7 +75,6 @@ def blobs(count, distance):
     return Images(values[:count], labels[:count], values[count:], labels[count:])
 
 
-@needs_probe
 @pytest.mark.parametrize(
     ("distance", "said"),
     [
@@ -97,7 +96,6 @@ def from_weights(trained_once, tmp_path):
     return changed(config, run__init_from=str(trained_once / "checkpoints" / "best.pt"))
 
 
-@needs_probe
 def test_the_curve_is_printed_and_written(from_weights, capsys):
     learning_curve(from_weights)
     said = capsys.readouterr().out
@@ -107,7 +105,6 @@ def test_the_curve_is_printed_and_written(from_weights, capsys):
     assert [*found["top1"]] == ["8", "16", "32", "64"]
 
 
-@needs_probe
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
@@ -120,7 +117,6 @@ def test_what_has_no_curve_is_refused(from_weights, knobs, said):
         learning_curve(changed(from_weights, **knobs))
 
 
-@needs_probe
 def test_a_run_ends_with_what_fine_tuning_gained(from_weights, capsys):
     train(changed(from_weights, data__name="shapes", run__init_head="probe"))
     assert "points over the linear probe" in capsys.readouterr().out

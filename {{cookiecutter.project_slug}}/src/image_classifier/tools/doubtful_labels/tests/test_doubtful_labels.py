@@ -12,6 +12,8 @@ from conftest import changed
 from PIL import Image
 from safetensors.torch import safe_open, save_file
 
+pytest.importorskip("image_classifier.tools.runs")
+
 from image_classifier import evaluate
 from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig
@@ -19,7 +21,10 @@ from image_classifier.data import LEFT_OUT, open_dataset
 from image_classifier.extensions import finding
 from image_classifier.metrics import Predictions
 from image_classifier.runtime.config_dict import flatten
-from image_classifier.tools.doubtful_labels import doubtful_labels
+from image_classifier.tools.doubtful_labels import (
+    doubtful_labels,
+    folds,
+)
 from image_classifier.tools.doubtful_labels.picture import (
     SIDE,
     Tile,
@@ -28,11 +33,6 @@ from image_classifier.tools.doubtful_labels.picture import (
 from image_classifier.tools.doubtful_labels.ranking import (
     rank_labels,
 )
-from image_classifier.tools.runs.cross_validate import (
-    cross_validate,
-    open_folds,
-)
-from image_classifier.tools.runs.recipe import Recipe
 from image_classifier.train import train
 
 HAS_CHECK = "check" in finding.find_tools("source")
@@ -49,8 +49,7 @@ def write_runs(root, says, task="single-label"):
     """The folder of a cross-validation whose models say `says(name)` of an image: (2,)."""
     runs = root.parent.parent / "runs"
     config = changed(Config(), data__name="folder", data__root=str(root), model__task=task)
-    folds = open_folds(config.data, 2, task)
-    for number, fold in enumerate(folds):
+    for number, fold in enumerate(folds.open_folds(config.data, 2, task)):
         folder = runs / f"fold-{number}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(flatten(config)))
@@ -211,7 +210,10 @@ def test_training_leaves_out_what_is_in_quarantine_and_other_lines_stay(root, ca
 
 def test_where_check_is_missing_quarantine_is_refused_before_the_work(root, refusal, monkeypatch):
     runs = write_runs(root, knows)
-    monkeypatch.setattr(finding, "find_tool", lambda *_: None)
+    found = finding.find_tool
+    monkeypatch.setattr(
+        finding, "find_tool", lambda *names: None if "check" in names else found(*names)
+    )
     line = refusal("doubtful-labels", runs, "--quarantine")
     assert "--quarantine needs a tool that is not here: pretuned add check" in line
     assert not (runs / "doubtful_labels.csv").exists()
@@ -272,6 +274,11 @@ def test_no_cell_of_the_table_is_a_formula(cell, written):
 @pytest.fixture
 def trained(on_photos, root, tmp_path):
     """The folder of a real cross-validation with two folds."""
+    from image_classifier.tools.runs.cross_validate import (
+        cross_validate,
+    )
+    from image_classifier.tools.runs.recipe import Recipe
+
     config = changed(on_photos, data__root=str(root), run__dir=str(tmp_path / "cross"))
     for fold in range(2):
         own = changed(config, data__val_fraction=0.5, data__fold=fold)
