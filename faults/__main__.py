@@ -32,6 +32,13 @@ ROWS = [
         3,
     ),
     Row(
+        "the same with flips, turns, color jitter and blur, of groups, some of them for a test",
+        "weights, log and test score as of an unbroken run",
+        kills.with_tools,
+        30,
+        0,
+    ),
+    Row(
         "`kill -9` of a process that does nothing but save",
         "0 unreadable, 0 acknowledged saves lost, one temporary file at most",
         kills.in_saves,

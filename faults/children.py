@@ -192,7 +192,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """Two runs ended alike: weights, optimizer and logged losses to the last bit.
+    """Two runs ended alike: weights, optimizer, logged losses, test scores to the last bit.
 
     Raises:
         LossError: if not, naming what differs.
@@ -203,6 +203,9 @@ def assert_same_end(one: Path, other: Path) -> None:
         raise LossError(f"weights or optimizer differ: {where}")
     if losses(one) != losses(other):
         raise LossError("the logged losses differ")
+    tested = [path.read_bytes() for run in (one, other) for path in run.glob("test.json")]
+    if len({*tested}) > 1 or len(tested) == 1:
+        raise LossError("the scores on the test images differ")
 
 
 def difference(one: object, other: object, where: str = "") -> str | None:

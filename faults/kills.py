@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from image_classifier.checkpoints.reading import DamagedError, read_checkpoint
 from image_classifier.checkpoints.saving import Checkpoints
@@ -23,6 +24,7 @@ from image_classifier.errors import UserError
 from image_classifier.optim import build_optimizer
 from image_classifier.precision import Precision
 from image_classifier.runtime.distributed import World
+from PIL import Image
 
 from .children import (
     SMALL,
@@ -68,6 +70,30 @@ def in_training(scratch: Path, tries: int, **more: Any) -> str:  # noqa: ANN401
     return (
         f"{runs} runs came to their end, each as the unbroken one to the last bit; {in_saves} "
         f"kills fell into a save; at most {SAVE_EVERY} steps, from save to save, were made again"
+    )
+
+
+def with_tools(scratch: Path, tries: int) -> str:
+    """`in_training` with augmentation of a tool, on images of groups, some of them for a test."""
+    draw = np.random.default_rng(0)
+    for number in range(200):
+        path = scratch / "photos" / "ab"[number % 2] / f"{number // 4}_{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shape = (32, 32, 3)
+        Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8)).save(path)
+    return in_training(
+        scratch,
+        tries,
+        data__name="folder",
+        data__root=str(scratch / "photos"),
+        data__image_size=32,
+        data__groups=r"([0-9]+)_[0-9]+\.",
+        data__test_fraction=0.2,
+        augment__vertical_flip=True,
+        augment__turns=True,
+        augment__jitter=0.4,
+        augment__grayscale=0.2,
+        augment__blur=0.5,
     )
 
 
