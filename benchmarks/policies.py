@@ -1,5 +1,5 @@
 # ruff: noqa: PLC0415 - a contender's process imports what that contender needs, and nothing else
-"""TrivialAugment and RandAugment: CPU time per image of 224 x 224 pixels.
+"""Augmentation by tools, `policies` and `transforms`: CPU time per image of 224 x 224 pixels.
 
     python benchmarks/policies.py
     python benchmarks/policies.py --rounds 1 --seconds 1      # a quick look
@@ -8,11 +8,13 @@
 - `torchvision-v2`: transforms of uint8 tensors, one at a time
 - `ours`: batches of 64, as `train` has them
 
-Each on one thread, with the same photographs; decoding and cropping are not in it.
+Each on one thread, with the same photographs; decoding and cropping are not in it. `turns` are
+flips upside down and quarter turns, `jitter` is of 0.4, `blur` of a fifth of the images.
 
 Prints and writes `results/policies.json`.
 """
 
+import random
 import time
 import warnings
 from collections.abc import Callable
@@ -22,33 +24,61 @@ import pictures
 import record
 import rounds
 
-ABOUT = "tools/policies/policy"
+ABOUT = "tools/policies/policy tools/transforms/policy"
 SIDE, BATCH = 224, 64
 POLICIES = ("trivialaugment", "randaugment")
+TRANSFORMS: dict[str, dict[str, Any]] = {
+    "turns": {"vertical_flip": True, "turns": True},
+    "jitter": {"jitter": 0.4},
+    "grayscale": {"grayscale": 0.1},
+    "blur": {"blur": 0.2},
+}
+KINDS = (*POLICIES, *TRANSFORMS)
 CONTENDERS = ("torchvision-v1", "torchvision-v2", "ours")
 
 
-def build(policy: str, contender: str, photographs: list[Any]) -> Callable[[], object]:
+def build(kind: str, contender: str, photographs: list[Any]) -> Callable[[], object]:
     """What augments a batch once."""
     import numpy as np
     import torch
     from torchvision import transforms
     from torchvision.transforms import v2
 
-    names = {"trivialaugment": "TrivialAugmentWide", "randaugment": "RandAugment"}
     if contender == "torchvision-v1":
-        transform = getattr(transforms, names[policy])()
+        transform = theirs(transforms, kind)
         return lambda: [transform(image) for image in photographs]
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in photographs]))
     if contender == "torchvision-v2":
-        transform, tensors = getattr(v2, names[policy])(), pixels.permute(0, 3, 1, 2).contiguous()
+        transform = theirs(v2, kind)
+        tensors = pixels.permute(0, 3, 1, 2).contiguous()
         return lambda: [transform(image) for image in tensors]
+    from image_classifier.config import AugmentConfig
     from image_classifier.runtime.platform import keep_freed_memory
     from image_classifier.tools.policies.policy import Policy
+    from image_classifier.tools.transforms.policy import Transforms
 
     keep_freed_memory()  # as in a run
-    ours = Policy(policy)
+    ours = Policy(kind) if kind in POLICIES else Transforms(AugmentConfig(**TRANSFORMS[kind]))
     return lambda: ours(pixels, torch.rand(BATCH, ours.num_draws))
+
+
+def theirs(library: Any, kind: str) -> Callable[[Any], object]:  # noqa: ANN401 - transforms or v2
+    """The same of torchvision."""
+    turn = library.functional.rotate
+    known = {
+        "trivialaugment": library.TrivialAugmentWide,
+        "randaugment": library.RandAugment,
+        "turns": lambda: library.Compose(
+            [
+                library.RandomVerticalFlip(),
+                library.Lambda(lambda image: turn(image, random.choice((0, 90, 180, 270)))),
+            ]
+        ),
+        "jitter": lambda: library.ColorJitter(0.4, 0.4, 0.4),
+        "grayscale": lambda: library.RandomGrayscale(0.1),
+        "blur": lambda: library.RandomApply([library.GaussianBlur(SIDE // 10 | 1)], 0.2),
+    }
+    return known[kind]()
 
 
 def measure(options: Any) -> dict[str, float]:  # noqa: ANN401 - of argparse
@@ -57,8 +87,9 @@ def measure(options: Any) -> dict[str, float]:  # noqa: ANN401 - of argparse
 
     torch.set_num_threads(1)
     photographs = [pictures.photograph(number, (SIDE, SIDE)) for number in range(BATCH)]
-    policy, _, contender = options.contender.partition(":")
-    augment, batches = build(policy, contender, photographs), 0
+    kind, _, contender = options.contender.partition(":")
+    augment = build(kind, contender, photographs)
+    batches = 0
     for _ in range(3):
         augment()
     began, end = rounds.Reading.now(), time.perf_counter() + options.seconds
@@ -78,15 +109,14 @@ def main() -> None:
         warnings.simplefilter("ignore")
         rounds.give(measure, options)
         return
-    names = [f"{policy}:{contender}" for policy in POLICIES for contender in CONTENDERS]
+    names = [f"{kind}:{contender}" for kind in KINDS for contender in CONTENDERS]
     results, failures = rounds.compare(__file__, names, options)
-    for policy in POLICIES:
-        ours = [f"{policy}:{contender}" for contender in CONTENDERS]
+    for kind in KINDS:
         for peer in CONTENDERS[:2]:
-            record.relate(results, "cpu_ms", ours[-1:], f"{policy}:{peer}")
+            record.relate(results, "cpu_ms", [f"{kind}:ours"], f"{kind}:{peer}")
     record.write(
         options.results / "policies.json",
-        "TrivialAugment and RandAugment (two operations), photographs of 224 x 224 pixels",
+        "Augmentation of photographs of 224 x 224 pixels; RandAugment does two operations",
         f"{options.seconds:g} s per round, one thread. Medians (lowest to highest); ratios are "
         "taken within a round.",
         record.measured(results, failures, goals(results)),
