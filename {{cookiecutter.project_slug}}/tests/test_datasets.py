@@ -286,7 +286,7 @@ def test_folds_take_each_image_for_validation_once(flat):
     assert folds[0] == names(flat, "val", val_fraction=0.1) < names(flat, "val")
     assert not names(flat, "train", fold=3) & names(flat, "val", fold=3)
     with pytest.raises(UserError, match=r"fraction 0\.2 there are the folds 0 \.\. 4"):
-        changed(Config(), data__fold=5)
+        names(flat, "val", fold=5)
     put(flat.parent, "val/bee/2.jpg")
     with pytest.raises(UserError, match="has validation images of its own, in 'val'"):
         opened(flat.parent, "train", fold=1)

@@ -9,12 +9,22 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from .errors import OF_TOOLS, UserError, choose
-from .extensions import check_ranges, find_tools, functions, out_of_range, paths_of, section, within
+from .extensions import (
+    PLACES,
+    check_ranges,
+    find_tools,
+    functions,
+    out_of_range,
+    paths_of,
+    section,
+    within,
+)
 
 SMALLEST_SIDE = 8  # pixels
 OPTIMIZERS = ("sgd", "adamw", *paths_of("optimizer"))
 
 
+@section("images")
 @dataclass(frozen=True)
 class ImagesConfig:
     """Which images."""
@@ -22,13 +32,10 @@ class ImagesConfig:
     name: str = "shapes"  # shapes; folder: your own images; or one of a tool
     root: str = "data"  # folder of the images: root/{train,val[,test]}/<class>/ or root/<class>/;
     # of some tools, a URL
-    labels: str = ""  # table of your own images, .csv, .jsonl or .parquet, in place of folders:
-    # path,label[,split][,fold][,weight][,group]; a|b are two labels; paths: absolute or from `root`
-    columns: tuple[str, ...] = ()  # columns of that table by other names: path=Image label=Id
     val_fraction: float = within(0.2, 0.001, 0.9)  # share of the training images for validation, if
     # the folder has no `val` of its own
     fold: int = within(0, 0, 999)  # which of the 1 / val_fraction shares of the training images
-    # that is; or which `fold` of the table
+    # that is
     cache: str = ""  # folder of features and prepared images, which are read in place of the files;
     # default: ROOT.cache, beside `root`; off: read the files
     channels: int = within(3, 1, 64)  # of an image: 3: red, green and blue; 1: gray; others as
@@ -195,16 +202,14 @@ class Config:
         """
         check_ranges(self)
         data = self.data
-        augment = self.augment
         optim = self.optim
         for knob, side, most in (
             ("data.test_size", data.test_size, 4096),
-            ("augment.min_size", augment.min_size, data.image_size),
+            ("augment.min_size", self.augment.min_size, data.image_size),
         ):
             if side and not SMALLEST_SIDE <= side <= most:
                 raise out_of_range(knob, side, f"{SMALLEST_SIDE} .. {most}; 0: off")
         choose("optimizer", optim.name, dict.fromkeys(OPTIMIZERS), OF_TOOLS)
-        check_data(data)
         for check in functions("options", "check"):
             check(self)
         if optim.warmup_epochs > self.epochs > 0:
@@ -219,22 +224,11 @@ class Config:
             )
 
 
-def check_data(data: DataConfig) -> None:
-    """Raise `UserError` for a table of images that are no files, or a fold that there is not."""
-    if data.labels and data.name != "folder":
-        raise UserError(f"--data.labels is for --data.name folder, not for {data.name}")
-    if (data.fold + 1) * data.val_fraction > 1 and not data.labels:
-        raise UserError(
-            f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
-            f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
-        )
-
-
 # Knobs that cannot change what is learned may differ when a run is resumed. Those of `prepared`
 # images change pixels, which the fingerprint of the images tells.
 FREE_TO_CHANGE = ("run.", "compute.", "deterministic", "data.root", "data.where", "data.workers")
-FREE_TO_CHANGE += ("data.prefetch_batches", "data.cache", "data.labels", "data.columns")
+FREE_TO_CHANGE += ("data.prefetch_batches", "data.cache")
 for _tool in find_tools("options").values():
     FREE_TO_CHANGE += _tool.FREE_TO_CHANGE
-    if unknown := _tool.SECTIONS.keys() - {"", *(knob.name for knob in fields(Config))}:
+    if unknown := _tool.SECTIONS.keys() - {"", *PLACES, *(knob.name for knob in fields(Config))}:
         raise ValueError(f"{_tool.__name__} names sections that are not there: {sorted(unknown)}")

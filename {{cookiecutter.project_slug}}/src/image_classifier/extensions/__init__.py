@@ -9,7 +9,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `presets.py` adds presets: `PRESETS`, functions that return a `Config`; `change_preset` changes
   those of others.
 - `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.
-- `labels.py` reads labels from a table: `table`, `check_files`.
+- `labels.py` reads labels from a table, if the options name one: `find_dataset`, `check_files`.
 - `division.py` changes which images of a dataset are for which split: `change_split`.
 - `source.py` changes a dataset: `without_quarantine` leaves out files, `with_prepared` has others.
 - `decoder.py` reads files that Pillow does not: `read_array`.
@@ -49,4 +49,4 @@ from .finding import (
     need_tool,
     paths_of,
 )
-from .options import check_ranges, flag, of_tools, option, out_of_range, section, within
+from .options import PLACES, check_ranges, flag, of_tools, option, out_of_range, section, within

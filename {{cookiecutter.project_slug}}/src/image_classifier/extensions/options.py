@@ -3,7 +3,7 @@
 A tool adds options by `tools/<name>/options.py`:
 
 - `SECTIONS`: dataclasses whose fields become options of a section: `{"model": LoraOptions}` with a
-  field `rank` is `--model.rank`.
+  field `rank` is `--model.rank`. Those of "images" are of `data`, also in `check` and `prepare`.
 - `FREE_TO_CHANGE`: those of them that may differ when a run is resumed, by name: `model.rank`.
 - `check(config)` raises `UserError` for values that contradict each other.
 """
@@ -18,6 +18,7 @@ from ..errors import UserError
 from .finding import find_tools
 
 LARGE = 1e9
+PLACES = {"images": "data"}  # parts of sections, which have no name of their own in an option
 
 
 def within(default: object, low: float, high: float = LARGE) -> Any:  # noqa: ANN401 - a field
@@ -52,7 +53,7 @@ def section(name: str) -> Callable[[type], type]:
 def of_tools() -> dict[str, object]:
     """The options that tools add, by their dotted names, with their defaults."""
     return {
-        f"{name}.{knob.name}".removeprefix("."): knob.default
+        f"{PLACES.get(name, name)}.{knob.name}".removeprefix("."): knob.default
         for tool in find_tools("options").values()
         for name, part in tool.SECTIONS.items()
         for knob in dataclasses.fields(part)

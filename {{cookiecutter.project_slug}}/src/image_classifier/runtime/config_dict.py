@@ -16,6 +16,8 @@ MOVED = {
     "augment.policy": "none",
     "compute.gradient_checkpointing": False,
     "compute.parallel": "ddp",
+    "data.columns": [],
+    "data.labels": "",
     "data.on_bad_image": "stop",
     "model.head": "last",
     "model.lora_rank": 0,
@@ -93,7 +95,7 @@ def of_others(flat: dict[str, Any]) -> dict[str, Any]:
 
 def is_used(knob: str, value: object) -> bool:
     """Whether a saved config says more by this than that an option was left as it was."""
-    return MOVED.get(knob, MISSING) != value
+    return MOVED.get(knob, MISSING) != ([*value] if isinstance(value, tuple) else value)
 
 
 def unflatten(flat: dict[str, Any]) -> Config:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from ...config import DataConfig
 from ...errors import OF_TOOLS, UserError, choose
-from ...extensions import chained, find_tools, function, functions
+from ...extensions import chained, find_tools, functions
 from ...runtime.seeding import DATASET, seeded
 from .folder import folder
 from .map_style import source_of
@@ -50,10 +50,9 @@ def open_dataset(data: DataConfig, split: str) -> Source:
 
 def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source | Dataset]:
     """The function of the dataset that `data` names; `UserError` if there is none."""
-    if data.labels:
-        if table := function("labels", "table"):
-            return table
-        raise UserError("--data.labels needs a tool: pretuned add label-table")
+    for find in functions("labels", "find_dataset"):
+        if found := find(data):
+            return found
     if data.name in DATASETS:
         return DATASETS[data.name]
     tools = find_tools("dataset").values()
@@ -63,8 +62,6 @@ def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source | Datas
 
 def open_files(data: DataConfig, split: str) -> Source:
     """`open_dataset` without a limit and without prepared images; files may be missing."""
-    if data.columns and not data.labels:
-        raise UserError("--data.columns names the columns of a table: --data.labels FILE")
     with seeded(DATASET):
         found = find_dataset(data)(data, split)
         is_torchs = isinstance(found, Dataset)

@@ -82,7 +82,7 @@ def choose_part(names: Collection[str], data: DataConfig, split: str) -> tuple[s
         UserError: if there is no such part, or it is not divided and `data.fold` is not the first.
     """
     parts = find_parts(names)
-    check_fold(parts.get("val"), data)
+    check_fold(parts.get("val"), data.fold, data.root)
     is_divided = "val" not in parts and split in ("train", "val")
     part = "train" if is_divided else split
     if part not in parts:
@@ -90,12 +90,11 @@ def choose_part(names: Collection[str], data: DataConfig, split: str) -> tuple[s
     return parts[part], is_divided
 
 
-def check_fold(val: str | None, data: DataConfig, hint: str = "") -> None:
-    """Raise `UserError`, ending with `hint`, if a part `val` leaves no folds for `data.fold`."""
-    if val and data.fold:
+def check_fold(val: str | None, fold: int, place: str, hint: str = "") -> None:
+    """Raise `UserError`, ending with `hint`, if a part `val` of `place` leaves no other folds."""
+    if val and fold:
         raise UserError(
-            f"--data.fold {data.fold}: {data.labels or data.root!a} has validation images of its "
-            f"own, in {val!r}{hint}"
+            f"--data.fold {fold}: {place!a} has validation images of its own, in {val!r}{hint}"
         )
 
 
@@ -107,8 +106,13 @@ def divide(
     `labels` are as those of a `Source`; `names` may be of groups, which are on one side each.
 
     Raises:
-        UserError: if there are none.
+        UserError: if there are none, or no such fold.
     """
+    if (data.fold + 1) * data.val_fraction > 1:
+        raise UserError(
+            f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
+            f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
+        )
     names = [*names]
     digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
     hashes = np.frombuffer(digests, ">u8").astype(np.uint64)

@@ -126,8 +126,9 @@ def check(
 def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str]:
     """The splits to check, and why test images are not, if they have no labels: as on Kaggle."""
     has_test = is_folder and "test" in find_folders(Path(data.root))
+    has_test |= bool(getattr(data, "test_fraction", 0))
     why = ""
-    if data.labels:
+    if getattr(data, "labels", ""):
         has_test = need_tool("labels", "label-table", "--data.labels").has_test_rows(data)
     elif has_test:
         try:
@@ -144,7 +145,7 @@ def skipped_files(images: Images) -> dict[str, int]:
     others: Counter[str] = Counter()
     paths = [*walk(root, others)]
     skipped = {f"of suffix {end!a}" if end else "without a suffix": n for end, n in others.items()}
-    if images.data.labels:
+    if getattr(images.data, "labels", ""):
         listed = {os.path.join(root, images.name(n)) for n in range(len(images.labels))}
         skipped["not in the table"] = sum(path not in listed for path in paths)
     else:

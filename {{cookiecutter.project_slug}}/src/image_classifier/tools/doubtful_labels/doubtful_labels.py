@@ -174,7 +174,8 @@ def data_of(data: DataConfig) -> Iterator[DataConfig]:
     """The data of the runs; and of the folder whose `train` these are, which has another list."""
     yield data
     root = Path(data.root)
-    if data.name == "folder" and not data.labels and find_folders(root.parent).get("train") == root:
+    is_folder = data.name == "folder" and not getattr(data, "labels", "")
+    if is_folder and find_folders(root.parent).get("train") == root:
         yield replace(data, root=str(root.parent))
 
 

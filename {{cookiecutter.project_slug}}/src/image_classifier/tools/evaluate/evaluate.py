@@ -51,7 +51,7 @@ def split_of(root: str, split: str, loaded: LoadedModel) -> str:
     """
     data = loaded.config.data
     place = Path(root)
-    if data.name != "folder" or data.labels or not place.is_dir():
+    if data.name != "folder" or getattr(data, "labels", "") or not place.is_dir():
         return split
     if parts := find_folders(place):  # the only one of them is meant
         return next(iter(parts)) if len(parts) == 1 and "train" not in parts else split

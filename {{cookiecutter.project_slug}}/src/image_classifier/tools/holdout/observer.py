@@ -54,7 +54,7 @@ def open_observer(setup: Setup) -> Observer:
 def check_test(data: DataConfig) -> None:
     """Raise `UserError` if images are to be held out of a folder that has others for a test."""
     root = Path(data.root)
-    is_folder = data.name == "folder" and not data.labels
+    is_folder = data.name == "folder" and not getattr(data, "labels", "")
     if data.test_fraction and is_folder and (own := find_folders(root).get("test")):
         raise UserError(
             f"--data.test-fraction {data.test_fraction:g}: {data.root!a} has test images of its "

@@ -26,7 +26,7 @@ class ScoreOptions:
     # so is every run with a data.test_fraction
 
 
-SECTIONS = {"data": HoldoutOptions, "run": ScoreOptions}
+SECTIONS = {"images": HoldoutOptions, "run": ScoreOptions}
 FREE_TO_CHANGE = ()
 
 

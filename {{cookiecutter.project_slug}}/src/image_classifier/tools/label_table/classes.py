@@ -49,7 +49,9 @@ def labels_of_texts(kinds: list[Any], wrong: Wrong) -> tuple[np.ndarray, list[st
     spellings = {key if len(own) > 1 else own[0]: own for key, own in groups.items()}
     names = sorted(spellings)
     places = {text: place for place, name in enumerate(names) for text in spellings[name]}
-    notes = [*united(spellings), *alike(names), *joined(names)]
+    united = groups_text(spellings.values())
+    notes = [f"equal names are one class: {united}"] * bool(united)
+    notes += [*alike(names), *joined(names)]
     notes += [
         f"{name!a} is a class; if it means that there is none, leave out these rows"
         for name in names
@@ -92,12 +94,6 @@ def same_name(text: str) -> str:
     """What is the same for names that a reader can't tell apart, and for equal whole numbers."""
     number = WHOLE.fullmatch(text)
     return number[1] if number else normalize("NFC", text)
-
-
-def united(spellings: dict[str, list[str]]) -> Iterator[str]:
-    """A note of the names that were equal to others."""
-    if shown := groups_text(spellings.values()):
-        yield f"equal names are one class: {shown}"
 
 
 def alike(names: list[str]) -> Iterator[str]:

@@ -69,7 +69,7 @@ def columns_of(found: Table, data: DataConfig) -> Columns:
 def find_columns(file: Path, _: tuple[int, int], root: str, columns: tuple[str, ...]) -> Columns:
     """`columns_of`, of a file that has not changed since."""
     found = open_table(file)
-    data = DataConfig("folder", root, str(file), columns)
+    data = DataConfig("folder", root, labels=str(file), columns=columns)
     names = [name.strip().lower() for name in found.names]
     if twice := next((name for name in names if name and names.count(name) > 1), None):
         raise UserError(f"{str(file)!a} has two columns {twice!a}")

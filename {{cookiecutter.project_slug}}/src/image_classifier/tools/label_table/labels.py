@@ -9,7 +9,7 @@
 
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from ...config import DataConfig
 from ...data import PathList, Source, check_fold, divide
 from ...errors import UserError
 from ...runtime.console import printable, some
-from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VAL, number_of, yes_or_no
+from .cells import NO_FOLD, SPLITS, TEST, TRAIN, VAL, number_of
 from .classes import labels_of_columns, labels_of_texts
 from .columns import columns_of
 from .paths import hint_at, path_of, root_of
@@ -42,6 +42,11 @@ class Rows(NamedTuple):
     columns: dict[str, np.ndarray]  # (count,) each: split, fold, weight, group, if it has them
     column_notes: list[str]  # what was taken for what
     class_notes: list[str]  # names of classes that may be a mistake
+
+
+def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source] | None:
+    """What reads the images, if there is a table of them."""
+    return table if data.labels else None
 
 
 def table(data: DataConfig, split: str) -> Source:
@@ -116,15 +121,8 @@ def check_files(source: Source, data: DataConfig) -> None:
 
 def has_test_rows(data: DataConfig) -> bool:
     """Whether the table `data.labels` has test images; `UserError` if it can't be read."""
-    found = find_table(data)
-    columns = columns_of(found, data)
-    role = "is_test" if "is_test" in columns.others else "split"
-    column = columns.others.get(role)
-    for _, cells in [] if column is None else found.rows([column, column]):
-        text = text_of(cells[0])
-        if (yes_or_no(text) == 1) if role == "is_test" else SPLITS.get(text.lower()) == TEST:
-            return True
-    return False
+    splits = read_rows(find_table(data), data).columns.get("split", np.empty(0))
+    return bool((splits == TEST).any())
 
 
 def find_table(data: DataConfig) -> Table:
@@ -274,7 +272,7 @@ def is_in_split(
             f"{str(found.file)!a} has a split 'val', so there are no folds: leave out the column "
             "fold, or let val be train"
         )
-    check_fold(val, data)
+    check_fold(val, data.fold, data.labels)
     is_held_out = getattr(data, "test_fraction", 0) and folds is None
     if val or (split == "test" and not is_held_out):
         return splits == SPLITS[split]

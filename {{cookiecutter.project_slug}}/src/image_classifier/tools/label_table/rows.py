@@ -1,7 +1,6 @@
 """The rows of a table in CSV, JSON lines or Parquet, with their numbers."""
 
 import csv
-import io
 import json
 import math
 import re
@@ -9,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import UserError
 from ...runtime.console import printable
 from ...runtime.platform import install_command
 
-BLOCK = 1 << 20  # bytes of lines that are read at once
-FIRST = 1 << 16  # bytes that tell how lines end
+LINE_END = re.compile("\r\n|\r|\n")
 ZIP_MARK = b"PK\x03\x04"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 SEPARATOR_LINE = re.compile(r"\"?sep=(.)\"?[,;\t]*", re.IGNORECASE)  # Excel's, above the header
@@ -135,61 +133,42 @@ def open_parquet(file: Path) -> Table:
 
 
 def lines_of(file: Path) -> Iterator[str]:
-    """The lines of a file in UTF-8, with or without a byte order mark, or in UTF-16.
+    r"""The lines of a file in UTF-8, with or without a byte order mark, or in UTF-16.
+
+    They end in \n, \r\n or, as Excel writes them, \r.
 
     Raises:
         UserError: naming the first line that is in another encoding.
     """
-    number = place = 0
-    while True:
-        with file.open("rb") as content:  # closed again before anyone may stop reading
-            other = None if place else other_text(file, content)
-            content.seek(place)
-            lines = content.readlines(BLOCK) if other is None else []
-            place = content.tell()
-        if other is not None:
-            yield from io.StringIO(other, newline="")  # which ends lines at \r, too
-        if not lines:
-            return
-        for line in lines:
-            number += 1
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise UserError(
-                    f"{str(file)!a}, line {number}: it is not UTF-8; save the table as UTF-8"
-                ) from None
-            yield text
+    encoding = encoding_of(file)
+    try:
+        with file.open(encoding=encoding, newline="") as lines:
+            yield from lines
+    except UnicodeDecodeError:
+        content = file.read_bytes()
+        # Read again, as it is a line of the block in which decoding stopped.
+        whole = content.decode(encoding, "replace").partition("\ufffd")[0]
+        number = len(LINE_END.findall(whole)) + 1
+        name = encoding[:6].upper().rstrip("-S")
+        what = f"line {number}: it is not {name}; save the table as UTF-8"
+        raise UserError(f"{str(file)!a}, {what}") from None
 
 
-def other_text(file: Path, content: BinaryIO) -> str | None:
-    r"""The text of a table in UTF-16, or with lines that end in \r alone, as Excel writes them.
-
-    None: it is neither.
+def encoding_of(file: Path) -> str:
+    """How the text in a file is encoded: `utf-8-sig`, or one of UTF-16.
 
     Raises:
-        UserError: if it is damaged.
+        UserError: if it is no text.
     """
-    start = content.read(FIRST)
-    if start.startswith(ZIP_MARK):
+    with file.open("rb") as content:
+        start = content.read(4)
+    if start == ZIP_MARK:
         raise UserError(f"{str(file)!a} is no text, but of Excel or zipped: save the table as CSV")
-    if start.startswith(UTF16_MARKS) and start[2:4] != b"\0\0":
-        encoding = "utf-16"
-    elif b"\0" in start[:2]:
-        encoding = "utf-16-be" if start[:1] == b"\0" else "utf-16-le"
-    elif b"\r" in start and b"\n" not in start:
-        encoding = "utf-8-sig"
-    else:
-        return None
-    encoded = start + content.read()
-    try:
-        return encoded.decode(encoding)
-    except UnicodeDecodeError as error:
-        number = encoded[: error.start].count(b"\r") + 1
-        name = encoding[:6].upper().rstrip("-S")
-        raise UserError(
-            f"{str(file)!a}, line {number}: it is not {name}; save the table as UTF-8"
-        ) from None
+    if start.startswith(UTF16_MARKS) and start[2:] != b"\0\0":
+        return "utf-16"
+    if b"\0" in start[:2]:
+        return "utf-16-be" if start[:1] == b"\0" else "utf-16-le"
+    return "utf-8-sig"
 
 
 def first_line(error: Exception) -> str:

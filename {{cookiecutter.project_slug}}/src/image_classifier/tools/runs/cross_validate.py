@@ -115,7 +115,7 @@ def open_folds(data: DataConfig, count: int, task: str = ModelConfig.task) -> li
     if missing > len(folds[0].classes):
         raise UserError(
             f"folds 0 .. {count - 1} have {len(names):,} of {num_images:,} images: the table "
-            f"{data.labels!a} has more; cross-validate takes as many as there are"
+            f"{getattr(data, 'labels', '')!a} has more; cross-validate takes as many as there are"
         )
     if missing:
         say(

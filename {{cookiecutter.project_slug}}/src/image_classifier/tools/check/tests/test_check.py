@@ -68,7 +68,7 @@ def test_images_of_a_table_may_have_several_labels(root, capsys):
     }
     assert report["skipped"]["not in the table"] == 11
     assert set(report["quarantine"]) == {PICTURE, "copy.jpg", "same.jpg", "gone.jpg"}
-    data = DataConfig("folder", str(root), "labels.csv")
+    data = DataConfig("folder", str(root), labels="labels.csv")
     source = open_dataset(data, "val")
     assert (source.classes, source.labels.tolist()) == (("ant", "bee", "dark"), [[1, 0, 0]])
     with pytest.raises(UserError, match="'ant' has no train images"):

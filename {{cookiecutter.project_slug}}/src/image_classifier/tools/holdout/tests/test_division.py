@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 import torch
 from conftest import changed
+from PIL import Image
 
+from image_classifier.cli import main
 from image_classifier.config import Config, DataConfig
 from image_classifier.data import divide, open_files
 from image_classifier.errors import UserError
@@ -117,7 +119,7 @@ def test_a_table_has_a_column_of_groups(tmp_path, test_fraction):
     names, labels = names_of(40)
     rows = [f"{n.decode()},{x},P {n[2:6].decode()}" for n, x in zip(names, labels, strict=True)]
     (tmp_path / "labels.csv").write_text("\n".join(["path,label,patient", *rows]))
-    data = DataConfig("folder", str(tmp_path), "labels.csv", ("group=patient",))
+    data = DataConfig("folder", str(tmp_path), labels="labels.csv", columns=("group=patient",))
     found = {}
     for split in SPLITS if test_fraction else SPLITS[:2]:
         data = changed(Config(data=data), data__test_fraction=test_fraction).data
@@ -125,3 +127,21 @@ def test_a_table_has_a_column_of_groups(tmp_path, test_fraction):
         found[split] = {paths.relative(n) for n in range(len(paths))}
     assert sum(map(len, found.values())) == len(names)
     assert sum(len(groups(paths)) for paths in found.values()) == 40
+
+
+@pytest.mark.skipif(not find_tool("command", "check"), reason="needs the tool check")
+@pytest.mark.parametrize("test_fraction", [0.0, 0.25])
+def test_check_divides_as_training_does(tmp_path, test_fraction, capsys):
+    for number in range(80):
+        path = tmp_path / "photos" / "ab"[number // 4 % 2] / f"p{number // 4}_{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        of_group = torch.Generator().manual_seed(number // 4)
+        pixels = torch.randint(256, (6, 6, 3), generator=of_group).byte()
+        Image.fromarray(pixels.numpy()).resize((64, 64)).save(path)
+    words = ["check", "--data.root", str(tmp_path / "photos")]
+    words += ["--data.test-fraction", str(test_fraction)]
+    assert main(words) == 1
+    assert "images that leak between splits" in capsys.readouterr().out
+    assert main([*words, "--data.groups", PATTERN]) == 0
+    said = capsys.readouterr().out
+    assert ", test " in said if test_fraction else ", test " not in said

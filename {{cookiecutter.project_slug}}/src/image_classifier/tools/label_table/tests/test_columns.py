@@ -35,7 +35,7 @@ def opened(tmp_path):
             csv.writer(text).writerows(table)
         content = table if isinstance(table, bytes) else text.getvalue().encode()
         (tmp_path / name).write_bytes(content)
-        data = DataConfig("folder", str(tmp_path), name, columns, 0.001)
+        data = DataConfig("folder", str(tmp_path), 0.001, labels=name, columns=columns)
         return open_files(changed(Config(data=data), **knobs).data, split)
 
     return open_split
@@ -216,7 +216,7 @@ def test_names_of_columns_are_kept_with_a_run_and_need_a_table():
     with pytest.raises(
         UserError, match=r"--data.columns names the columns of a table: --data.labels"
     ):
-        open_dataset(DataConfig("folder", columns=("path=Image",)), "train")
+        changed(Config(), data__columns=("path=Image",))
 
 
 def test_an_id_is_the_file_with_the_suffix_that_there_is(opened):
@@ -251,7 +251,7 @@ def test_a_path_in_another_unicode_form_is_the_file_on_the_disk(opened):
 )
 def test_a_missing_file_is_looked_for(opened, tmp_path, files, cell, hint):
     opened([["path", "label"], [cell, "a"]], files=files)
-    data = DataConfig("folder", str(tmp_path), "labels.csv", val_fraction=0.001)
+    data = DataConfig("folder", str(tmp_path), 0.001, labels="labels.csv")
     with pytest.raises(
         UserError, match=f"line 2: there is no file '.*'; {hint}; 1 of 1 are missing"
     ):

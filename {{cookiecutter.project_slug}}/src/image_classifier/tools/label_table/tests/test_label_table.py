@@ -195,7 +195,7 @@ BASE = "path,label,split,fold,weight\na,x,train,0,1\n"
         (BASE + "a,x,test,0,1\n", "line 3: 'a' has another split than in line 2"),
         (BASE + "a,x,train,1,1\n", "line 3: 'a' has another fold than in line 2"),
         (BASE + "b,x,val,0,1\n", "a split 'val', so there are no folds: leave out the column fold"),
-        ("path,label,split\na,x,val\n", "--data.fold 9: .*csv' has validation images of its own"),
+        ("path,label,split\na,x,val\n", "--data.fold 3: .*csv' has validation images of its own"),
         (BASE.encode() + b"\xff,x,train,0,1\n", "line 3: it is not UTF-8"),
         ('path,label\n"a\nb",x\n"c,y\n', "line 4: no CSV: unexpected end of data"),
         ("path,ant,bee\na,1,0\nb,2,0\n", "line 3: ant '2' should be 1, 0, or empty for unknown"),
@@ -204,10 +204,22 @@ BASE = "path,label,split,fold,weight\na,x,train,0,1\n"
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_the_row(tmp_path, content, message):
-    data = changed(Config(data=put(tmp_path, content)), data__fold=9).data
+    data = changed(Config(data=put(tmp_path, content)), data__fold=3).data
     with pytest.raises(UserError, match=message) as caught:
         open_files(data, "train")
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(("encoding", "name"), [("utf-8", "UTF-8"), ("utf-16", "UTF-16")])
+def test_a_line_in_another_encoding_is_named_however_long_the_table_is(
+    tmp_path, end, encoding, name
+):
+    wrong = b"\xff" if name == "UTF-8" else "\ud800".encode("utf-16-le", "surrogatepass")
+    whole = end.join(["path,label", *["a,x"] * 20_000, "b,"]).encode(encoding)
+    data = put(tmp_path, whole + wrong + end.encode(encoding.replace("16", "16-le")))
+    with pytest.raises(UserError, match=f"line 20002: it is not {name}; save the table as UTF-8"):
+        open_files(data, "train")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +258,7 @@ def test_a_table_here_is_not_taken_in_silence_for_that_of_the_images(tmp_path, m
     monkeypatch.chdir(tmp_path)
 
     def classes(labels, root="photos"):
-        return find_table(DataConfig("folder", root, labels)).file.read_bytes()[-4:-1]
+        return find_table(DataConfig("folder", root, labels=labels)).file.read_bytes()[-4:-1]
 
     with pytest.raises(UserError, match=r"say 'photos/labels\.csv' or '\./labels\.csv'$"):
         classes("labels.csv")

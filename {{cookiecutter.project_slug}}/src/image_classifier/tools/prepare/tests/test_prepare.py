@@ -62,8 +62,9 @@ def contents(root):
 
 
 def test_the_images_of_prepare_are_those_of_train(monkeypatch):
-    own = {"root": "a", "labels": "b.csv", "val_fraction": 0.1, "fold": 3, "cache": "c"}
-    own |= {"columns": ("path=Image",), "channels": 5, "bits": 16}
+    own = {"root": "a", "val_fraction": 0.1, "fold": 3, "cache": "c", "channels": 5, "bits": 16}
+    of_tools = {"labels": "b.csv", "columns": ("path=Image",), "groups": "a", "test_fraction": 0.5}
+    own |= {knob: of_tools[knob] for knob in asdict(ImagesConfig()) if knob in of_tools}
     data = DataConfig(name="folder", **own)
     assert asdict(ImagesConfig(name="folder", **own)) == {"name": "folder", **own}  # that is all
     monkeypatch.setitem(PRESETS, "own", lambda: Config(data=data))
@@ -202,7 +203,7 @@ def test_images_of_a_table_are_prepared_by_split(root, tmp_path):
     (tmp_path / "labels.csv").write_text("path,label,split\n" + "".join(rows))
     assert prepare(root, "--data.labels", str(tmp_path / "labels.csv")) == 0
     for split in ("train", "val"):
-        data = DataConfig("folder", str(root), str(tmp_path / "labels.csv"), image_size=32)
+        data = DataConfig("folder", str(root), labels=str(tmp_path / "labels.csv"), image_size=32)
         source = open_dataset(data, split)
         assert (len(source), source.recipe) == (4, "raw, shorter side 48")
         for index in range(4):

@@ -79,7 +79,7 @@ def test_folds_may_be_a_column_of_a_table(photos, tmp_path):
     names = [f"{('ant', 'bee')[n % 2]}/{n}.jpg" for n in range(12)]
     rows = (f"{name},{name[:3]},{n // 2 % 3}\n" for n, name in enumerate(names))
     (tmp_path / "labels.csv").write_text("path,label,fold\n" + "".join(rows))
-    data = DataConfig("folder", str(photos / "train"), str(tmp_path / "labels.csv"))
+    data = DataConfig("folder", str(photos / "train"), labels=str(tmp_path / "labels.csv"))
     folds = cross_validate.open_folds(data, 3)
     found = [[int(fold.paths[n].stem) for n in range(len(fold))] for fold in folds]
     assert found == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
