@@ -46,5 +46,6 @@ fi
 if [ -n "${FLOWERS:-}" ]; then
     compare recipes --only folder --flowers "$FLOWERS"
     compare transfer --sets "$FLOWERS"
+    compare trust --flowers "$FLOWERS"
 fi
 "$PEERS/bin/python" benchmarks/figures.py

@@ -44,6 +44,7 @@ class Finding(NamedTuple):
     title: str
     items: list[Item]
     is_serious: bool = False
+    hint: str = ""  # what may be done
 
 
 def check(
@@ -205,9 +206,11 @@ def find_duplicates(images: Images, copies: list[Group], alike: list[Group]) -> 
         found["alike"].append({"images": entries, "what": what})
     unreadable = [item(images, [n], reason) for n, reason in images.unreadable.items()]
     too_alike = "images too alike to judge: --quarantine leaves none out for that"
+    can_group = getattr(images.data, "groups", None) == ""  # an option of a tool
+    hint = "images of a burst or a patient stay in one split by --data.groups" * can_group
     return [
         Finding("unreadable", "unreadable files", unreadable, is_serious=True),
-        Finding("leaks", "images that leak between splits", found["leaks"], is_serious=True),
+        Finding("leaks", "images that leak between splits", found["leaks"], True, hint),
         Finding("conflicts", "conflicting labels", found["conflicts"], is_serious=True),
         Finding("duplicates", "duplicates within a split", found["duplicates"]),
         Finding("alike", too_alike, found["alike"]),
@@ -326,6 +329,8 @@ def print_findings(findings: list[Finding]) -> None:
             print("  " + ": ".join(filter(None, (" = ".join(paths), found["what"]))))
         if len(finding.items) > MAX_LINES:
             print(f"  and {len(finding.items) - MAX_LINES:,} more: --json FILE has all")
+        if finding.items and finding.hint:
+            print(f"  {finding.hint}")
 
 
 def print_summary(report: dict[str, Any], images: Images) -> None:

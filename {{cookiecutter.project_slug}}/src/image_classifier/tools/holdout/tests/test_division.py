@@ -141,7 +141,8 @@ def test_check_divides_as_training_does(tmp_path, test_fraction, capsys):
     words = ["check", "--data.root", str(tmp_path / "photos")]
     words += ["--data.test-fraction", str(test_fraction)]
     assert main(words) == 1
-    assert "images that leak between splits" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "\n  images of a burst or a patient stay in one split by --data.groups\n" in said
     assert main([*words, "--data.groups", PATTERN]) == 0
     said = capsys.readouterr().out
     assert ", test " in said if test_fraction else ", test " not in said
