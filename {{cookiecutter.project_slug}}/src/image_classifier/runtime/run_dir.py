@@ -21,6 +21,7 @@ from .machine import device_name
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "heartbeats", "bad_images.txt", "predictions.safetensors")
+WRITTEN += ("probe.safetensors", "test.json")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile", "memory", "ray")
 
 

@@ -1,5 +1,8 @@
 """What a run says at its end: what it confuses, and whether fine-tuning gained over the probe."""
 
+from contextlib import suppress
+from pathlib import Path
+
 from torch import Tensor
 
 from ...extensions import find_tool
@@ -12,18 +15,25 @@ LEAST = 2  # mistakes of a pair that is shown
 
 
 def open_observer(setup: Setup) -> Observer:
-    """Keep the predictions before the first step, which are those of a linear probe."""
+    """Keep the predictions before the first step, which are those of a linear probe.
+
+    They are in a file: a run that goes on has them, too.
+    """
     train = setup.train_data.source
-    can_compare = find_tool("statistics", "runs") is not None
-    probe: list[Predictions] = []
+    runs = find_tool("saved_runs", "runs")
+    path = Path(setup.config.run.dir, "probe.safetensors")
 
     def conclude(result: Result) -> str:
+        found = result.predictions
         if not result.is_last:
-            if can_compare and result.state.startswith("step 0 of"):
-                probe[:] = [result.predictions]
+            if result.state.startswith("step 0 of"):
+                with suppress(OSError):
+                    found.save(path, step=0)
             return ""
-        facts = [confusions(result.predictions, train.class_counts())]
-        facts += [gain_over(probe[0], result.predictions)] if probe else []
+        facts = [confusions(found, train.class_counts())]
+        probe = runs.read_predictions(path) if runs else None
+        if probe and probe.same_images(found.source.fingerprint()):
+            facts.append(gain_over(probe.predicted, found))
         if told := "; ".join(filter(None, facts)):
             say(told)
         return ""
@@ -53,12 +63,15 @@ def confusions(predictions: Predictions, num_training: Tensor) -> str:
     return f"most often taken: {', '.join(told)}" if told else ""
 
 
-def gain_over(probe: Predictions, best: Predictions) -> str:
-    """How much more of the images the best weights have right than the probe, and by chance."""
+def gain_over(probe: Tensor, best: Predictions) -> str:
+    """How much more of the images the best weights have right than the probe, and by chance.
+
+    `probe` has what that predicted, as `Predictions.predicted`.
+    """
     from ..runs.statistics import by_images
 
     (counted, before), (_, after) = (
-        counted_and_correct(found.predicted, found.source.labels) for found in (probe, best)
+        counted_and_correct(found, best.source.labels) for found in (probe, best.predicted)
     )
     gained = int((after & ~before).sum())
     lost = int((before & ~after).sum())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import changed, tiny
+from conftest import changed, tiny, train_until
 
 pytest.importorskip("image_classifier.tools.linear_probe")
 pytest.importorskip("image_classifier.tools.runs")
@@ -55,7 +55,7 @@ def test_the_classes_that_are_confused_most_are_named_with_their_images():
 def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
     labels = [0] * 100
     probe = predicted(labels, [1] * num_gained + [0] * (100 - num_gained))
-    assert re.search(said, gain_over(probe, predicted(labels, labels)))
+    assert re.search(said, gain_over(probe.predicted, predicted(labels, labels)))
 
 
 def test_a_share_has_images_of_each_class_and_grows_by_others():
@@ -117,6 +117,11 @@ def test_what_has_no_curve_is_refused(from_weights, knobs, said):
         learning_curve(changed(from_weights, **knobs))
 
 
-def test_a_run_ends_with_what_fine_tuning_gained(from_weights, capsys):
-    train(changed(from_weights, data__name="shapes", run__init_head="probe"))
-    assert "points over the linear probe" in capsys.readouterr().out
+def test_a_run_ends_with_what_fine_tuning_gained_though_it_was_stopped(from_weights, capsys):
+    config = changed(from_weights, data__name="shapes", run__init_head="probe")
+    train(changed(config, run__dir=f"{config.run.dir}-whole"))
+    whole = re.search("fine-tuning gained .*", capsys.readouterr().out)
+    train_until(config, 5, kill=False)
+    assert "fine-tuning" not in capsys.readouterr().out
+    train(config)
+    assert whole[0] in capsys.readouterr().out
