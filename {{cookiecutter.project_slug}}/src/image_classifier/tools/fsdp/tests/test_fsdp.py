@@ -51,8 +51,11 @@ from image_classifier.runtime.distributed import (
 )
 from image_classifier.runtime.files import write_json
 from image_classifier.runtime.signals import StoppedError
-from image_classifier.tools.fsdp import checkpoints
-from image_classifier.tools.fsdp import parallel as sharding
+from image_classifier.tools.fsdp import (
+    checkpoints,
+    parallel,
+    shards,
+)
 from image_classifier.train import train
 
 ALONE = World(torch.device("cpu"))
@@ -187,9 +190,9 @@ def open_state(config, world):
     precision = Precision("fp32", config.compute, config.optim, world.device)
     torch.manual_seed(0)
     model = build_model(config.model, 2, 32)
-    sharding.shard(model, precision, world)
+    shards.shard(model, precision, world)
     optimizer = build_optimizer(config.optim, model)
-    sharding.step_on_parts(optimizer)
+    shards.step_on_parts(optimizer)
     source = Source(
         torch.zeros(2, dtype=torch.long), ("ant", "bee"), torch.zeros(2, 8, 8, 3).byte()
     )
@@ -288,7 +291,7 @@ def steps(config):
             done.append(not all(torch.equal(old, new.to_local()) for old, new in pairs))
         tensors = [*weights, *chain(*(s.values() for s in state.optimizer.state.values()))]
         held = sum(local_part(tensor.detach()).nbytes for tensor in tensors)
-        units = [type(unit).__name__ for unit in sharding.find_units(state.model)]
+        units = [type(unit).__name__ for unit in shards.find_units(state.model)]
         return done, held, sum(weight.nbytes for weight in weights), units
 
 
@@ -321,7 +324,7 @@ def test_what_needs_whole_weights_is_refused(config, knobs):
     with pytest.raises(
         UserError, match=r"^--\S+ (\w+ )?does not work with --compute.parallel fsdp;"
     ):
-        sharding.check_config(changed(config, **knobs))
+        parallel.check_config(changed(config, **knobs))
 
 
 def test_without_the_tool_its_checkpoints_are_refused(config, monkeypatch):
