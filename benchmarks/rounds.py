@@ -72,7 +72,7 @@ def parser(about: str, rounds: int) -> argparse.ArgumentParser:
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--rounds", type=int, default=rounds, help=f"of each contender ({rounds})")
-    made.add_argument("--only", nargs="+", metavar="NAME", help="these contenders alone")
+    made.add_argument("--only", nargs="+", metavar="NAME", help="these contenders, or NAME:...")
     made.add_argument("--results", type=Path, default=RESULTS, help="folder of the result")
     made.add_argument("--contender", help=argparse.SUPPRESS)
     made.add_argument("--round", type=int, default=0, help=argparse.SUPPRESS)
@@ -86,7 +86,8 @@ def compare(
 
     Ctrl-C ends it with the rounds that are whole.
     """
-    names = [name for name in names if not options.only or name.partition(":")[0] in options.only]
+    begins = tuple(f"{name}:" for name in options.only or [])
+    names = [name for name in names if f"{name}:".startswith(begins or "")]
     results: Results = {name: [] for name in names}
     failures: dict[str, str] = {}
     # Both remember: a result is of the code as it is now, whatever is edited meanwhile.
