@@ -17,6 +17,7 @@ A round is a seed, and other images. Prints and writes `results/trust-<kind>.jso
 """
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -38,7 +39,7 @@ import transfer
 from PIL import Image
 
 ABOUT = "augment data evaluate models optim precision presets pace parallel train"
-ABOUT += " tools/doubtful_labels tools/ensemble tools/holdout tools/linear_probe"
+ABOUT += " tools/doubtful_labels tools/ensemble tools/evaluate tools/holdout tools/linear_probe"
 ABOUT += " tools/policies tools/runs tools/timm tools/transforms"
 SETS = ("trash", "aerial", "flowers")
 LITE0 = "timm/tf_efficientnet_lite0"
@@ -189,7 +190,7 @@ def lay_out(path: Path, here: Path, num_train: int, num_others: int, seed: int) 
 def bursts(here: Path, how: str, given: argparse.Namespace) -> Row:
     """A score on frames of bursts, beside the score of the same weights on other bursts.
 
-    Half of the labels are drawn by lot, burst by burst: nobody can know more than the other half.
+    Half of the labels are drawn by lot, burst by burst: of a new burst 9 in 16 can be known.
     """
     write_bursts(here / "images", range(NUM_BURSTS), NUM_FRAMES, given.round)
     write_bursts(here / "fresh", range(1000, 1400), 1, given.round)
@@ -321,7 +322,8 @@ def cleanlab(here: Path) -> Iterator[tuple[str, list[str]]]:
         return
     from image_classifier.tools.doubtful_labels.folds import read_folds
 
-    _, found, shares = read_folds(here / "runs")
+    with contextlib.chdir(here):
+        _, found, shares = read_folds(Path("runs"))
     paths = [one.paths.relative(index).decode() for one in found for index in range(len(one))]
     given = np.concatenate([one.labels.numpy() for one in found])
     for way in ("self_confidence", "normalized_margin"):

@@ -21,7 +21,8 @@ from .suites import tests_of
 from .table import Result, Row, run_row
 
 # What keeps the promises.
-ABOUT = "checkpoints data pace parallel runtime tools/diagnose train"
+ABOUT = "augment checkpoints data pace parallel runtime train"
+ABOUT += " tools/diagnose tools/holdout tools/transforms"
 
 ROWS = [
     Row(

@@ -81,7 +81,7 @@ def with_tools(scratch: Path, tries: int) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         shape = (32, 32, 3)
         Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8)).save(path)
-    return in_training(
+    said = in_training(
         scratch,
         tries,
         data__name="folder",
@@ -95,6 +95,8 @@ def with_tools(scratch: Path, tries: int) -> str:
         augment__grayscale=0.2,
         augment__blur=0.5,
     )
+    expect((scratch / "unbroken" / "test.json").exists(), "the test part was not scored")
+    return said
 
 
 def killed_at_random(  # noqa: PLR0913, PLR0917 - a run, and how it is killed

@@ -116,7 +116,8 @@ def classes_in(place: Path) -> list[bytes]:
         other = f"; if {place.name!a} is a class, give it another name"
         raise NoLabelsError(
             f"{str(place)!a} has {images}no folders: put the images of each class into a folder of "
-            f"its own, such as {example}, or name a table of labels, --data.labels"
+            f"its own, such as {example}, or name a table of labels, --data.labels "
+            "(of the tool label-table)"
             f"{other if count and part_of(place.name) else ''}"
         )
     return names

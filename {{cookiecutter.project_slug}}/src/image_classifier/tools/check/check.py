@@ -19,7 +19,7 @@ from torch import Tensor
 from ...config import DataConfig
 from ...data import NoLabelsError, find_folders, look, open_files, walk
 from ...errors import UserError
-from ...extensions import need_tool
+from ...extensions import find_tool
 from ...runtime.console import clock, printable_path, say
 from ...runtime.files import write_text
 from . import near_duplicates
@@ -127,17 +127,17 @@ def check(
 def find_splits(data: DataConfig, is_folder: bool) -> tuple[tuple[str, ...], str]:
     """The splits to check, and why test images are not, if they have no labels: as on Kaggle."""
     has_test = is_folder and "test" in find_folders(Path(data.root))
-    has_test |= bool(getattr(data, "test_fraction", 0))
     why = ""
     if getattr(data, "labels", ""):
-        has_test = need_tool("labels", "label-table", "--data.labels").has_test_rows(data)
+        has_test = find_tool("labels", "label-table").has_test_rows(data)
     elif has_test:
         try:
             open_files(data, "test")
         except NoLabelsError as error:
             has_test = False
             why = str(error).partition(": put")[0]
-    return ("train", "val", "test")[: 2 + has_test], why
+    is_held_out = bool(getattr(data, "test_fraction", 0))
+    return ("train", "val", "test")[: 2 + (has_test or is_held_out)], why
 
 
 def skipped_files(images: Images) -> dict[str, int]:
@@ -206,7 +206,9 @@ def find_duplicates(images: Images, copies: list[Group], alike: list[Group]) -> 
         found["alike"].append({"images": entries, "what": what})
     unreadable = [item(images, [n], reason) for n, reason in images.unreadable.items()]
     too_alike = "images too alike to judge: --quarantine leaves none out for that"
-    can_group = getattr(images.data, "groups", None) == ""  # an option of a tool
+    root = Path(images.data.root)
+    is_divided = images.data.name == "folder" and "val" not in find_folders(root)
+    can_group = is_divided and getattr(images.data, "groups", None) == ""  # an option of a tool
     hint = "images of a burst or a patient stay in one split by --data.groups" * can_group
     return [
         Finding("unreadable", "unreadable files", unreadable, is_serious=True),

@@ -5,13 +5,14 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...config import DataConfig
-from ...data import divide
+from ...data import divide, find_folders
 from ...errors import UserError
 from ...runtime.console import some
 
@@ -41,6 +42,7 @@ def change_split(  # noqa: PLR0917 - what `divide` is given
     plain = replace(data, groups="", test_fraction=0.0)
     is_test = np.zeros(len(names), bool)
     if data.test_fraction:
+        check_test(data)
         # Other words than those of validation: else the test would be its first part.
         salted = [b"test " + name for name in groups]
         whole = replace(plain, val_fraction=data.test_fraction, fold=0)
@@ -52,6 +54,17 @@ def change_split(  # noqa: PLR0917 - what `divide` is given
     own = [groups[index] for index in rest]
     is_val[rest] = pick(own, labels[torch.from_numpy(rest)], plain, "--data.val-fraction")
     return ~is_test & (is_val == (split == "val"))
+
+
+def check_test(data: DataConfig) -> None:
+    """Raise `UserError` if images are to be held out of a folder that has others for a test."""
+    root = Path(data.root)
+    is_folder = data.name == "folder" and not getattr(data, "labels", "")
+    if data.test_fraction and is_folder and (own := find_folders(root).get("test")):
+        raise UserError(
+            f"--data.test-fraction {data.test_fraction:g}: {data.root!a} has test images of its "
+            f"own, in {own.name!a}: --run.score-test"
+        )
 
 
 def groups_of(names: Sequence[bytes], pattern: str) -> list[bytes]:

@@ -4,9 +4,7 @@ import json
 from math import sqrt
 from pathlib import Path
 
-from ...config import DataConfig
-from ...data import EvalData, find_folders
-from ...errors import UserError
+from ...data import EvalData
 from ...evaluate import Scores, evaluate
 from ...metrics import phrase
 from ...runtime.console import say
@@ -15,6 +13,7 @@ from ...runtime.files import read_rows, write_json
 from ...tasks import metric_of
 from ...tracking import Observer, Result, Setup
 from . import section
+from .division import check_test
 
 NORMAL = 1.96  # standard deviations of an interval of 95 %
 
@@ -49,17 +48,6 @@ def open_observer(setup: Setup) -> Observer:
         return ""
 
     return Observer(notes=(*by_group, note), conclude=conclude)
-
-
-def check_test(data: DataConfig) -> None:
-    """Raise `UserError` if images are to be held out of a folder that has others for a test."""
-    root = Path(data.root)
-    is_folder = data.name == "folder" and not getattr(data, "labels", "")
-    if data.test_fraction and is_folder and (own := find_folders(root).get("test")):
-        raise UserError(
-            f"--data.test-fraction {data.test_fraction:g}: {data.root!a} has test images of its "
-            f"own, in {own.name!a}: --run.score-test"
-        )
 
 
 def keep(folder: Path, found: dict[str, float]) -> None:

@@ -145,13 +145,13 @@ def lines_of(file: Path) -> Iterator[str]:
         with file.open(encoding=encoding, newline="") as lines:
             yield from lines
     except UnicodeDecodeError:
-        content = file.read_bytes()
-        # Read again, as it is a line of the block in which decoding stopped.
-        whole = content.decode(encoding, "replace").partition("\ufffd")[0]
-        number = len(LINE_END.findall(whole)) + 1
-        name = encoding[:6].upper().rstrip("-S")
-        what = f"line {number}: it is not {name}; save the table as UTF-8"
-        raise UserError(f"{str(file)!a}, {what}") from None
+        try:  # as a whole, since lines are decoded in blocks
+            file.read_bytes().decode(encoding)
+        except UnicodeDecodeError as error:
+            number = len(LINE_END.findall(error.object[: error.start].decode(encoding))) + 1
+            what = f"line {number}: it is not {encoding[:6].upper().rstrip('-')}"
+            raise UserError(f"{str(file)!a}, {what}; save the table as UTF-8") from None
+        raise
 
 
 def encoding_of(file: Path) -> str:

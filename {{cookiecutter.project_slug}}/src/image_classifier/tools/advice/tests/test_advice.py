@@ -1,4 +1,4 @@
-"""What would help next is said from facts, and what may be chance is called so."""
+"""The learning curve: what it is made of, and what it says of more images."""
 
 import json
 import re
@@ -12,9 +12,7 @@ from conftest import changed, tiny, train_until
 pytest.importorskip("image_classifier.tools.linear_probe")
 pytest.importorskip("image_classifier.tools.runs")
 
-from image_classifier.data.datasets.source import Source
 from image_classifier.errors import UserError
-from image_classifier.metrics import Predictions
 from image_classifier.tools.advice import learning_curve as advice
 from image_classifier.tools.advice.learning_curve import (
     SHARES,
@@ -24,38 +22,7 @@ from image_classifier.tools.advice.learning_curve import (
     more_images,
     scores_of,
 )
-from image_classifier.tools.advice.observer import (
-    confusions,
-    gain_over,
-)
 from image_classifier.train import train
-
-
-def predicted(labels, answers):
-    """Predictions of three classes."""
-    labels, answers = torch.tensor(labels), torch.tensor(answers)
-    source = Source(labels, ("ant", "bee", "cat"), pixels=torch.zeros(len(labels), 8, 8, 3).byte())
-    sure = torch.ones(len(labels))
-    return Predictions(source, answers, sure, sure)
-
-
-def test_the_classes_that_are_confused_most_are_named_with_their_images():
-    found = predicted([0] * 5 + [1] * 5 + [2] * 4, [0, 1, 1, 1, 2] + [1] * 5 + [2, 2, 0, 0])
-    assert confusions(found, torch.tensor([50, 70, 9])) == (
-        "most often taken: ant for bee (3 of 5 images; 50 and 70 to train on), "
-        "cat for ant (2 of 4 images; 9 and 50 to train on)"
-    )
-    assert not confusions(predicted([0, 1, 2], [0, 1, 0]), torch.tensor([1, 1, 1]))  # one mistake
-
-
-@pytest.mark.parametrize(
-    ("num_gained", "said"),
-    [(30, r"gained \+29\.\d points over the linear probe \(95 %: \+2"), (1, "which may be chance")],
-)
-def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
-    labels = [0] * 100
-    probe = predicted(labels, [1] * num_gained + [0] * (100 - num_gained))
-    assert re.search(said, gain_over(probe.predicted, predicted(labels, labels)))
 
 
 def test_a_share_has_images_of_each_class_and_grows_by_others():

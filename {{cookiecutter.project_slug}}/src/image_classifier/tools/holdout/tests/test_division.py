@@ -1,6 +1,7 @@
 """Images of one group are on one side, and a test part is held out before all else."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -131,18 +132,42 @@ def test_a_table_has_a_column_of_groups(tmp_path, test_fraction):
 
 @pytest.mark.skipif(not find_tool("command", "check"), reason="needs the tool check")
 @pytest.mark.parametrize("test_fraction", [0.0, 0.25])
-def test_check_divides_as_training_does(tmp_path, test_fraction, capsys):
+@pytest.mark.parametrize("kind", ["folder", "table"])
+def test_check_divides_as_training_does(tmp_path, test_fraction, kind, capsys):
+    if kind == "table" and not find_tool("labels", "label-table"):
+        pytest.skip("needs the tool label-table")
+    root = tmp_path / "photos"
+    rows = ["path,label"]
     for number in range(80):
-        path = tmp_path / "photos" / "ab"[number // 4 % 2] / f"p{number // 4}_{number}.png"
+        path = root / "ab"[number // 4 % 2] / f"p{number // 4}_{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         of_group = torch.Generator().manual_seed(number // 4)
         pixels = torch.randint(256, (6, 6, 3), generator=of_group).byte()
         Image.fromarray(pixels.numpy()).resize((64, 64)).save(path)
-    words = ["check", "--data.root", str(tmp_path / "photos")]
-    words += ["--data.test-fraction", str(test_fraction)]
+        rows.append(f"{path.relative_to(root)},{path.parent.name}")
+    words = ["check", "--data.root", str(root), "--data.test-fraction", str(test_fraction)]
+    if kind == "table":
+        (tmp_path / "labels.csv").write_text("\n".join(rows))
+        words += ["--data.labels", str(tmp_path / "labels.csv")]
     assert main(words) == 1
-    said = capsys.readouterr().out
-    assert "\n  images of a burst or a patient stay in one split by --data.groups\n" in said
+    hint = "\n  images of a burst or a patient stay in one split by --data.groups\n"
+    assert hint in capsys.readouterr().out
     assert main([*words, "--data.groups", PATTERN]) == 0
     said = capsys.readouterr().out
-    assert ", test " in said if test_fraction else ", test " not in said
+    data = DataConfig("folder", str(root), groups=PATTERN, test_fraction=test_fraction)
+    if kind == "table":
+        data = replace(data, labels=str(tmp_path / "labels.csv"))
+    splits = SPLITS if test_fraction else SPLITS[:2]
+    counts = ", ".join(f"{split} {len(open_files(data, split))}" for split in splits)
+    assert f"images: {counts}; 2 classes\n" in said
+
+
+def test_a_folder_with_a_test_of_its_own_gives_no_other_up(tmp_path):
+    for number in range(40):
+        part = "test" if number % 4 == 0 else "train"
+        path = tmp_path / part / "ab"[number % 8 // 4] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    data = DataConfig("folder", str(tmp_path), test_fraction=0.25)
+    with pytest.raises(UserError, match=r"has test images of its own, in 'test': --run.score-test"):
+        open_files(data, "train")

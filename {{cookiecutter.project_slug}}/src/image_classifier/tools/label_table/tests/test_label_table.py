@@ -216,7 +216,7 @@ def test_a_line_in_another_encoding_is_named_however_long_the_table_is(
     tmp_path, end, encoding, name
 ):
     wrong = b"\xff" if name == "UTF-8" else "\ud800".encode("utf-16-le", "surrogatepass")
-    whole = end.join(["path,label", *["a,x"] * 20_000, "b,"]).encode(encoding)
+    whole = end.join(["path,label", *["a,\ufffd"] * 20_000, "b,"]).encode(encoding)
     data = put(tmp_path, whole + wrong + end.encode(encoding.replace("16", "16-le")))
     with pytest.raises(UserError, match=f"line 20002: it is not {name}; save the table as UTF-8"):
         open_files(data, "train")

@@ -246,7 +246,7 @@ def test_text_is_in_quotes_and_honest_names_remain_as_they_are():
 def test_predictions_are_labels_of_a_table(run, photos, tmp_path):
     pytest.importorskip("image_classifier.tools.label_table")
     assert predict(run, photos / "val", "--out", tmp_path / "found.csv") == 0
-    data = DataConfig("folder", str(photos), str(tmp_path / "found.csv"), val_fraction=0.001)
+    data = DataConfig("folder", str(photos), 0.001, labels=str(tmp_path / "found.csv"))
     source = open_dataset(data, "train")
     rows = rows_of(tmp_path / "found.csv")
     assert [str(source.paths[n]) for n in range(len(source))] == [row["path"] for row in rows]

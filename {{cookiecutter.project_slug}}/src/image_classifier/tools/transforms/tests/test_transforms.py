@@ -87,6 +87,16 @@ def test_flips_and_turns_together_are_the_eight_symmetries_of_a_square():
     assert min(counts) > 60
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.uint16, torch.float32])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_small_images_are_moved_as_large_ones(kind, channels):
+    images = torch.randint(256, (8, 9, 9, channels), generator=DRAW).to(kind)
+    flags = torch.tensor([*product((False, True), repeat=3)]).T
+    found = policies.symmetric_alone(images, flags)
+    assert torch.equal(found.float(), policies.symmetric(images, *flags).float())
+    assert found.is_contiguous()
+
+
 def test_draws_say_which_symmetry():
     draws = middling(6)
     draws[:, FLIP] = torch.tensor([0.1, 0.9, 0.1, 0.9, 0.1, 0.9])
@@ -191,10 +201,12 @@ def test_a_float_image_is_rounded_whether_it_is_changed_or_not():
 
 
 @pytest.mark.parametrize("side", [16, 100, 301])  # many images at once, or one, or less
-def test_an_image_is_changed_alike_in_any_part_of_a_batch(side):
-    images = torch.randint(256, (13, side, side, 3), generator=DRAW).byte()
+@pytest.mark.parametrize("bits", [8, 16])
+def test_an_image_is_changed_alike_in_any_part_of_a_batch(side, bits):
+    kind = torch.uint8 if bits == 8 else torch.uint16
+    images = torch.randint(2**bits, (13, side, side, 3), generator=DRAW).to(kind)
     draws = torch.rand(13, NUM_DRAWS, generator=DRAW)
-    change = opened(**EVERYTHING)
+    change = opened(bits=bits, **EVERYTHING)
     whole = change(images, draws)
     parts = [change(images[part], draws[part]) for part in (slice(0, 5), slice(5, 6), slice(6, 13))]
     assert torch.equal(whole, torch.cat(parts))

@@ -1,0 +1,41 @@
+"""What a run says at its end: facts, and what may be chance is called so."""
+
+import re
+
+import pytest
+import torch
+
+from image_classifier.data.datasets.source import Source
+from image_classifier.metrics import Predictions
+from image_classifier.tools.advice.observer import (
+    confusions,
+    gain_over,
+)
+
+
+def predicted(labels, answers):
+    """Predictions of three classes."""
+    labels, answers = torch.tensor(labels), torch.tensor(answers)
+    source = Source(labels, ("ant", "bee", "cat"), pixels=torch.zeros(len(labels), 8, 8, 3).byte())
+    sure = torch.ones(len(labels))
+    return Predictions(source, answers, sure, sure)
+
+
+def test_the_classes_that_are_confused_most_are_named_with_their_images():
+    found = predicted([0] * 5 + [1] * 5 + [2] * 4, [0, 1, 1, 1, 2] + [1] * 5 + [2, 2, 0, 0])
+    assert confusions(found, torch.tensor([50, 70, 9])) == (
+        "most often taken: ant for bee (3 of 5 images; 50 and 70 to train on), "
+        "cat for ant (2 of 4 images; 9 and 50 to train on)"
+    )
+    assert not confusions(predicted([0, 1, 2], [0, 1, 0]), torch.tensor([1, 1, 1]))  # one mistake
+
+
+@pytest.mark.parametrize(
+    ("num_gained", "said"),
+    [(30, r"gained \+29\.\d points over the linear probe \(95 %: \+2"), (1, "which may be chance")],
+)
+def test_a_gain_of_fine_tuning_is_told_from_chance(num_gained, said):
+    pytest.importorskip("image_classifier.tools.runs")
+    labels = [0] * 100
+    probe = predicted(labels, [1] * num_gained + [0] * (100 - num_gained))
+    assert re.search(said, gain_over(probe.predicted, predicted(labels, labels)))
