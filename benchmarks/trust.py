@@ -78,14 +78,16 @@ KINDS = {
     "labels": (
         "Planted wrong labels",
         "5 % of the labels are wrong; ten linear probes of EfficientNet-Lite0. `found`: how many "
-        "are in the first 8 % of the list of `doubtful-labels`, and by cleanlab's scores of the "
-        "same probabilities.",
+        "are in the first 8 % of the list of `doubtful-labels`; and of cleanlab's, by the same "
+        "probabilities.",
     ),
 }
 ROUNDS = " A round is a seed, and other images. Medians (lowest to highest)."
-NUM_BURSTS, NUM_FRAMES = 96, 6
+NUM_BURSTS = 96
+NUM_FRAMES = 6
 SIDE = 64  # of a frame, in pixels
-NUM_FOLDS = 5
+NUM_FOLDS = 5  # of an ensemble
+NUM_PROBES = 10  # that say which labels are doubtful
 NUM_PARTS = 4  # test parts in a round
 INTERVAL = re.compile(r"test: top-1 ([0-9.]+)%.* within ([0-9.]+)% \.\. ([0-9.]+)%")
 PLANTED = 0.05  # share of the labels that are made wrong
@@ -219,7 +221,9 @@ def write_bursts(folder: Path, numbers: range, num_frames: int, seed: int) -> No
 
 def test_part(here: Path, name: str, given: argparse.Namespace) -> Row:
     """Whether the interval of the test part holds the score on images that the run never had."""
-    holds, distances, optimism = [], [], []
+    holds = []
+    distances = []
+    optimism = []
     for number in range(NUM_PARTS):
         folder = here / str(number)
         seed = NUM_PARTS * given.round + number
@@ -296,7 +300,7 @@ def labels(here: Path, name: str, given: argparse.Namespace) -> Row:
         (here / path).rename(here / moved)
         planted.add(str(moved.relative_to("images")))
     words = (*RECIPES["probe"].split(), "--data.root", "images", "--seed", given.round)
-    call(here, "cross-validate", 10, *words, "--run.dir", "runs", "--run.trackers")
+    call(here, "cross-validate", NUM_PROBES, *words, "--run.dir", "runs", "--run.trackers")
     begun = rounds.Reading.now()
     call(here, "doubtful-labels", "runs")
     took = rounds.Reading.now().since(begun)
