@@ -3,8 +3,8 @@
 
     python benchmarks/trust.py --trash trash --aerial aerial --flowers flowers
 
-- `bursts` are four frames each of generated photographs, divided `by file` and `by group`: the score
-  on the validation images beside that on bursts of which no run has seen a frame.
+- `bursts` are four frames each of photographs, divided `by file` and `by group`: the score
+  on the validation images, beside that on bursts of which no run has seen a frame.
 - `test`: the score of a test part with its interval, beside that of the same weights on images
   that the run never had; linear probes of EfficientNet-Lite0 on `--aerial`.
 - `turns`: vertical flips and quarter turns on `--aerial`, on and off: from scratch, the same with
