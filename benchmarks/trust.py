@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import csv
 import json
-import os
 import random
 import re
 import shutil
@@ -156,7 +155,6 @@ def call(here: Path, *words: object) -> str:
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, words)],
         cwd=here,
-        env=os.environ | {"PYTHONPATH": str(record.PROJECT / "src")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

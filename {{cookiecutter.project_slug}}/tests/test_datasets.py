@@ -287,6 +287,8 @@ def test_folds_take_each_image_for_validation_once(flat):
     assert not names(flat, "train", fold=3) & names(flat, "val", fold=3)
     with pytest.raises(UserError, match=r"fraction 0\.2 there are the folds 0 \.\. 4"):
         names(flat, "val", fold=5)
+    with pytest.raises(UserError, match=r"fraction 0\.2 there are the folds 0 \.\. 4"):
+        open_dataset(DataConfig(fold=5), "train")  # of shapes, which are not divided
     put(flat.parent, "val/bee/2.jpg")
     with pytest.raises(UserError, match="has validation images of its own, in 'val'"):
         opened(flat.parent, "train", fold=1)

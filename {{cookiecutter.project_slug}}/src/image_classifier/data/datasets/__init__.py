@@ -49,10 +49,15 @@ def open_dataset(data: DataConfig, split: str) -> Source:
 
 
 def find_dataset(data: DataConfig) -> Callable[[DataConfig, str], Source | Dataset]:
-    """The function of the dataset that `data` names; `UserError` if there is none."""
+    """The function of the dataset that `data` names; `UserError` if there is none, or no fold."""
     for find in functions("labels", "find_dataset"):
         if found := find(data):
             return found
+    if (data.fold + 1) * data.val_fraction > 1:
+        raise UserError(
+            f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
+            f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
+        )
     if data.name in DATASETS:
         return DATASETS[data.name]
     tools = find_tools("dataset").values()

@@ -106,13 +106,8 @@ def divide(
     `labels` are as those of a `Source`; `names` may be of groups, which are on one side each.
 
     Raises:
-        UserError: if there are none, or no such fold.
+        UserError: if there are none.
     """
-    if (data.fold + 1) * data.val_fraction > 1:
-        raise UserError(
-            f"--data.fold {data.fold}: with --data.val-fraction {data.val_fraction:g} there "
-            f"are the folds 0 .. {int(1 / data.val_fraction) - 1}"
-        )
     names = [*names]
     digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
     hashes = np.frombuffer(digests, ">u8").astype(np.uint64)

@@ -195,7 +195,7 @@ BASE = "path,label,split,fold,weight\na,x,train,0,1\n"
         (BASE + "a,x,test,0,1\n", "line 3: 'a' has another split than in line 2"),
         (BASE + "a,x,train,1,1\n", "line 3: 'a' has another fold than in line 2"),
         (BASE + "b,x,val,0,1\n", "a split 'val', so there are no folds: leave out the column fold"),
-        ("path,label,split\na,x,val\n", "--data.fold 3: .*csv' has validation images of its own"),
+        ("path,label,split\na,x,val\n", "--data.fold 9: .*csv' has validation images of its own"),
         (BASE.encode() + b"\xff,x,train,0,1\n", "line 3: it is not UTF-8"),
         ('path,label\n"a\nb",x\n"c,y\n', "line 4: no CSV: unexpected end of data"),
         ("path,ant,bee\na,1,0\nb,2,0\n", "line 3: ant '2' should be 1, 0, or empty for unknown"),
@@ -204,7 +204,7 @@ BASE = "path,label,split,fold,weight\na,x,train,0,1\n"
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_the_row(tmp_path, content, message):
-    data = changed(Config(data=put(tmp_path, content)), data__fold=3).data
+    data = changed(Config(data=put(tmp_path, content)), data__fold=9).data
     with pytest.raises(UserError, match=message) as caught:
         open_files(data, "train")
     assert str(caught.value).isprintable()
