@@ -288,6 +288,8 @@ def run(given: argparse.Namespace) -> int:
             say(log, f"\n== stage {number}: {title}")
             todo = []
             for command in commands:
+                if not any(word in command.words for word in given.only):
+                    continue
                 known = found["commands"].get(command.words)
                 if why := why_not(command, known, places):
                     say(log, f"-- {why}: {command.words}")
@@ -504,6 +506,11 @@ def measurements(one: dict[str, Any]) -> dict[str, float]:
     if runs := re.findall(r"run \d+: ({.*})", printed):
         found = [json.loads(run.replace("'", '"')) for run in runs]
         row = {key: statistics.median(run[key] for run in found) for key in found[0]}
+    elif trained := re.findall(r"\|\s+eval\s+\|.*\|\s+([\d.]+)\s+\|\s+([\d.]+)\s+\|", printed)[1:]:
+        # As airbench prints its runs, the first of which only warms up.
+        columns = zip(*(map(float, one) for one in trained), strict=True)
+        top1, seconds = map(statistics.median, columns)
+        row = {"seconds": seconds, "top1_percent": 100 * top1}
     elif compared := re.findall(r"round \d+  \S+ +(images_per_second .*)", printed):
         words = compared[0].split()
         row = dict(zip(words[::2], map(float, words[1::2]), strict=True))
@@ -528,6 +535,9 @@ def main(words: list[str] | None = None) -> int:
         "--peers", type=Path, nargs="*", default=[], help="scripts like airbench's"
     )
     running.add_argument("--stages", type=int, nargs="*", default=[*stages(True)], help="(all)")
+    running.add_argument(
+        "--only", nargs="*", default=[""], help="what has one of these words (all)"
+    )
     running.add_argument("--seconds", type=float, default=1e9, help="for all that is made now")
     running.add_argument("--out", type=Path, default=os.environ.get("OUT", str(WORK / "out")))
     running.add_argument("--after", type=Path, help="gpu.json of a run that passed some of it")
