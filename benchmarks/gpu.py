@@ -34,6 +34,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -111,7 +112,7 @@ whole training beside others
    80  gpu        {compare} --only lightning
    80  gpu        {compare} --only examples
 airbench's recipe, beside airbench
-  120  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS --runs {runs}
+  300  gpu,cifar,peers  {step} peers --cifar CIFAR --peers PEERS --runs {runs}
   120  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --words
                   '{airbench} --compute.compile'
   120  gpu,cifar  {step} repeat --cifar CIFAR --runs {runs} --mode max-autotune --words
@@ -157,8 +158,8 @@ class Command(NamedTuple):
     needs: tuple[str, ...] = ()  # of gpu, cifar, peers
 
 
-def stages(on_gpu: bool) -> dict[int, tuple[str, list[Command]]]:
-    """What each stage shows, and its commands."""
+def stages(on_gpu: bool, only: Sequence[str] = ("",)) -> dict[int, tuple[str, list[Command]]]:
+    """What each stage shows, and its commands, of those that have one of the words `only`."""
     device = "cuda" if on_gpu else "cpu"
     sizes = SIZES[device] | {"device": device}
     begin = {name: words.format(**sizes) for name, words in BEGINNINGS.items()}
@@ -170,7 +171,8 @@ def stages(on_gpu: bool) -> dict[int, tuple[str, list[Command]]]:
         seconds, needs, words = line.split(maxsplit=2)
         needed = tuple(need for need in needs.split(",") if need != "-")
         command = Command(words.format(**sizes, **begin).strip(), int(seconds), needed)
-        found[len(found)][1].append(command)
+        if any(word in command.words for word in only):
+            found[len(found)][1].append(command)
     return found
 
 
@@ -282,14 +284,12 @@ def run(given: argparse.Namespace) -> int:
             return 1
         on_gpu = has_gpu and given.device != "cpu"
         places = prepare(on_gpu, log)
-        for number, (title, commands) in stages(on_gpu).items():
+        for number, (title, commands) in stages(on_gpu, given.only).items():
             if number not in given.stages:
                 continue
             say(log, f"\n== stage {number}: {title}")
             todo = []
             for command in commands:
-                if not any(word in command.words for word in given.only):
-                    continue
                 known = found["commands"].get(command.words)
                 if why := why_not(command, known, places):
                     say(log, f"-- {why}: {command.words}")
