@@ -92,8 +92,8 @@ BEGINNINGS = {
     " non_blocking on_device item pinned_copy uint8 num_workers",
     "tips_2": "resident prepared prefetch persistent_workers shared_batches tf32 set_to_none"
     " conv_bias inference_mode",
-    "tips_3": "torch_compile data_parallel gradient_checkpointing empty_cache deterministic"
-    " profiler",
+    "tips_3": "torch_compile uint8 gradient_checkpointing num_workers deterministic empty_cache"
+    " data_parallel profiler",
 }
 # Each stage, and its commands: seconds, what they need, and words for Python. Commands of a stage
 # that is marked so run at the same time: they prove, and measure no speed.

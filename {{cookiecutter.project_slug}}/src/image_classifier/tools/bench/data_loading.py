@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from ...augment import build_augment
 from ...config import Config
 from ...data import DATASETS, Batch, Samples, fits_memory, prefetched, worker_counts
-from ...extensions import find_tool
+from ...extensions import find_tool, of_tools
 from ...runtime import platform
 from ...runtime.machine import num_cores
 from .timed_run import Setup, TimedRun, Variant, Variants, by_knob, with_knobs
@@ -59,6 +60,9 @@ def non_blocking(setup: Setup) -> Variants:
 
 def uint8(setup: Setup) -> Variants:
     """Hand over batches as bytes, and normalize on the device."""
+    # Those of tools, such as policies, change pixels, which normalized images no longer are.
+    without = {name: usual for name, usual in of_tools().items() if name.startswith("augment.")}
+    setup = replace(setup, config=with_knobs(setup.config, without))
     return compare_loaders(setup, {"float32 from workers": {"as_float": True}, "uint8": {}})
 
 

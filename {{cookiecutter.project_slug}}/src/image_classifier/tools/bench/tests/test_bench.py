@@ -14,6 +14,7 @@ from conftest import changed
 from image_classifier.checkpoints.reading import read_checkpoint
 from image_classifier.cli import main
 from image_classifier.data import TrainData
+from image_classifier.extensions import of_tools
 from image_classifier.runtime.command_line import summary
 from image_classifier.runtime.distributed import World
 from image_classifier.tools.bench import bench as benching
@@ -140,7 +141,9 @@ def test_every_tip_works_or_says_what_it_needs(on_photos, device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     knobs = {"compute__device": device, "run__processes": 1, "data__where": "stream"}
-    config = changed(on_photos, data__workers=0, **knobs)
+    if "augment.policy" in of_tools():  # as most presets for photographs have
+        knobs["augment__policy"] = "trivialaugment"
+    config = changed(on_photos, data__workers=0, augment__mixup=0.2, **knobs)
     names = [name for name in TIPS if device == "cuda" or name not in SLOW + LOADING]
     for row in bench(config, *names)[0]:
         assert not row["reason"] or row["reason"].startswith("needs ")
