@@ -188,17 +188,16 @@ def training(result: Result) -> str:
 
 
 def training_on_gpu(result: Result) -> str:
-    """How many images per second from files, and beside timm."""
+    """How many images per second from files and from a cache, beside the others."""
     found = result["measured"]
-    files, noise, timm = (
-        number(found[name]["images_per_second"]["median"])
-        for name in ("ours-streamed", "ours-synthetic", "timm")
-    )
+    names = {"ours-streamed": "from JPEG files", "ours": "from a prepared cache"}
+    names |= {"ours-synthetic": "from noise in the GPU's memory"}
+    names |= {"timm": "timm", "lightning": "Lightning", "examples": "examples"}
+    rates = [
+        f"{name} {number(found[key]['images_per_second']['median'])}" for key, name in names.items()
+    ]
     ratio = found["ours-streamed"]["images_per_second x timm"]["median"]
-    return (
-        f"images/s: from JPEG files {files}, timm {timm}, from noise in the GPU's memory {noise}; "
-        f"ours is {ratio:.2f} x timm"
-    )
+    return f"images/s: {', '.join(rates)}; from files {ratio:.2f} x timm"
 
 
 def precision(result: Result) -> str:
@@ -348,7 +347,9 @@ def all_faults() -> str:
 
 
 def figure(words: str) -> str:
-    """One figure: `result, contender, number` is its median, and with `, mean` mean ± deviation.
+    """One figure: `result, contender, number` is its median.
+
+    With `, mean` it is mean ± deviation, with `, range` median (lowest to highest).
 
     The name of a result alone is its machine and date, and says if it is stale.
     """
@@ -361,7 +362,7 @@ def figure(words: str) -> str:
     found = result["measured"][contender][key]
     if kind == ["mean"]:
         return record.cell({key: found[key] for key in ("mean", "deviation")})
-    return number(found["median"])
+    return record.cell(found) if kind == ["range"] else number(found["median"])
 
 
 def article(path: Path) -> str:

@@ -34,7 +34,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -92,8 +92,8 @@ BEGINNINGS = {
     " non_blocking on_device item pinned_copy uint8 num_workers",
     "tips_2": "resident prepared prefetch persistent_workers shared_batches tf32 set_to_none"
     " conv_bias inference_mode",
-    "tips_3": "torch_compile uint8 gradient_checkpointing num_workers deterministic empty_cache"
-    " data_parallel profiler",
+    "tips_3": "torch_compile gradient_checkpointing deterministic empty_cache data_parallel"
+    " profiler",
 }
 # Each stage, and its commands: seconds, what they need, and words for Python. Commands of a stage
 # that is marked so run at the same time: they prove, and measure no speed.
@@ -451,24 +451,31 @@ def obey(
 
 
 def report(given: argparse.Namespace) -> None:
-    """Write what the commands returned and measured: `results/gpu.json`, `training-cuda.json`."""
+    """Write `results/gpu.json`, and `training-cuda` and `tips-cuda-` of what was measured so."""
     states = [json.loads(path.read_text()) for path in given.states]
-    machine = states[-1]["machine"]
+    machine = states[-1]["machine"].copy()
+    del machine["commit"]
     torch, cuda, cudnn, torchvision, _ = machine.pop("torch").split()
     asked = {command.words for _, commands in stages(True).values() for command in commands}
     made = {
         words: one for state in states for words, one in state["commands"].items() if words in asked
     }
     rows = {words: row for words, one in made.items() if (row := measurements(one))}
-    past = {"commit": machine.pop("commit"), "digest": None, "load": None, "machine": machine}
+    before = record.load("gpu")  # of what was not made again
+    commits = [before["commit"], *(state["machine"]["commit"] for state in states)]
+    commits = list(dict.fromkeys(", ".join(commits).split(", ")))
+    past = {"commit": ", ".join(commits), "digest": None, "load": None, "machine": machine}
     past["date"] = date.fromtimestamp(given.states[-1].stat().st_mtime).isoformat()
     past["versions"] = {"torch": torch, "torchvision": torchvision, "CUDA": cuda, "cuDNN": cudnn}
     past["seconds"] = round(sum(one["seconds"] for one in made.values()))
+    found = record.measured({words: [row] for words, row in rows.items()}, {}) | past
+    kept = {words: row for words, row in before["measured"].items() if words in asked}
     record.write(
         record.RESULTS / "gpu.json",
         "The first hour on a GPU",
-        "Tests that passed and failed; `repeat` has the seconds of training steps alone.",
-        record.measured({words: [row] for words, row in rows.items()}, {}) | past,
+        "Tests that passed and failed, the last time that a command was made; `repeat` has the "
+        "seconds of training steps alone.",
+        found | {"measured": kept | found["measured"]},
     )
     trained = [
         found
@@ -478,6 +485,43 @@ def report(given: argparse.Namespace) -> None:
     ]
     if trained:
         (record.RESULTS / "training-cuda.json").write_text(record.as_text(together(trained)))
+    for preset in ("folder", "cifar10"):
+        begin = f"train.py bench {preset} "
+        benches = [one["results"] for words, one in made.items() if words.startswith(begin)]
+        rows, trained = tips(found["run/bench.json"] for found in benches if found)
+        if rows:
+            about = "Gain over the first variant of a tip, with its interval of 90 % confidence; "
+            about += f"`--quick` takes rounds of a few steps. {trained}"
+            record.write(
+                record.RESULTS / f"tips-cuda-{preset}.json",
+                f"What each tip gains on a GPU, with the preset {preset}",
+                about,
+                {"measured": rows, "rounds": 5, "goals": [], "failures": {}} | past,
+            )
+
+
+def tips(benches: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The rows of `bench.json`, the last of each variant that was measured; and what trained."""
+    rows: dict[str, Any] = {}
+    trained = ""
+    for found in benches:
+        config = found["config"]
+        names = "model.name", "data.image_size", "data.batch_size", "precision", "data.where"
+        trained = "{}, {} pixels, {} images a step, {}, images: {}.".format(*map(config.get, names))
+        for tip in found["rows"]:
+            for variant in tip["variants"]:
+                if not variant["images_per_second"]:
+                    continue
+                row = {"images_per_second": {"median": variant["images_per_second"]}}
+                if variant["peak_bytes"]:
+                    row["mb_per_step"] = {"median": round(variant["peak_bytes"] / 2**20)}
+                if gain := variant["gain"]:
+                    shown = gain["median"], gain["low"], gain["high"]
+                    row["gain"] = dict(zip(("median", "lowest", "highest"), shown, strict=True))
+                name = f"{tip['name']}: {variant['name']}"
+                rows.pop(name, None)  # else it would stay among the older ones
+                rows[name] = row
+    return rows, trained
 
 
 def together(trained: list[record.Result]) -> record.Result:
@@ -487,7 +531,7 @@ def together(trained: list[record.Result]) -> record.Result:
         for result in trained
         for name, row in result["measured"].items()
     }
-    for other in ("timm", "ours-synthetic"):
+    for other in ("timm", "lightning", "examples", "ours-synthetic"):
         record.relate(results, "images_per_second", ["ours", "ours-streamed"], other)
     names = " ".join(results)
     command = f"{trained[-1]['command'].partition(' --only ')[0]} --only {names}"

@@ -58,8 +58,8 @@ def repeat(given: argparse.Namespace) -> Rows:
     if given.mode:
         own_compile = torch.nn.Module.compile
 
-        def compile_in_mode(network: Any) -> None:  # noqa: ANN401
-            own_compile(network, mode=given.mode)
+        def compile_in_mode(network: Any, **options: bool) -> None:  # noqa: ANN401
+            own_compile(network, mode=given.mode, **options)
             call = network._compiled_call_impl
 
             def call_and_copy(*words: Any, **others: Any) -> Any:  # noqa: ANN401

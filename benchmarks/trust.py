@@ -3,7 +3,7 @@
 
     python benchmarks/trust.py --trash trash --aerial aerial --flowers flowers
 
-- `bursts` are four frames each of photographs, divided `by file` and `by group`: the score
+- `bursts` are some frames each of photographs, divided `by file` and `by group`: the score
   on the validation images, beside that on bursts of which no run has seen a frame.
 - `test`: the score of a test part with its interval, beside that of the same weights on images
   that the run never had; linear probes of EfficientNet-Lite0 on `--aerial`.
@@ -40,6 +40,16 @@ from PIL import Image
 ABOUT = "augment data evaluate models optim precision presets pace parallel train"
 ABOUT += " tools/doubtful_labels tools/ensemble tools/evaluate tools/holdout tools/linear_probe"
 ABOUT += " tools/policies tools/runs tools/timm tools/transforms"
+NUM_BURSTS = 192
+NUM_FRAMES = 6  # of each
+NUM_QUARTERS = 4  # of them, of which each validates once
+SIDE = 64  # of a frame, in pixels
+NUM_FOLDS = 5  # of an ensemble
+NUM_PROBES = 10  # that say which labels are doubtful
+NUM_PARTS = 4  # test parts in a round
+INTERVAL = re.compile(r"test: top-1 ([0-9.]+)%.* within ([0-9.]+)% \.\. ([0-9.]+)%")
+PLANTED = 0.05  # share of the labels that are made wrong
+FIRST = 0.08  # share of the list that is looked at
 SETS = ("trash", "aerial", "flowers")
 LITE0 = "timm/tf_efficientnet_lite0"
 SMALL = "folder --data.image-size 64 --model.name resnet9 --model.width 16 --epochs 40"
@@ -56,8 +66,9 @@ TURNS = ("--augment.vertical-flip", "--augment.turns")
 KINDS = {
     "bursts": (
         "Bursts divided by file, and by group",
-        "192 bursts of 4 generated frames, half of whose labels are drawn by lot; a quarter "
-        "validates, at the end alone. `fresh`: 400 frames of other bursts.",
+        f"{NUM_BURSTS} bursts of {NUM_FRAMES} generated frames, half of whose labels are drawn by "
+        "lot. Each quarter validates once, at the end of a run; means of the four runs. `fresh`: "
+        "400 frames of other bursts.",
     ),
     "test": (
         "The score of a test part",
@@ -72,26 +83,17 @@ KINDS = {
     ),
     "folds": (
         "Five folds as one model",
-        "335 images in five folds, 167 others to judge by: the ensemble beside the mean of the "
-        "five. EfficientNet-Lite0, but for `scratch`: ResNet-9 at 64 pixels.",
+        f"335 images in {NUM_FOLDS} folds, 167 others to judge by: the ensemble beside the mean of "
+        "its members. EfficientNet-Lite0, but for `scratch`: ResNet-9 at 64 pixels.",
     ),
     "labels": (
         "Planted wrong labels",
-        "5 % of the labels are wrong; ten linear probes of EfficientNet-Lite0. `found`: how many "
-        "are in the first 8 % of the list of `doubtful-labels`; and of cleanlab's, by the same "
-        "probabilities.",
+        f"{PLANTED:.0%} of the labels are wrong; {NUM_PROBES} linear probes of EfficientNet-Lite0. "
+        f"`found`: how many are in the first {FIRST:.0%} of the list of `doubtful-labels`; and of "
+        "cleanlab's, by the same probabilities.",
     ),
 }
 ROUNDS = " A round is a seed, and other images. Medians (lowest to highest)."
-NUM_BURSTS = 192
-NUM_FRAMES = 4
-SIDE = 64  # of a frame, in pixels
-NUM_FOLDS = 5  # of an ensemble
-NUM_PROBES = 10  # that say which labels are doubtful
-NUM_PARTS = 4  # test parts in a round
-INTERVAL = re.compile(r"test: top-1 ([0-9.]+)%.* within ([0-9.]+)% \.\. ([0-9.]+)%")
-PLANTED = 0.05  # share of the labels that are made wrong
-FIRST = 0.08  # share of the list that is looked at
 
 Row = dict[str, float]
 
@@ -196,10 +198,20 @@ def bursts(here: Path, how: str, given: argparse.Namespace) -> Row:
     write_bursts(here / "images", range(NUM_BURSTS), NUM_FRAMES, given.round)
     write_bursts(here / "fresh", range(1000, 1400), 1, given.round)
     groups = GROUPS if how == "by group" else ()
-    words = (*BURSTS.split(), "--data.root", "images", "--data.val-fraction", 0.25, *groups)
-    own = train(here, *words, "--seed", given.round)
-    fresh = score(call(here, "evaluate", "run", "--root", "fresh"))
-    return {"percent": own, "fresh_percent": fresh, "points_above_fresh": own - fresh}
+    words = (*BURSTS.split(), "--data.root", "images", *groups, "--seed", given.round)
+    own = []
+    fresh = []
+    for fold in range(NUM_QUARTERS):
+        part = ("--data.val-fraction", 1 / NUM_QUARTERS, "--data.fold", fold)
+        own.append(train(here, *words, *part, "--run.fresh"))
+        fresh.append(score(call(here, "evaluate", "run", "--root", "fresh")))
+    percent = statistics.mean(own)
+    fresh_percent = statistics.mean(fresh)
+    return {
+        "percent": percent,
+        "fresh_percent": fresh_percent,
+        "points_above_fresh": percent - fresh_percent,
+    }
 
 
 def write_bursts(folder: Path, numbers: range, num_frames: int, seed: int) -> None:

@@ -239,15 +239,20 @@ def test_later_epochs_compile_nothing_anew(config, monkeypatch):
         def forward(self, images):
             return super().forward(images.flatten(1))
 
-    graphs = []
+    def backend(graph, inputs):  # as any would, but without minutes of compiling
+        sizes.extend(map(type, inputs))
+        return graph.forward
+
+    graphs, sizes = [], []
     monkeypatch.setattr(train_module, "build_model", lambda *_, **__: Flat(3072, 10))
-    # As any backend would, but without minutes of compiling.
-    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
     after_each_step(monkeypatch, lambda *_: graphs.append(counters["stats"]["unique_graphs"]))
     counters.clear()
     torch._dynamo.reset()  # what it knows of sizes that change
     # 68 images: the last batch of an evaluation is smaller than the others.
     train(changed(config, epochs=3, data__limit=68, compute__compile=True))
-    # Training; evaluation, and that of any number of images.
+    # Training; evaluation, and that of the last batch.
     assert graphs == [1] * 4 + [3] * 8
     assert counters["stats"]["unique_graphs"] == 3
+    # A graph for any size takes minutes to compile where kernels are chosen for sizes.
+    assert torch.SymInt not in sizes

@@ -158,7 +158,7 @@ class Training:
         self.networks = [self.model] if ema is None else [self.model, ema]
         if self.config.compute.compile:  # in place, so the names of the weights stay
             for network in self.networks:
-                network.compile()
+                network.compile(dynamic=False)  # for each of a few sizes of images
         self.parallel.shard(self.networks, self.precision)
         optimizer = self.parallel.own(build_optimizer(optim, self.model))
         best_by = self.config.run.best_by

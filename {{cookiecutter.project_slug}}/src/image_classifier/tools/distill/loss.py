@@ -60,7 +60,7 @@ class Teacher(nn.Module):
         self.share = share
         self.temperature = temperature
         if compute.compile:
-            self.model.compile()
+            self.model.compile(dynamic=False)
         place = {"device": data.world.device}
         self.outputs = torch.tensor([trained.classes.index(name) for name in classes], **place)
         # From the student's normalization to the teacher's.
