@@ -55,7 +55,7 @@ def test_a_command_that_hangs_is_killed_and_the_next_goes_on(tmp_path, monkeypat
     hangs = "-c 'import os; print(os.fork(), flush=True); import time; time.sleep(99)'"
     made = {1: ("hangs", [gpu.Command(hangs, 1)]), 2: ("ends", [gpu.Command("-c print(7)")])}
     made[3] = "cannot", [gpu.Command("-c print(8)", needs=("gpu",))]
-    monkeypatch.setattr(gpu, "stages", lambda _: made)
+    monkeypatch.setattr(gpu, "stages", lambda *_: made)
     monkeypatch.setattr(gpu, "prepare", lambda *_: {})
     monkeypatch.setattr(gpu, "tell", lambda *_: {"torch": "False", "gpu": None})
     monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
