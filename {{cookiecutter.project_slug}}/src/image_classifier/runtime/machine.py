@@ -139,15 +139,15 @@ def usual_precision(device: torch.device) -> str:
         capability = torch.cuda.get_device_capability(device)
         return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
     # Apple's GPUs have both in autocast; that they are faster there is not yet shown.
-    has_bf16 = any(flag in cpu_info() for flag in (" amx_bf16", " avx512_bf16", " bf16"))
+    has_bf16 = any(flag in proc("cpuinfo") for flag in (" amx_bf16", " avx512_bf16", " bf16"))
     return "bf16" if device.type == "cpu" and has_bf16 else "fp32"
 
 
 @cache
-def cpu_info() -> str:
-    """The content of Linux's /proc/cpuinfo; empty elsewhere."""
+def proc(name: str) -> str:
+    """The content of the file `name` in Linux's /proc; empty elsewhere."""
     with suppress(OSError):
-        return Path("/proc/cpuinfo").read_text()
+        return Path("/proc", name).read_text()
     return ""
 
 

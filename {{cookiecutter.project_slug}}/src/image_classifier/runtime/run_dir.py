@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,13 +17,14 @@ from ..config import Config
 from ..errors import UserError
 from .distributed import World
 from .files import lock_file, remove_leftovers
-from .machine import device_name
+from .machine import device_name, proc
 
 # All that a run writes, and so all that `--run.fresh` deletes.
 WRITTEN = ("metrics.jsonl", "config.json", "environment.json", "status.json", "report.html")
 WRITTEN += ("micro_batch.json", "heartbeats", "bad_images.txt", "predictions.safetensors")
 WRITTEN += ("probe.safetensors", "test.json")
 WRITTEN_FOLDERS = ("checkpoints", "tensorboard", "wandb", "trackio", "profile", "memory", "ray")
+LIBRARIES = ("numpy", "pillow", "simplejpeg", "torchvision")  # by which images are decoded
 
 
 @contextmanager
@@ -101,8 +103,10 @@ def environment(world: World) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
+        **{name: next((d.version for d in distributions(name=name)), None) for name in LIBRARIES},
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
+        "driver": proc("driver/nvidia/version").partition("\n")[0],
         "platform": platform.platform(),
         "device": device_name(world.device),
         "processes": world.size,

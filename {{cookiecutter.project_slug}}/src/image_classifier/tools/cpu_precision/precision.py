@@ -22,7 +22,7 @@ from ...models import build_model
 from ...precision import Precision
 from ...runtime.distributed import World
 from ...runtime.files import read_object, write_json
-from ...runtime.machine import cpu_info, one_thread
+from ...runtime.machine import one_thread, proc
 from ...runtime.seeding import WEIGHTS, seeded
 
 STEP_SECONDS = 0.06  # target length of a step: with fewer images all formats take as long
@@ -70,7 +70,7 @@ def machine_key(config: Config) -> str:
 
 def cpu_name() -> str:
     """The CPU's model name: `AMD EPYC 9B14`."""
-    found = re.search(r"model name\s*: (.*)", cpu_info())
+    found = re.search(r"model name\s*: (.*)", proc("cpuinfo"))
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
