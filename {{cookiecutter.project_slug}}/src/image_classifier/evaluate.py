@@ -147,8 +147,7 @@ def predict_logits(
     `images` is (batch, channels, size, size) uint8 or uint16, channels_last.
     """
     with precision.autocast():
-        views = normalize.views(images)
-        return sum(weight * model(view).float() for view, weight in views)
+        return sum(weight * model(view).float() for view, weight in normalize.views(images))
 
 
 @torch.inference_mode()

@@ -73,8 +73,7 @@ class Windows:
         x = self.pad + shifts[:, 1:]
         if flipped is not None:
             rows = rows + flipped[:, None] * self.flipped_from
-        starts = rows * self.padded_width + x
-        shifted = take(self.rows, starts.flatten())
+        shifted = take(self.rows, (rows * self.padded_width + x).flatten())
         return shifted.view(len(numbers), self.height, self.width, self.channels)
 
 

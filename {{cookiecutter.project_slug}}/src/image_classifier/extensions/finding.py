@@ -21,8 +21,7 @@ def find_tools(module: str) -> dict[str, ModuleType]:
 
 def paths_of(module: str) -> dict[str, Path]:
     """The files of these modules, which are not imported, by the tool's name."""
-    paths = find_files(f"*/{module}.py")
-    return {path.parent.name.replace("_", "-"): path for path in paths}
+    return {p.parent.name.replace("_", "-"): p for p in find_files(f"*/{module}.py")}
 
 
 def find_commands() -> dict[str, ModuleType]:
@@ -46,8 +45,7 @@ def import_file(path: Path) -> ModuleType:
 
 def functions(module: str, name: str) -> list[Callable]:
     """The functions `name` of all `tools/*/<module>.py` that have one, in the order of tools."""
-    found = find_tools(module).values()
-    return [getattr(tool, name) for tool in found if hasattr(tool, name)]
+    return [getattr(t, name) for t in find_tools(module).values() if hasattr(t, name)]
 
 
 def chained(module: str, name: str, value: T, *others: object) -> T:

@@ -76,8 +76,7 @@ class Predictions:
             "files": self.source.file_digests(),
             "classes": self.source.classes,
         }
-        content = tensor_file(tensors, about)
-        write_whole(path, lambda file: file.write(content))
+        write_whole(path, lambda file: file.write(tensor_file(tensors, about)))
 
 
 def confusion_of(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -67,8 +67,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     r"""Write a text file whole. Bytes of paths that are no UTF-8 are shown as `\udcff`."""
-    content = text.encode("utf-8", "backslashreplace")
-    write_whole(path, lambda file: file.write(content))
+    write_whole(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
 
 def write_json(path: Path, value: object) -> None:

@@ -158,8 +158,7 @@ class Source:
         if self.is_multi_label:  # by NumPy: torch would turn all of it into int64 first
             return torch.from_numpy(np.count_nonzero(self.labels.numpy() == 1, axis=0))
         count = len(self.classes)
-        known = self.labels[self.labels >= 0]
-        return known.bincount(minlength=count)[:count]
+        return self.labels[self.labels >= 0].bincount(minlength=count)[:count]
 
     @property
     def dtype(self) -> torch.dtype:
