@@ -107,7 +107,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
     },
 }
 EVALUATED = 64  # images, once the clock has stopped
-PLAIN = {"epochs": 1.0, "seed": 0, "deterministic": False, "precision": "fp32", "profile": False}
+PLAIN = {"epochs": 1.0, "seed": 0, "deterministic": False, "precision": "fp32"}
+PLAIN |= {"profile": False, "config": ""}
 
 
 def build_config(**given: Any) -> Any:  # noqa: ANN401 - a config of the package

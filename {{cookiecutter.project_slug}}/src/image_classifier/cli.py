@@ -60,8 +60,7 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
 
 def train(words: list[str]) -> int:
     """Train: `train [PRESET] [--FLAG VALUE ...]`; the same command continues a run."""
-    name, preset = take_preset(words, "shapes")
-    preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
+    name, preset = take_preset(words, "shapes", "runs/{}")
     presets = all_presets()
     width = max(map(len, presets))
     lines = "\n".join(f"  {key:<{width}}  {summary(make)}" for key, make in presets.items())

@@ -7,7 +7,7 @@ The rest knows no tool by name: it looks for modules of these names in all of th
 - `<verb>_command.py` is the command `<verb>`, of a tool that has several.
 - `options.py` adds options: see `options.py` here.
 - `presets.py` adds presets: `PRESETS`, functions that return a `Config`; `change_preset` changes
-  those of others.
+  those of others; `take_file` turns a file that is named into flags.
 - `dataset.py` adds datasets by name: `DATASETS`, as in `data/datasets/`.
 - `labels.py` reads labels from a table, if the options name one: `find_dataset`, `check_files`.
 - `division.py` changes which images of a dataset are for which split: `change_split`.

@@ -6,7 +6,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ import tyro
 
 from ..config import Config
 from ..errors import OF_TOOLS, UserError, choose
-from ..extensions import chained, check_ranges, find_tools, flag
+from ..extensions import chained, check_ranges, find_tools, flag, function
 from ..presets import PRESETS, shortened
 
 HELP = {"-h", "--help"}
@@ -96,8 +96,7 @@ def check_flags(words: list[str], flags: list[str]) -> None:
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name) and name.removeprefix("--") not in flags:
             near = get_close_matches(name.lstrip("-").lower(), forms, 1, cutoff=0.7)
             hints = [f"; did you mean --{forms[form]}?" for form in near]
-            is_trains = name in of_train and not near
-            hints += ["; `train` has it" if is_trains else OF_TOOLS]
+            hints += ["; `train` has it" if name in of_train and not near else OF_TOOLS]
             raise UserError(f"there is no {name}{''.join(hints)}")
 
 
@@ -133,15 +132,20 @@ def add_help(kind: type) -> None:
             owner.__annotations__[name] = Annotated[hint, tyro.conf.arg(help=about, **word)]
 
 
-def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
+def take_preset(
+    words: list[str], otherwise: str, folder: str = "", kind: type = Config
+) -> tuple[str, Config]:
     """The preset whose name `words` begin with, which is removed from them: name and config.
 
     Without a name it is `finetune` if there is a `--data.root` or `--data.labels`, else
-    `otherwise`. What a preset counts in epochs is scaled to `--epochs`.
+    `otherwise`. What a preset counts in epochs is scaled to `--epochs`. Its `run.dir` is `folder`,
+    where `{}` is the name. A tool puts what a file says before the other flags, as those of `kind`.
 
     Raises:
-        UserError: if there is no preset of that name.
+        UserError: if there is no preset of that name, or the file can't be used.
     """
+    take_file = function("presets", "take_file")
+    title = take_file(words, flags_of(kind)) if take_file else ""
     if words and not words[0].startswith("-"):
         name = words.pop(0)
     else:
@@ -151,7 +155,7 @@ def take_preset(words: list[str], otherwise: str) -> tuple[str, Config]:
     preset = chained("presets", "change_preset", preset, name)
     with contextlib.suppress(ValueError):  # `parse` rejects what is no number
         preset = shortened(preset, float(value_of(words, "--epochs")))
-    return name, preset
+    return name, replace(preset, run=replace(preset.run, dir=folder.format(title or name)))
 
 
 def all_presets() -> dict[str, Callable[[], Config]]:

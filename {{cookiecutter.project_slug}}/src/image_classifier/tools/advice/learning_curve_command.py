@@ -1,7 +1,5 @@
 """`learning-curve`: would more images help, or larger ones."""
 
-from dataclasses import replace
-
 from ...config import Config
 from ...extensions import need_tool
 from ...runtime.command_line import command, parse, summary, take_preset
@@ -13,8 +11,7 @@ OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
 
 def main(words: list[str]) -> int:
     """Would more images help, or larger ones: `learning-curve [PRESET] --data.root FOLDER`."""
-    name, preset = take_preset(words, OTHERWISE)
-    preset = replace(preset, run=replace(preset.run, dir=f"runs/learning-curve/{name}"))
+    name, preset = take_preset(words, OTHERWISE, "runs/learning-curve/{}")
     prog = f"{command('learning-curve')} {name}"
     config = parse(Config, words, prog=prog, about=summary(main), default=preset)
 

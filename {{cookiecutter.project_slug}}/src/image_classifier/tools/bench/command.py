@@ -1,6 +1,6 @@
 """`bench`: measure what each performance tip gains."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...config import Config
 from ...runtime.command_line import command, parse, summary, take_preset
@@ -20,8 +20,7 @@ class BenchOptions(Config):
 
 def main(words: list[str]) -> int:
     """Measure what each performance tip gains here: `bench [PRESET] [--quick]`."""
-    name, preset = take_preset(words, "shapes")
-    preset = replace(preset, run=replace(preset.run, dir="runs/bench"))
+    name, preset = take_preset(words, "shapes", "runs/bench")
     prog = f"{command('bench')} {name}"
     options = parse(BenchOptions, words, prog, summary(main), BenchOptions(**sections(preset)))
     config = Config(**sections(options))

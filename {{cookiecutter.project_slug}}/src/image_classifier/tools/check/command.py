@@ -24,7 +24,7 @@ class CheckOptions:
 
 def main(words: list[str]) -> int:
     """Check the images before training: `check [PRESET] --data.root FOLDER`."""
-    name, preset = take_preset(words, "folder")
+    name, preset = take_preset(words, "folder", kind=CheckOptions)
     images = ImagesConfig(**sections(preset.data, ImagesConfig))
     prog = f"{command('check')} {name}"
     options = parse(CheckOptions, words, prog, summary(main), CheckOptions(images))

@@ -21,8 +21,7 @@ class FindBatchOptions(Config):
 
 def main(words: list[str]) -> int:
     """Find the largest micro-batch and the fastest: `find-batch [PRESET] [--FLAG VALUE ...]`."""
-    name, preset = take_preset(words, "shapes")
-    preset = replace(preset, run=replace(preset.run, dir="runs/find-batch"))
+    name, preset = take_preset(words, "shapes", "runs/find-batch")
     default = FindBatchOptions(**sections(preset))
     about = summary(main)
     prog = f"{command('find-batch')} {name}"

@@ -1,7 +1,7 @@
 """`find-lr`: find a learning rate to start with."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...config import Config
 from ...runtime.command_line import command, parse, summary, take_preset
@@ -22,8 +22,7 @@ class FindLrOptions(Config):
 
 def main(words: list[str]) -> int:
     """Find a learning rate with a range test: `find-lr [PRESET] [--FLAG VALUE ...]`."""
-    name, preset = take_preset(words, "shapes")
-    preset = replace(preset, run=replace(preset.run, dir="runs/find-lr"))
+    name, preset = take_preset(words, "shapes", "runs/find-lr")
     default = FindLrOptions(**sections(preset))
     about = summary(main)
     prog = f"{command('find-lr')} {name}"

@@ -27,7 +27,7 @@ class PrepareOptions:
 
 def main(words: list[str]) -> int:
     """Write images once at the size that training needs: `prepare [PRESET] --data.root FOLDER`."""
-    name, preset = take_preset(words, "folder")
+    name, preset = take_preset(words, "folder", kind=PrepareOptions)
     images = ImagesConfig(**sections(preset.data, ImagesConfig))
     prog = f"{command('prepare')} {name}"
     options = parse(PrepareOptions, words, prog, summary(main), PrepareOptions(images))

@@ -1,7 +1,5 @@
 """`probe`: the last layer of a trained network, fitted to new images; a run without epochs."""
 
-from dataclasses import replace
-
 from ...config import Config
 from ...runtime.command_line import command, parse, summary, take_preset
 from ...runtime.launch import run_in_processes
@@ -12,12 +10,11 @@ OTHERWISE = "finetune"  # the preset if none is named: it has trained weights
 
 def main(words: list[str]) -> int:
     """Fit only a new last layer, in seconds: `probe [PRESET] --data.root FOLDER [--FLAG VALUE]`."""
-    name, preset = take_preset(words, OTHERWISE)
-    preset = replace(preset, run=replace(preset.run, dir=f"runs/probe/{name}"))
+    flags = int(bool(words) and not words[0].startswith("-"))  # where they begin
+    words[flags:flags] = ["--epochs", "0"]
+    name, preset = take_preset(words, OTHERWISE, "runs/probe/{}")
     prog = f"{command('probe')} {name}"
-    config = parse(
-        Config, ["--epochs", "0", *words], prog=prog, about=summary(main), default=preset
-    )
+    config = parse(Config, words, prog=prog, about=summary(main), default=preset)
 
     def work() -> None:
         from ...train import train

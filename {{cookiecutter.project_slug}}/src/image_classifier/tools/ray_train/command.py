@@ -1,6 +1,6 @@
 """`ray-train`: train in the workers of a Ray cluster."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...config import Config
 from ...errors import UserError
@@ -29,8 +29,7 @@ class RayTrainOptions(Config):
 
 def main(words: list[str]) -> int:
     """Train in the workers of a Ray cluster: `ray-train [PRESET] [--FLAG VALUE ...]`."""
-    name, preset = take_preset(words, "shapes")
-    preset = replace(preset, run=replace(preset.run, dir=f"runs/{name}"))
+    name, preset = take_preset(words, "shapes", "runs/{}")
     prog = f"{command('ray-train')} {name}"
     default = RayTrainOptions(**sections(preset))
     options = parse(RayTrainOptions, words, prog=prog, about=summary(main), default=default)

@@ -1,6 +1,6 @@
 """What several runs have in common, and the command line that says so."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,7 @@ def take_recipe(
         raise UserError(
             f"{verb} {count[0]}: a number from 2 on comes first: `{verb} 5 {otherwise}`"
         )
-    name, preset = take_preset(words, otherwise)
-    preset = replace(preset, run=replace(preset.run, dir=f"runs/{verb}/{name}"))
+    name, preset = take_preset(words, otherwise, f"runs/{verb}/{{}}")
     prog = f"{command(verb)} N {name}"
     default = kind(**sections(preset))
     options = parse(kind, [*count, *words], prog=prog, about=about, default=default)

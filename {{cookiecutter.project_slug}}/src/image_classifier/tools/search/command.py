@@ -1,6 +1,6 @@
 """`search`: search for better values of knobs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ...config import Config
@@ -46,8 +46,7 @@ class SearchOptions(Config):
 
 def main(words: list[str]) -> int:
     """Search for better values of knobs: `search [PRESET] [--FLAG VALUE ...]`."""
-    name, preset = take_preset(words, "shapes")
-    preset = replace(preset, run=replace(preset.run, dir=f"runs/search/{name}"))
+    name, preset = take_preset(words, "shapes", "runs/search/{}")
     default = SearchOptions(**sections(preset))
     prog = f"{command('search')} {name}"
     options = parse(SearchOptions, words, prog=prog, about=summary(main), default=default)

@@ -21,8 +21,7 @@ class PreviewOptions(Config):
 
 def main(words: list[str]) -> int:
     """Draw training images as the model will see them: `preview [PRESET] [--FLAG VALUE ...]`."""
-    name, preset = take_preset(words, "shapes")
-    preset = replace(preset, run=replace(preset.run, dir="runs/preview"))
+    name, preset = take_preset(words, "shapes", "runs/preview")
     default = PreviewOptions(**sections(preset))
     prog = f"{command('preview')} {name}"
     options = parse(PreviewOptions, words, prog=prog, about=summary(main), default=default)

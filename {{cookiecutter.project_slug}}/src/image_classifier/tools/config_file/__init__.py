@@ -1,0 +1,1 @@
+"""A config as a file, and the command that trains a run again, with what differs today."""
