@@ -13,6 +13,7 @@ from image_classifier.cli import main
 from image_classifier.config import Config, ImagesConfig
 from image_classifier.runtime.command_line import parse, take_preset
 from image_classifier.runtime.config_dict import (
+    MOVED,
     changed_knobs,
     flatten,
     to_save,
@@ -98,17 +99,21 @@ def test_the_config_of_a_run_is_whole_and_names_another_run(begun):
     for given in ("", "smoke "):
         assert flatten(begun(f"{given}--config runs/a/config.json")) == expected
     assert flatten(begun("--config runs/a")) == expected
+    assert take_preset(["--config", "runs/a"], "shapes")[0] == "folder"  # the closest
     assert begun("--config runs/a --data.limit 7").data.limit == 7
 
 
-def test_an_old_config_is_read_without_what_it_did_not_use(begun):
+def test_an_old_config_is_read_without_what_it_did_not_use(begun, monkeypatch, refusal):
+    monkeypatch.setitem(MOVED, "data.gone", "stop")  # of a tool that is not here
     old = to_save(begun("smoke")) | {"data.on_bad_image": "stop", "optim.teacher": ""}
-    old |= {"model.head": "last", "data.columns": []}
+    old |= {"model.head": "last", "data.columns": [], "data.gone": "stop"}
     del old["compute.gradient_dtype"]
     del old["run.max_minutes"]
     Path("old.json").write_text(json.dumps(old))
     found = begun("--config old.json")
     assert flatten(found) == flatten(begun("smoke")) | {"run.dir": "runs/old-again"}
+    Path("old.json").write_text(json.dumps(old | {"data.gone": "skip"}))
+    assert "'old.json': there is no --data.gone" in refusal("train", "--config", "old.json")
 
 
 def test_a_command_takes_those_options_of_the_file_that_it_has():
